@@ -1,0 +1,268 @@
+"""Broker configuration: typed, frozen, strict. Unknown keys are refused with the path of the key."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+
+_T = TypeVar("_T")
+
+
+class ConfigError(ValueError):
+    """The configuration is wrong. ``str(error)`` names the key's path and what to do."""
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the configuration sections."""
+
+
+class Durability(StrEnum):
+    """When a queued message is confirmed to its publisher."""
+
+    MEMORY = "memory"
+    """At once; nothing is written to disk."""
+    INTERVAL = "interval"
+    """After the write; synced every ``sync_interval_s``. Survives kill -9, not power loss."""
+    FSYNC = "fsync"
+    """After a sync that covers it (group commit). Survives power loss."""
+
+
+class Compression(StrEnum):
+    NONE = "none"
+    ZSTD = "zstd"
+
+
+class Ordering(StrEnum):
+    NONE = "none"
+    PARTITION = "partition"
+    """A retried message holds back the later ones of its partition."""
+
+
+class Profile(StrEnum):
+    """A set of queue defaults: the seeds' systems (decisions.md)."""
+
+    FLUXMQ = "fluxmq"
+    GOQUEUE = "goqueue"
+
+
+class RetryConfig(_Section):
+    """Retry of failed deliveries: wait ``initial_backoff_s * multiplier ** (n - 1)``, capped."""
+
+    max_retries: int = 10
+    """Redeliveries after the first delivery; the next failure dead-letters."""
+    initial_backoff_s: float = 5.0
+    max_backoff_s: float = 300.0
+    multiplier: float = 2.0
+    total_timeout_s: float = 10_800.0
+    """Age at which a failing message is dead-lettered whatever its count; 0 = never."""
+    nack_immediately: bool = True
+    """A nacked message is ready at once; otherwise it waits like a timed-out one."""
+
+
+class QueueConfig(_Section):
+    """One durable queue, addressed as ``$queue/<name>``. Defaults: the ``fluxmq`` profile."""
+
+    name: str
+    partitions: int = 10
+    durability: Durability = Durability.FSYNC
+    compression: Compression = Compression.NONE
+    ordering: Ordering = Ordering.PARTITION
+    delivery_timeout_s: float = 30.0
+    retry: RetryConfig = RetryConfig()
+    dead_letters: bool = True
+    max_message_bytes: int = 1_048_576
+    max_depth: int = 100_000
+    message_ttl_s: float = 604_800.0
+    max_in_flight: int = 1_000
+    """Unsettled deliveries per consumer."""
+
+
+class QueuesConfig(_Section):
+    """Queue defaults and the queues that exist from the start."""
+
+    profile: Profile = Profile.FLUXMQ
+    auto_create: bool = True
+    """A publish or subscription to an unknown ``$queue/<name>`` creates it."""
+    max_queues: int = 1_000
+    defaults: dict[str, Any] = {}
+    """Overrides of :class:`QueueConfig` fields for every queue that is not configured by name."""
+    configured: tuple[QueueConfig, ...] = ()
+    sync_interval_s: float = 1.0
+    segment_bytes: int = 64 * 1024 * 1024
+
+
+class MqttConfig(_Section):
+    """Limits and offered capabilities of the MQTT protocols."""
+
+    max_packet_bytes: int = 1_048_576 + 65_536
+    receive_maximum: int = 1_024
+    """In-flight QoS 1 and 2 publishes the broker takes from a client."""
+    max_inflight_out: int = 1_024
+    """In-flight QoS 1 and 2 deliveries to a client whose own Receive Maximum is higher."""
+    topic_alias_maximum: int = 64
+    max_queued_messages: int = 10_000
+    """Messages kept for a client that is offline or slow; the oldest QoS 0 go first, then the newest is refused."""
+    max_session_expiry_s: int = 4_294_967_295
+    max_keep_alive_s: int = 65_535
+    connect_timeout_s: float = 10.0
+    """Time for the CONNECT packet to arrive."""
+    maximum_qos: int = 2
+    retain_available: bool = True
+    wildcard_subscription_available: bool = True
+    subscription_identifier_available: bool = True
+    shared_subscription_available: bool = True
+    max_retained_messages: int = 100_000
+    max_topic_levels: int = 128
+    max_subscriptions_per_client: int = 10_000
+    max_unread_bytes: int = 64 * 1024 * 1024
+    """Outgoing bytes a client may leave unread before it is disconnected (quota exceeded)."""
+
+
+class ListenerConfig(_Section):
+    host: str = "127.0.0.1"
+    port: int = 1883
+    """0 = any free port."""
+    max_connections: int = 20_000
+
+
+class UserConfig(_Section):
+    username: str
+    password_hash: str
+    """``scrypt$<n>$<r>$<p>$<salt hex>$<hash hex>``; make one with ``assay hash-password``."""
+
+
+class AuthConfig(_Section):
+    """Who may connect. With no users configured, only listeners on loopback accept anonymous clients."""
+
+    anonymous: bool | None = None
+    """None = only on loopback."""
+    users: tuple[UserConfig, ...] = ()
+
+
+class TraceConfig(_Section):
+    """White-box trace of every message step, for analysis; off by default because it costs throughput."""
+
+    path: str = ""
+    """JSON lines file (``.zst`` compresses); empty = off."""
+
+
+class BrokerConfig(_Section):
+    """Everything ``assay serve`` reads from its YAML file."""
+
+    node: str = "broker"
+    data_dir: str = ""
+    """Folder of the durable queues; empty = queues live in memory and end with the process."""
+    listeners: tuple[ListenerConfig, ...] = (ListenerConfig(),)
+    mqtt: MqttConfig = MqttConfig()
+    queues: QueuesConfig = QueuesConfig()
+    auth: AuthConfig = AuthConfig()
+    trace: TraceConfig = TraceConfig()
+
+
+PROFILE_DEFAULTS: dict[Profile, dict[str, Any]] = {
+    Profile.FLUXMQ: {},
+    Profile.GOQUEUE: {
+        "partitions": 3,
+        "delivery_timeout_s": 30.0,
+        "max_in_flight": 1_000,
+        "retry": {
+            "max_retries": 3,
+            "initial_backoff_s": 1.0,
+            "max_backoff_s": 60.0,
+            "multiplier": 2.0,
+            "nack_immediately": False,
+        },
+    },
+}
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        if isinstance(value, dict) and isinstance(merged.get(key), dict):
+            merged[key] = _merge(merged[key], value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def queue_defaults(queues: QueuesConfig, name: str) -> QueueConfig:
+    """The configuration of a queue that nobody configured: profile, then ``defaults``. Raises :class:`ConfigError`."""
+    for queue in queues.configured:
+        if queue.name == name:
+            return queue
+    merged = _merge(PROFILE_DEFAULTS[queues.profile], queues.defaults)
+    return _convert({**merged, "name": name}, QueueConfig, "queues.defaults")
+
+
+def _convert(data: Any, kind: type[_T], where: str) -> _T:
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        message = f"{where}: {error}"
+        raise ConfigError(message) from error
+
+
+def parse_config(data: Any, *, where: str = "configuration") -> BrokerConfig:
+    """Turn plain data (from YAML) into a checked configuration. Raises :class:`ConfigError` naming the key."""
+    if data is None:
+        data = {}
+    if not isinstance(data, dict):
+        message = f"{where}: the top level must be a mapping of sections"
+        raise ConfigError(message)
+    queues = data.get("queues")
+    if isinstance(queues, dict) and isinstance(queues.get("configured"), list):
+        # Each configured queue starts from the profile and the defaults, so that it needs to name only what differs.
+        profile = PROFILE_DEFAULTS.get(queues.get("profile", Profile.FLUXMQ), {})
+        base = _merge(profile, queues.get("defaults") or {})
+        entries = [_merge(base, entry) if isinstance(entry, dict) else entry for entry in queues["configured"]]
+        data = {**data, "queues": {**queues, "configured": entries}}
+        if not data.get("data_dir"):
+            _refuse_durable_without_folder(queues["configured"], where)
+    config = _convert(data, BrokerConfig, where)
+    queue_defaults(config.queues, "any")
+    _check(config, where)
+    return config
+
+
+def _refuse_durable_without_folder(entries: list[Any], where: str) -> None:
+    for index, entry in enumerate(entries):
+        if isinstance(entry, dict) and entry.get("durability", Durability.MEMORY) != Durability.MEMORY:
+            message = (
+                f"{where}: queues.configured[{index}].durability is {entry['durability']!r}, but data_dir is empty: "
+                "set data_dir, or leave durability out to keep the queue in memory"
+            )
+            raise ConfigError(message)
+
+
+def _check(config: BrokerConfig, where: str) -> None:
+    problems = []
+    for queue in (*config.queues.configured, queue_defaults(config.queues, "any")):
+        if not 1 <= queue.partitions <= 1_024:
+            problems.append(f"queues.{queue.name}.partitions must be 1 to 1024, not {queue.partitions}")
+    if not 0 <= config.mqtt.maximum_qos <= 2:
+        problems.append("mqtt.maximum_qos must be 0, 1 or 2")
+    if not 1 <= config.mqtt.receive_maximum <= 65_535:
+        problems.append("mqtt.receive_maximum must be 1 to 65535")
+    if problems:
+        message = f"{where}: " + "; ".join(problems)
+        raise ConfigError(message)
+
+
+def load_config(path: Path) -> BrokerConfig:
+    """Read a YAML file. Raises :class:`ConfigError` for a missing file, bad YAML or a wrong key."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        message = f"cannot read the configuration {path}: {error.strerror}"
+        raise ConfigError(message) from error
+    try:
+        data = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - a safe loader
+    except yaml.YAMLError as error:
+        message = f"{path} is not YAML: {error}"
+        raise ConfigError(message) from error
+    return parse_config(data, where=str(path))

@@ -1,0 +1,201 @@
+"""The one schema of what happened: history events, broker trace events, latency samples.
+
+Every driver (conformance, simulation, faults, load) writes these records and every judge (in-memory checkers, Spark,
+reports) reads them. A file is JSON lines, optionally zstd-compressed; its first line is the header.
+
+Status rule, never broken: a timeout or a lost connection is ``info`` (it may or may not have happened, for ever);
+only an explicit refusal by the broker is ``fail``.
+
+Every value sent is unique within a run: ``"<producer>-<sequence>"``.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+HISTORY_SCHEMA: Literal["assay.history/1"] = "assay.history/1"
+TRACE_SCHEMA: Literal["assay.trace/1"] = "assay.trace/1"
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=False):
+    """Base of all records: immutable, keyword-only; fields at their default are left out of the file."""
+
+
+class OpKind(StrEnum):
+    """What an operation does."""
+
+    CONNECT = "connect"
+    SUBSCRIBE = "subscribe"
+    PUBLISH = "publish"
+    DELIVER = "deliver"
+    """The broker pushed a message to a consumer; one event of type ``ok``, without invocation."""
+    ACK = "ack"
+    NACK = "nack"
+    REJECT = "reject"
+    SESSION_END = "session_end"
+    """A client's connection ended; whatever it had unsettled may be redelivered."""
+    FAULT = "fault"
+    """A fault begins (``invoke``) or ends (``ok``); ``detail`` names its kind and targets."""
+    DRAIN = "drain"
+    """Final read: ``ok`` says that the queue was read until empty, ``info`` that it could not be."""
+
+
+class OpType(StrEnum):
+    INVOKE = "invoke"
+    OK = "ok"
+    FAIL = "fail"
+    INFO = "info"
+
+
+class HistoryEvent(Record):
+    """One line of a history. ``index`` is the total order; the clock only measures."""
+
+    index: int
+    time_ns: int
+    """Nanoseconds since the start of the run, on one monotonic clock (simulated or real)."""
+    process: str
+    """Logical process. A process with an ``info`` operation is retired; its successor has a new name."""
+    f: OpKind
+    type: OpType
+    op: int = -1
+    """Ties a completion to its invocation: the ``index`` of the invocation; -1 where there is none."""
+    queue: str = ""
+    """Queue or topic. Deliveries from a dead-letter queue carry the DLQ's own name (``$dlq/<queue>``)."""
+    key: str = ""
+    """Partition key; empty when the publisher gave none."""
+    value: str = ""
+    producer: str = ""
+    seq: int = -1
+    """Position of the value in its producer's stream, from 0."""
+    group: str = ""
+    message_id: str = ""
+    partition: int = -1
+    offset: int = -1
+    delivery_count: int = 0
+    """Deliveries of this message to this group, this one included, as the broker states it; 0 when it does not."""
+    redelivered: bool = False
+    """The broker says that it delivered this message before (DUP flag or a count above 1)."""
+    reason: str = ""
+    """Dead-letter or reject reason."""
+    detail: str = ""
+
+
+class DeliveryGuarantee(StrEnum):
+    AT_MOST_ONCE = "at_most_once"
+    AT_LEAST_ONCE = "at_least_once"
+    EXACTLY_ONCE = "exactly_once"
+
+
+class OrderGuarantee(StrEnum):
+    NONE = "none"
+    PER_PRODUCER_KEY = "per_producer_key"
+    """First deliveries of one producer's values of one key reach one group in the order sent."""
+
+
+class AckedMeans(StrEnum):
+    """Where an acknowledged message is, so which faults it survives."""
+
+    MEMORY = "memory"
+    OS = "os"
+    """In the operating system's cache: survives kill -9, not power loss."""
+    DISK = "disk"
+    """Survives power loss."""
+
+
+class Contract(Record):
+    """What the broker under test promises; checkers read severities from it."""
+
+    delivery: DeliveryGuarantee = DeliveryGuarantee.AT_LEAST_ONCE
+    order: OrderGuarantee = OrderGuarantee.PER_PRODUCER_KEY
+    acked_means: AckedMeans = AckedMeans.DISK
+    dead_letters: bool = True
+    max_deliveries: int = 0
+    """Deliveries after which a message must be dead-lettered; 0 = no limit."""
+    delivery_timeout_s: float = 30.0
+    """An unsettled delivery may be redelivered after this long."""
+    redelivery_may_reorder: bool = True
+
+
+class HistoryHeader(Record):
+    """First line of a history file."""
+
+    schema: str = HISTORY_SCHEMA
+    run_id: str = ""
+    scenario: str = ""
+    world: str = ""
+    """``sim``, ``real`` or the name of a target."""
+    seed: int = 0
+    contract: Contract = msgspec.field(default_factory=Contract)
+
+
+class TraceKind(StrEnum):
+    """What the broker did, as it tells it itself (white box)."""
+
+    CONNECTED = "connected"
+    DISCONNECTED = "disconnected"
+    PROTOCOL_ERROR = "protocol_error"
+    SUBSCRIBED = "subscribed"
+    PUBLISHED = "published"
+    ENQUEUED = "enqueued"
+    CONFIRMED = "confirmed"
+    DELIVERED = "delivered"
+    ACKED = "acked"
+    NACKED = "nacked"
+    REJECTED = "rejected"
+    TIMED_OUT = "timed_out"
+    RETRY_SCHEDULED = "retry_scheduled"
+    DEAD_LETTERED = "dead_lettered"
+    RECOVERED = "recovered"
+
+
+class TraceEvent(Record):
+    """One step of a message through a broker node. ``seq`` has no gaps per node: a gap means lost trace."""
+
+    seq: int
+    time_ns: int
+    node: str
+    kind: TraceKind
+    client_id: str = ""
+    topic: str = ""
+    queue: str = ""
+    partition: int = -1
+    offset: int = -1
+    message_id: str = ""
+    group: str = ""
+    delivery_count: int = 0
+    detail: str = ""
+
+
+class TraceHeader(Record):
+    schema: str = TRACE_SCHEMA
+    run_id: str = ""
+    node: str = ""
+
+
+class LatencyOperation(StrEnum):
+    CONNECT = "connect"
+    PUBLISH_TO_ACK = "publish_to_ack"
+    PUBLISH_TO_DELIVER = "publish_to_deliver"
+    DELIVER_TO_SETTLE = "deliver_to_settle"
+
+
+class LatencySample(Record):
+    """One raw sample of a load run, a row of ``samples.parquet``.
+
+    Latency is ``completed_ns - intended_ns`` (coordinated-omission safe); service time is ``completed_ns - sent_ns``.
+    """
+
+    run_id: str
+    phase: str
+    """``warmup``, ``steady`` or ``cooldown``; only ``steady`` is judged."""
+    operation: LatencyOperation
+    qos: int
+    client: str
+    seq: int
+    intended_ns: int
+    sent_ns: int
+    completed_ns: int
+    status: str = "ok"
