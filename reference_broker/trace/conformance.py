@@ -1,0 +1,124 @@
+"""Schema of a conformance report: JSON lines ``header``, ``clause``..., ``result``..., ``footer``.
+
+The lines are tagged by ``type``. A reader may meet a report without footer: the run was cut, and says so by that.
+``transcripts/*.jsonl`` beside the report hold :class:`WireLine` rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from reference_broker.trace.results import Machine
+from reference_broker.trace.schema import Record
+
+CONFORMANCE_SCHEMA: Literal["assay.conformance/1"] = "assay.conformance/1"
+
+
+class CaseVerdict(StrEnum):
+    """The eight verdicts."""
+
+    PASS = "pass"  # noqa: S105 - a verdict, not a password
+    FAIL = "fail"
+    """A MUST was seen to be violated."""
+    NON_STRICT = "non_strict"
+    """A SHOULD was missed, or a debated reaction chosen; never fails a run."""
+    UNSUPPORTED = "unsupported"
+    """The target declares, or a probe of CONNACK shows, that it lacks a capability the case needs."""
+    XFAIL = "xfail"
+    """Failed as the target file predicts, with reason and link."""
+    XPASS = "xpass"
+    """Passed although the target file predicts a failure: the target file is out of date. Fails the run."""
+    ERROR = "error"
+    """The harness failed, so nothing is said of the target."""
+    NOT_RUN = "not_run"
+    """Not executed; ``detail`` says why."""
+
+
+class ClauseStatus(StrEnum):
+    TESTED = "tested"
+    UNTESTED = "untested"
+    """Observable from outside, no case yet."""
+    UNTESTABLE = "untestable"
+    """No black-box client can observe it; ``reason`` says why."""
+
+
+class Header(Record, tag="header", tag_field="type"):
+    schema: str = CONFORMANCE_SCHEMA
+    target: str
+    target_version: str = ""
+    started_at: str
+    suite_version: str
+    seed: int
+    capabilities: dict[str, bool | int | str] = {}
+    machine: Machine | None = None
+
+
+class Clause(Record, tag="clause", tag_field="type"):
+    """A statement of a standard, in our own words, with the cases that test it."""
+
+    spec: str
+    """``mqtt311`` or ``mqtt5``."""
+    id: str
+    level: str
+    """``MUST``, ``SHOULD`` or ``MAY``."""
+    role: str
+    """``server``, ``client`` or ``both``."""
+    section: str
+    sentence: str
+    status: ClauseStatus
+    reason: str = ""
+    cases: list[str] = []
+
+
+class CaseResult(Record, tag="result", tag_field="type"):
+    case: str
+    """``<spec>/<area>/<slug>``, never renamed, never reused."""
+    title: str
+    spec: str
+    area: str
+    clauses: list[str]
+    level: str
+    verdict: CaseVerdict
+    detail: str = ""
+    """What was expected, what was seen; the reason of ``unsupported``, ``xfail`` and ``not_run``."""
+    link: str = ""
+    duration_ms: float = 0.0
+    requires: list[str] = []
+    mutant: str = ""
+    transcript: str = ""
+    """Path of the wire transcript, relative to the report."""
+    reproduce: str = ""
+
+
+class Footer(Record, tag="footer", tag_field="type"):
+    counts: dict[str, int]
+    exit_code: int
+    duration_s: float
+
+
+Line = Header | Clause | CaseResult | Footer
+
+
+class WireLine(Record):
+    """One row of a transcript."""
+
+    t_ns: int
+    """Nanoseconds since the case began."""
+    connection: str
+    direction: Literal["send", "recv", "event"]
+    hex: str = ""
+    decoded: str = ""
+
+
+def read_report(path: Path) -> Iterator[Line]:
+    """Lines of a ``report.jsonl``. Raises :class:`msgspec.ValidationError` on a line that is not of the schema."""
+    decoder = msgspec.json.Decoder(Line)
+    with path.open("rb") as lines:
+        for line in lines:
+            if line.strip():
+                yield decoder.decode(line)
