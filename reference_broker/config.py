@@ -49,7 +49,7 @@ class Profile(StrEnum):
     GOQUEUE = "goqueue"
 
 
-class RetryConfig(_Section):
+class RetryConfig(_Section, kw_only=True):
     """Retry of failed deliveries: wait ``initial_backoff_s * multiplier ** (n - 1)``, capped."""
 
     max_retries: int = 10
@@ -63,7 +63,7 @@ class RetryConfig(_Section):
     """A nacked message is ready at once; otherwise it waits like a timed-out one."""
 
 
-class QueueConfig(_Section):
+class QueueConfig(_Section, kw_only=True):
     """One durable queue, addressed as ``$queue/<name>``. Defaults: the ``fluxmq`` profile."""
 
     name: str
@@ -81,7 +81,7 @@ class QueueConfig(_Section):
     """Unsettled deliveries per consumer."""
 
 
-class QueuesConfig(_Section):
+class QueuesConfig(_Section, kw_only=True):
     """Queue defaults and the queues that exist from the start."""
 
     profile: Profile = Profile.FLUXMQ
@@ -95,7 +95,7 @@ class QueuesConfig(_Section):
     segment_bytes: int = 64 * 1024 * 1024
 
 
-class MqttConfig(_Section):
+class MqttConfig(_Section, kw_only=True):
     """Limits and offered capabilities of the MQTT protocols."""
 
     max_packet_bytes: int = 1_048_576 + 65_536
@@ -122,20 +122,20 @@ class MqttConfig(_Section):
     """Outgoing bytes a client may leave unread before it is disconnected (quota exceeded)."""
 
 
-class ListenerConfig(_Section):
+class ListenerConfig(_Section, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 1883
     """0 = any free port."""
     max_connections: int = 20_000
 
 
-class UserConfig(_Section):
+class UserConfig(_Section, kw_only=True):
     username: str
     password_hash: str
     """``scrypt$<n>$<r>$<p>$<salt hex>$<hash hex>``; make one with ``assay hash-password``."""
 
 
-class AuthConfig(_Section):
+class AuthConfig(_Section, kw_only=True):
     """Who may connect. With no users configured, only listeners on loopback accept anonymous clients."""
 
     anonymous: bool | None = None
@@ -143,14 +143,14 @@ class AuthConfig(_Section):
     users: tuple[UserConfig, ...] = ()
 
 
-class TraceConfig(_Section):
+class TraceConfig(_Section, kw_only=True):
     """White-box trace of every message step, for analysis; off by default because it costs throughput."""
 
     path: str = ""
     """JSON lines file (``.zst`` compresses); empty = off."""
 
 
-class BrokerConfig(_Section):
+class BrokerConfig(_Section, kw_only=True):
     """Everything ``assay serve`` reads from its YAML file."""
 
     node: str = "broker"

@@ -54,7 +54,7 @@ class Severity(StrEnum):
     """Reported, never failing."""
 
 
-class Finding(Record):
+class Finding(Record, kw_only=True):
     """One anomaly, with the least evidence that shows it."""
 
     checker: str
@@ -68,7 +68,7 @@ class Finding(Record):
     """History events around the finding, as plain objects."""
 
 
-class Check(Record):
+class Check(Record, kw_only=True):
     """A measured figure against its target."""
 
     name: str
@@ -81,7 +81,7 @@ class Check(Record):
     """Where the bound comes from."""
 
 
-class Series(Record):
+class Series(Record, kw_only=True):
     """A line of a chart: ``y[i]`` at ``x_s[i]`` seconds since the start of the run."""
 
     name: str
@@ -92,7 +92,7 @@ class Series(Record):
     """Series of one group share a chart."""
 
 
-class Band(Record):
+class Band(Record, kw_only=True):
     """A period to shade in charts, usually a fault."""
 
     label: str
@@ -100,7 +100,7 @@ class Band(Record):
     to_s: float
 
 
-class Percentiles(Record):
+class Percentiles(Record, kw_only=True):
     """Latency percentiles of one operation in microseconds, from exact samples or an HdrHistogram."""
 
     name: str
@@ -112,7 +112,7 @@ class Percentiles(Record):
     max_us: float
 
 
-class Machine(Record):
+class Machine(Record, kw_only=True):
     """Where a figure was measured."""
 
     platform: str
@@ -120,7 +120,7 @@ class Machine(Record):
     cpus: int
 
 
-class RunResult(Record):
+class RunResult(Record, kw_only=True):
     """Outcome of one run of any kind."""
 
     schema: str = RESULT_SCHEMA
