@@ -30,14 +30,14 @@ class World(StrEnum):
     REAL = "real"
 
 
-class Topology(_Part, kw_only=True):
+class Topology(_Part, frozen=True, kw_only=True):
     """Which brokers run. One node for now; the broker section is the broker's own configuration (config.py)."""
 
     nodes: tuple[str, ...] = ("broker",)
     broker: dict[str, Any] = {}
 
 
-class Settlement(_Part, kw_only=True):
+class Settlement(_Part, frozen=True, kw_only=True):
     """What a consumer does with a delivery: weights, drawn from the workload's random stream."""
 
     ack: float = 1.0
@@ -47,7 +47,7 @@ class Settlement(_Part, kw_only=True):
     """Never settled: the delivery timeout must bring it back."""
 
 
-class QueueWorkload(_Part, kw_only=True):
+class QueueWorkload(_Part, frozen=True, kw_only=True):
     """Producers and consumers of one durable queue, over MQTT 5."""
 
     kind: Literal["queue"] = "queue"
@@ -87,7 +87,7 @@ class FaultKind(StrEnum):
     """At most ``rate`` kilobytes per second and connection."""
 
 
-class Fault(_Part, kw_only=True):
+class Fault(_Part, frozen=True, kw_only=True):
     """One entry of the fault schedule."""
 
     at_s: float
@@ -100,7 +100,7 @@ class Fault(_Part, kw_only=True):
     rate: float = 0.0
 
 
-class Target(_Part, kw_only=True):
+class Target(_Part, frozen=True, kw_only=True):
     """A figure that the run must reach, e.g. ``publish_to_ack_p99_ms <= 50``."""
 
     metric: str
@@ -109,7 +109,7 @@ class Target(_Part, kw_only=True):
     source: str = ""
 
 
-class Scenario(_Part, kw_only=True):
+class Scenario(_Part, frozen=True, kw_only=True):
     """A whole scenario."""
 
     schema: Literal["assay.scenario/1"] = SCENARIO_SCHEMA

@@ -49,7 +49,7 @@ class Profile(StrEnum):
     GOQUEUE = "goqueue"
 
 
-class RetryConfig(_Section, kw_only=True):
+class RetryConfig(_Section, frozen=True, kw_only=True):
     """Retry of failed deliveries: wait ``initial_backoff_s * multiplier ** (n - 1)``, capped."""
 
     max_retries: int = 10
@@ -63,7 +63,7 @@ class RetryConfig(_Section, kw_only=True):
     """A nacked message is ready at once; otherwise it waits like a timed-out one."""
 
 
-class QueueConfig(_Section, kw_only=True):
+class QueueConfig(_Section, frozen=True, kw_only=True):
     """One durable queue, addressed as ``$queue/<name>``. Defaults: the ``fluxmq`` profile."""
 
     name: str
@@ -81,7 +81,7 @@ class QueueConfig(_Section, kw_only=True):
     """Unsettled deliveries per consumer."""
 
 
-class QueuesConfig(_Section, kw_only=True):
+class QueuesConfig(_Section, frozen=True, kw_only=True):
     """Queue defaults and the queues that exist from the start."""
 
     profile: Profile = Profile.FLUXMQ
@@ -95,7 +95,7 @@ class QueuesConfig(_Section, kw_only=True):
     segment_bytes: int = 64 * 1024 * 1024
 
 
-class MqttConfig(_Section, kw_only=True):
+class MqttConfig(_Section, frozen=True, kw_only=True):
     """Limits and offered capabilities of the MQTT protocols."""
 
     max_packet_bytes: int = 1_048_576 + 65_536
@@ -122,20 +122,20 @@ class MqttConfig(_Section, kw_only=True):
     """Outgoing bytes a client may leave unread before it is disconnected (quota exceeded)."""
 
 
-class ListenerConfig(_Section, kw_only=True):
+class ListenerConfig(_Section, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 1883
     """0 = any free port."""
     max_connections: int = 20_000
 
 
-class UserConfig(_Section, kw_only=True):
+class UserConfig(_Section, frozen=True, kw_only=True):
     username: str
     password_hash: str
     """``scrypt$<n>$<r>$<p>$<salt hex>$<hash hex>``; make one with ``assay hash-password``."""
 
 
-class AuthConfig(_Section, kw_only=True):
+class AuthConfig(_Section, frozen=True, kw_only=True):
     """Who may connect. With no users configured, only listeners on loopback accept anonymous clients."""
 
     anonymous: bool | None = None
@@ -143,14 +143,14 @@ class AuthConfig(_Section, kw_only=True):
     users: tuple[UserConfig, ...] = ()
 
 
-class TraceConfig(_Section, kw_only=True):
+class TraceConfig(_Section, frozen=True, kw_only=True):
     """White-box trace of every message step, for analysis; off by default because it costs throughput."""
 
     path: str = ""
     """JSON lines file (``.zst`` compresses); empty = off."""
 
 
-class BrokerConfig(_Section, kw_only=True):
+class BrokerConfig(_Section, frozen=True, kw_only=True):
     """Everything ``assay serve`` reads from its YAML file."""
 
     node: str = "broker"
@@ -240,10 +240,11 @@ def _refuse_durable_without_folder(entries: list[Any], where: str) -> None:
 
 
 def _check(config: BrokerConfig, where: str) -> None:
-    problems = []
-    for queue in (*config.queues.configured, queue_defaults(config.queues, "any")):
-        if not 1 <= queue.partitions <= 1_024:
-            problems.append(f"queues.{queue.name}.partitions must be 1 to 1024, not {queue.partitions}")
+    problems = [
+        f"queues.{queue.name}.partitions must be 1 to 1024, not {queue.partitions}"
+        for queue in (*config.queues.configured, queue_defaults(config.queues, "any"))
+        if not 1 <= queue.partitions <= 1_024
+    ]
     if not 0 <= config.mqtt.maximum_qos <= 2:
         problems.append("mqtt.maximum_qos must be 0, 1 or 2")
     if not 1 <= config.mqtt.receive_maximum <= 65_535:

@@ -47,7 +47,7 @@ class ClauseStatus(StrEnum):
     """No black-box client can observe it; ``reason`` says why."""
 
 
-class Header(Record, kw_only=True, tag="header", tag_field="type"):
+class Header(Record, frozen=True, kw_only=True, tag="header", tag_field="type"):
     schema: str = CONFORMANCE_SCHEMA
     target: str
     target_version: str = ""
@@ -58,7 +58,7 @@ class Header(Record, kw_only=True, tag="header", tag_field="type"):
     machine: Machine | None = None
 
 
-class Clause(Record, kw_only=True, tag="clause", tag_field="type"):
+class Clause(Record, frozen=True, kw_only=True, tag="clause", tag_field="type"):
     """A statement of a standard, in our own words, with the cases that test it."""
 
     spec: str
@@ -75,7 +75,7 @@ class Clause(Record, kw_only=True, tag="clause", tag_field="type"):
     cases: list[str] = []
 
 
-class CaseResult(Record, kw_only=True, tag="result", tag_field="type"):
+class CaseResult(Record, frozen=True, kw_only=True, tag="result", tag_field="type"):
     case: str
     """``<spec>/<area>/<slug>``, never renamed, never reused."""
     title: str
@@ -95,7 +95,7 @@ class CaseResult(Record, kw_only=True, tag="result", tag_field="type"):
     reproduce: str = ""
 
 
-class Footer(Record, kw_only=True, tag="footer", tag_field="type"):
+class Footer(Record, frozen=True, kw_only=True, tag="footer", tag_field="type"):
     counts: dict[str, int]
     exit_code: int
     duration_s: float
@@ -104,7 +104,7 @@ class Footer(Record, kw_only=True, tag="footer", tag_field="type"):
 Line = Header | Clause | CaseResult | Footer
 
 
-class WireLine(Record, kw_only=True):
+class WireLine(Record, frozen=True, kw_only=True):
     """One row of a transcript."""
 
     t_ns: int

@@ -54,11 +54,11 @@ class Severity(StrEnum):
     """Reported, never failing."""
 
 
-class Finding(Record, kw_only=True):
+class Finding(Record, frozen=True, kw_only=True):
     """One anomaly, with the least evidence that shows it."""
 
     checker: str
-    """Name of the checker: ``lost``, ``phantom``, ``duplicate``, ``redelivery_without_cause``, ``order``, ``dlq_loss``."""
+    """``lost``, ``phantom``, ``duplicate``, ``redelivery_without_cause``, ``order``, ``dlq_loss``."""
     anomaly: str
     """Catalogue id, e.g. ``A1``."""
     severity: Severity
@@ -68,7 +68,7 @@ class Finding(Record, kw_only=True):
     """History events around the finding, as plain objects."""
 
 
-class Check(Record, kw_only=True):
+class Check(Record, frozen=True, kw_only=True):
     """A measured figure against its target."""
 
     name: str
@@ -81,7 +81,7 @@ class Check(Record, kw_only=True):
     """Where the bound comes from."""
 
 
-class Series(Record, kw_only=True):
+class Series(Record, frozen=True, kw_only=True):
     """A line of a chart: ``y[i]`` at ``x_s[i]`` seconds since the start of the run."""
 
     name: str
@@ -92,7 +92,7 @@ class Series(Record, kw_only=True):
     """Series of one group share a chart."""
 
 
-class Band(Record, kw_only=True):
+class Band(Record, frozen=True, kw_only=True):
     """A period to shade in charts, usually a fault."""
 
     label: str
@@ -100,7 +100,7 @@ class Band(Record, kw_only=True):
     to_s: float
 
 
-class Percentiles(Record, kw_only=True):
+class Percentiles(Record, frozen=True, kw_only=True):
     """Latency percentiles of one operation in microseconds, from exact samples or an HdrHistogram."""
 
     name: str
@@ -112,7 +112,7 @@ class Percentiles(Record, kw_only=True):
     max_us: float
 
 
-class Machine(Record, kw_only=True):
+class Machine(Record, frozen=True, kw_only=True):
     """Where a figure was measured."""
 
     platform: str
@@ -120,7 +120,7 @@ class Machine(Record, kw_only=True):
     cpus: int
 
 
-class RunResult(Record, kw_only=True):
+class RunResult(Record, frozen=True, kw_only=True):
     """Outcome of one run of any kind."""
 
     schema: str = RESULT_SCHEMA

@@ -50,7 +50,7 @@ class OpType(StrEnum):
     INFO = "info"
 
 
-class HistoryEvent(Record, kw_only=True):
+class HistoryEvent(Record, frozen=True, kw_only=True):
     """One line of a history. ``index`` is the total order; the clock only measures."""
 
     index: int
@@ -105,7 +105,7 @@ class AckedMeans(StrEnum):
     """Survives power loss."""
 
 
-class Contract(Record, kw_only=True):
+class Contract(Record, frozen=True, kw_only=True):
     """What the broker under test promises; checkers read severities from it."""
 
     delivery: DeliveryGuarantee = DeliveryGuarantee.AT_LEAST_ONCE
@@ -119,7 +119,7 @@ class Contract(Record, kw_only=True):
     redelivery_may_reorder: bool = True
 
 
-class HistoryHeader(Record, kw_only=True):
+class HistoryHeader(Record, frozen=True, kw_only=True):
     """First line of a history file."""
 
     schema: str = HISTORY_SCHEMA
@@ -151,7 +151,7 @@ class TraceKind(StrEnum):
     RECOVERED = "recovered"
 
 
-class TraceEvent(Record, kw_only=True):
+class TraceEvent(Record, frozen=True, kw_only=True):
     """One step of a message through a broker node. ``seq`` has no gaps per node: a gap means lost trace."""
 
     seq: int
@@ -169,7 +169,7 @@ class TraceEvent(Record, kw_only=True):
     detail: str = ""
 
 
-class TraceHeader(Record, kw_only=True):
+class TraceHeader(Record, frozen=True, kw_only=True):
     schema: str = TRACE_SCHEMA
     run_id: str = ""
     node: str = ""
@@ -182,7 +182,7 @@ class LatencyOperation(StrEnum):
     DELIVER_TO_SETTLE = "deliver_to_settle"
 
 
-class LatencySample(Record, kw_only=True):
+class LatencySample(Record, frozen=True, kw_only=True):
     """One raw sample of a load run, a row of ``samples.parquet``.
 
     Latency is ``completed_ns - intended_ns`` (coordinated-omission safe); service time is ``completed_ns - sent_ns``.
