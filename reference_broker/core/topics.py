@@ -1,0 +1,70 @@
+"""Topic names and filters: validity and matching (MQTT 3.1.1 and 5.0, section 4.7; shared subscriptions, 5.0 section 4.8.2)."""
+
+from __future__ import annotations
+
+SHARE_PREFIX = "$share/"
+MAX_TOPIC_BYTES = 65_535
+
+
+class TopicError(ValueError):
+    """A topic name or filter breaks a rule. ``statement`` is the id of the rule, the same in both versions."""
+
+    def __init__(self, text: str, statement: str) -> None:
+        super().__init__(text)
+        self.statement = statement
+
+
+def validate_topic(topic: str, *, max_levels: int = 128) -> None:
+    """Check a topic name. Raises :class:`TopicError`."""
+    if not topic:
+        raise TopicError("a topic name must have at least one character", "MQTT-4.7.3-1")
+    if "+" in topic or "#" in topic:
+        raise TopicError("a topic name must not contain wildcard characters", "MQTT-3.3.2-2")
+    if topic.count("/") >= max_levels:
+        message = f"a topic name may have at most {max_levels} levels here"
+        raise TopicError(message, "MQTT-4.7.3-3")
+
+
+def validate_filter(topic_filter: str, *, max_levels: int = 128) -> None:
+    """Check a topic filter (without ``$share``). Raises :class:`TopicError`."""
+    if not topic_filter:
+        raise TopicError("a topic filter must have at least one character", "MQTT-4.7.3-1")
+    levels = topic_filter.split("/")
+    if len(levels) > max_levels:
+        message = f"a topic filter may have at most {max_levels} levels here"
+        raise TopicError(message, "MQTT-4.7.3-3")
+    for index, level in enumerate(levels):
+        if "#" in level and (level != "#" or index != len(levels) - 1):
+            raise TopicError("'#' must be the whole last level of a filter", "MQTT-4.7.1-1")
+        if "+" in level and level != "+":
+            raise TopicError("'+' must be a whole level of a filter", "MQTT-4.7.1-2")
+
+
+def has_wildcard(topic_filter: str) -> bool:
+    return "+" in topic_filter or "#" in topic_filter
+
+
+def split_shared(topic_filter: str) -> tuple[str | None, str]:
+    """``$share/<name>/<filter>`` -> (name, filter); any other filter -> (None, filter). Raises :class:`TopicError`."""
+    if not topic_filter.startswith(SHARE_PREFIX):
+        return None, topic_filter
+    name, separator, rest = topic_filter[len(SHARE_PREFIX) :].partition("/")
+    if not name or "+" in name or "#" in name:
+        raise TopicError("a share name needs at least one character and no wildcard", "MQTT-4.8.2-1")
+    if not separator or not rest:
+        raise TopicError("a share name must be followed by '/' and a topic filter", "MQTT-4.8.2-2")
+    return name, rest
+
+
+def matches(topic_filter: str, topic: str) -> bool:
+    """Whether a valid filter matches a valid topic name. A leading wildcard never matches a leading ``$``."""
+    if topic.startswith("$") and topic_filter[:1] in ("+", "#"):
+        return False
+    filter_levels = topic_filter.split("/")
+    topic_levels = topic.split("/")
+    for index, level in enumerate(filter_levels):
+        if level == "#":
+            return True
+        if index >= len(topic_levels) or (level != "+" and level != topic_levels[index]):
+            return False
+    return len(filter_levels) == len(topic_levels)
