@@ -101,7 +101,7 @@ class RetainedStore:
                 stack.extend(
                     (child, following)
                     for key, child in reversed(level.children.items())
-                    if depth or not key.startswith("$")
+                    if level is not self._root or not key.startswith("$")
                 )
             elif name in level.children:
                 stack.append((level.children[name], depth + 1))

@@ -1,0 +1,397 @@
+"""The broker's state machine: sessions, routing, retained messages, wills, and the way into the queues.
+
+Pure: commands come in with ``now``, effects leave through session connections and callbacks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from math import inf
+
+import msgspec
+
+from reference_broker.config import BrokerConfig
+from reference_broker.core.message import Message
+from reference_broker.core.queues import Delivery, QueueEngine, QueueError, QueueErrorCode, Verb
+from reference_broker.core.retained import RetainedStore
+from reference_broker.core.routing import Subscription, SubscriptionTree
+from reference_broker.core.session import Session, SessionConnection, Will
+from reference_broker.core.timers import TimerHeap
+from reference_broker.trace.schema import TraceKind
+
+Confirm = Callable[[QueueError | None], None]
+Tracer = Callable[[TraceKind, dict[str, str | int]], None]
+NEVER_EXPIRES_S = 0xFFFFFFFF
+QUEUE_PREFIXES = ("$queue/", "$dlq/")
+
+
+def is_queue_topic(topic: str) -> bool:
+    """Whether a topic name or filter addresses a durable queue."""
+    return topic.startswith(QUEUE_PREFIXES)
+
+
+def default_group(client_id: str) -> str:
+    """The consumer group of a client that names none: its id up to the first ``-`` (the seeds' rule)."""
+    return client_id.partition("-")[0] or client_id
+
+
+class ConnectRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a protocol asks of a session when a client connects."""
+
+    client_id: str
+    clean_start: bool
+    expiry_s: float
+    """Seconds; ``inf`` = the session never expires."""
+    window: int
+    will: Will | None
+
+
+class SubscribeOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What one requested subscription became."""
+
+    qos: int
+    """Granted QoS; -1 = refused."""
+    error: QueueError | None = None
+    existed: bool = False
+
+
+class BrokerState:
+    """Everything a broker knows, whatever the protocol."""
+
+    def __init__(
+        self, config: BrokerConfig, engine: QueueEngine, rng: random.Random, tracer: Tracer | None = None
+    ) -> None:
+        self.config = config
+        self.engine = engine
+        self.rng = rng
+        self.tracer = tracer
+        self.sessions: dict[str, Session] = {}
+        self.tree = SubscriptionTree()
+        self.retained = RetainedStore(config.mqtt.max_retained_messages)
+        self.timers = TimerHeap()
+        self.published = 0
+
+    def next_client_id(self) -> str:
+        """An id for a client that sent none; unique among the sessions."""
+        while True:
+            client_id = f"auto-{self.rng.getrandbits(80):020x}"
+            if client_id not in self.sessions:
+                return client_id
+
+    # -- sessions ------------------------------------------------------------------------------------------------
+
+    def connect(self, connection: SessionConnection, request: ConnectRequest, now: float) -> tuple[Session, bool]:
+        """Attach a connection to its session, taking it over if need be. Returns (session, session present)."""
+        session = self.sessions.get(request.client_id)
+        if session is not None and session.connection is not None:
+            old = session.connection
+            old.close_for_takeover(now)
+            self._detach(session, now, publish_will=True)
+            session = self.sessions.get(request.client_id)
+        present = session is not None and not request.clean_start
+        if session is not None and request.clean_start:
+            self.end_session(session, now)
+            session = None
+        if session is None:
+            session = self.sessions[request.client_id] = Session(
+                request.client_id, self.config.mqtt.max_queued_messages
+            )
+        if session.expiry_timer is not None:
+            session.expiry_timer.cancel()
+            session.expiry_timer = None
+        if session.will_timer is not None:
+            # A new connection before the delay has passed: the will is not sent (5.0 3.1.3-9).
+            session.will_timer.cancel()
+            session.will_timer = None
+        session.connection = connection
+        session.expiry_s = request.expiry_s
+        session.window = request.window
+        session.will = request.will
+        self.tree.invalidate_plans()
+        if self.tracer is not None:
+            self.tracer(TraceKind.CONNECTED, {"client_id": request.client_id})
+        return session, present
+
+    def resume(self, session: Session, now: float) -> None:
+        """After the CONNACK: resend, and consume again from the session's queues."""
+        session.resume(now)
+        for topic_filter, subscription in session.subscriptions.items():
+            if is_queue_topic(topic_filter):
+                self._consume(session, topic_filter, self._group_of(session, topic_filter), subscription, now)
+
+    def disconnect(self, session: Session, connection: SessionConnection, now: float, *, publish_will: bool) -> None:
+        """The session's connection ended. Late news from a connection that was taken over is ignored."""
+        if session.connection is connection:
+            self._detach(session, now, publish_will=publish_will)
+
+    def _detach(self, session: Session, now: float, *, publish_will: bool) -> None:
+        session.connection = None
+        self.tree.invalidate_plans()
+        for consumer in session.consumers.values():
+            self.engine.unsubscribe(consumer, now)
+        session.forget_deliveries()
+        if not publish_will:
+            session.will = None
+        if self.tracer is not None:
+            self.tracer(TraceKind.DISCONNECTED, {"client_id": session.client_id})
+        if session.expiry_s <= 0:
+            self.end_session(session, now)
+            return
+        will = session.will
+        if will is not None:
+            if will.delay_s <= 0:
+                self._send_will(session, now)
+            elif will.delay_s < session.expiry_s:
+                session.will_timer = self.timers.schedule(
+                    now + will.delay_s, lambda later: self._send_will(session, later)
+                )
+        if session.expiry_s != inf:
+            session.expiry_timer = self.timers.schedule(
+                now + session.expiry_s, lambda later: self.end_session(session, later)
+            )
+
+    def _send_will(self, session: Session, now: float) -> None:
+        will, session.will, session.will_timer = session.will, None, None
+        if will is not None:
+            message = will.message
+            if message.expires_at:
+                # Until now the field held the lifetime: it counts from the publication of the will.
+                message = msgspec.structs.replace(message, expires_at=now + message.expires_at)
+            self.publish(message, session, now)
+
+    def end_session(self, session: Session, now: float) -> None:
+        """The session's state is deleted; a will still due is sent first (5.0 3.1.2-8)."""
+        if session.expiry_timer is not None:
+            session.expiry_timer.cancel()
+        if session.will_timer is not None:
+            session.will_timer.cancel()
+        if self.sessions.get(session.client_id) is session:
+            del self.sessions[session.client_id]
+        for subscription in session.subscriptions.values():
+            self.tree.remove(session, subscription)
+        session.subscriptions.clear()
+        self._send_will(session, now)
+
+    # -- publishing ----------------------------------------------------------------------------------------------
+
+    def publish(
+        self, message: Message, publisher: Session | None, now: float, on_confirmed: Confirm | None = None
+    ) -> bool:
+        """Route a message. ``on_confirmed`` is called once the broker has taken responsibility for it.
+
+        True: somebody gets it. Queue errors reach ``on_confirmed``, never the caller.
+        """
+        if message.topic.startswith("$queue/") or message.topic.startswith("$dlq/"):
+            self._publish_to_queue(message, publisher, now, on_confirmed)
+            return True
+        if message.retain and not self.retained.store(message):
+            if on_confirmed is not None:
+                on_confirmed(QueueError(QueueErrorCode.LIMIT, "the broker keeps no more retained messages"))
+            return False
+        matched = self._fan_out(message, publisher)
+        if on_confirmed is not None:
+            on_confirmed(None)
+        return matched
+
+    def _fan_out(self, message: Message, publisher: Session | None) -> bool:
+        self.published += 1
+        if self.tracer is not None:
+            self.tracer(TraceKind.PUBLISHED, {"client_id": message.publisher, "topic": message.topic})
+        route = self.tree.route(message.topic)
+        qos = message.qos
+        retain = message.retain
+        for entry in route.entries:
+            session = entry.session
+            if entry.local_excluded and session is publisher:
+                continue
+            session.deliver(
+                message,
+                qos if qos < entry.qos else entry.qos,
+                retain and entry.retain_as_published,
+                entry.identifiers,
+            )
+        for group in route.groups:
+            chosen = group.choose()
+            if chosen is not None:
+                member, subscription = chosen
+                identifiers = (subscription.identifier,) if subscription.identifier else ()
+                member.deliver(
+                    message, min(qos, subscription.qos), retain and subscription.retain_as_published, identifiers
+                )
+        return bool(route.entries or route.groups)
+
+    def _publish_to_queue(
+        self, message: Message, publisher: Session | None, now: float, on_confirmed: Confirm | None
+    ) -> None:
+        try:
+            address = self.engine.address(message.topic)
+            if address.verb is None:
+                self.engine.publish(address, message, now, on_confirmed)
+            else:
+                self._settle(address.verb, address.queue, message, publisher, now, on_confirmed)
+        except QueueError as error:
+            if on_confirmed is not None:
+                on_confirmed(error)
+
+    def _settle(
+        self,
+        verb: Verb,
+        queue: str,
+        message: Message,
+        publisher: Session | None,
+        now: float,
+        on_confirmed: Confirm | None,
+    ) -> None:
+        self.engine.settle(
+            verb,
+            queue=queue,
+            message_id=message.user_property("message-id"),
+            partition=_integer(message, "partition"),
+            offset=_integer(message, "offset"),
+            group=message.user_property("group-id"),
+            consumer_id=publisher.client_id if publisher is not None else None,
+            reason=message.user_property("reason") or "rejected by consumer",
+            now=now,
+            on_done=on_confirmed if on_confirmed is not None else _ignore,
+        )
+
+    def settle_delivery(self, session: Session, delivery: Delivery, now: float) -> None:
+        """A protocol without explicit settlement (MQTT 3.1.1) acknowledged a queue delivery."""
+        try:
+            self.engine.settle(
+                Verb.ACK,
+                queue=delivery.queue,
+                message_id=delivery.message_id,
+                partition=None,
+                offset=None,
+                group=delivery.group,
+                consumer_id=session.client_id,
+                reason="",
+                now=now,
+                on_done=_ignore,
+            )
+        except QueueError:
+            # It timed out and went to somebody else meanwhile; the client cannot be told in 3.1.1.
+            return
+
+    # -- subscriptions -------------------------------------------------------------------------------------------
+
+    def subscribe(
+        self, session: Session, topic_filter: str, subscription: Subscription, group: str | None, now: float
+    ) -> SubscribeOutcome:
+        """Add a subscription. ``topic_filter`` is the filter as written; ``group`` the consumer group asked for."""
+        existed = topic_filter in session.subscriptions
+        if not existed and len(session.subscriptions) >= self.config.mqtt.max_subscriptions_per_client:
+            return SubscribeOutcome(qos=-1, error=QueueError(QueueErrorCode.LIMIT, "too many subscriptions"))
+        if is_queue_topic(topic_filter):
+            try:
+                self._consume(session, topic_filter, group or default_group(session.client_id), subscription, now)
+            except QueueError as error:
+                return SubscribeOutcome(qos=-1, error=error)
+        else:
+            if existed:
+                self.tree.remove(session, session.subscriptions[topic_filter])
+            self.tree.add(session, subscription)
+        session.subscriptions[topic_filter] = subscription
+        if self.tracer is not None:
+            self.tracer(TraceKind.SUBSCRIBED, {"client_id": session.client_id, "topic": topic_filter})
+        return SubscribeOutcome(qos=subscription.qos, existed=existed)
+
+    def send_retained(self, session: Session, subscription: Subscription, now: float) -> None:
+        """Retained messages for a new subscription; RETAIN is set (5.0 3.3.1-8, 3.1.1 3.3.1-8)."""
+        identifiers = (subscription.identifier,) if subscription.identifier else ()
+        for message in self.retained.match(subscription.topic_filter, now):
+            session.deliver(message, min(message.qos, subscription.qos), True, identifiers)
+
+    def unsubscribe(self, session: Session, topic_filter: str, now: float) -> bool:
+        """Remove a subscription; False when there was none. Deliveries that began are completed (3.10.4-3)."""
+        subscription = session.subscriptions.pop(topic_filter, None)
+        if subscription is None:
+            return False
+        consumer = session.consumers.pop(topic_filter, None)
+        if consumer is not None:
+            self.engine.unsubscribe(consumer, now)
+        else:
+            self.tree.remove(session, subscription)
+        return True
+
+    def _group_of(self, session: Session, topic_filter: str) -> str:
+        return session.consumer_groups.get(topic_filter) or default_group(session.client_id)
+
+    def _consume(self, session: Session, topic_filter: str, group: str, subscription: Subscription, now: float) -> None:
+        address = self.engine.address(topic_filter)
+        if address.verb is not None:
+            raise QueueError(QueueErrorCode.BAD_ADDRESS, "settlement topics cannot be subscribed to")
+        previous = session.consumers.pop(topic_filter, None)
+        if previous is not None:
+            self.engine.unsubscribe(previous, now)
+        identifiers = (subscription.identifier,) if subscription.identifier else ()
+        qos = min(subscription.qos, 1)
+
+        def deliver(delivery: Delivery) -> bool:
+            if not session.has_room or session.queued:
+                session.stalled_consumers.append(consumer)
+                return False
+            session.deliver(self.delivery_message(delivery), qos, False, identifiers, delivery)
+            return True
+
+        consumer = self.engine.subscribe(
+            address.queue,
+            pattern=address.routing_key,
+            group=group,
+            consumer_id=session.client_id,
+            deliver=deliver,
+            now=now,
+        )
+        session.consumers[topic_filter] = consumer
+        session.consumer_groups[topic_filter] = group
+
+    def delivery_message(self, delivery: Delivery) -> Message:
+        """The message a consumer gets: the publisher's, on the delivery topic, with the queue's properties."""
+        message = delivery.message
+        return Message(
+            topic=delivery.topic,
+            payload=message.payload,
+            qos=1,
+            expires_at=message.expires_at,
+            publisher=message.publisher,
+            payload_format=message.payload_format,
+            content_type=message.content_type,
+            response_topic=message.response_topic,
+            correlation_data=message.correlation_data,
+            user_properties=self.engine.delivery_properties(delivery),
+        )
+
+    def room_appeared(self, session: Session, now: float) -> None:
+        """The window has room again: send what waits, then let refused consumers go on."""
+        if session.queued:
+            session.send_queued(now)
+        if session.stalled_consumers and session.has_room:
+            stalled, session.stalled_consumers = session.stalled_consumers, []
+            for consumer in stalled:
+                self.engine.resume(consumer, now)
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        deadlines: Sequence[float | None] = (self.timers.next_deadline(), self.engine.next_deadline())
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def tick(self, now: float) -> None:
+        self.timers.fire_due(now)
+        self.engine.tick(now)
+
+
+def _integer(message: Message, name: str) -> int | None:
+    text = message.user_property(name)
+    if text is None:
+        return None
+    if not text.isdecimal() or len(text) > 20:
+        problem = f"the user property {name} must be a decimal number, not {text[:40]!r}"
+        raise QueueError(QueueErrorCode.BAD_ADDRESS, problem)
+    return int(text)
+
+
+def _ignore(error: QueueError | None) -> None:
+    """Nobody waits for this confirmation."""

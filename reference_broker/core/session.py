@@ -1,0 +1,185 @@
+"""Session state (MQTT 3.1.1 section 3.1.2.4, 5.0 section 4.1): what outlives a connection.
+
+A session knows no bytes. When connected it drives a :class:`SessionConnection`, which encodes and sends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum, auto
+from typing import Protocol
+
+import msgspec
+
+from reference_broker.core.message import Message
+from reference_broker.core.queues import Consumer, Delivery
+from reference_broker.core.routing import Subscription
+from reference_broker.core.timers import Timer
+
+MAX_PACKET_ID = 65_535
+
+
+class SessionConnection(Protocol):
+    """What a session needs of the connection that serves it."""
+
+    def send_publish(
+        self, packet_id: int, message: Message, qos: int, retain: bool, dup: bool, identifiers: tuple[int, ...]
+    ) -> bool:
+        """Send a PUBLISH; False when it is larger than the client accepts (then it counts as delivered)."""
+
+    def send_pubrel(self, packet_id: int) -> None: ...
+
+    def close_for_takeover(self, now: float) -> None:
+        """Another connection took the session over."""
+
+
+class Will(msgspec.Struct, frozen=True, kw_only=True):
+    message: Message
+    delay_s: int = 0
+
+
+class OutgoingState(Enum):
+    """Where an outgoing QoS 1 or 2 delivery stands (5.0 section 4.3)."""
+
+    WAIT_PUBACK = auto()
+    WAIT_PUBREC = auto()
+    WAIT_PUBCOMP = auto()
+
+
+class Outgoing:
+    """An outgoing QoS 1 or 2 message that is queued or in flight."""
+
+    __slots__ = ("delivery", "identifiers", "message", "qos", "retain", "state")
+
+    def __init__(
+        self,
+        message: Message,
+        qos: int,
+        retain: bool,
+        identifiers: tuple[int, ...] = (),
+        delivery: Delivery | None = None,
+    ) -> None:
+        self.message = message
+        self.qos = qos
+        self.retain = retain
+        self.identifiers = identifiers
+        self.delivery = delivery
+        """The queue delivery this PUBLISH carries; such a message is never resent by the session."""
+        self.state = OutgoingState.WAIT_PUBACK if qos < 2 else OutgoingState.WAIT_PUBREC
+
+
+class Session:
+    """One client's state."""
+
+    def __init__(self, client_id: str, max_queued: int) -> None:
+        self.client_id = client_id
+        self.max_queued = max_queued
+        self.connection: SessionConnection | None = None
+        self.expiry_s: float = 0.0
+        """Seconds the session outlives its connection; ``inf`` = for ever."""
+        self.expiry_timer: Timer | None = None
+        self.will: Will | None = None
+        self.will_timer: Timer | None = None
+        self.subscriptions: dict[str, Subscription] = {}
+        """By the whole filter as the client wrote it, ``$share/...`` included."""
+        self.consumers: dict[str, Consumer] = {}
+        """Queue consumers by filter; they exist only while connected."""
+        self.consumer_groups: dict[str, str] = {}
+        """Group of each queue subscription by filter, for the time after a reconnect."""
+        self.inbound_qos2: dict[int, bool] = {}
+        """Packet ids received as QoS 2 and not yet released -> PUBREC may be sent (the message is safe)."""
+        self.in_flight: dict[int, Outgoing] = {}
+        """Sent and not finished, in order of sending."""
+        self.queued: deque[Outgoing] = deque()
+        """Waiting for a connection or for room in the window."""
+        self.window = MAX_PACKET_ID
+        """Most unfinished outgoing messages the client takes (its Receive Maximum)."""
+        self.dropped = 0
+        self._next_packet_id = 1
+        self.stalled_consumers: list[Consumer] = []
+        """Consumers that were refused for lack of room; they are resumed when room appears."""
+
+    @property
+    def has_room(self) -> bool:
+        """Connected, and the window has room."""
+        return self.connection is not None and len(self.in_flight) < self.window
+
+    def _allocate_packet_id(self) -> int:
+        packet_id = self._next_packet_id
+        while packet_id in self.in_flight:
+            packet_id = packet_id % MAX_PACKET_ID + 1
+        self._next_packet_id = packet_id % MAX_PACKET_ID + 1
+        return packet_id
+
+    def deliver(
+        self,
+        message: Message,
+        qos: int,
+        retain: bool,
+        identifiers: tuple[int, ...] = (),
+        delivery: Delivery | None = None,
+    ) -> None:
+        """Send now, or queue for later; over the limit the message is dropped and counted."""
+        connection = self.connection
+        if connection is not None:
+            if qos == 0:
+                connection.send_publish(0, message, 0, retain, False, identifiers)
+                return
+            if len(self.in_flight) < self.window and not self.queued:
+                self._send(connection, Outgoing(message, qos, retain, identifiers, delivery))
+                return
+        elif qos == 0:
+            # Offline QoS 0 messages are not kept (5.0 section 4.1 leaves it open).
+            return
+        if len(self.queued) >= self.max_queued:
+            self.dropped += 1
+            return
+        self.queued.append(Outgoing(message, qos, retain, identifiers, delivery))
+
+    def _send(self, connection: SessionConnection, outgoing: Outgoing) -> None:
+        packet_id = self._allocate_packet_id()
+        self.in_flight[packet_id] = outgoing
+        sent = connection.send_publish(
+            packet_id, outgoing.message, outgoing.qos, outgoing.retain, False, outgoing.identifiers
+        )
+        if not sent:
+            del self.in_flight[packet_id]
+            self.dropped += 1
+
+    def send_queued(self, now: float) -> None:
+        """Fill the window from the queue; expired messages are dropped (5.0 3.3.2-5)."""
+        connection = self.connection
+        while connection is not None and self.queued and len(self.in_flight) < self.window:
+            outgoing = self.queued.popleft()
+            expires_at = outgoing.message.expires_at
+            if expires_at and expires_at <= now:
+                continue
+            self._send(connection, outgoing)
+
+    def resume(self, now: float) -> None:
+        """Resend what was in flight, in the original order (3.1.1 and 5.0 4.4.0-1), then what was queued."""
+        connection = self.connection
+        if connection is None:
+            return
+        for packet_id, outgoing in list(self.in_flight.items()):
+            if outgoing.state is OutgoingState.WAIT_PUBCOMP:
+                connection.send_pubrel(packet_id)
+            else:
+                sent = connection.send_publish(
+                    packet_id, outgoing.message, outgoing.qos, outgoing.retain, True, outgoing.identifiers
+                )
+                if not sent:
+                    del self.in_flight[packet_id]
+        self.send_queued(now)
+
+    def finish(self, packet_id: int) -> Outgoing | None:
+        """An outgoing message is done; None when the id is unknown."""
+        return self.in_flight.pop(packet_id, None)
+
+    def forget_deliveries(self) -> None:
+        """The connection ended: the queue engine redelivers what was unsettled, so the session must not."""
+        self.in_flight = {key: value for key, value in self.in_flight.items() if value.delivery is None}
+        if any(outgoing.delivery is not None for outgoing in self.queued):
+            self.queued = deque(outgoing for outgoing in self.queued if outgoing.delivery is None)
+        self.consumers.clear()
+        self.stalled_consumers.clear()
