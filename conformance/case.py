@@ -1,0 +1,326 @@
+"""What a conformance case is: the :func:`case` decorator, and the :class:`CaseContext` handed to every case.
+
+A case is an async function with a prose docstring; the first line is its title, the rest what is expected and why::
+
+    @case("mqtt311/connect/first-packet-must-be-connect", clauses=("MQTT-3.1.0-1",), mutant="ping-before-connect")
+    async def first_packet(ctx: CaseContext) -> None:
+        \"\"\"A first packet other than CONNECT ends the connection.
+
+        The case opens a connection, sends PINGREQ, and expects the end without any answer.
+        \"\"\"
+        connection = await ctx.open()
+        connection.send(Pingreq())
+        await connection.expect_close()
+
+Rules for authors: an id is never renamed and never reused; waits are for events; where the standard leaves a choice,
+every legal reaction passes; a missed SHOULD or a debated reaction is reported by :meth:`CaseContext.should` and does
+not fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import pkgutil
+import random
+import re
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Literal, NoReturn, TypedDict, Unpack
+
+import msgspec
+
+from conformance.connection import Connection, Transcript
+from conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
+from conformance.wire import (
+    NO_PROPERTIES,
+    Connack,
+    Connect,
+    Packet,
+    Properties,
+    Publish,
+    Subscription,
+    Will,
+    describe,
+)
+
+Level = Literal["MUST", "SHOULD", "MAY"]
+CapabilityValue = bool | int | str
+CaseFunction = Callable[["CaseContext"], Awaitable[None]]
+
+DEFAULT_LIMIT_S = 5.0
+_CASE_ID = re.compile(r"[a-z0-9]+/[a-z0-9-]+/[a-z0-9-]+")
+_SPEC_VERSIONS = {"mqtt311": 4, "mqtt5": 5, "queue": 5}
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """One conformance case and all that is said about it."""
+
+    id: str
+    """``<spec>/<area>/<slug>``; the slug states the rule."""
+    title: str
+    expectation: str
+    clauses: tuple[str, ...]
+    level: Level
+    requires: tuple[str, ...]
+    """Capabilities of the target without which the case says nothing."""
+    mutant: str
+    """The deliberately broken broker that this case must fail (``conformance.mutants``)."""
+    near_miss: str
+    """A legal variation of the broker that this case must pass."""
+    limit_s: float
+    module: str
+    run: CaseFunction
+
+    @property
+    def spec(self) -> str:
+        return self.id.split("/")[0]
+
+    @property
+    def area(self) -> str:
+        return self.id.split("/")[1]
+
+    @property
+    def version(self) -> int:
+        """Protocol version that the case speaks unless it says otherwise."""
+        return _SPEC_VERSIONS[self.spec]
+
+
+_cases: dict[str, Case] = {}
+
+
+def case(
+    case_id: str,
+    *,
+    clauses: tuple[str, ...],
+    level: Level = "MUST",
+    requires: tuple[str, ...] = (),
+    mutant: str = "",
+    near_miss: str = "",
+    limit_s: float = DEFAULT_LIMIT_S,
+) -> Callable[[CaseFunction], CaseFunction]:
+    """Register an async function as a case. Raises :class:`ValueError` for a bad id, a repeated one, or no docstring."""
+    if not _CASE_ID.fullmatch(case_id) or case_id.split("/")[0] not in _SPEC_VERSIONS:
+        message = f"case id {case_id!r} is not <spec>/<area>/<slug> with a spec of {', '.join(_SPEC_VERSIONS)}"
+        raise ValueError(message)
+
+    def register(function: CaseFunction) -> CaseFunction:
+        title, _, expectation = (inspect.getdoc(function) or "").partition("\n")
+        if not title or not expectation.strip():
+            message = f"{case_id}: the docstring needs a title line and, after an empty line, the expectation"
+            raise ValueError(message)
+        known = _cases.get(case_id)
+        if known is not None and (known.module, known.title) != (function.__module__, title):
+            message = f"case id {case_id} is used twice, in {known.module} and {function.__module__}"
+            raise ValueError(message)
+        _cases[case_id] = Case(
+            id=case_id,
+            title=title.strip(),
+            expectation=expectation.strip(),
+            clauses=clauses,
+            level=level,
+            requires=requires,
+            mutant=mutant,
+            near_miss=near_miss,
+            limit_s=limit_s,
+            module=function.__module__,
+            run=function,
+        )
+        return function
+
+    return register
+
+
+def load_cases() -> dict[str, Case]:
+    """All cases of the package ``conformance.cases`` by id, in order of their ids."""
+    package = importlib.import_module("conformance.cases")
+    for module in pkgutil.walk_packages(package.__path__, "conformance.cases."):
+        importlib.import_module(module.name)
+    return {case_id: _cases[case_id] for case_id in sorted(_cases)}
+
+
+class ConnectFields(TypedDict, total=False):
+    """Fields of CONNECT that :meth:`CaseContext.connect` takes."""
+
+    client_id: str
+    clean: bool
+    keep_alive_s: int
+    will: Will | None
+    username: str | None
+    password: bytes | None
+    properties: Properties
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the target listens, and who may connect."""
+
+    host: str
+    port: int
+    username: str | None = None
+    password: bytes | None = None
+
+
+class CaseContext:
+    """What a case works with: connections, names nobody else uses, checks, and the transcript."""
+
+    def __init__(
+        self,
+        case: Case,
+        endpoint: Endpoint,
+        capabilities: Mapping[str, CapabilityValue],
+        *,
+        run_token: str,
+        seed: int,
+        patience_s: float | None = None,
+    ) -> None:
+        """``run_token`` (0-9, a-z) keeps the names of two runs against one broker apart."""
+        self.case, self.endpoint, self.capabilities = case, endpoint, capabilities
+        self.transcript = Transcript()
+        self.rng = random.Random(f"{seed}/{case.id}")
+        self.missed: list[str] = []
+        """SHOULDs missed and debated reactions seen."""
+        self.sent_raw = False
+        """Malformed bytes were sent: the runner checks that the broker is still alive."""
+        self.patience_s = case.limit_s if patience_s is None else patience_s
+        self.persistent_clients: dict[str, int] = {}
+        """Client ids whose session may outlive the case, with the protocol version."""
+        self.retained_topics: set[str] = set()
+        self._token = f"{run_token}{zlib.crc32(case.id.encode()):08x}"
+        self._connections: list[Connection] = []
+        self._names = 0
+        self._deadline = asyncio.get_running_loop().time() + case.limit_s
+
+    # Names
+
+    def client_id(self) -> str:
+        """A fresh client identifier: at most 23 characters of 0-9 and a-z, which every server must accept."""
+        self._names += 1
+        return f"{self._token}{self._names}"
+
+    def topic(self, path: str = "t") -> str:
+        """A topic (or filter) below a level that only this case uses."""
+        return f"assay/{self._token}/{path}"
+
+    # Connections
+
+    async def open(self, *, version: int | None = None, name: str = "") -> Connection:
+        """A network connection without CONNECT. Raises :class:`TargetUnreachableError`."""
+        connection = Connection(self, name or f"c{len(self._connections) + 1}", version or self.case.version)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self.remaining_s()):
+                await loop.create_connection(lambda: connection, self.endpoint.host, self.endpoint.port)
+        except (OSError, TimeoutError) as error:
+            message = f"cannot connect to {self.endpoint.host}:{self.endpoint.port}: {error or 'timed out'}"
+            raise TargetUnreachableError(message) from error
+        self._connections.append(connection)
+        return connection
+
+    def connect_packet(self, *, version: int | None = None, **fields: Unpack[ConnectFields]) -> Connect:
+        """A legal CONNECT with a fresh client id and the target's credentials, unless ``fields`` say otherwise."""
+        fields.setdefault("client_id", self.client_id())
+        if "username" not in fields and self.endpoint.username is not None:
+            fields["username"] = self.endpoint.username
+            fields.setdefault("password", self.endpoint.password)
+        return Connect(version=version or self.case.version, **fields)
+
+    async def connect(
+        self, *, version: int | None = None, name: str = "", **fields: Unpack[ConnectFields]
+    ) -> Connection:
+        """Connect and expect to be accepted; the CONNACK is in ``connection.connack``."""
+        packet = self.connect_packet(version=version, **fields)
+        connection = await self.open(version=packet.version, name=name)
+        connection.client_id = packet.client_id
+        connection.send(packet)
+        connection.connack = await connection.expect(Connack)
+        if connection.connack.reason_code != 0:
+            self.fail(f"{connection.name}: expected to be accepted; seen {describe(connection.connack)}")
+        if not connection.client_id and connection.connack.properties.assigned_client_identifier:
+            connection.client_id = connection.connack.properties.assigned_client_identifier
+        return connection
+
+    def will_send(self, packet: Packet) -> None:
+        """Note what must be cleaned up after the case; called for every packet sent."""
+        if isinstance(packet, Connect):
+            if not packet.clean or packet.properties.session_expiry_interval:
+                self.persistent_clients[packet.client_id] = packet.version
+            if packet.will is not None and packet.will.retain:
+                self.retained_topics.add(packet.will.topic)
+        elif isinstance(packet, Publish) and packet.retain and packet.payload:
+            self.retained_topics.add(packet.topic)
+
+    async def messages_before_marker(
+        self, publisher: Connection, subscriber: Connection, *, qos: int = 1
+    ) -> list[Packet]:
+        """Everything that ``subscriber`` gets before a marker which ``publisher`` sends now.
+
+        The marker travels the same way as the messages before it, so what has not arrived by then does not come. The
+        caller acknowledges what is returned, if it wants to go on with that connection.
+        """
+        self._names += 1
+        topic = self.topic(f"marker/{self._names}")
+        await subscriber.subscribe(Subscription(filter=topic, qos=qos))
+        await publisher.publish(topic, b"marker", qos=qos)
+        before: list[Packet] = []
+        while True:
+            packet = await subscriber.receive("the marker")
+            if packet is None:
+                self.fail(f"{subscriber.name}: the broker ended the connection")
+            if isinstance(packet, Publish) and packet.topic == topic:
+                await subscriber.acknowledge(packet)
+                return before
+            before.append(packet)
+
+    async def expect_no_message(self, publisher: Connection, subscriber: Connection) -> None:
+        """``subscriber`` must get nothing of what ``publisher`` has sent so far."""
+        for packet in await self.messages_before_marker(publisher, subscriber):
+            self.fail(f"{subscriber.name}: expected no message; seen {describe(packet)}")
+
+    # Checks
+
+    def fail(self, text: str) -> NoReturn:
+        """The target violates a MUST: say what was expected and what was seen."""
+        raise CaseFailureError(text)
+
+    def must(self, condition: bool, text: str) -> None:
+        """Fail with ``text`` unless ``condition`` holds."""
+        if not condition:
+            raise CaseFailureError(text)
+
+    def should(self, condition: bool, text: str) -> None:
+        """Report ``text`` as a missed SHOULD or a debated reaction unless ``condition`` holds (``non_strict``)."""
+        if not condition:
+            self.missed.append(text)
+
+    def unsupported(self, text: str) -> NoReturn:
+        """The target cannot be asked this (a limit or capability that its CONNACK states)."""
+        raise UnsupportedError(text)
+
+    def note(self, text: str) -> None:
+        """A line for people in the transcript."""
+        self.transcript.add("", "event", decoded=text)
+
+    # Time
+
+    def remaining_s(self, within_s: float | None = None) -> float:
+        """How long a wait may take: ``within_s`` or the patience of the run, but not beyond the limit of the case."""
+        # Waits give up a little before the hard limit, so that a failure says what it was waiting for.
+        left_s = self._deadline - asyncio.get_running_loop().time() - 0.05 * self.case.limit_s
+        return max(0.0, min(self.patience_s if within_s is None else within_s, left_s))
+
+    def close(self) -> None:
+        """Drop every connection of the case."""
+        for connection in self._connections:
+            connection.close()
+
+
+__all__ = [
+    "NO_PROPERTIES",
+    "Case",
+    "CaseContext",
+    "ConnectFields",
+    "Endpoint",
+    "case",
+    "load_cases",
+]

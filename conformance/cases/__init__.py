@@ -1,0 +1,1 @@
+"""The conformance cases: one package per specification, one module per area."""

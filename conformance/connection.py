@@ -1,0 +1,393 @@
+"""One client connection of a case: raw bytes over TCP, a transcript of both directions, checks that name what was seen.
+
+Every wait ends on an event (packet, end of stream) or on the patience of the case, which is a failure with a text.
+Nothing here sleeps to see whether something might still arrive: :meth:`Connection.barrier` proves that instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from conformance.outcome import CaseFailureError
+from conformance.wire import (
+    Connack,
+    Connect,
+    Decoder,
+    Disconnect,
+    MalformedPacketError,
+    Packet,
+    Pingreq,
+    Pingresp,
+    Properties,
+    Puback,
+    Pubcomp,
+    Publish,
+    Pubrec,
+    Pubrel,
+    Suback,
+    Subscribe,
+    Subscription,
+    Unsuback,
+    Unsubscribe,
+    decode_packet,
+    describe,
+    encode,
+)
+from conformance.wire.packets import NO_PROPERTIES
+from reference_broker.trace.conformance import WireLine
+
+if TYPE_CHECKING:
+    from conformance.case import CaseContext
+
+_P = TypeVar("_P", bound=Packet)
+_MAX_INBOX_PACKETS = 100_000
+FIRST_FAILURE_CODE = 0x80
+
+
+class Transcript:
+    """The wire lines of one case, in order of time."""
+
+    def __init__(self) -> None:
+        self.lines: list[WireLine] = []
+        self._began_ns = time.perf_counter_ns()
+
+    def add(
+        self, connection: str, direction: Literal["send", "recv", "event"], data: bytes = b"", decoded: str = ""
+    ) -> None:
+        elapsed_ns = time.perf_counter_ns() - self._began_ns
+        self.lines.append(
+            WireLine(t_ns=elapsed_ns, connection=connection, direction=direction, hex=data.hex(), decoded=decoded)
+        )
+
+
+def _describe_bytes(data: bytes, version: int) -> str:
+    try:
+        return ", ".join(describe(packet) for packet in Decoder(version).feed(data)) or f"{len(data)} raw byte(s)"
+    except MalformedPacketError as error:
+        return f"malformed on purpose: {error}"
+
+
+def _names(kinds: tuple[type[Packet], ...]) -> str:
+    return " or ".join(kind.type.name for kind in kinds)
+
+
+class Connection(asyncio.Protocol):
+    """A client connection. Made by :meth:`CaseContext.connect` and :meth:`CaseContext.open`."""
+
+    def __init__(self, ctx: CaseContext, name: str, version: int) -> None:
+        self.ctx, self.name, self.version = ctx, name, version
+        self.connack = Connack()
+        """The CONNACK of :meth:`CaseContext.connect`."""
+        self.client_id = ""
+        self.closed = False
+        """The broker ended the connection (or :meth:`abort` did)."""
+        self._decoder = Decoder(version)
+        self._inbox: deque[Packet] = deque()
+        self._wake = asyncio.Event()
+        self._malformed: MalformedPacketError | None = None
+        self._transport: asyncio.Transport | None = None
+        self._last_packet_id = 0
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if not isinstance(transport, asyncio.Transport):
+            message = "a TCP transport was expected"
+            raise TypeError(message)
+        self._transport = transport
+        self.ctx.transcript.add(self.name, "event", decoded="connection opened")
+
+    def data_received(self, data: bytes) -> None:
+        if self._malformed is not None:
+            self.ctx.transcript.add(self.name, "recv", data, "after a malformed packet, not read")
+            return
+        position = 0
+        pending = self._decoder.pending
+        try:
+            for frame in self._decoder.feed_frames(data):
+                position += len(frame)
+                packet = decode_packet(frame, self.version)
+                self.ctx.transcript.add(self.name, "recv", frame, describe(packet))
+                if len(self._inbox) >= _MAX_INBOX_PACKETS:
+                    message = f"more than {_MAX_INBOX_PACKETS} packets that the case did not ask for"
+                    raise MalformedPacketError(message)
+                self._inbox.append(packet)
+        except MalformedPacketError as error:
+            self._malformed = error
+            self.ctx.transcript.add(self.name, "recv", (pending + data)[position:], f"MALFORMED: {error}")
+        self._wake.set()
+
+    def eof_received(self) -> bool:
+        self.ctx.transcript.add(self.name, "event", decoded="the broker ended the stream")
+        self.closed = True
+        self._wake.set()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.closed:
+            reason = f"connection reset ({exc})" if exc else "connection closed"
+            self.ctx.transcript.add(self.name, "event", decoded=reason)
+        self.closed = True
+        self._wake.set()
+
+    # Sending
+
+    def next_packet_id(self) -> int:
+        """A packet identifier that this connection has not used yet."""
+        self._last_packet_id = self._last_packet_id % 65_535 + 1
+        return self._last_packet_id
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is None or self._transport.is_closing():
+            self.ctx.transcript.add(self.name, "event", decoded="not sent: the connection is closed")
+            return
+        self._transport.write(data)
+
+    def send(self, *packets: Packet) -> None:
+        """Send packets in one write."""
+        data = b""
+        for packet in packets:
+            self.ctx.will_send(packet)
+            frame = encode(packet, packet.version if isinstance(packet, Connect) else self.version)
+            self.ctx.transcript.add(self.name, "send", frame, describe(packet))
+            data += frame
+        self._write(data)
+
+    def send_raw(self, data: bytes) -> None:
+        """Send bytes as they are; the runner then checks after the case that the broker is still alive."""
+        self.ctx.sent_raw = True
+        self.ctx.transcript.add(self.name, "send", data, _describe_bytes(data, self.version))
+        self._write(data)
+
+    async def send_bytewise(self, data: bytes) -> None:
+        """Send each byte by its own write, yielding in between."""
+        self.ctx.transcript.add(self.name, "send", data, f"byte by byte: {_describe_bytes(data, self.version)}")
+        for value in data:
+            self._write(bytes((value,)))
+            await asyncio.sleep(0)
+
+    def end_stream(self) -> None:
+        """Half-close: the broker learns that nothing more will come, and may still answer."""
+        self.ctx.transcript.add(self.name, "event", decoded="half-closed by the case")
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write_eof()
+
+    def abort(self) -> None:
+        """End the network connection without DISCONNECT, by a reset."""
+        self.ctx.transcript.add(self.name, "event", decoded="reset by the case")
+        if self._transport is None:
+            return
+        sock = self._transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._transport.abort()
+
+    def close(self) -> None:
+        """Close without a word; used when the case is over."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Receiving
+
+    async def _arrival(self, expected: str, within_s: float | None = None) -> None:
+        """Wait until something new is in the inbox or the connection ends."""
+        self._wake.clear()
+        patience_s = self.ctx.remaining_s(within_s)
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._wake.wait()
+        except TimeoutError as error:
+            message = f"{self.name}: expected {expected}; nothing arrived within {patience_s:.1f} s"
+            raise CaseFailureError(message) from error
+
+    async def receive(self, expected: str = "a packet", *, within_s: float | None = None) -> Packet | None:
+        """The next packet; None when the broker has ended the connection.
+
+        Raises :class:`CaseFailureError` if nothing arrives in time, or if the broker's bytes are malformed.
+        """
+        while not self._inbox:
+            if self._malformed is not None:
+                message = f"{self.name}: expected {expected}; the broker sent a malformed packet: {self._malformed}"
+                raise CaseFailureError(message)
+            if self.closed:
+                return None
+            await self._arrival(expected, within_s)
+        return self._inbox.popleft()
+
+    async def expect(
+        self, kind: type[_P], *, skipping: tuple[type[Packet], ...] = (), within_s: float | None = None
+    ) -> _P:
+        """The next packet, which must be of ``kind``; packets of the ``skipping`` types stay in the inbox."""
+        expected = kind.type.name
+        skipped: list[Packet] = []
+        while True:
+            packet = await self.receive(expected, within_s=within_s)
+            if packet is None:
+                message = f"{self.name}: expected {expected}; the broker ended the connection"
+                raise CaseFailureError(message)
+            if isinstance(packet, kind):
+                self._inbox.extendleft(reversed(skipped))
+                return packet
+            if not isinstance(packet, skipping):
+                message = f"{self.name}: expected {expected}; seen {describe(packet)}"
+                raise CaseFailureError(message)
+            skipped.append(packet)
+
+    async def expect_close(
+        self, *, allowed: tuple[type[Packet], ...] | None = None, within_s: float | None = None
+    ) -> list[Packet]:
+        """The broker must end the connection; returns what it sent before.
+
+        ``allowed`` are the packets that may come before the end: by default DISCONNECT in 5.0 (a server of 3.1.1 has
+        none), so that the MUST (close) and the SHOULD (say why) stay two checks.
+        """
+        if allowed is None:
+            allowed = (Disconnect,) if self.version >= 5 else ()
+        seen: list[Packet] = []
+        expected = "the broker to end the connection"
+        while (packet := await self.receive(expected, within_s=within_s)) is not None:
+            if not isinstance(packet, allowed):
+                message = f"{self.name}: expected {expected}; seen {describe(packet)}"
+                raise CaseFailureError(message)
+            seen.append(packet)
+        return seen
+
+    async def expect_refusal(self, *codes: int) -> int | None:
+        """A CONNECT must be refused: an end without CONNACK, or a CONNACK that refuses and then the end.
+
+        Returns the code of that CONNACK, None without one. With ``codes``, no other code may be sent.
+        """
+        seen = await self.expect_close(allowed=(Connack, Disconnect))
+        for packet in seen:
+            if isinstance(packet, Connack):
+                if packet.reason_code == 0:
+                    message = f"{self.name}: expected the connection to be refused; seen {describe(packet)}"
+                    raise CaseFailureError(message)
+                if codes and packet.reason_code not in codes:
+                    wanted = ", ".join(f"0x{code:02x}" for code in codes)
+                    message = f"{self.name}: expected CONNACK with code {wanted}; seen {describe(packet)}"
+                    raise CaseFailureError(message)
+                return packet.reason_code
+        return None
+
+    async def barrier(self) -> list[Packet]:
+        """PINGREQ to PINGRESP; returns whatever the broker sent on this connection before the PINGRESP."""
+        self.send(Pingreq())
+        before: list[Packet] = []
+        while True:
+            packet = await self.receive("PINGRESP")
+            if packet is None:
+                message = f"{self.name}: expected PINGRESP; the broker ended the connection"
+                raise CaseFailureError(message)
+            if isinstance(packet, Pingresp):
+                return before
+            before.append(packet)
+
+    async def expect_nothing(self) -> None:
+        """Nothing may be waiting: the next packet after a PINGREQ must be its PINGRESP."""
+        for packet in await self.barrier():
+            message = f"{self.name}: expected nothing; seen {describe(packet)}"
+            raise CaseFailureError(message)
+
+    # Whole exchanges
+
+    async def subscribe(
+        self, *filters: str | Subscription, qos: int = 0, properties: Properties = NO_PROPERTIES
+    ) -> tuple[int, ...]:
+        """SUBSCRIBE to SUBACK; every filter must be accepted. Publishes that come meanwhile stay in the inbox."""
+        entries = tuple(
+            entry if isinstance(entry, Subscription) else Subscription(filter=entry, qos=qos) for entry in filters
+        )
+        packet_id = self.next_packet_id()
+        self.send(Subscribe(packet_id=packet_id, subscriptions=entries, properties=properties))
+        suback = await self.expect(Suback, skipping=(Publish, Pubrel))
+        if suback.packet_id != packet_id:
+            message = f"{self.name}: expected SUBACK for packet identifier {packet_id}; seen {describe(suback)}"
+            raise CaseFailureError(message)
+        if len(suback.reason_codes) != len(entries) or max(suback.reason_codes) >= FIRST_FAILURE_CODE:
+            message = f"{self.name}: expected {len(entries)} subscription(s) to be accepted; seen {describe(suback)}"
+            raise CaseFailureError(message)
+        return suback.reason_codes
+
+    async def unsubscribe(self, *filters: str) -> Unsuback:
+        """UNSUBSCRIBE to UNSUBACK."""
+        packet_id = self.next_packet_id()
+        self.send(Unsubscribe(packet_id=packet_id, filters=filters))
+        unsuback = await self.expect(Unsuback, skipping=(Publish, Pubrel))
+        if unsuback.packet_id != packet_id:
+            message = f"{self.name}: expected UNSUBACK for packet identifier {packet_id}; seen {describe(unsuback)}"
+            raise CaseFailureError(message)
+        return unsuback
+
+    async def publish(
+        self,
+        topic: str,
+        payload: bytes = b"",
+        *,
+        qos: int = 0,
+        retain: bool = False,
+        properties: Properties = NO_PROPERTIES,
+    ) -> int:
+        """Publish and run the whole QoS exchange; returns the packet identifier (0 at QoS 0)."""
+        packet_id = self.next_packet_id() if qos else 0
+        self.send(
+            Publish(topic=topic, payload=payload, qos=qos, packet_id=packet_id, retain=retain, properties=properties)
+        )
+        if qos == 1:
+            self._check_ack(await self.expect(Puback, skipping=(Publish, Pubrel)), packet_id)
+        elif qos == 2:
+            self._check_ack(await self.expect(Pubrec, skipping=(Publish, Pubrel)), packet_id)
+            self.send(Pubrel(packet_id=packet_id))
+            self._check_ack(await self.expect(Pubcomp, skipping=(Publish, Pubrel)), packet_id)
+        return packet_id
+
+    def _check_ack(self, ack: Puback | Pubrec | Pubrel | Pubcomp, packet_id: int) -> None:
+        if ack.packet_id != packet_id or ack.reason_code >= FIRST_FAILURE_CODE:
+            message = f"{self.name}: expected {ack.type.name} for packet identifier {packet_id}; seen {describe(ack)}"
+            raise CaseFailureError(message)
+
+    async def expect_publish(
+        self,
+        topic: str | None = None,
+        payload: bytes | None = None,
+        *,
+        qos: int | None = None,
+        retain: bool | None = None,
+        dup: bool | None = None,
+        ack: bool = True,
+    ) -> Publish:
+        """The next packet must be a PUBLISH with the given fields; ``ack`` runs its QoS exchange to the end."""
+        packet = await self.expect(Publish)
+        wanted = {"topic": topic, "payload": payload, "qos": qos, "retain": retain, "dup": dup}
+        for name, value in wanted.items():
+            if value is not None and getattr(packet, name) != value:
+                shown = ", ".join(f"{key}={item!r}" for key, item in wanted.items() if item is not None)
+                message = f"{self.name}: expected PUBLISH {shown}; seen {describe(packet)}"
+                raise CaseFailureError(message)
+        if ack:
+            await self.acknowledge(packet)
+        return packet
+
+    async def acknowledge(self, packet: Publish) -> None:
+        """Acknowledge a received PUBLISH as its QoS asks, to the end."""
+        if packet.qos == 1:
+            self.send(Puback(packet_id=packet.packet_id))
+        elif packet.qos == 2:
+            self.send(Pubrec(packet_id=packet.packet_id))
+            self._check_ack(await self.expect(Pubrel, skipping=(Publish,)), packet.packet_id)
+            self.send(Pubcomp(packet_id=packet.packet_id))
+
+    async def disconnect(self, packet: Disconnect | None = None) -> None:
+        """Send DISCONNECT and wait for the broker to end the connection (or for the patience of the case)."""
+        self.send(packet or Disconnect())
+        try:
+            while await self.receive("the end of the connection", within_s=1.0) is not None:
+                pass
+        except CaseFailureError:
+            self.ctx.transcript.add(self.name, "event", decoded="the broker left the connection open")
+        self.close()

@@ -1,0 +1,111 @@
+"""Deliberately broken reference brokers (mutants), and legal variations of it (near misses).
+
+A case that no broken broker fails proves nothing. Each mutant is one small, realistic bug, made by patching the
+reference broker's own classes; ``assay conformance self-check`` runs every case against its mutant and demands that it
+fails, and against its near miss and demands that it passes::
+
+    @mutant("puback-for-qos-2", "QoS 2 is acknowledged like QoS 1")
+    def puback_for_qos_2(patch: Patch) -> None:
+        patch.wrap(Session, "publish_received", lambda original: lambda self, packet: ...)
+
+    with applied("puback-for-qos-2"):
+        ...                                   # in this process, undone at the end
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import msgspec
+
+
+class UnknownMutantError(LookupError):
+    """No mutant or variation has this name."""
+
+
+class Patch:
+    """Replaces attributes of classes and modules until its stack is closed."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+
+    def replace(self, owner: type | ModuleType, name: str, value: object) -> None:
+        """Put ``value`` in the place of the existing attribute ``name``. Raises :class:`AttributeError` without one."""
+        self._stack.enter_context(mock.patch.object(owner, name, value))
+
+    def wrap(
+        self, owner: type | ModuleType, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
+    ) -> None:
+        """Replace a function by what ``make(original)`` returns."""
+        self.replace(owner, name, make(getattr(owner, name)))
+
+    def item(self, table: dict[Any, Any], key: object, value: object) -> None:
+        """Replace one entry of a table, such as a dispatch or transition table."""
+        self._stack.enter_context(mock.patch.dict(table, {key: value}))
+
+
+class Mutant(msgspec.Struct, frozen=True, kw_only=True):
+    """A change to the reference broker."""
+
+    name: str
+    what: str
+    """What is broken, or for a variation which freedom is used, in one line."""
+    apply: Callable[[Patch], None]
+    legal: bool = False
+    """A near miss: the standard allows it, so no case may fail because of it."""
+
+
+_mutants: dict[str, Mutant] = {}
+
+
+def _register(name: str, what: str, *, legal: bool) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+    def register(function: Callable[[Patch], None]) -> Callable[[Patch], None]:
+        known = _mutants.get(name)
+        if known is not None and known.apply.__module__ != function.__module__:
+            message = f"mutant {name} is defined twice, in {known.apply.__module__} and {function.__module__}"
+            raise ValueError(message)
+        _mutants[name] = Mutant(name=name, what=what, apply=function, legal=legal)
+        return function
+
+    return register
+
+
+def mutant(name: str, what: str) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+    """Register a bug."""
+    return _register(name, what, legal=False)
+
+
+def variation(name: str, what: str) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+    """Register a near miss: unusual, yet allowed."""
+    return _register(name, what, legal=True)
+
+
+def all_mutants() -> dict[str, Mutant]:
+    """Every mutant and variation by name; imports the modules of this package."""
+    for module in pkgutil.iter_modules(__path__, f"{__name__}."):
+        importlib.import_module(module.name)
+    return dict(sorted(_mutants.items()))
+
+
+def find(name: str) -> Mutant:
+    """The mutant or variation of this name. Raises :class:`UnknownMutantError`, listing similar names."""
+    mutants = all_mutants()
+    if name not in mutants:
+        message = f"unknown mutant {name!r}; known: {', '.join(mutants)}"
+        raise UnknownMutantError(message)
+    return mutants[name]
+
+
+@contextmanager
+def applied(*names: str) -> Iterator[None]:
+    """Apply mutants within a ``with`` block, in this process, and undo them after it."""
+    with ExitStack() as stack:
+        for name in names:
+            find(name).apply(Patch(stack))
+        yield

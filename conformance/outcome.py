@@ -1,0 +1,15 @@
+"""How a case ends other than by returning: the exceptions that the runner turns into verdicts."""
+
+from __future__ import annotations
+
+
+class CaseFailureError(Exception):
+    """A MUST was seen to be violated; the text says what was expected and what was seen."""
+
+
+class UnsupportedError(Exception):
+    """The target lacks what the case needs; the text names the capability and where that was learnt."""
+
+
+class TargetUnreachableError(Exception):
+    """No connection to the target could be opened, so nothing can be said of it."""
