@@ -33,6 +33,7 @@ import msgspec
 
 from conformance.connection import Connection, Transcript
 from conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
+from conformance.targets import CapabilityValue, Endpoint
 from conformance.wire import (
     NO_PROPERTIES,
     Connack,
@@ -46,7 +47,6 @@ from conformance.wire import (
 )
 
 Level = Literal["MUST", "SHOULD", "MAY"]
-CapabilityValue = bool | int | str
 CaseFunction = Callable[["CaseContext"], Awaitable[None]]
 
 DEFAULT_LIMIT_S = 5.0
@@ -100,7 +100,7 @@ def case(
     near_miss: str = "",
     limit_s: float = DEFAULT_LIMIT_S,
 ) -> Callable[[CaseFunction], CaseFunction]:
-    """Register an async function as a case. Raises :class:`ValueError` for a bad id, a repeated one, or no docstring."""
+    """Register an async function as a case. Raises :class:`ValueError` for a bad or repeated id, or no docstring."""
     if not _CASE_ID.fullmatch(case_id) or case_id.split("/")[0] not in _SPEC_VERSIONS:
         message = f"case id {case_id!r} is not <spec>/<area>/<slug> with a spec of {', '.join(_SPEC_VERSIONS)}"
         raise ValueError(message)
@@ -150,15 +150,6 @@ class ConnectFields(TypedDict, total=False):
     username: str | None
     password: bytes | None
     properties: Properties
-
-
-class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the target listens, and who may connect."""
-
-    host: str
-    port: int
-    username: str | None = None
-    password: bytes | None = None
 
 
 class CaseContext:
@@ -222,7 +213,8 @@ class CaseContext:
         fields.setdefault("client_id", self.client_id())
         if "username" not in fields and self.endpoint.username is not None:
             fields["username"] = self.endpoint.username
-            fields.setdefault("password", self.endpoint.password)
+            if self.endpoint.password is not None:
+                fields.setdefault("password", self.endpoint.password.encode())
         return Connect(version=version or self.case.version, **fields)
 
     async def connect(

@@ -1,0 +1,49 @@
+"""Target files: which broker is judged, what it claims, how to start it, and where it is known to fail.
+
+``load_target("mosquitto")`` reads a file shipped in this folder, ``load_target("my/broker.toml")`` a user's own;
+unknown keys are refused by path. :func:`running` starts the broker (or takes the one that already runs) and yields it once an
+MQTT handshake has succeeded::
+
+    with running(load_target("reference")) as broker:
+        print(broker.endpoint.port, broker.pid)
+"""
+
+from conformance.targets.model import (
+    CAPABILITIES,
+    DEFAULT_CAPABILITIES,
+    TARGET_SCHEMA,
+    CapabilityValue,
+    Endpoint,
+    ExpectedFailure,
+    StartHook,
+    Target,
+    TargetError,
+    hosted_target,
+    load_target,
+    parse_target,
+    shipped_targets,
+)
+from conformance.targets.probe import ProbeError, handshake, probe
+from conformance.targets.process import RunningTarget, TargetStartError, running
+
+__all__ = [
+    "CAPABILITIES",
+    "DEFAULT_CAPABILITIES",
+    "TARGET_SCHEMA",
+    "CapabilityValue",
+    "Endpoint",
+    "ExpectedFailure",
+    "ProbeError",
+    "RunningTarget",
+    "StartHook",
+    "Target",
+    "TargetError",
+    "TargetStartError",
+    "handshake",
+    "hosted_target",
+    "load_target",
+    "parse_target",
+    "probe",
+    "running",
+    "shipped_targets",
+]

@@ -1,0 +1,179 @@
+"""The target file: strict structs, the shipped files beside this module, and the capabilities a target can have."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+TARGET_SCHEMA: Literal["assay.target/1"] = "assay.target/1"
+
+CapabilityValue = bool | int | str
+
+CAPABILITIES: dict[str, str] = {
+    "mqtt311": "speaks MQTT 3.1.1 (probed)",
+    "mqtt5": "speaks MQTT 5.0 (probed)",
+    "qos1": "takes and delivers QoS 1 (probed from Maximum QoS)",
+    "qos2": "takes and delivers QoS 2 (probed from Maximum QoS)",
+    "retain": "keeps retained messages (probed from Retain Available)",
+    "wildcards": "takes wildcard filters (probed from Wildcard Subscription Available)",
+    "shared": "takes $share filters (probed from Shared Subscription Available)",
+    "subscription_identifiers": "takes subscription identifiers (probed from Subscription Identifiers Available)",
+    "persistent_sessions": "keeps sessions after the connection has ended",
+    "receive_maximum": "in-flight QoS 1 and 2 publishes it takes (probed, number)",
+    "topic_alias_maximum": "topic aliases it takes (probed, number)",
+    "maximum_packet_size": "largest packet it takes, 0 = no limit stated (probed, number)",
+    "server_keep_alive": "keep alive it imposes in seconds, 0 = the client's (probed, number)",
+    "refused_topic": "a topic filter whose subscription it refuses (text; configure the broker so)",
+    "authentication_method": "an enhanced authentication method it knows (text)",
+    "queues": "durable queues addressed as $queue/<name> with $ack, $nack and $reject",
+}
+"""Every capability a target file may declare and a case may require."""
+
+DEFAULT_CAPABILITIES: dict[str, CapabilityValue] = {
+    "qos1": True,
+    "qos2": True,
+    "retain": True,
+    "wildcards": True,
+    "shared": True,
+    "subscription_identifiers": True,
+    "persistent_sessions": True,
+    "receive_maximum": 65_535,
+    "topic_alias_maximum": 0,
+    "maximum_packet_size": 0,
+    "server_keep_alive": 0,
+    "refused_topic": "",
+    "authentication_method": "",
+    "queues": False,
+}
+"""What holds of a target that neither declares nor shows otherwise."""
+
+
+class TargetError(ValueError):
+    """A target file is wrong or cannot be found; the text names the file and the key, and says what to do."""
+
+
+class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class Endpoint(_Part, frozen=True, kw_only=True):
+    """Where a broker listens, and the credentials it wants."""
+
+    host: str = "127.0.0.1"
+    port: int = 1883
+    username: str | None = None
+    password: str | None = None
+
+
+class StartHook(_Part, frozen=True, kw_only=True):
+    """How to start the broker. In ``command`` and ``files``, ``{port}``, ``{dir}`` and ``{python}`` are filled in."""
+
+    command: tuple[str, ...]
+    files: dict[str, str] = {}
+    """Files to write into the temporary folder ``{dir}`` first, by name."""
+    port_from: Literal["free", "stdout"] = "free"
+    """``free``: the bench picks ``{port}``. ``stdout``: the first line is JSON with ``host`` and ``port``."""
+    ready_timeout_s: float = 15.0
+    """Time until an MQTT handshake must succeed."""
+    stop: tuple[str, ...] = ()
+    """Command that stops it; without one the process is terminated."""
+    version: tuple[str, ...] = ()
+    """Command whose output holds the version number."""
+
+
+class ExpectedFailure(_Part, frozen=True, kw_only=True):
+    """A known deviation: the case is reported as ``xfail``, and as ``xpass`` (failing the run) once it passes."""
+
+    case: str
+    reason: str
+    link: str
+    """Where it is reported or discussed."""
+
+
+class Target(_Part, frozen=True, kw_only=True):
+    """One target file."""
+
+    schema: Literal["assay.target/1"] = TARGET_SCHEMA
+    name: str
+    description: str = ""
+    endpoint: Endpoint = Endpoint()
+    """Of a broker that already runs; with ``start``, only the credentials are read."""
+    capabilities: dict[str, CapabilityValue] = {}
+    start: StartHook | None = None
+    expect_fail: tuple[ExpectedFailure, ...] = ()
+    required: tuple[str, ...] = ()
+    """Patterns (``mqtt311/*``) of cases that must be run: ``unsupported`` counts as a failure for them."""
+
+    def expected_failure(self, case_id: str) -> ExpectedFailure | None:
+        """The entry for this case."""
+        return next((entry for entry in self.expect_fail if entry.case == case_id), None)
+
+
+def _problems(target: Target) -> list[str]:
+    problems = []
+    for name, value in target.capabilities.items():
+        known = DEFAULT_CAPABILITIES.get(name, True)
+        if name not in CAPABILITIES:
+            problems.append(f"capabilities.{name} is unknown; known are {', '.join(CAPABILITIES)}")
+        elif type(value) is not type(known):
+            problems.append(f"capabilities.{name} must be of type {type(known).__name__}, not {value!r}")
+    seen: set[str] = set()
+    for index, entry in enumerate(target.expect_fail):
+        if not entry.reason.strip() or not entry.link.strip():
+            problems.append(f"expect_fail[{index}] ({entry.case}) needs a reason and a link")
+        if entry.case in seen:
+            problems.append(f"expect_fail[{index}]: {entry.case} is listed twice")
+        seen.add(entry.case)
+    if target.start is not None and not target.start.command:
+        problems.append("start.command is empty")
+    if not 0 < target.endpoint.port <= 65_535:
+        problems.append("endpoint.port must be 1 to 65535")
+    return problems
+
+
+def parse_target(text: str, *, where: str = "target") -> Target:
+    """Check the text of a target file. Raises :class:`TargetError`."""
+    try:
+        target = msgspec.toml.decode(text, type=Target)
+    except msgspec.MsgspecError as error:
+        message = f"{where}: {error}"
+        raise TargetError(message) from error
+    problems = _problems(target)
+    if problems:
+        message = f"{where}: " + "; ".join(problems)
+        raise TargetError(message)
+    return target
+
+
+def shipped_targets() -> list[str]:
+    """Names of the target files of this package."""
+    return sorted(entry.name[:-5] for entry in files(__package__).iterdir() if entry.name.endswith(".toml"))
+
+
+def load_target(name_or_path: str) -> Target:
+    """A shipped target by name, or a file by path. Raises :class:`TargetError`."""
+    path = Path(name_or_path)
+    if path.suffix == ".toml":
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            message = f"cannot read the target file {path}: {error.strerror}"
+            raise TargetError(message) from error
+        return parse_target(text, where=str(path))
+    if name_or_path not in shipped_targets():
+        message = (
+            f"unknown target {name_or_path!r}: use one of {', '.join(shipped_targets())}, the path of a .toml file, "
+            "or --host and --port of a broker that runs"
+        )
+        raise TargetError(message)
+    return parse_target(
+        files(__package__).joinpath(f"{name_or_path}.toml").read_text(encoding="utf-8"), where=name_or_path
+    )
+
+
+def hosted_target(host: str, port: int) -> Target:
+    """A target without a file: a broker that already listens on ``host:port``."""
+    return Target(name=f"{host}:{port}", endpoint=Endpoint(host=host, port=port))

@@ -1,0 +1,101 @@
+"""Ask a broker by handshakes what it can: which versions it speaks, and what its 5.0 CONNACK states."""
+
+from __future__ import annotations
+
+import socket
+import time
+import uuid
+
+from conformance.targets.model import DEFAULT_CAPABILITIES, CapabilityValue, Endpoint, Target
+from conformance.wire import Connack, Connect, Decoder, Disconnect, MalformedPacketError, describe, encode
+
+HANDSHAKE_TIMEOUT_S = 5.0
+
+
+class ProbeError(Exception):
+    """No MQTT handshake with the broker succeeded; the text says how far it came."""
+
+
+def handshake(endpoint: Endpoint, version: int, *, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> Connack:
+    """CONNECT, CONNACK, DISCONNECT on a fresh connection. Raises :class:`ProbeError` unless it is accepted."""
+    where = f"{endpoint.host}:{endpoint.port}"
+    connect = Connect(
+        client_id=f"probe{uuid.uuid4().hex[:12]}",
+        version=version,
+        username=endpoint.username,
+        password=None if endpoint.password is None else endpoint.password.encode(),
+    )
+    decoder = Decoder(version)
+    deadline = time.monotonic() + timeout_s
+    try:
+        with socket.create_connection((endpoint.host, endpoint.port), timeout=timeout_s) as sock:
+            sock.sendall(encode(connect, version))
+            while True:
+                sock.settimeout(max(0.01, deadline - time.monotonic()))
+                data = sock.recv(65_536)
+                if not data:
+                    message = f"{where} closed the connection in place of a CONNACK (MQTT version {version})"
+                    raise ProbeError(message)
+                for packet in decoder.feed(data):
+                    if not isinstance(packet, Connack) or packet.reason_code:
+                        message = f"{where} answered CONNECT (MQTT version {version}) with {describe(packet)}"
+                        raise ProbeError(message)
+                    sock.sendall(encode(Disconnect(), version))
+                    return packet
+    except TimeoutError as error:
+        message = f"{where} did not answer CONNECT (MQTT version {version}) within {timeout_s:g} s"
+        raise ProbeError(message) from error
+    except OSError as error:
+        message = f"{where} cannot be reached: {error.strerror or error}"
+        raise ProbeError(message) from error
+    except MalformedPacketError as error:
+        message = f"{where} answered CONNECT (MQTT version {version}) with a malformed packet: {error}"
+        raise ProbeError(message) from error
+
+
+def _stated(connack: Connack) -> dict[str, CapabilityValue]:
+    """What a 5.0 CONNACK says; an absent property has the value that 3.2.2.3 gives it."""
+    said = connack.properties
+    maximum_qos = 2 if said.maximum_qos is None else said.maximum_qos
+    return {
+        "qos1": maximum_qos >= 1,
+        "qos2": maximum_qos >= 2,
+        "retain": said.retain_available != 0,
+        "wildcards": said.wildcard_subscription_available != 0,
+        "shared": said.shared_subscription_available != 0,
+        "subscription_identifiers": said.subscription_identifier_available != 0,
+        "receive_maximum": said.receive_maximum or 65_535,
+        "topic_alias_maximum": said.topic_alias_maximum or 0,
+        "maximum_packet_size": said.maximum_packet_size or 0,
+        "server_keep_alive": said.server_keep_alive or 0,
+    }
+
+
+def probe(target: Target, endpoint: Endpoint, *, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> dict[str, CapabilityValue]:
+    """Capabilities of a running target: defaults, what it shows, what its file declares.
+
+    A declaration may take away what the probe shows (the file knows of a restriction), never add to it.
+    Raises :class:`ProbeError` when neither version is accepted.
+    """
+    found = dict(DEFAULT_CAPABILITIES)
+    connack: Connack | None = None
+    errors = []
+    for name, version in (("mqtt311", 4), ("mqtt5", 5)):
+        try:
+            answer = handshake(endpoint, version, timeout_s=timeout_s)
+        except ProbeError as error:
+            found[name] = False
+            errors.append(str(error))
+            continue
+        found[name] = True
+        if version == 5:
+            connack = answer
+    if len(errors) == 2:
+        raise ProbeError("; ".join(errors))
+    shown = _stated(connack) if connack is not None else {}
+    for name, value in {**target.capabilities, **shown}.items():
+        declared = target.capabilities.get(name, value)
+        found[name] = declared and value if isinstance(value, bool) else value
+    for name in ("mqtt311", "mqtt5"):
+        found[name] = bool(found[name]) and target.capabilities.get(name) is not False
+    return found
