@@ -5,9 +5,10 @@ Pure data: this module imports only the schema of ``trace``, so that ``sim`` and
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 import yaml
@@ -66,6 +67,13 @@ class QueueWorkload(_Part, frozen=True, kw_only=True):
     publish_timeout_s: float = 2.0
     """Without a confirm for this long, a publish is ``info`` and is not retried; the producer goes on."""
     reconnect_after_s: float = 0.1
+    """Pause between the end of a connection and the next attempt."""
+    handshake_timeout_s: float = 2.0
+    """Without CONNACK or SUBACK for this long, the client gives the connection up."""
+    keep_alive_s: int = 4
+    """A client pings after half of this in silence and gives the connection up after another half without answer."""
+    max_unconfirmed: int = 64
+    """Publishes in flight per producer; more wait for their turn, and their latency counts from the intended time."""
 
 
 class FaultKind(StrEnum):
@@ -87,6 +95,12 @@ class FaultKind(StrEnum):
     """At most ``rate`` kilobytes per second and connection."""
 
 
+NODE_FAULTS: Final = frozenset({FaultKind.CRASH, FaultKind.POWER_LOSS, FaultKind.PAUSE})
+"""Faults of a node; the others are faults of the network between clients and broker."""
+
+CLIENT_TARGETS: Final = ("clients", "producers", "consumers")
+
+
 class Fault(_Part, frozen=True, kw_only=True):
     """One entry of the fault schedule."""
 
@@ -94,7 +108,7 @@ class Fault(_Part, frozen=True, kw_only=True):
     kind: FaultKind
     for_s: float = 0.0
     target: str = "broker"
-    """A node, or ``clients`` (every connection), ``producers``, ``consumers``."""
+    """A node; a network fault takes ``clients`` (every connection, as does a node), ``producers`` or ``consumers``."""
     latency_ms: float = 0.0
     jitter_ms: float = 0.0
     rate: float = 0.0
@@ -123,8 +137,26 @@ class Scenario(_Part, frozen=True, kw_only=True):
     faults: tuple[Fault, ...] = ()
     drain_timeout_s: float = 30.0
     """After the workload, consumers go on until the queue is empty or this long (``DRAIN`` event)."""
+    drain_quiet_s: float = 0.0
+    """Silence that proves a queue empty; must exceed whatever may delay a redelivery. 0 = delivery timeout + 1 s."""
     contract: Contract = Contract()
     targets: tuple[Target, ...] = ()
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds without any delivery to willing consumers after which a queue counts as empty."""
+        return self.drain_quiet_s or self.contract.delivery_timeout_s + 1.0
+
+    @property
+    def production_limit_s(self) -> float:
+        """Seconds after which producers give up: twice the schedule, the faults and the drain timeout."""
+        schedules = (workload.messages_per_producer / workload.rate_per_s for workload in self.workload)
+        return 2 * max(schedules) + self.faults_end_s + self.drain_timeout_s
+
+    @property
+    def faults_end_s(self) -> float:
+        """When the last fault is over."""
+        return max((fault.at_s + fault.for_s for fault in self.faults), default=0.0)
 
 
 def parse_scenario(data: object, *, where: str = "scenario") -> Scenario:
@@ -134,17 +166,87 @@ def parse_scenario(data: object, *, where: str = "scenario") -> Scenario:
     except msgspec.ValidationError as error:
         message = f"{where}: {error}"
         raise ScenarioError(message) from error
-    problems = []
-    if len(scenario.topology.nodes) != 1:
-        problems.append("topology.nodes: exactly one node is supported")
-    if not scenario.workload:
-        problems.append("workload: at least one entry is needed")
-    if World.REAL in scenario.worlds and any(fault.kind is FaultKind.POWER_LOSS for fault in scenario.faults):
-        problems.append("faults: power_loss can only be simulated; set worlds: [sim]")
+    problems = [*_scenario_problems(scenario)]
+    for index, workload in enumerate(scenario.workload):
+        problems += [f"workload[{index}].{problem}" for problem in _workload_problems(workload)]
+    for index, fault in enumerate(scenario.faults):
+        problems += [f"faults[{index}].{problem}" for problem in _fault_problems(fault, scenario)]
     if problems:
         message = f"{where}: " + "; ".join(problems)
         raise ScenarioError(message)
     return scenario
+
+
+def _scenario_problems(scenario: Scenario) -> Iterator[str]:
+    if len(scenario.topology.nodes) != 1:
+        yield "topology.nodes: exactly one node is supported"
+    if not scenario.workload:
+        yield "workload: at least one entry is needed"
+    queues = [workload.queue for workload in scenario.workload]
+    if len(set(queues)) != len(queues):
+        yield "workload: each entry needs a queue of its own"
+    if not scenario.worlds:
+        yield "worlds: name sim, real or both"
+    if scenario.drain_timeout_s <= scenario.quiet_s:
+        yield (
+            f"drain_timeout_s: must exceed the {scenario.quiet_s:g} s of silence that prove a queue empty "
+            "(drain_quiet_s, or contract.delivery_timeout_s + 1)"
+        )
+
+
+_MOST: Final = {"producers": 1_000, "consumers_per_group": 1_000, "keys": 100_000, "max_unconfirmed": 10_000}
+_MAX_MESSAGES: Final = 10_000_000
+_MAX_PAYLOAD_BYTES: Final = 1_048_576
+
+
+def _workload_problems(workload: QueueWorkload) -> Iterator[str]:
+    for name, most in _MOST.items():
+        if not 1 <= getattr(workload, name) <= most:
+            yield f"{name}: must be 1 to {most}"
+    if not 1 <= workload.producers * workload.messages_per_producer <= _MAX_MESSAGES:
+        yield f"messages_per_producer: 1 to {_MAX_MESSAGES} messages in total"
+    if not 0 <= workload.payload_bytes <= _MAX_PAYLOAD_BYTES:
+        yield f"payload_bytes: must be 0 to {_MAX_PAYLOAD_BYTES}"
+    for name in ("rate_per_s", "publish_timeout_s", "reconnect_after_s", "handshake_timeout_s"):
+        if not getattr(workload, name) > 0:
+            yield f"{name}: must be above 0"
+    if not 1 <= workload.keep_alive_s <= 65_535:
+        yield "keep_alive_s: must be 1 to 65535"
+    if not 0 <= workload.process_s[0] <= workload.process_s[1]:
+        yield "process_s: needs two times, the shorter first"
+    if not workload.groups or len(set(workload.groups)) != len(workload.groups):
+        yield "groups: at least one name, each once"
+    weights = (
+        workload.settlement.ack,
+        workload.settlement.nack,
+        workload.settlement.reject,
+        workload.settlement.ignore,
+    )
+    if min(weights) < 0 or sum(weights) <= 0:
+        yield "settlement: weights must not be negative, and one must be above 0"
+    if not workload.queue or any(
+        level in ("", "#", "+") or level.startswith("$") for level in workload.queue.split("/")
+    ):
+        yield "queue: a topic path without wildcards, empty levels and levels that start with $"
+
+
+def _fault_problems(fault: Fault, scenario: Scenario) -> Iterator[str]:
+    if fault.at_s < 0 or fault.for_s < 0:
+        yield "at_s, for_s: must not be negative"
+    kind = fault.kind
+    if kind is FaultKind.POWER_LOSS and World.REAL in scenario.worlds:
+        yield "kind: power_loss can only be simulated; set worlds: [sim]"
+    targets = scenario.topology.nodes if kind in NODE_FAULTS else CLIENT_TARGETS
+    if fault.target not in targets and not (kind not in NODE_FAULTS and fault.target in scenario.topology.nodes):
+        yield f"target: {kind.value} takes {', '.join(targets)}, not {fault.target!r}"
+    if kind is not FaultKind.RESET and kind not in (FaultKind.CRASH, FaultKind.POWER_LOSS) and fault.for_s == 0:
+        yield f"for_s: {kind.value} needs a duration"
+    if kind is FaultKind.LATENCY and (fault.latency_ms <= 0 or not 0 <= fault.jitter_ms <= fault.latency_ms):
+        yield "latency_ms: must be above 0, and jitter_ms between 0 and it"
+    if kind is FaultKind.LOSS and not 0 < fault.rate < 1:
+        yield "rate: loss needs a probability between 0 and 1"
+    if kind is FaultKind.BANDWIDTH and fault.rate <= 0:
+        yield "rate: bandwidth needs kilobytes per second above 0"
 
 
 def load_scenario(path: Path) -> Scenario:

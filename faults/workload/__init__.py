@@ -1,0 +1,25 @@
+"""The clients of a queue workload, sans-IO: the fault runner gives them sockets, the simulator virtual time."""
+
+from faults.workload.client import ClientPhase, ClientRole, WorkloadClient
+from faults.workload.consumer import ConsumerClient
+from faults.workload.history import HistoryRecorder, intended_ns
+from faults.workload.payload import Payload, PayloadError, decode_payload, encode_payload
+from faults.workload.plan import PlanPhase, WorkloadPlan, substream
+from faults.workload.producer import ProducerClient
+
+__all__ = [
+    "ClientPhase",
+    "ClientRole",
+    "ConsumerClient",
+    "HistoryRecorder",
+    "Payload",
+    "PayloadError",
+    "PlanPhase",
+    "ProducerClient",
+    "WorkloadClient",
+    "WorkloadPlan",
+    "decode_payload",
+    "encode_payload",
+    "intended_ns",
+    "substream",
+]

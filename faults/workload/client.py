@@ -1,0 +1,422 @@
+"""The MQTT 5 client that producers and consumers share: connection, handshake, keep-alive, confirmed publishes.
+
+Sans-IO: a driver (asyncio sockets, or the simulator) moves bytes and time:
+
+* ``start(now)`` once; then, whenever ``wants_connection(now)``, dial, and report ``connection_made(now)`` or, for a
+  failed attempt as for an ended connection, ``connection_lost(now)``;
+* ``receive(data, now)`` for what arrives; ``take_output()`` after every call, to send; when ``closing`` is true, close
+  the transport after sending and report ``connection_lost(now)``;
+* ``tick(now)`` when ``next_deadline()`` is reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import Enum, StrEnum
+from typing import Final
+
+import msgspec
+
+from conformance.wire import (
+    Connack,
+    Connect,
+    Decoder,
+    Disconnect,
+    MalformedPacketError,
+    Packet,
+    Pingreq,
+    Pingresp,
+    Properties,
+    Puback,
+    Publish,
+    Suback,
+    encode,
+)
+from faults.workload.history import EventFields, HistoryRecorder
+from reference_broker.trace.schema import OpKind, OpType
+
+_VERSION: Final = 5
+_MAX_PACKET_ID: Final = 65_535
+_REFUSED: Final = 0x80
+"""Reason codes from here on refuse (5.0, section 2.4)."""
+MAX_RECEIVE: Final = 256
+"""Receive Maximum that a client asks for."""
+MAX_PACKET_BYTES: Final = 2 * 1_048_576
+"""Maximum Packet Size that a client asks for."""
+
+
+class ClientRole(StrEnum):
+    """Which side of the queue a client is on; faults may target one side."""
+
+    PRODUCER = "producer"
+    CONSUMER = "consumer"
+
+
+class ClientPhase(Enum):
+    """Where a client's connection stands."""
+
+    IDLE = "idle"
+    WAITING = "waiting"
+    """Disconnected; will want a connection at the phase's deadline."""
+    WANTED = "wanted"
+    """The driver must dial, or is dialling."""
+    CONNECTING = "connecting"
+    """CONNECT sent."""
+    SUBSCRIBING = "subscribing"
+    """SUBSCRIBE sent."""
+    READY = "ready"
+    STOPPED = "stopped"
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """The waits of a client, in seconds."""
+
+    operation_timeout_s: float
+    reconnect_after_s: float
+    handshake_timeout_s: float
+    keep_alive_s: int
+
+
+class Operation(msgspec.Struct, kw_only=True):
+    """An invoked operation that awaits its completion."""
+
+    f: OpKind
+    process: str
+    index: int
+    deadline: float
+    fields: EventFields
+
+
+class WorkloadClient:
+    """Base of the clients of a workload. ``history`` receives every operation and its one completion."""
+
+    role: ClientRole
+
+    def __init__(self, client_id: str, timing: Timing, history: HistoryRecorder, max_in_flight: int) -> None:
+        self.client_id = client_id
+        self.timing = timing
+        self.history = history
+        self.phase = ClientPhase.IDLE
+        self.closing = False
+        """The driver must close the transport after sending what ``take_output`` gives."""
+        self._max_in_flight = max_in_flight
+        self._incarnation = 0
+        self._phase_deadline: float | None = None
+        self._output = bytearray()
+        self._decoder = Decoder(_VERSION, max_packet_bytes=MAX_PACKET_BYTES)
+        self._in_flight: dict[int, Operation] = {}
+        self._abandoned: set[int] = set()
+        """Packet identifiers of publishes that became ``info``: not free before the broker's answer or the end."""
+        self._last_packet_id = 0
+        self._receive_maximum = 0
+        self._handshake: Operation | None = None
+        self._has_session = False
+        self._end_detail = ""
+        self._ping_after_s = timing.keep_alive_s / 2
+        self._ping_at: float | None = None
+        self._ping_deadline: float | None = None
+
+    # What the driver calls
+
+    def start(self, now: float) -> None:
+        """Begin: the client wants a connection from now on."""
+        self.phase = ClientPhase.WANTED
+
+    def wants_connection(self, now: float) -> bool:
+        """Whether the driver must dial, unless it does already."""
+        return self.phase is ClientPhase.WANTED
+
+    def connection_made(self, now: float) -> None:
+        """The transport is open: the handshake begins."""
+        if self.phase is not ClientPhase.WANTED:
+            self.closing = True
+            return
+        self._decoder = Decoder(_VERSION, max_packet_bytes=MAX_PACKET_BYTES)
+        self._output.clear()
+        self.closing = False
+        self._end_detail = ""
+        self._send(
+            Connect(
+                client_id=self.client_id,
+                version=_VERSION,
+                keep_alive_s=self.timing.keep_alive_s,
+                properties=Properties(receive_maximum=MAX_RECEIVE, maximum_packet_size=MAX_PACKET_BYTES),
+            )
+        )
+        self._begin_handshake(ClientPhase.CONNECTING, OpKind.CONNECT, now, {})
+
+    def connection_lost(self, now: float) -> None:
+        """The transport ended, or could not be opened: whatever was in flight may or may not have happened."""
+        had_session, self._has_session = self._has_session, False
+        unknown = [*self._in_flight.values()]
+        if self._handshake is not None:
+            unknown.append(self._handshake)
+        self._handshake = None
+        self._in_flight.clear()
+        self._abandoned.clear()
+        self._receive_maximum = 0
+        self._ping_at = self._ping_deadline = None
+        self._output.clear()
+        process = self.process
+        for operation in unknown:
+            self._complete(operation, OpType.INFO, now, self._end_detail or "connection lost")
+        if had_session:
+            detail = self._end_detail or "connection lost"
+            self.history.record(now, process, OpKind.SESSION_END, OpType.OK, detail=detail)
+        if unknown or had_session:
+            self._retire()
+        self.closing = False
+        if self.phase is not ClientPhase.STOPPED:
+            self.phase = ClientPhase.WAITING
+            self._phase_deadline = now + self.timing.reconnect_after_s
+        self._session_ended(now)
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Take bytes from the broker. A protocol error ends the connection; it never raises."""
+        if self.closing:
+            return
+        self._ping_deadline = None
+        self._ping_at = now + self._ping_after_s
+        try:
+            packets: list[Packet] | tuple[Packet, ...] = self._decoder.feed(data)
+        except MalformedPacketError as error:
+            packets = error.packets_before
+            self._take(packets, now)
+            self._abort(f"malformed packet from the broker: {error}")
+            return
+        self._take(packets, now)
+
+    def take_output(self) -> bytes:
+        """Bytes to send now; may be empty."""
+        data = bytes(self._output)
+        self._output.clear()
+        return data
+
+    def next_deadline(self) -> float | None:
+        """When ``tick`` is due next, in Unix seconds; None = only bytes can change anything."""
+        return min(self._deadlines(), default=None)
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        if self.closing or self.phase in (ClientPhase.IDLE, ClientPhase.STOPPED):
+            return
+        if self._phase_deadline is not None and now >= self._phase_deadline:
+            self._phase_deadline = None
+            if self.phase is ClientPhase.WAITING:
+                self.phase = ClientPhase.WANTED
+            else:
+                self._abort("no answer to the handshake")
+                return
+        self._expire_operations(now)
+        if not self.closing:
+            self._keep_alive(now)
+        if not self.closing and self.ready:
+            self._work(now)
+
+    def stop(self, now: float) -> None:
+        """Leave in good order: DISCONNECT, then close."""
+        if self.phase in (ClientPhase.SUBSCRIBING, ClientPhase.READY):
+            self._send(Disconnect())
+        if self.phase not in (ClientPhase.IDLE, ClientPhase.WAITING, ClientPhase.STOPPED):
+            self._abort("disconnect")
+        self.phase = ClientPhase.STOPPED
+        self._phase_deadline = None
+
+    # What producers and consumers build on
+
+    @property
+    def ready(self) -> bool:
+        """Connected, and subscribed where the role needs it."""
+        return self.phase is ClientPhase.READY
+
+    @property
+    def stopped(self) -> bool:
+        """The client wants nothing more."""
+        return self.phase is ClientPhase.STOPPED
+
+    @property
+    def unanswered(self) -> int:
+        """Operations in flight."""
+        return len(self._in_flight)
+
+    @property
+    def process(self) -> str:
+        """Name of the logical process; a new one after every unknown outcome and every session."""
+        return f"{self.client_id}.{self._incarnation}"
+
+    def _connected(self, now: float) -> None:
+        """CONNACK said yes. A consumer subscribes here; a producer is ready."""
+        self._become_ready(now)
+
+    def _work(self, now: float) -> None:
+        """Send whatever is due; called when ready."""
+
+    def _on_publish(self, packet: Publish, now: float) -> None:
+        """A message arrived."""
+        self._abort(f"unexpected message on {packet.topic!r}")
+
+    def _on_suback(self, packet: Suback, now: float) -> None:
+        """A SUBACK arrived."""
+        self._abort("unexpected SUBACK")
+
+    def _on_completed(self, operation: Operation, type_: OpType, now: float) -> None:
+        """An operation got its one completion, which is in the history by now."""
+
+    def _on_timeout(self, now: float) -> None:
+        """At least one operation just became unknown on a living connection."""
+
+    def _session_ended(self, now: float) -> None:
+        """The connection is gone."""
+
+    def _work_deadline(self) -> float | None:
+        """When ``_work`` is due next, while ready."""
+        return None
+
+    def _window(self) -> int:
+        """Publishes that may be sent now without overrunning the broker's Receive Maximum or our own bound."""
+        allowed = min(self._receive_maximum, self._max_in_flight)
+        return allowed - len(self._in_flight) - len(self._abandoned)
+
+    def _publish(
+        self, f: OpKind, topic: str, payload: bytes, properties: Properties, fields: EventFields, now: float
+    ) -> None:
+        """Invoke an operation that a QoS 1 publish carries out; its PUBACK completes it."""
+        packet_id = self._free_packet_id()
+        index = self.history.record(now, self.process, f, OpType.INVOKE, **fields)
+        self._in_flight[packet_id] = Operation(
+            f=f, process=self.process, index=index, deadline=now + self.timing.operation_timeout_s, fields=fields
+        )
+        self._send(Publish(topic=topic, payload=payload, qos=1, packet_id=packet_id, properties=properties))
+
+    def _begin_handshake(self, phase: ClientPhase, f: OpKind, now: float, fields: EventFields) -> None:
+        self.phase = phase
+        deadline = self._phase_deadline = now + self.timing.handshake_timeout_s
+        index = self.history.record(now, self.process, f, OpType.INVOKE, **fields)
+        self._handshake = Operation(f=f, process=self.process, index=index, deadline=deadline, fields=fields)
+
+    def _end_handshake(self, type_: OpType, now: float, detail: str = "") -> None:
+        operation, self._handshake = self._handshake, None
+        self._phase_deadline = None
+        if operation is not None:
+            self._complete(operation, type_, now, detail)
+
+    def _become_ready(self, now: float) -> None:
+        self.phase = ClientPhase.READY
+        self._phase_deadline = None
+        self._work(now)
+
+    def _send(self, packet: Packet) -> None:
+        self._output += encode(packet, _VERSION)
+
+    def _abort(self, detail: str) -> None:
+        """Ask the driver to close the connection; ``detail`` goes into the history."""
+        self.closing = True
+        self._end_detail = self._end_detail or detail
+
+    # Inside
+
+    def _take(self, packets: Iterable[Packet], now: float) -> None:
+        for packet in packets:
+            self._packet(packet, now)
+            if self.closing:
+                return
+        if self.ready:
+            self._work(now)
+
+    def _packet(self, packet: Packet, now: float) -> None:
+        match packet:
+            case Publish() if self._has_session:
+                self._on_publish(packet, now)
+            case Puback():
+                self._on_puback(packet, now)
+            case Pingresp():
+                pass
+            case Connack() if self.phase is ClientPhase.CONNECTING:
+                self._on_connack(packet, now)
+            case Suback() if self.phase is ClientPhase.SUBSCRIBING:
+                self._on_suback(packet, now)
+            case Disconnect():
+                self._abort(f"disconnected by the broker, reason 0x{packet.reason_code:02x}")
+            case _:
+                self._abort(f"unexpected {packet.type.name} from the broker")
+
+    def _on_connack(self, packet: Connack, now: float) -> None:
+        if packet.reason_code >= _REFUSED:
+            detail = f"connection refused, reason 0x{packet.reason_code:02x}"
+            self._end_handshake(OpType.FAIL, now, detail)
+            self._abort(detail)
+            return
+        granted = packet.properties.receive_maximum
+        self._receive_maximum = _MAX_PACKET_ID if granted is None else granted
+        self._has_session = True
+        # The broker may ask for more life signs than we offered (5.0, section 3.2.2.3.14); 0 turns its check off.
+        self._ping_after_s = min(self.timing.keep_alive_s, packet.properties.server_keep_alive or _MAX_PACKET_ID) / 2
+        self._end_handshake(OpType.OK, now)
+        self._connected(now)
+
+    def _on_puback(self, packet: Puback, now: float) -> None:
+        operation = self._in_flight.pop(packet.packet_id, None)
+        if operation is None:
+            if packet.packet_id not in self._abandoned:
+                self._abort(f"PUBACK for packet identifier {packet.packet_id}, which is not in use")
+            self._abandoned.discard(packet.packet_id)
+            return
+        if packet.reason_code < _REFUSED:
+            self._complete(operation, OpType.OK, now, "")
+        else:
+            reason = packet.properties.reason_string or ""
+            self._complete(operation, OpType.FAIL, now, f"reason 0x{packet.reason_code:02x} {reason}".rstrip())
+
+    def _complete(self, operation: Operation, type_: OpType, now: float, detail: str) -> None:
+        fields = operation.fields.copy()
+        fields["op"] = operation.index
+        fields["detail"] = detail
+        self.history.record(now, operation.process, operation.f, type_, **fields)
+        self._on_completed(operation, type_, now)
+
+    def _expire_operations(self, now: float) -> None:
+        expired = [packet_id for packet_id, operation in self._in_flight.items() if now >= operation.deadline]
+        if not expired:
+            return
+        for packet_id in expired:
+            operation = self._in_flight.pop(packet_id)
+            self._abandoned.add(packet_id)
+            self._complete(operation, OpType.INFO, now, f"no confirm for {self.timing.operation_timeout_s:g} s")
+        self._on_timeout(now)
+
+    def _keep_alive(self, now: float) -> None:
+        if self._ping_deadline is not None:
+            if now >= self._ping_deadline:
+                self._abort(f"no answer to a ping for {self._ping_after_s:g} s")
+        elif self._has_session and self._ping_at is not None and now >= self._ping_at:
+            self._send(Pingreq())
+            self._ping_deadline = now + self._ping_after_s
+
+    def _deadlines(self) -> Iterator[float]:
+        if self.closing or self.phase in (ClientPhase.IDLE, ClientPhase.STOPPED):
+            return
+        if self._phase_deadline is not None:
+            yield self._phase_deadline
+        if self._in_flight:
+            # One timeout for all, so the oldest operation is the first to expire; a dict keeps that order.
+            yield next(iter(self._in_flight.values())).deadline
+        if self._ping_deadline is not None:
+            yield self._ping_deadline
+        elif self._has_session and self._ping_at is not None:
+            yield self._ping_at
+        if self.ready:
+            due = self._work_deadline()
+            if due is not None:
+                yield due
+
+    def _free_packet_id(self) -> int:
+        for _ in range(_MAX_PACKET_ID):
+            self._last_packet_id = self._last_packet_id % _MAX_PACKET_ID + 1
+            if self._last_packet_id not in self._in_flight and self._last_packet_id not in self._abandoned:
+                return self._last_packet_id
+        message = "every packet identifier is in use; the window should have prevented this"
+        raise AssertionError(message)
+
+    def _retire(self) -> None:
+        """The process had an unknown outcome: its name must not be used again."""
+        self._incarnation += 1

@@ -1,0 +1,245 @@
+"""Consumer of a queue workload: subscribes in a group, takes deliveries, settles each after a processing time."""
+
+from __future__ import annotations
+
+import heapq
+import random
+import zlib
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from conformance.wire import Properties, Puback, Publish, Suback, Subscribe, Subscription
+from faults.scenario import QueueWorkload, Settlement
+from faults.workload.client import ClientPhase, ClientRole, Operation, Timing, WorkloadClient
+from faults.workload.drain import Ledger
+from faults.workload.history import EventFields, HistoryRecorder
+from faults.workload.payload import PayloadError, decode_payload
+from reference_broker.trace.schema import OpKind, OpType
+
+DLQ_GROUP: Final = "dead-letter-watch"
+"""Consumer group of those who read the dead-letter queue."""
+REJECT_REASON: Final = "rejected by the workload"
+MAX_UNSETTLED: Final = 65_536
+"""Deliveries that a consumer holds unsettled; a broker that sends more is not heeding its own in-flight limit."""
+_MAX_IN_FLIGHT: Final = 1_024
+_REFUSED: Final = 0x80
+_REASON_PROPERTIES: Final = ("dlq-reason", "_dlq_reason", "reason")
+
+
+class Choice(StrEnum):
+    """What a consumer does with a delivery."""
+
+    ACK = "ack"
+    NACK = "nack"
+    REJECT = "reject"
+    IGNORE = "ignore"
+
+
+_VERB: Final = {OpKind.ACK: "$ack", OpKind.NACK: "$nack", OpKind.REJECT: "$reject"}
+_OPERATION: Final = {Choice.ACK: OpKind.ACK, Choice.NACK: OpKind.NACK, Choice.REJECT: OpKind.REJECT}
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """A delivery that this consumer still has to settle."""
+
+    value: str
+    key: str
+    message_id: str
+    group: str
+    partition: int
+    offset: int
+    delivery_count: int
+    choice: Choice
+
+
+class ConsumerClient(WorkloadClient):
+    """One member of one consumer group, or the watcher of a dead-letter queue.
+
+    A settlement without answer ends the session: only so is it certain which later deliveries it may have caused.
+    """
+
+    role = ClientRole.CONSUMER
+
+    def __init__(
+        self,
+        client_id: str,
+        workload: QueueWorkload,
+        rng: random.Random,
+        history: HistoryRecorder,
+        ledger: Ledger,
+        *,
+        group: str,
+        dead_letters: bool = False,
+    ) -> None:
+        timing = Timing(
+            operation_timeout_s=workload.publish_timeout_s,
+            reconnect_after_s=workload.reconnect_after_s,
+            handshake_timeout_s=workload.handshake_timeout_s,
+            keep_alive_s=workload.keep_alive_s,
+        )
+        super().__init__(client_id, timing, history, _MAX_IN_FLIGHT)
+        self.group = group
+        self.queue = f"$dlq/{workload.queue}" if dead_letters else workload.queue
+        self.topic = self.queue if dead_letters else f"$queue/{workload.queue}"
+        self._dead_letters = dead_letters
+        self._process_s = (0.0, 0.0) if dead_letters else workload.process_s
+        settlement = Settlement() if dead_letters else workload.settlement
+        self._weights = (settlement.ack, settlement.nack, settlement.reject, settlement.ignore)
+        self._rng = rng
+        self._ledger = ledger
+        self._draining = False
+        self._due: list[tuple[float, int, Delivery]] = []
+        self._ignored: list[Delivery] = []
+        self._deliveries = 0
+        self._subscribe_id = 0
+
+    @property
+    def busy(self) -> bool:
+        """Holds deliveries, or waits for the answer to a settlement."""
+        return bool(self.unsettled or self.unanswered)
+
+    @property
+    def unsettled(self) -> int:
+        """Deliveries held."""
+        return len(self._due) + len(self._ignored)
+
+    def drain(self, now: float) -> None:
+        """From now on acknowledge everything, also what was to be ignored."""
+        self._draining = True
+        ignored, self._ignored = self._ignored, []
+        for delivery in ignored:
+            self._schedule(msgspec.structs.replace(delivery, choice=Choice.ACK), now)
+        if self.ready and not self.closing:
+            self._work(now)
+
+    def _connected(self, now: float) -> None:
+        self._subscribe_id = self._free_packet_id()
+        self._send(
+            Subscribe(
+                packet_id=self._subscribe_id,
+                subscriptions=(Subscription(filter=self.topic, qos=1),),
+                properties=Properties(user_property=(("consumer-group", self.group),)),
+            )
+        )
+        self._begin_handshake(
+            ClientPhase.SUBSCRIBING, OpKind.SUBSCRIBE, now, {"queue": self.queue, "group": self.group}
+        )
+
+    def _on_suback(self, packet: Suback, now: float) -> None:
+        if packet.packet_id != self._subscribe_id or len(packet.reason_codes) != 1:
+            self._abort("SUBACK does not answer our SUBSCRIBE")
+        elif packet.reason_codes[0] >= _REFUSED:
+            detail = f"subscription refused, reason 0x{packet.reason_codes[0]:02x}"
+            self._end_handshake(OpType.FAIL, now, detail)
+            self._abort(detail)
+        else:
+            self._end_handshake(OpType.OK, now)
+            self._ledger.progress(now)
+            self._become_ready(now)
+
+    def _session_ended(self, now: float) -> None:
+        self._due.clear()
+        self._ignored.clear()
+        self._ledger.progress(now)
+
+    def _on_timeout(self, now: float) -> None:
+        self._abort("a settlement got no answer")
+
+    def _on_publish(self, packet: Publish, now: float) -> None:
+        delivery = self._record_delivery(packet, now)
+        if packet.qos == 1:
+            self._send(Puback(packet_id=packet.packet_id))
+        elif packet.qos == 2:
+            self._abort("delivery at QoS 2, above the subscription's")
+            return
+        if self.unsettled >= MAX_UNSETTLED:
+            self._abort(f"more than {MAX_UNSETTLED} unsettled deliveries")
+        elif delivery.choice is Choice.IGNORE:
+            self._ignored.append(delivery)
+        else:
+            self._schedule(delivery, now + self._rng.uniform(*self._process_s))
+
+    def _schedule(self, delivery: Delivery, due_at: float) -> None:
+        self._deliveries += 1
+        heapq.heappush(self._due, (due_at, self._deliveries, delivery))
+
+    def _choose(self) -> Choice:
+        # Drawn even while draining, so that the stream of random numbers does not depend on when the drain began.
+        choice = self._rng.choices(tuple(Choice), self._weights)[0]
+        return Choice.ACK if self._draining else choice
+
+    def _record_delivery(self, packet: Publish, now: float) -> Delivery:
+        given: dict[str, str] = {}
+        for name, value in packet.properties.user_property:
+            given.setdefault(name, value)
+        fields: EventFields = {"queue": self.queue, "group": self.group}
+        try:
+            payload = decode_payload(packet.payload)
+            fields |= {"value": payload.value, "key": payload.key, "producer": payload.producer, "seq": payload.seq}
+            known = True
+        except PayloadError as error:
+            fields |= {"value": f"corrupt:{zlib.crc32(packet.payload):08x}", "detail": str(error)}
+            known = False
+        count = _number(given.get("delivery-count"), 0)
+        delivery = Delivery(
+            value=fields["value"],
+            key=fields.get("key", ""),
+            message_id=given.get("message-id", ""),
+            group=given.get("group-id", self.group),
+            partition=_number(given.get("partition"), -1),
+            offset=_number(given.get("offset"), -1),
+            delivery_count=count,
+            choice=self._choose(),
+        )
+        fields |= {
+            "message_id": delivery.message_id,
+            "partition": delivery.partition,
+            "offset": delivery.offset,
+            "delivery_count": count,
+            "redelivered": packet.dup or count > 1,
+        }
+        if self._dead_letters:
+            fields["reason"] = next((given[name] for name in _REASON_PROPERTIES if name in given), "")
+        self.history.record(now, self.process, OpKind.DELIVER, OpType.OK, **fields)
+        if known and self._dead_letters:
+            self._ledger.dead_lettered(delivery.value, now)
+        elif known:
+            self._ledger.required(delivery.value, now)
+        return delivery
+
+    def _work(self, now: float) -> None:
+        while self._due and self._due[0][0] <= now and self._window() > 0:
+            _, _, delivery = heapq.heappop(self._due)
+            choice = Choice.ACK if self._draining else delivery.choice
+            self._settle(delivery, _OPERATION[choice], now)
+
+    def _work_deadline(self) -> float | None:
+        return self._due[0][0] if self._due and self._window() > 0 else None
+
+    def _settle(self, delivery: Delivery, f: OpKind, now: float) -> None:
+        properties = [("message-id", delivery.message_id), ("group-id", delivery.group)]
+        fields: EventFields = {
+            "queue": self.queue,
+            "key": delivery.key,
+            "value": delivery.value,
+            "group": self.group,
+            "message_id": delivery.message_id,
+            "partition": delivery.partition,
+            "offset": delivery.offset,
+            "delivery_count": delivery.delivery_count,
+        }
+        if f is OpKind.REJECT:
+            properties.append(("reason", REJECT_REASON))
+            fields["reason"] = REJECT_REASON
+        topic = f"{self.topic}/{_VERB[f]}"
+        self._publish(f, topic, b"", Properties(user_property=tuple(properties)), fields, now)
+
+    def _on_completed(self, operation: Operation, type_: OpType, now: float) -> None:
+        if operation.f in _VERB and not self._dead_letters:
+            self._ledger.settled(operation.fields["value"], self.group, operation.f, type_, now)
+
+
+def _number(text: str | None, absent: int) -> int:
+    return int(text) if text is not None and text.isdigit() else absent
