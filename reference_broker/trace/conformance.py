@@ -79,6 +79,8 @@ class CaseResult(Record, frozen=True, kw_only=True, tag="result", tag_field="typ
     case: str
     """``<spec>/<area>/<slug>``, never renamed, never reused."""
     title: str
+    expectation: str = ""
+    """What the case does and what it expects, in prose."""
     spec: str
     area: str
     clauses: list[str]
