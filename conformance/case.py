@@ -301,6 +301,10 @@ class CaseContext:
         left_s = self._deadline - asyncio.get_running_loop().time() - 0.05 * self.case.limit_s
         return max(0.0, min(self.patience_s if within_s is None else within_s, left_s))
 
+    def extend_deadline(self, seconds: float) -> None:
+        """Start a new time limit, for the work after a case."""
+        self._deadline = asyncio.get_running_loop().time() + seconds + 0.05 * self.case.limit_s
+
     def close(self) -> None:
         """Drop every connection of the case."""
         for connection in self._connections:

@@ -1,8 +1,8 @@
 """Target files: which broker is judged, what it claims, how to start it, and where it is known to fail.
 
 ``load_target("mosquitto")`` reads a file shipped in this folder, ``load_target("my/broker.toml")`` a user's own;
-unknown keys are refused by path. :func:`running` starts the broker (or takes the one that already runs) and yields it once an
-MQTT handshake has succeeded::
+unknown keys are refused by path. :func:`running` starts the broker (or takes the one that already runs) and yields it
+once an MQTT handshake has succeeded::
 
     with running(load_target("reference")) as broker:
         print(broker.endpoint.port, broker.pid)

@@ -169,9 +169,8 @@ def load_target(name_or_path: str) -> Target:
             "or --host and --port of a broker that runs"
         )
         raise TargetError(message)
-    return parse_target(
-        files(__package__).joinpath(f"{name_or_path}.toml").read_text(encoding="utf-8"), where=name_or_path
-    )
+    file = files(__package__).joinpath(f"{name_or_path}.toml")
+    return parse_target(file.read_text(encoding="utf-8"), where=name_or_path)
 
 
 def hosted_target(host: str, port: int) -> Target:

@@ -1,9 +1,10 @@
-"""Start the broker of a target file as a process, wait for its first MQTT handshake, stop it without leaving anything."""
+"""Start the broker of a target file as a process, wait for its first MQTT handshake, stop it without a trace."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import selectors
 import socket
@@ -24,6 +25,8 @@ _STOP_TIMEOUT_S = 5.0
 _START_ATTEMPTS = 3
 _POLL_S = 0.02
 _LOG_TAIL_BYTES = 2_000
+_DAEMON_FOLDERS = ("/usr/sbin", "/usr/local/sbin")
+"""Where brokers are installed, though not on the PATH of ordinary users."""
 _VERSION = re.compile(r"\d+(?:\.\d+)+\S*")
 
 
@@ -167,7 +170,7 @@ def _launch(target: Target, hook: StartHook, folder: Path, extra_arguments: tupl
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if hook.port_from == "stdout" else sink,
                 stderr=sink,
-                cwd=None,
+                env={**os.environ, "PATH": os.pathsep.join((os.environ.get("PATH", os.defpath), *_DAEMON_FOLDERS))},
             )
     except OSError as error:
         message = f"cannot run {command[0]!r}: {error.strerror}; is it installed and on the PATH?"

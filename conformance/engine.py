@@ -1,0 +1,227 @@
+"""Runs cases against a broker, many at a time, and turns the way each ends into one of the eight verdicts.
+
+How verdicts come about (:class:`~reference_broker.trace.conformance.CaseVerdict`):
+
+=============================================  ============================================================
+the case returned                              ``pass``, or ``non_strict`` if it reported something
+a MUST was seen to be violated                 ``fail``
+the target lacks a required capability         ``unsupported``; known before the case starts, or said by it
+``fail`` of a case in ``expect_fail``          ``xfail``; if it passes instead, ``xpass``
+anything else was raised, or the limit passed  ``error``: the harness failed
+the broker died meanwhile                      ``not_run`` for the cases that had not started
+=============================================  ============================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+import msgspec
+
+from conformance.case import Case, CaseContext
+from conformance.connection import Connection
+from conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
+from conformance.targets import CapabilityValue, ProbeError, RunningTarget, Target, handshake
+from conformance.wire import Connack, Publish
+from reference_broker.trace.conformance import CaseResult, CaseVerdict, WireLine
+
+DEFAULT_CONCURRENCY = 16
+_CLEANUP_LIMIT_S = 2.0
+_ALIVE_TIMEOUT_S = 5.0
+
+
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How to run."""
+
+    seed: int = 0
+    """Order of the cases, and what the cases vary by chance."""
+    concurrency: int = DEFAULT_CONCURRENCY
+    patience_s: float | None = None
+    """Longest single wait; None = up to the limit of the case."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one case with its evidence."""
+
+    result: CaseResult
+    transcript: tuple[WireLine, ...] = ()
+
+
+def missing_capability(case: Case, capabilities: Mapping[str, CapabilityValue]) -> str:
+    """Why the case cannot be run against a target with these capabilities; empty if it can."""
+    version = {4: "mqtt311", 5: "mqtt5"}[case.version]
+    lacking = [name for name in (version, *case.requires) if not capabilities.get(name, False)]
+    return f"the target lacks: {', '.join(lacking)} (declared, or shown by its CONNACK)" if lacking else ""
+
+
+def with_expectation(result: CaseResult, target: Target) -> CaseResult:
+    """Apply the target file's ``expect_fail`` to a verdict."""
+    entry = target.expected_failure(result.case)
+    if entry is None:
+        return result
+    if result.verdict is CaseVerdict.FAIL:
+        detail = f"known: {entry.reason}; {result.detail}"
+        return msgspec.structs.replace(result, verdict=CaseVerdict.XFAIL, detail=detail, link=entry.link)
+    if result.verdict in (CaseVerdict.PASS, CaseVerdict.NON_STRICT):
+        detail = f"passes, but the target file expects it to fail ({entry.reason}): take the entry out"
+        return msgspec.structs.replace(result, verdict=CaseVerdict.XPASS, detail=detail, link=entry.link)
+    return result
+
+
+def blank_result(case: Case, verdict: CaseVerdict, detail: str, *, reproduce: str = "") -> CaseResult:
+    """A result of ``case`` without duration."""
+    return CaseResult(
+        case=case.id,
+        title=case.title,
+        spec=case.spec,
+        area=case.area,
+        clauses=list(case.clauses),
+        level=case.level,
+        verdict=verdict,
+        detail=detail,
+        requires=list(case.requires),
+        mutant=case.mutant,
+        reproduce=reproduce,
+    )
+
+
+class Engine:
+    """Runs cases against one running broker within one event loop."""
+
+    def __init__(
+        self,
+        broker: RunningTarget,
+        capabilities: Mapping[str, CapabilityValue],
+        options: RunOptions,
+        *,
+        reproduce: Callable[[Case], str] = lambda _case: "",
+    ) -> None:
+        self.broker, self.capabilities, self.options, self.reproduce = broker, capabilities, options, reproduce
+        self.broker_died = ""
+        """Why no further case is started; empty while the broker answers."""
+        # Sessions and retained messages may outlive a run of a broker that is not ours: a fresh token keeps runs apart.
+        self._run_token = f"{secrets.randbelow(36**5):05x}"[-5:]
+        self._slots = asyncio.Semaphore(options.concurrency)
+
+    async def run_all(self, cases: Iterable[Case], report: Callable[[Outcome], None]) -> list[Outcome]:
+        """Run cases at the same time, within ``concurrency``; ``report`` gets each outcome as it is known."""
+        ordered = list(cases)
+        random.Random(self.options.seed).shuffle(ordered)
+
+        async def one(case: Case) -> Outcome:
+            outcome = await self.run(case)
+            report(outcome)
+            return outcome
+
+        return list(await asyncio.gather(*(one(case) for case in ordered)))
+
+    async def run(self, case: Case) -> Outcome:
+        """Run one case to its verdict; never raises for what the broker or the case does."""
+        lacking = missing_capability(case, self.capabilities)
+        if lacking:
+            return Outcome(result=blank_result(case, CaseVerdict.UNSUPPORTED, lacking))
+        async with self._slots:
+            if self.broker_died:
+                return Outcome(result=blank_result(case, CaseVerdict.NOT_RUN, self.broker_died))
+            return await self._execute(case)
+
+    async def _execute(self, case: Case) -> Outcome:
+        began = time.perf_counter()
+        ctx = CaseContext(
+            case,
+            self.broker.endpoint,
+            self.capabilities,
+            run_token=self._run_token,
+            seed=self.options.seed,
+            patience_s=self.options.patience_s,
+        )
+        verdict, detail = await _judge(case, ctx)
+        ctx.close()
+        duration_ms = (time.perf_counter() - began) * 1_000
+        if ctx.sent_raw or verdict is CaseVerdict.ERROR:
+            gone = await self._why_gone(case.version)
+            if gone:
+                self.broker_died = f"not started: the broker stopped answering during {case.id} or a case beside it"
+                if verdict is not CaseVerdict.ERROR:
+                    verdict, detail = CaseVerdict.FAIL, f"the broker does not answer any more: {gone}. {detail}".strip()
+        if not self.broker_died:
+            await _clean_up(ctx)
+        result = blank_result(case, verdict, detail, reproduce=self.reproduce(case))
+        result = msgspec.structs.replace(result, duration_ms=round(duration_ms, 3))
+        return Outcome(result=with_expectation(result, self.broker.target), transcript=tuple(ctx.transcript.lines))
+
+    async def _why_gone(self, version: int) -> str:
+        """Why a fresh handshake fails; empty if the broker is alive."""
+        try:
+            await asyncio.to_thread(handshake, self.broker.endpoint, version, timeout_s=_ALIVE_TIMEOUT_S)
+        except ProbeError as error:
+            return str(error)
+        return ""
+
+
+async def _judge(case: Case, ctx: CaseContext) -> tuple[CaseVerdict, str]:
+    """Run the function of a case: verdict and detail, before ``expect_fail``."""
+    try:
+        async with asyncio.timeout(case.limit_s):
+            await case.run(ctx)
+    except CaseFailureError as error:
+        return CaseVerdict.FAIL, str(error)
+    except UnsupportedError as error:
+        return CaseVerdict.UNSUPPORTED, str(error)
+    except TargetUnreachableError as error:
+        return CaseVerdict.ERROR, str(error)
+    except TimeoutError:
+        return CaseVerdict.ERROR, f"the case took longer than its limit of {case.limit_s:g} s"
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return CaseVerdict.ERROR, f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+    if ctx.missed:
+        return CaseVerdict.NON_STRICT, "; ".join(ctx.missed)
+    return CaseVerdict.PASS, ""
+
+
+async def _within_cleanup(step: Awaitable[object]) -> None:
+    async with asyncio.timeout(_CLEANUP_LIMIT_S):
+        await step
+
+
+async def _clean_up(ctx: CaseContext) -> None:
+    """Delete what the case may have left in the broker. Its outcome has no influence on the verdict."""
+    recorded = len(ctx.transcript.lines)
+    try:
+        await _within_cleanup(_delete_leftovers(ctx))
+    except (CaseFailureError, TargetUnreachableError, TimeoutError, OSError) as error:
+        del ctx.transcript.lines[recorded:]
+        ctx.note(f"clean-up after the case was not complete: {error}")
+    else:
+        del ctx.transcript.lines[recorded:]
+    finally:
+        ctx.close()
+
+
+async def _delete_leftovers(ctx: CaseContext) -> None:
+    ctx.extend_deadline(_CLEANUP_LIMIT_S)
+    for client_id, version in sorted(ctx.persistent_clients.items()):
+        if client_id:
+            connection = await ctx.open(version=version)
+            connection.send(ctx.connect_packet(version=version, client_id=client_id, clean=True))
+            await connection.expect(Connack)
+            await connection.disconnect()
+    if ctx.retained_topics:
+        connection = await _cleaner(ctx)
+        for topic in sorted(ctx.retained_topics):
+            connection.send(Publish(topic=topic, retain=True))
+        await connection.barrier()
+        await connection.disconnect()
+
+
+async def _cleaner(ctx: CaseContext) -> Connection:
+    connection = await ctx.open()
+    connection.send(ctx.connect_packet())
+    await connection.expect(Connack)
+    return connection

@@ -1,0 +1,85 @@
+"""The statements that the cases cite, and which of them are tested: the TOML files of this folder, read strictly.
+
+``mqtt311.toml`` and ``mqtt5.toml`` hold every numbered statement of the standards, ``queue.toml`` our own rules of the
+durable queues. ``case_ids.txt`` is the permanent list of case ids: an id once listed is never renamed and never reused.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from importlib.resources import files
+from typing import Literal
+
+import msgspec
+
+from conformance.case import Case
+from reference_broker.trace.conformance import Clause, ClauseStatus
+
+SPECS = ("mqtt311", "mqtt5", "queue")
+
+
+class Statement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One statement, in our own words."""
+
+    id: str
+    section: str
+    level: Literal["MUST", "SHOULD", "MAY"]
+    role: Literal["server", "client", "both"]
+    testable: Literal["yes", "partly", "no"]
+    """Whether a black-box client can judge a server by it."""
+    sentence: str
+    reason: str = ""
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    statement: tuple[Statement, ...]
+
+
+def load_statements(spec: str) -> dict[str, Statement]:
+    """Statements of one specification by id. Raises :class:`msgspec.ValidationError` with the path of a wrong key."""
+    text = files(__package__).joinpath(f"{spec}.toml").read_text(encoding="utf-8")
+    return {statement.id: statement for statement in msgspec.toml.decode(text, type=_File).statement}
+
+
+def listed_case_ids() -> list[str]:
+    """The permanent list of case ids."""
+    text = files(__package__).joinpath("case_ids.txt").read_text(encoding="utf-8")
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def clauses(cases: Iterable[Case], specs: Iterable[str] = SPECS) -> list[Clause]:
+    """Every statement with the cases that cite it.
+
+    A case of ``queue`` may cite MQTT 5.0 statements too; ids starting with ``Q-`` are the queues' own.
+    """
+    citing: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for case in cases:
+        for clause in case.clauses:
+            citing[home_of(case, clause), clause].append(case.id)
+    found = []
+    for spec in specs:
+        for statement in load_statements(spec).values():
+            tested_by = citing[spec, statement.id]
+            status = ClauseStatus.UNTESTABLE if statement.testable == "no" else ClauseStatus.UNTESTED
+            found.append(
+                Clause(
+                    spec=spec,
+                    id=statement.id,
+                    level=statement.level,
+                    role=statement.role,
+                    section=statement.section,
+                    sentence=statement.sentence,
+                    status=ClauseStatus.TESTED if tested_by else status,
+                    reason=statement.reason,
+                    cases=tested_by,
+                )
+            )
+    return found
+
+
+def home_of(case: Case, clause: str) -> str:
+    """The specification whose file must hold ``clause`` when ``case`` cites it."""
+    if clause.startswith("Q-"):
+        return "queue"
+    return "mqtt5" if case.spec == "queue" else case.spec

@@ -1,0 +1,217 @@
+"""Writes the report of a run as it goes: ``report.jsonl``, ``transcripts/``, and at the end ``result.json``.
+
+A run that is cut leaves the lines written so far; a report without footer says by this that it was cut.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from enum import IntEnum
+from fnmatch import fnmatchcase
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+import msgspec
+
+from conformance.engine import Outcome
+from reference_broker.trace.conformance import (
+    CaseResult,
+    CaseVerdict,
+    Clause,
+    ClauseStatus,
+    Footer,
+    Header,
+    Line,
+    WireLine,
+)
+from reference_broker.trace.results import Check, Machine, RunKind, RunResult, Verdict, write_result
+
+
+class ExitCode(IntEnum):
+    """Exit status of ``assay conformance run``."""
+
+    OK = 0
+    FAILED = 1
+    """A conformance failure, an unexpected pass, or a required case that could not be run."""
+    USAGE = 2
+    UNREACHABLE = 3
+    HARNESS = 4
+    NOTHING_SELECTED = 5
+
+
+def exit_code(results: Sequence[CaseResult], required: Sequence[str] = ()) -> ExitCode:
+    """The exit status that these results deserve; ``required`` are patterns of cases that must have been run."""
+    if not results:
+        return ExitCode.NOTHING_SELECTED
+    verdicts = {result.verdict for result in results}
+    if verdicts & {CaseVerdict.FAIL, CaseVerdict.XPASS} or missing_required(results, required):
+        return ExitCode.FAILED
+    if CaseVerdict.ERROR in verdicts:
+        return ExitCode.HARNESS
+    if CaseVerdict.NOT_RUN in verdicts:
+        return ExitCode.UNREACHABLE
+    return ExitCode.OK
+
+
+def missing_required(results: Iterable[CaseResult], required: Sequence[str]) -> list[CaseResult]:
+    """Required cases that say nothing of the target."""
+    return [
+        result
+        for result in results
+        if result.verdict in (CaseVerdict.UNSUPPORTED, CaseVerdict.NOT_RUN)
+        and any(fnmatchcase(result.case, pattern) for pattern in required)
+    ]
+
+
+def suite_version() -> str:
+    """Version of the installed suite."""
+    try:
+        return version("assay-mq")
+    except PackageNotFoundError:
+        return "0"
+
+
+def this_machine() -> Machine:
+    return Machine(platform=platform.platform(), python=platform.python_version(), cpus=os.cpu_count() or 1)
+
+
+def utc_now() -> str:
+    """ISO 8601, whole seconds."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def write_transcript(path: Path, lines: Iterable[WireLine]) -> None:
+    """One JSON line per row; creates the folders."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+
+
+def read_transcript(path: Path) -> list[WireLine]:
+    """Rows of a transcript. Raises :class:`msgspec.ValidationError` on a foreign line."""
+    decoder = msgspec.json.Decoder(WireLine)
+    return [decoder.decode(line) for line in path.read_bytes().splitlines() if line]
+
+
+class ReportWriter:
+    """A context manager over one report file; :meth:`add` may be called from one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.transcripts = path.parent / "transcripts"
+        self.results: list[CaseResult] = []
+        self._began = time.monotonic()
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self.path.open("wb")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, line: Line) -> None:
+        if self._file is None:
+            message = "the report is not open"
+            raise ValueError(message)
+        self._file.write(msgspec.json.encode(line) + b"\n")
+        self._file.flush()
+
+    def begin(self, header: Header, clauses: Iterable[Clause]) -> None:
+        """Header and clauses, before the first result."""
+        self._write(header)
+        for clause in clauses:
+            self._write(clause)
+
+    def add(self, outcome: Outcome) -> CaseResult:
+        """Write one result and its transcript; returns the result as written."""
+        result = outcome.result
+        if outcome.transcript:
+            path = self.transcripts / f"{result.case}.jsonl"
+            write_transcript(path, outcome.transcript)
+            result = msgspec.structs.replace(result, transcript=path.relative_to(self.path.parent).as_posix())
+        self._write(result)
+        self.results.append(result)
+        return result
+
+    def finish(self, code: ExitCode) -> Footer:
+        """The footer: counts by verdict."""
+        footer = Footer(
+            counts=dict(sorted(Counter(result.verdict.value for result in self.results).items())),
+            exit_code=int(code),
+            duration_s=round(time.monotonic() - self._began, 3),
+        )
+        self._write(footer)
+        return footer
+
+
+_RUN_VERDICTS = {
+    ExitCode.OK: Verdict.PASS,
+    ExitCode.FAILED: Verdict.FAIL,
+    ExitCode.HARNESS: Verdict.ERROR,
+    ExitCode.USAGE: Verdict.ERROR,
+    ExitCode.UNREACHABLE: Verdict.UNKNOWN,
+    ExitCode.NOTHING_SELECTED: Verdict.UNKNOWN,
+}
+
+
+def summarize(header: Header, results: Sequence[CaseResult], clauses: Sequence[Clause], code: ExitCode) -> str:
+    """One sentence for people."""
+    counts = Counter(result.verdict for result in results)
+    parts = [f"{count} {verdict.value}" for verdict, count in sorted(counts.items())]
+    failing = sorted({clause for result in results if result.verdict is CaseVerdict.FAIL for clause in result.clauses})
+    tested = sum(clause.status is ClauseStatus.TESTED for clause in clauses)
+    text = f"{header.target}: {len(results)} cases, {', '.join(parts) or 'none run'}; {tested} statements tested"
+    return text + (f"; violated: {', '.join(failing)}" if failing else "")
+
+
+def write_run_result(
+    folder: Path,
+    header: Header,
+    results: Sequence[CaseResult],
+    clauses: Sequence[Clause],
+    footer: Footer,
+    *,
+    report: Path,
+    command: str,
+) -> Path:
+    """``result.json`` of the run, for ``assay report`` and CI."""
+    code = ExitCode(footer.exit_code)
+    failures = sum(result.verdict in (CaseVerdict.FAIL, CaseVerdict.XPASS) for result in results)
+    check = Check(
+        name="failing cases",
+        value=float(failures),
+        unit="cases",
+        bound=0.0,
+        relation="==",
+        verdict=Verdict.PASS if failures == 0 else Verdict.FAIL,
+        source="every MUST that a case tests",
+    )
+    return write_result(
+        folder,
+        RunResult(
+            kind=RunKind.CONFORMANCE,
+            name=f"conformance of {header.target}",
+            verdict=_RUN_VERDICTS[code],
+            summary=summarize(header, results, clauses, code),
+            target=header.target,
+            seed=header.seed,
+            started_at=header.started_at,
+            duration_s=footer.duration_s,
+            command=command,
+            checks=[check],
+            metrics={f"cases_{verdict}": count for verdict, count in footer.counts.items()},
+            artefacts={"report": os.path.relpath(report, folder), "transcripts": "transcripts"},
+            machine=header.machine,
+        ),
+    )
