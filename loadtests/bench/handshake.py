@@ -1,61 +1,91 @@
-"""Blocking MQTT 3.1.1 handshakes of the bench: connect and subscribe, then hand the bare socket over."""
+"""Blocking handshakes of the bench: connect and subscribe, then hand the bare socket over."""
 
 from __future__ import annotations
 
 import socket
+import time
+from typing import TypeVar
 
-from loadtests.bench.frames import remaining_length
+from conformance.targets import Endpoint
+from conformance.wire import (
+    Connack,
+    Connect,
+    Decoder,
+    MalformedPacketError,
+    Packet,
+    Properties,
+    Suback,
+    Subscribe,
+    Subscription,
+    describe,
+    encode,
+)
 
 HANDSHAKE_TIMEOUT_S = 5.0
-SOCKET_BUFFER_BYTES = 1 << 20
+
+_P = TypeVar("_P", bound=Packet)
 
 
 class HandshakeError(RuntimeError):
-    """The broker did not answer CONNECT or SUBSCRIBE as the standard says; the text shows what came."""
+    """The broker did not answer CONNECT or SUBSCRIBE as needed; the text shows what came."""
 
 
-def _text(value: str) -> bytes:
-    data = value.encode()
-    return len(data).to_bytes(2, "big") + data
-
-
-def _packet(first_byte: int, body: bytes) -> bytes:
-    return bytes([first_byte]) + remaining_length(len(body)) + body
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = connection.recv(count - len(data))
-        if not part:
-            message = f"the broker closed the connection after {data.hex() or 'nothing'}"
+def _answer(connection: socket.socket, version: int, kind: type[_P]) -> _P:
+    """The next packet, which must be the only one under way. Raises :class:`HandshakeError`."""
+    decoder = Decoder(version)
+    deadline = time.monotonic() + HANDSHAKE_TIMEOUT_S
+    while time.monotonic() < deadline:
+        data = connection.recv(65_536)
+        if not data:
+            message = f"the broker closed the connection in place of {kind.__name__.upper()}"
             raise HandshakeError(message)
-        data += part
-    return data
+        try:
+            packets = decoder.feed(data)
+        except MalformedPacketError as error:
+            message = f"waiting for {kind.__name__.upper()}: {error}"
+            raise HandshakeError(message) from error
+        if packets:
+            packet = packets[0]
+            if not isinstance(packet, kind) or len(packets) > 1 or decoder.pending:
+                message = f"expected {kind.__name__.upper()} alone, received {', '.join(map(describe, packets))}"
+                raise HandshakeError(message)
+            return packet
+    message = f"no {kind.__name__.upper()} within {HANDSHAKE_TIMEOUT_S:g} s"
+    raise HandshakeError(message)
 
 
-def connect(host: str, port: int, client_id: str) -> socket.socket:
-    """A connected socket with CONNACK read. Raises :class:`HandshakeError`, :class:`OSError`."""
-    connection = socket.create_connection((host, port), timeout=HANDSHAKE_TIMEOUT_S)
+def connect(
+    endpoint: Endpoint, client_id: str, *, version: int = 4, receive_maximum: int | None = None
+) -> tuple[socket.socket, Connack]:
+    """A blocking socket past CONNACK, and that CONNACK. Raises :class:`HandshakeError`, :class:`OSError`."""
+    connection = socket.create_connection((endpoint.host, endpoint.port), timeout=HANDSHAKE_TIMEOUT_S)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        body = _text("MQTT") + bytes([4, 0x02, 0, 0]) + _text(client_id)
-        connection.sendall(_packet(0x10, body))
-        answer = _exactly(connection, 4)
-        if answer != b"\x20\x02\x00\x00":
-            message = f"CONNECT was answered with {answer.hex()}, expected CONNACK 20020000"
+        packet = Connect(
+            client_id=client_id,
+            version=version,
+            keep_alive_s=0,
+            username=endpoint.username,
+            password=None if endpoint.password is None else endpoint.password.encode(),
+            properties=Properties(receive_maximum=receive_maximum),
+        )
+        connection.sendall(encode(packet, version))
+        connack = _answer(connection, version, Connack)
+        if connack.reason_code:
+            message = f"the broker refused CONNECT: {describe(connack)}"
             raise HandshakeError(message)
     except BaseException:
         connection.close()
         raise
-    return connection
+    return connection, connack
 
 
-def subscribe(connection: socket.socket, topic: str, qos: int) -> None:
+def subscribe(connection: socket.socket, topic: str, qos: int, *, version: int = 4, group: str = "") -> None:
     """Subscribe and read SUBACK. Raises :class:`HandshakeError` unless ``qos`` itself is granted."""
-    connection.sendall(_packet(0x82, b"\x00\x01" + _text(topic) + bytes([qos])))
-    answer = _exactly(connection, 5)
-    expected = bytes([0x90, 3, 0, 1, qos])
-    if answer != expected:
-        message = f"SUBSCRIBE was answered with {answer.hex()}, expected {expected.hex()}"
+    properties = Properties(user_property=(("consumer-group", group),) if group else ())
+    packet = Subscribe(packet_id=1, subscriptions=(Subscription(filter=topic, qos=qos),), properties=properties)
+    connection.sendall(encode(packet, version))
+    suback = _answer(connection, version, Suback)
+    if suback.packet_id != 1 or suback.reason_codes != (qos,):
+        message = f"SUBSCRIBE to {topic} at QoS {qos} was answered with {describe(suback)}"
         raise HandshakeError(message)
