@@ -5,6 +5,7 @@ Pure: commands come in with ``now``, effects leave through session connections a
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Sequence
 from math import inf
@@ -71,6 +72,10 @@ class BrokerState:
         self.retained = RetainedStore(config.mqtt.max_retained_messages)
         self.timers = TimerHeap()
         self.published = 0
+        self.refused = 0
+        """Unconfirmed messages that a queue did not take."""
+        self.now = 0.0
+        """Time of the current turn; set by whoever drives the broker."""
 
     def next_client_id(self) -> str:
         """An id for a client that sent none; unique among the sessions."""
@@ -158,7 +163,8 @@ class BrokerState:
             if message.expires_at:
                 # Until now the field held the lifetime: it counts from the publication of the will.
                 message = msgspec.structs.replace(message, expires_at=now + message.expires_at)
-            self.publish(message, session, now)
+            with contextlib.suppress(QueueError):
+                self.publish(message, session, now)
 
     def end_session(self, session: Session, now: float) -> None:
         """The session's state is deleted; a will still due is sent first (5.0 3.1.2-8)."""
@@ -175,24 +181,24 @@ class BrokerState:
 
     # -- publishing ----------------------------------------------------------------------------------------------
 
-    def publish(
-        self, message: Message, publisher: Session | None, now: float, on_confirmed: Confirm | None = None
-    ) -> bool:
-        """Route a message. ``on_confirmed`` is called once the broker has taken responsibility for it.
+    def publish(self, message: Message, publisher: Session | None, now: float) -> bool:
+        """Route a message that nobody waits to see confirmed, or one for an ordinary topic.
 
-        True: somebody gets it. Queue errors reach ``on_confirmed``, never the caller.
+        True: somebody gets it. Raises :class:`QueueError` when no more retained messages can be kept. A message for a
+        queue that the queue refuses is traced as an error and dropped, as QoS 0 allows.
         """
-        if message.topic.startswith("$queue/") or message.topic.startswith("$dlq/"):
-            self._publish_to_queue(message, publisher, now, on_confirmed)
+        if is_queue_topic(message.topic):
+            self.publish_to_queue(message, publisher, now, self._note_refused)
             return True
         if message.retain and not self.retained.store(message):
-            if on_confirmed is not None:
-                on_confirmed(QueueError(QueueErrorCode.LIMIT, "the broker keeps no more retained messages"))
-            return False
-        matched = self._fan_out(message, publisher)
-        if on_confirmed is not None:
-            on_confirmed(None)
-        return matched
+            raise QueueError(QueueErrorCode.LIMIT, "the broker keeps no more retained messages")
+        return self._fan_out(message, publisher)
+
+    def _note_refused(self, error: QueueError | None) -> None:
+        if error is not None:
+            self.refused += 1
+            if self.tracer is not None:
+                self.tracer(TraceKind.PROTOCOL_ERROR, {"detail": str(error)})
 
     def _fan_out(self, message: Message, publisher: Session | None) -> bool:
         self.published += 1
@@ -221,9 +227,10 @@ class BrokerState:
                 )
         return bool(route.entries or route.groups)
 
-    def _publish_to_queue(
-        self, message: Message, publisher: Session | None, now: float, on_confirmed: Confirm | None
+    def publish_to_queue(
+        self, message: Message, publisher: Session | None, now: float, on_confirmed: Confirm
     ) -> None:
+        """Enqueue, or settle when the topic ends in a verb. ``on_confirmed`` is called once, now or after a sync."""
         try:
             address = self.engine.address(message.topic)
             if address.verb is None:
@@ -231,8 +238,7 @@ class BrokerState:
             else:
                 self._settle(address.verb, address.queue, message, publisher, now, on_confirmed)
         except QueueError as error:
-            if on_confirmed is not None:
-                on_confirmed(error)
+            on_confirmed(error)
 
     def _settle(
         self,
@@ -241,7 +247,7 @@ class BrokerState:
         message: Message,
         publisher: Session | None,
         now: float,
-        on_confirmed: Confirm | None,
+        on_confirmed: Confirm,
     ) -> None:
         self.engine.settle(
             verb,
@@ -253,7 +259,7 @@ class BrokerState:
             consumer_id=publisher.client_id if publisher is not None else None,
             reason=message.user_property("reason") or "rejected by consumer",
             now=now,
-            on_done=on_confirmed if on_confirmed is not None else _ignore,
+            on_done=on_confirmed,
         )
 
     def settle_delivery(self, session: Session, delivery: Delivery, now: float) -> None:

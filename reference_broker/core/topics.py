@@ -1,4 +1,4 @@
-"""Topic names and filters: validity and matching (MQTT 3.1.1 and 5.0, section 4.7; shared subscriptions, 5.0 section 4.8.2)."""
+"""Topic names and filters: validity and matching (MQTT 3.1.1 and 5.0 section 4.7; sharing: 5.0 section 4.8.2)."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def read_properties(reader: Reader, packet: int) -> Properties:
     if length == 0:
         return NO_PROPERTIES
     section = reader.section(length)
-    properties = Properties()
+    fields: dict[str, object] = {}
     seen: set[int] = set()
     pairs: list[tuple[str, str]] = []
     identifiers: list[int] = []
@@ -146,11 +146,12 @@ def read_properties(reader: Reader, packet: int) -> Properties:
             assert isinstance(value, int)
             identifiers.append(value)
         else:
-            setattr(properties, rule.name, value)
+            fields[rule.name] = value
         seen.add(identifier)
-    properties.user_property = tuple(pairs)
-    properties.subscription_identifier = tuple(identifiers)
-    return properties
+    fields["user_property"] = tuple(pairs)
+    fields["subscription_identifier"] = tuple(identifiers)
+    # The table gives each field its type; convert only puts the fields together.
+    return msgspec.convert(fields, Properties)
 
 
 def _check_value(rule: Rule, value: object) -> None:

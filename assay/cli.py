@@ -1,0 +1,69 @@
+"""``assay``: one command for the whole bench. Each part is imported only when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib import metadata
+
+import typer
+
+_PARTS: dict[str, tuple[str, str]] = {
+    "conformance": ("conformance.cli", "Test any MQTT broker against the standards' statements."),
+    "sim": ("sim.cli", "Run scenarios in simulation: virtual time, network and disk around the real broker code."),
+    "faults": ("faults.cli", "Run scenarios on real processes, through a fault proxy, with kill -9."),
+    "load": ("loadtests.cli", "Open-loop load with honest latencies, and Locust users."),
+    "bench": ("loadtests.bench.cli", "Measure throughput against other brokers in one run."),
+    "spark": ("spark_analysis.cli", "Judge histories and latencies with Spark, against targets."),
+}
+_COMMANDS: dict[str, tuple[str, str, str]] = {
+    "serve": ("reference_broker.cli", "serve", "Run the reference broker."),
+    "hash-password": ("reference_broker.cli", "hash_password_command", "Make a password hash for the configuration."),
+    "report": ("reports.cli", "report", "Make a static site, JUnit, Markdown and a badge from a run folder."),
+    "demo": ("assay.demo", "demo", "The main job: assess the reference broker and open the report."),
+}
+
+
+def build_app(wanted: str | None) -> typer.Typer:
+    """The command line; only the part called ``wanted`` is imported, the others show their help line only."""
+    app = typer.Typer(
+        name="assay",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        help="A reference message broker, and the bench that judges message brokers by it.",
+    )
+
+    @app.callback(invoke_without_command=False)
+    def options(
+        version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True),
+    ) -> None:
+        if version:
+            typer.echo(metadata.version("assay-mq"))
+            raise typer.Exit
+
+    for name, (module, attribute, text) in _COMMANDS.items():
+        if name == wanted:
+            app.command(name)(getattr(importlib.import_module(module), attribute))
+        else:
+            app.command(name, help=text)(_placeholder)
+    for name, (module, text) in _PARTS.items():
+        if name == wanted:
+            app.add_typer(importlib.import_module(module).app, name=name, help=text)
+        else:
+            app.add_typer(typer.Typer(help=text), name=name)
+    return app
+
+
+def _placeholder() -> None:
+    """Stands in for a part that was not asked for."""
+
+
+def main() -> None:
+    """Console script."""
+    wanted = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
+    build_app(wanted)()
+
+
+if __name__ == "__main__":
+    main()

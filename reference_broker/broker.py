@@ -1,0 +1,234 @@
+"""The embedded broker: a real broker, on real sockets, inside your process.
+
+>>> with Broker() as broker:            # doctest: +SKIP
+...     client.connect(broker.host, broker.port)
+
+``async with Broker() as broker`` runs it in the current event loop, ``with`` in a thread of its own. Either way it is
+ready when the block begins: a client has connected to every listener and was answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from reference_broker.config import BrokerConfig, ListenerConfig
+from reference_broker.core.broker_state import is_queue_topic
+from reference_broker.core.message import Message
+from reference_broker.core.queues import QueueError, QueueStats
+from reference_broker.core.topics import validate_topic
+from reference_broker.server.running import RunningBroker
+
+_T = TypeVar("_T")
+DEFAULT_TIMEOUT_S = 30.0
+
+
+class BrokerClosedError(RuntimeError):
+    """The broker is not running (any more)."""
+
+
+class BrokerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a broker at one moment, for assertions and dashboards."""
+
+    connections: int
+    sessions: tuple[str, ...]
+    """Client ids, connected or not."""
+    retained: int
+    published: int
+    """Messages routed since the start; queue messages not included."""
+    queues: tuple[QueueStats, ...]
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's where it is installed, else asyncio's."""
+    try:
+        import uvloop  # optional: absent on Windows
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+class Broker:
+    """A broker to embed. Without configuration: one listener on a free loopback port, queues in memory."""
+
+    def __init__(self, config: BrokerConfig | None = None) -> None:
+        self.config = config or BrokerConfig(listeners=(ListenerConfig(port=0),))
+        self._running: RunningBroker | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._stop_thread: Callable[[], None] | None = None
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Start in a thread; returns when ready. Raises what :meth:`RunningBroker.start` raises."""
+        if self._thread is not None or self._running is not None:
+            message = "this broker runs already"
+            raise RuntimeError(message)
+        ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(ready,), name="assay-broker", daemon=True)
+        self._thread.start()
+        try:
+            ready.result()
+        except BaseException:
+            self._thread.join()
+            self._thread = None
+            raise
+        return self
+
+    def _run(self, ready: Future[None]) -> None:
+        async def main() -> None:
+            self._loop = asyncio.get_running_loop()
+            stop = asyncio.Event()
+            loop = self._loop
+            self._stop_thread = lambda: loop.call_soon_threadsafe(stop.set)
+            running = RunningBroker(self.config)
+            try:
+                await running.start()
+            except BaseException as error:
+                ready.set_exception(error)
+                return
+            self._running = running
+            ready.set_result(None)
+            await stop.wait()
+            self._running = None
+            await running.stop()
+
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(main())
+
+    def stop(self) -> None:
+        """Stop and wait; twice is fine."""
+        thread, self._thread = self._thread, None
+        if thread is not None and self._stop_thread is not None:
+            self._stop_thread()
+            thread.join()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        running = RunningBroker(self.config)
+        self._loop = asyncio.get_running_loop()
+        await running.start()
+        self._running = running
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            await running.stop()
+
+    # -- where ---------------------------------------------------------------------------------------------------
+
+    def _get(self) -> RunningBroker:
+        running = self._running
+        if running is None:
+            message = "the broker is not running: use it as a context manager, or call start()"
+            raise BrokerClosedError(message)
+        return running
+
+    @property
+    def host(self) -> str:
+        return self._get().addresses[0][0]
+
+    @property
+    def port(self) -> int:
+        """Port of the first listener; chosen by the system when it was configured as 0."""
+        return self._get().addresses[0][1]
+
+    @property
+    def url(self) -> str:
+        return f"mqtt://{self.host}:{self.port}"
+
+    # -- what ----------------------------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        qos: int = 0,
+        retain: bool = False,
+        user_properties: Sequence[tuple[str, str]] = (),
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        """Publish as the broker itself; from any thread but the broker's own. At QoS 1 a queue has the message,
+        as durably as it promises, when this returns. Raises :class:`QueueError`, ``TopicError``, :class:`TimeoutError`.
+        """
+        self._call(
+            lambda: self.publish_async(topic, payload, qos=qos, retain=retain, user_properties=user_properties),
+            timeout_s,
+        )
+
+    async def publish_async(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        qos: int = 0,
+        retain: bool = False,
+        user_properties: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        """:meth:`publish` for code in the broker's event loop."""
+        validate_topic(topic)
+        driver = self._get().driver
+        message = Message(topic=topic, payload=payload, qos=qos, retain=retain, user_properties=tuple(user_properties))
+        now = driver.clock.now()
+        driver.node.state.now = now
+        if not is_queue_topic(topic):
+            driver.node.state.publish(message, None, now)
+            driver.schedule_turn()
+            return
+        confirmed: asyncio.Future[None] = driver.loop.create_future()
+
+        def settle(error: QueueError | None) -> None:
+            if confirmed.done():
+                return
+            if error is None:
+                confirmed.set_result(None)
+            else:
+                confirmed.set_exception(error)
+
+        driver.node.state.publish_to_queue(message, None, now, settle)
+        driver.schedule_turn()
+        await confirmed
+
+    def snapshot(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> BrokerSnapshot:
+        """The broker's state now; from any thread but the broker's own."""
+
+        async def take() -> BrokerSnapshot:
+            return self.snapshot_now()
+
+        return self._call(take, timeout_s)
+
+    def snapshot_now(self) -> BrokerSnapshot:
+        """:meth:`snapshot` for code in the broker's event loop."""
+        node = self._get().driver.node
+        state = node.state
+        return BrokerSnapshot(
+            connections=node.connection_count,
+            sessions=tuple(sorted(state.sessions)),
+            retained=len(state.retained),
+            published=state.published,
+            queues=tuple(node.engine.stats(queue) for queue in node.engine.queues()),
+        )
+
+    def _call(self, make: Callable[[], Coroutine[Any, Any, _T]], timeout_s: float) -> _T:
+        self._get()
+        loop = self._loop
+        assert loop is not None
+        return asyncio.run_coroutine_threadsafe(make(), loop).result(timeout_s)

@@ -1,0 +1,90 @@
+"""``assay serve`` and its small helpers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from reference_broker.auth import hash_password
+from reference_broker.broker import new_event_loop
+from reference_broker.config import BrokerConfig, ConfigError, ListenerConfig, load_config
+from reference_broker.core.queues import LogError, QueueOpenError
+from reference_broker.server.running import NotReadyError, RunningBroker
+
+USAGE_ERROR = 2
+
+
+def serve(
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", help="YAML file; see docs/configuration.md. Unknown keys are refused."),
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Replaces the first listener's host. Default 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(help="Replaces the first listener's port; 0 = any free port.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the durable queues. Without it queues live in memory.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Only check the configuration.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every refused packet.")] = False,
+) -> None:
+    """Run the reference broker until Ctrl-C or SIGTERM.
+
+    Prints "ready" and the addresses once a real handshake has passed. Without users in the configuration, anonymous
+    clients are accepted on loopback addresses only.
+    """
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    try:
+        settings = load_config(config) if config is not None else BrokerConfig()
+    except ConfigError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(USAGE_ERROR) from error
+    settings = _override(settings, host, port, data_dir)
+    if check:
+        typer.echo("the configuration is fine")
+        return
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        raise typer.Exit(runner.run(_serve(settings)))
+
+
+def _override(settings: BrokerConfig, host: str | None, port: int | None, data_dir: Path | None) -> BrokerConfig:
+    first, *rest = settings.listeners or (ListenerConfig(),)
+    if host is not None:
+        first = msgspec.structs.replace(first, host=host)
+    if port is not None:
+        first = msgspec.structs.replace(first, port=port)
+    folder = settings.data_dir if data_dir is None else str(data_dir)
+    return msgspec.structs.replace(settings, listeners=(first, *rest), data_dir=folder)
+
+
+async def _serve(settings: BrokerConfig) -> int:
+    broker = RunningBroker(settings)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError):
+            loop.add_signal_handler(number, stop.set)
+    try:
+        await broker.start()
+    except (OSError, LogError, QueueOpenError, NotReadyError, ConfigError) as error:
+        typer.echo(f"error: the broker cannot start: {error}", err=True)
+        return 1
+    for host, port in broker.addresses:
+        typer.echo(f"ready mqtt://{host}:{port}")
+    await stop.wait()
+    await broker.stop()
+    return 0
+
+
+def hash_password_command() -> None:
+    """Read a password and print the hash to put into the configuration (auth.users[].password_hash)."""
+    password = typer.prompt("password", hide_input=True, confirmation_prompt=True)
+    typer.echo(hash_password(password.encode()))

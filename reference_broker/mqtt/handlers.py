@@ -1,0 +1,194 @@
+"""Control packets other than CONNECT and the publish flow: SUBSCRIBE, UNSUBSCRIBE, PINGREQ, DISCONNECT, AUTH."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from reference_broker.core.broker_state import NEVER_EXPIRES_S, SubscribeOutcome, is_queue_topic
+from reference_broker.core.queues import QueueError, QueueErrorCode
+from reference_broker.core.routing import Subscription
+from reference_broker.core.topics import TopicError, has_wildcard, split_shared, validate_filter
+from reference_broker.mqtt.codec import encode_acknowledgement
+from reference_broker.mqtt.errors import ProtocolError, Reason
+from reference_broker.mqtt.packets import (
+    NO_PROPERTIES,
+    V5,
+    Acknowledgement,
+    Auth,
+    Disconnect,
+    Packet,
+    PacketType,
+    Pingreq,
+    Pingresp,
+    Properties,
+    Suback,
+    Subscribe,
+    SubscriptionRequest,
+    Unsuback,
+    Unsubscribe,
+)
+
+if TYPE_CHECKING:
+    from reference_broker.mqtt.connection import MqttConnection
+
+_PUBLISH_REASONS = {
+    QueueErrorCode.BAD_ADDRESS: Reason.TOPIC_NAME_INVALID,
+    QueueErrorCode.UNKNOWN_QUEUE: Reason.TOPIC_NAME_INVALID,
+    QueueErrorCode.TOO_LARGE: Reason.QUOTA_EXCEEDED,
+    QueueErrorCode.FULL: Reason.QUOTA_EXCEEDED,
+    QueueErrorCode.LIMIT: Reason.QUOTA_EXCEEDED,
+    QueueErrorCode.NOT_ALLOWED: Reason.NOT_AUTHORIZED,
+}
+"""Reason codes that PUBACK and PUBREC may carry (5.0 section 3.4.2.1); others are 0x80."""
+_SUBSCRIBE_REASONS = {
+    QueueErrorCode.BAD_ADDRESS: Reason.TOPIC_FILTER_INVALID,
+    QueueErrorCode.UNKNOWN_QUEUE: Reason.TOPIC_FILTER_INVALID,
+    QueueErrorCode.LIMIT: Reason.QUOTA_EXCEEDED,
+    QueueErrorCode.NOT_ALLOWED: Reason.NOT_AUTHORIZED,
+}
+
+
+def handle(connection: MqttConnection, packet: Packet, now: float) -> None:
+    """Act on a packet of a connected client. Raises :class:`ProtocolError`."""
+    match packet:
+        case Subscribe():
+            _on_subscribe(connection, packet, now)
+        case Unsubscribe():
+            _on_unsubscribe(connection, packet, now)
+        case Pingreq():
+            connection.send_packet(Pingresp())
+        case Disconnect():
+            _on_disconnect(connection, packet, now)
+        case Auth():
+            raise ProtocolError("AUTH without an authentication method in CONNECT", "MQTT-4.12.0-6")
+        case _:
+            statement = "MQTT-3.1.0-2" if type(packet).__name__ == "Connect" else "MQTT-4.13.1-1"
+            if connection.version != V5 and statement == "MQTT-4.13.1-1":
+                statement = "MQTT-4.8.0-1"
+            raise ProtocolError(f"a client must not send {type(packet).__name__.upper()} now", statement)
+
+
+def _on_subscribe(connection: MqttConnection, packet: Subscribe, now: float) -> None:
+    identifiers = packet.properties.subscription_identifier
+    identifier = identifiers[0] if identifiers else 0
+    config = connection.broker.config.mqtt
+    if identifier and not config.subscription_identifier_available:
+        raise ProtocolError(
+            "subscription identifiers are not supported here",
+            "MQTT-4.13.1-1",
+            Reason.SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED,
+        )
+    group = next((value for key, value in packet.properties.user_property if key == "consumer-group"), None)
+    reasons: list[int] = []
+    retained: list[Subscription] = []
+    for request in packet.requests:
+        reason, outcome, subscription = _subscribe_one(connection, request, identifier, group, now)
+        reasons.append(reason)
+        if outcome is None or subscription is None or outcome.qos < 0:
+            continue
+        wanted = request.retain_handling == 0 or (request.retain_handling == 1 and not outcome.existed)
+        if wanted and subscription.share_name is None and not is_queue_topic(request.topic_filter):
+            retained.append(subscription)
+    if connection.version != V5:
+        reasons = [reason if reason < 0x80 else 0x80 for reason in reasons]
+    connection.send_packet(Suback(packet_id=packet.packet_id, reasons=tuple(reasons)))
+    session = connection.session
+    assert session is not None
+    for subscription in retained:
+        connection.broker.send_retained(session, subscription, now)
+
+
+def _subscribe_one(
+    connection: MqttConnection, request: SubscriptionRequest, identifier: int, group: str | None, now: float
+) -> tuple[int, SubscribeOutcome | None, Subscription | None]:
+    """(SUBACK code, outcome, subscription); the last two are None for a filter refused unseen."""
+    config = connection.broker.config.mqtt
+    try:
+        share_name, topic_filter = split_shared(request.topic_filter)
+        validate_filter(topic_filter, max_levels=config.max_topic_levels)
+    except TopicError:
+        # Closing is allowed as well; the gentler answer tells the client which filter was wrong.
+        return Reason.TOPIC_FILTER_INVALID, None, None
+    if share_name is not None:
+        if request.no_local:
+            raise ProtocolError("No Local on a shared subscription", "MQTT-3.8.3-4")
+        if not config.shared_subscription_available:
+            return Reason.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED, None, None
+        if is_queue_topic(topic_filter):
+            return Reason.TOPIC_FILTER_INVALID, None, None
+    queue = is_queue_topic(topic_filter)
+    if has_wildcard(topic_filter) and not queue and not config.wildcard_subscription_available:
+        return Reason.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED, None, None
+    qos = min(request.qos, config.maximum_qos)
+    if queue:
+        if connection.version != V5 and qos == 0:
+            # Without PUBACK a 3.1.1 consumer could settle nothing: every message would end as a dead letter.
+            return Reason.UNSPECIFIED_ERROR, None, None
+        qos = min(qos, 1)
+    subscription = Subscription(
+        topic_filter=topic_filter,
+        qos=qos,
+        no_local=request.no_local,
+        retain_as_published=request.retain_as_published,
+        retain_handling=request.retain_handling,
+        identifier=identifier,
+        share_name=share_name,
+    )
+    session = connection.session
+    assert session is not None
+    outcome = connection.broker.subscribe(session, request.topic_filter, subscription, group, now)
+    if outcome.error is not None:
+        return _SUBSCRIBE_REASONS.get(outcome.error.code, Reason.UNSPECIFIED_ERROR), outcome, None
+    return outcome.qos, outcome, subscription
+
+
+def _on_unsubscribe(connection: MqttConnection, packet: Unsubscribe, now: float) -> None:
+    session = connection.session
+    assert session is not None
+    reasons: list[int] = []
+    for topic_filter in packet.topic_filters:
+        try:
+            validate_filter(split_shared(topic_filter)[1], max_levels=connection.broker.config.mqtt.max_topic_levels)
+        except TopicError:
+            reasons.append(Reason.TOPIC_FILTER_INVALID)
+            continue
+        existed = connection.broker.unsubscribe(session, topic_filter, now)
+        reasons.append(Reason.SUCCESS if existed else Reason.NO_SUBSCRIPTION_EXISTED)
+    connection.send_packet(Unsuback(packet_id=packet.packet_id, reasons=tuple(reasons)))
+
+
+def _on_disconnect(connection: MqttConnection, packet: Disconnect, now: float) -> None:
+    session = connection.session
+    assert session is not None
+    expiry = packet.properties.session_expiry_interval
+    if expiry is not None:
+        if connection.session_expiry_s == 0 and expiry:
+            raise ProtocolError("DISCONNECT must not give an expiry to a session that had none", "MQTT-3.14.2-2")
+        expiry = min(expiry, connection.broker.config.mqtt.max_session_expiry_s)
+        session.expiry_s = inf if expiry == NEVER_EXPIRES_S else float(expiry)
+    if packet.properties.server_reference is not None:
+        raise ProtocolError("a client must not send a server reference", "MQTT-4.13.1-1")
+    connection.close_now(now, publish_will=packet.reason != Reason.SUCCESS)
+
+
+def acknowledgement(
+    connection: MqttConnection, qos: int, packet_id: int, error: QueueError | None, *, matched: bool
+) -> bytes | None:
+    """PUBACK or PUBREC; None when the version cannot say what went wrong and the connection must close instead."""
+    kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
+    if connection.version != V5:
+        if error is not None and error.code is not QueueErrorCode.NOT_PENDING:
+            return None
+        return encode_acknowledgement(Acknowledgement(type=kind, packet_id=packet_id), connection.version)
+    properties = NO_PROPERTIES
+    reason = Reason.SUCCESS if matched else Reason.NO_MATCHING_SUBSCRIBERS
+    if error is not None:
+        reason = _PUBLISH_REASONS.get(error.code, Reason.UNSPECIFIED_ERROR)
+        if connection.problem_information:
+            properties = Properties(reason_string=str(error)[:200])
+    packet = Acknowledgement(type=kind, packet_id=packet_id, reason=reason, properties=properties)
+    data = encode_acknowledgement(packet, V5)
+    if len(data) > connection.max_packet_out:
+        data = encode_acknowledgement(Acknowledgement(type=kind, packet_id=packet_id, reason=reason), V5)
+    return data

@@ -1,0 +1,156 @@
+"""CONNECT and CONNACK (sections 3.1 and 3.2)."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from reference_broker.core.broker_state import NEVER_EXPIRES_S, ConnectRequest
+from reference_broker.core.session import MAX_PACKET_ID, Will
+from reference_broker.core.topics import TopicError, validate_topic
+from reference_broker.mqtt.codec import decode_packet
+from reference_broker.mqtt.errors import ProtocolError, Reason
+from reference_broker.mqtt.outgoing import PublishEncoder, message_from
+from reference_broker.mqtt.packets import NO_PROPERTIES, V5, V311, Connack, Connect, Properties, WillFields
+from reference_broker.mqtt.phase import Phase
+
+if TYPE_CHECKING:
+    from reference_broker.mqtt.connection import MqttConnection
+
+_RETURN_CODES_311 = {
+    Reason.UNSUPPORTED_PROTOCOL_VERSION: 1,
+    Reason.CLIENT_IDENTIFIER_NOT_VALID: 2,
+    Reason.SERVER_UNAVAILABLE: 3,
+    Reason.BAD_USER_NAME_OR_PASSWORD: 4,
+    Reason.NOT_AUTHORIZED: 5,
+}
+"""What a 5.0 reason is in 3.1.1 (table 3.1); others close without a CONNACK."""
+
+
+def on_connect_bytes(connection: MqttConnection, header: int, data: bytes, body: int, end: int, now: float) -> None:
+    """The first packet. Raises nothing: a refused client gets its CONNACK and the connection closes."""
+    try:
+        packet = decode_packet(header, data, body, end, V311)
+        assert isinstance(packet, Connect)
+        connection.version = packet.version
+        connection.encoder = PublishEncoder(packet.version)
+        _accept(connection, packet, now)
+    except ProtocolError as error:
+        connection.error = error
+        if data[body + 6 : body + 7] == b"\x05" and error.reason is not Reason.UNSUPPORTED_PROTOCOL_VERSION:
+            connection.version = V5
+        _refuse(connection, error)
+        connection.close_now(now)
+
+
+def _refuse(connection: MqttConnection, error: ProtocolError) -> None:
+    if connection.version == V5:
+        properties = Properties(reason_string=str(error)[:200])
+        packet = Connack(reason=error.reason, properties=properties)
+        connection.send_packet(packet)
+    elif error.statement != "MQTT-3.1.2-1" and error.reason in _RETURN_CODES_311:
+        connection.send_packet(Connack(reason=_RETURN_CODES_311[error.reason]))
+
+
+def _accept(connection: MqttConnection, packet: Connect, now: float) -> None:
+    broker = connection.broker
+    config = broker.config.mqtt
+    five = packet.version == V5
+    properties = packet.properties
+    if properties.authentication_method is not None:
+        message = f"authentication method {properties.authentication_method[:40]!r} is not offered"
+        raise ProtocolError(message, "MQTT-4.12.0-1", Reason.BAD_AUTHENTICATION_METHOD)
+    if properties.authentication_data is not None:
+        raise ProtocolError("authentication data without a method", "MQTT-4.13.1-1")
+    _authenticate(connection, packet)
+    client_id, assigned = _client_id(connection, packet)
+    will = _will(connection, packet.will, client_id)
+    if five:
+        asked = properties.session_expiry_interval or 0
+        granted = min(asked, config.max_session_expiry_s)
+        expiry_s = inf if granted == NEVER_EXPIRES_S else float(granted)
+    else:
+        asked = granted = 0
+        expiry_s = 0.0 if packet.clean_start else inf
+    connection.session_expiry_s = expiry_s
+    connection.client_id = client_id
+    connection.max_packet_out = properties.maximum_packet_size or 0xFFFFFFFF
+    connection.problem_information = properties.request_problem_information != 0
+    keep_alive_s = packet.keep_alive_s
+    server_keep_alive = None
+    if five and (keep_alive_s == 0 or keep_alive_s > config.max_keep_alive_s) and config.max_keep_alive_s < 65_535:
+        server_keep_alive = keep_alive_s = config.max_keep_alive_s
+    connection.keep_alive_s = keep_alive_s
+    request = ConnectRequest(
+        client_id=client_id,
+        clean_start=packet.clean_start,
+        expiry_s=expiry_s,
+        window=min(properties.receive_maximum or MAX_PACKET_ID, config.max_inflight_out),
+        will=will,
+    )
+    session, present = broker.connect(connection, request, now)
+    connection.session = session
+    connection.phase = Phase.CONNECTED
+    answer = NO_PROPERTIES
+    if five:
+        answer = msgspec.structs.replace(
+            _offer(connection),
+            assigned_client_identifier=client_id if assigned else None,
+            server_keep_alive=server_keep_alive,
+            session_expiry_interval=granted if granted != asked else None,
+        )
+    connection.send_packet(Connack(session_present=present, properties=answer))
+    connection.start_keep_alive(now)
+    broker.resume(session, now)
+
+
+def _authenticate(connection: MqttConnection, packet: Connect) -> None:
+    if not connection.authenticator.allows(packet.username, packet.password, loopback=connection.loopback):
+        if packet.username is None:
+            raise ProtocolError("anonymous clients are not allowed here", "MQTT-3.1.4-2", Reason.NOT_AUTHORIZED)
+        raise ProtocolError("wrong user name or password", "MQTT-3.1.4-2", Reason.BAD_USER_NAME_OR_PASSWORD)
+
+
+def _client_id(connection: MqttConnection, packet: Connect) -> tuple[str, bool]:
+    """The client id, and whether the broker chose it."""
+    if packet.client_id:
+        return packet.client_id, False
+    if packet.version != V5 and not packet.clean_start:
+        raise ProtocolError(
+            "an empty client id needs a clean session", "MQTT-3.1.3-8", Reason.CLIENT_IDENTIFIER_NOT_VALID
+        )
+    return connection.broker.next_client_id(), True
+
+
+def _will(connection: MqttConnection, fields: WillFields | None, client_id: str) -> Will | None:
+    if fields is None:
+        return None
+    config = connection.broker.config.mqtt
+    try:
+        validate_topic(fields.topic, max_levels=config.max_topic_levels)
+    except TopicError as error:
+        raise ProtocolError(f"will topic: {error}", error.statement, Reason.TOPIC_NAME_INVALID) from error
+    if fields.qos > config.maximum_qos:
+        raise ProtocolError("the will's QoS is not supported here", "MQTT-3.2.2-12", Reason.QOS_NOT_SUPPORTED)
+    if fields.retain and not config.retain_available:
+        raise ProtocolError("retained messages are not supported here", "MQTT-3.2.2-13", Reason.RETAIN_NOT_SUPPORTED)
+    # Time 0: until the will is published, ``expires_at`` holds its lifetime.
+    message = message_from(fields.topic, fields.payload, fields.qos, fields.retain, fields.properties, client_id, 0.0)
+    return Will(message=message, delay_s=fields.properties.will_delay_interval or 0)
+
+
+def _offer(connection: MqttConnection) -> Properties:
+    """CONNACK properties: only what differs from the protocol's defaults, but always our own limits."""
+    config = connection.broker.config.mqtt
+    return Properties(
+        receive_maximum=config.receive_maximum,
+        maximum_packet_size=config.max_packet_bytes,
+        topic_alias_maximum=config.topic_alias_maximum or None,
+        maximum_qos=config.maximum_qos if config.maximum_qos < 2 else None,
+        retain_available=None if config.retain_available else 0,
+        wildcard_subscription_available=None if config.wildcard_subscription_available else 0,
+        subscription_identifier_available=None if config.subscription_identifier_available else 0,
+        shared_subscription_available=None if config.shared_subscription_available else 0,
+    )

@@ -1,0 +1,205 @@
+"""The TCP edge: bytes between sockets and the node, timers, and disk syncs in a thread.
+
+Input of one loop turn is handled as it comes; output leaves once per connection at the end of the turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import cast
+
+from reference_broker.config import ListenerConfig
+from reference_broker.core.queues import SyncJob
+from reference_broker.mqtt.connection import MqttConnection
+from reference_broker.node import BrokerNode
+from reference_broker.server.clock import Clock
+
+log = logging.getLogger("assay.broker")
+LINGER_S = 5.0
+"""Time for a closing connection to take what it was sent; then it is cut."""
+_HIGH_WATER_BYTES = 1024 * 1024
+
+
+class MqttProtocol(asyncio.Protocol):
+    """One client connection."""
+
+    def __init__(self, driver: NodeDriver, *, loopback: bool, limit: int) -> None:
+        self._driver = driver
+        self._loopback = loopback
+        self._limit = limit
+        self._transport: asyncio.Transport | None = None
+        self._connection: MqttConnection | None = None
+        self._linger: asyncio.TimerHandle | None = None
+        self._reading_paused = False
+
+    def connection_made(self, base: asyncio.BaseTransport) -> None:
+        # uvloop's transports are Transports by shape only.
+        transport = self._transport = cast(asyncio.Transport, base)
+        if self._driver.node.connection_count >= self._limit:
+            log.warning("connection refused: the limit of %d connections is reached", self._limit)
+            transport.abort()
+            return
+        peer = transport.get_extra_info("peername")
+        transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
+        now = self._driver.clock.now()
+        self._connection = self._driver.node.accept(str(peer), now, loopback=self._loopback)
+        self._driver.protocols[self._connection] = self
+        self._driver.arm_timer()
+
+    def data_received(self, data: bytes) -> None:
+        connection = self._connection
+        if connection is not None:
+            driver = self._driver
+            driver.node.receive(connection, data, driver.clock.now())
+            driver.schedule_turn()
+            if connection.wants_pause and not self._reading_paused and self._transport is not None:
+                self._reading_paused = True
+                self._transport.pause_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        connection, self._connection = self._connection, None
+        if self._linger is not None:
+            self._linger.cancel()
+        if connection is not None:
+            self._driver.protocols.pop(connection, None)
+            self._driver.node.connection_lost(connection, self._driver.clock.now())
+            self._driver.schedule_turn()
+
+    def resume_writing(self) -> None:
+        if self._connection is not None and self._transport is not None:
+            self._connection.backlog_bytes = self._transport.get_write_buffer_size()
+
+    def flush(self) -> None:
+        """End of a turn: send what the connection has, close it if it asks."""
+        connection, transport = self._connection, self._transport
+        if connection is None or transport is None:
+            return
+        data = connection.take_output()
+        if data:
+            transport.write(data)
+            backlog = transport.get_write_buffer_size()
+            connection.backlog_bytes = backlog
+            if backlog > self._driver.node.config.mqtt.max_unread_bytes:
+                connection.transport_stalled(self._driver.clock.now())
+                transport.write(connection.take_output())
+        if connection.closing and self._linger is None:
+            if connection.error is not None:
+                log.info("%s (%s): %s", connection.peer, connection.client_id or "no client id", connection.error)
+            transport.close()
+            self._linger = self._driver.loop.call_later(LINGER_S, transport.abort)
+        elif self._reading_paused and not connection.wants_pause:
+            self._reading_paused = False
+            transport.resume_reading()
+
+
+class NodeDriver:
+    """Drives a node in an event loop."""
+
+    def __init__(self, node: BrokerNode, clock: Clock) -> None:
+        self.node = node
+        self.clock = clock
+        self.loop = asyncio.get_running_loop()
+        self.protocols: dict[MqttConnection, MqttProtocol] = {}
+        self._turn_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_deadline: float | None = None
+        self._syncer = ThreadPoolExecutor(max_workers=2, thread_name_prefix="assay-sync")
+        self._syncs: set[asyncio.Future[None]] = set()
+        self._servers: list[asyncio.Server] = []
+        self._closed = False
+
+    async def listen(self, listener: ListenerConfig) -> tuple[str, int]:
+        """Start a listener; returns its address. Raises :class:`OSError`."""
+        loopback = is_loopback(listener.host)
+        server = await self.loop.create_server(
+            lambda: MqttProtocol(self, loopback=loopback, limit=listener.max_connections),
+            listener.host,
+            listener.port,
+            backlog=1_024,
+        )
+        self._servers.append(server)
+        host, port = server.sockets[0].getsockname()[:2]
+        return str(host), int(port)
+
+    def schedule_turn(self) -> None:
+        if not self._turn_scheduled:
+            self._turn_scheduled = True
+            self.loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turn_scheduled = False
+        if self._closed:
+            return
+        now = self.clock.now()
+        for connection in self.node.take_dirty(now):
+            protocol = self.protocols.get(connection)
+            if protocol is not None:
+                protocol.flush()
+        for job in self.node.take_sync_jobs(now):
+            self._start_sync(job)
+        self.arm_timer()
+
+    def _start_sync(self, job: SyncJob) -> None:
+        future = self.loop.run_in_executor(self._syncer, job.run)
+        self._syncs.add(future)
+
+        def done(finished: asyncio.Future[None]) -> None:
+            self._syncs.discard(finished)
+            error = finished.exception()
+            if error is not None and not isinstance(error, OSError):
+                raise error
+            if not self._closed:
+                self.node.sync_done(job, error, self.clock.now())
+                self.schedule_turn()
+
+        future.add_done_callback(done)
+
+    def arm_timer(self) -> None:
+        """Have the loop wake up for the node's next deadline."""
+        deadline = self.node.next_deadline()
+        if deadline == self._timer_deadline:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_deadline = deadline
+        if deadline is not None:
+            self._timer = self.loop.call_later(max(0.0, deadline - self.clock.now()), self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer_deadline = None
+        self._timer = None
+        self.node.tick(self.clock.now())
+        self.schedule_turn()
+
+    async def close(self) -> None:
+        """Stop listening, say goodbye, wait for running syncs, close the queues."""
+        for server in self._servers:
+            server.close()
+        if self._syncs:
+            await asyncio.wait(self._syncs)
+        self._closed = True
+        now = self.clock.now()
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            self.node.close(now)
+        finally:
+            for protocol in list(self.protocols.values()):
+                protocol.flush()
+            # One turn for the transports to send their goodbyes.
+            await asyncio.sleep(0)
+            self._syncer.shutdown(wait=True)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a listener on this host is reachable from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
