@@ -1,0 +1,31 @@
+"""Faults as the checkers see them: which ones may destroy data, cut sessions, or delay what clients see."""
+
+from __future__ import annotations
+
+from conformance.checkers.tables import FaultSpan, Tables
+from reference_broker.trace.schema import AckedMeans, Contract
+
+CRASHING = frozenset({"crash", "power_loss"})
+"""The broker process is gone, and with it whatever it only remembered."""
+CUTTING = frozenset({"crash", "power_loss", "reset", "partition"})
+"""The broker may have ended sessions that their clients still believe in."""
+DELAYING = frozenset({"latency", "loss", "bandwidth", "partition", "pause"})
+"""What a client sees may be arbitrarily older than when the broker did it, and differently so per connection."""
+
+DESTROYING: dict[AckedMeans, frozenset[str]] = {
+    AckedMeans.MEMORY: CRASHING,
+    AckedMeans.OS: frozenset({"power_loss"}),
+    AckedMeans.DISK: frozenset(),
+}
+"""Faults that may destroy what was acknowledged, by what the contract says an acknowledgement means."""
+
+
+def active(tables: Tables, kinds: frozenset[str], from_idx: int, to_idx: int) -> bool:
+    """Whether a fault of these kinds overlaps the open interval of indices."""
+    return any(span.kind in kinds and span.overlaps(from_idx, to_idx) for span in tables.faults)
+
+
+def destroying_faults(tables: Tables, contract: Contract) -> list[FaultSpan]:
+    """The faults of this history that excuse the loss of what was acknowledged before they began."""
+    kinds = DESTROYING[contract.acked_means]
+    return [span for span in tables.faults if span.kind in kinds]

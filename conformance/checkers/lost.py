@@ -1,0 +1,133 @@
+"""``lost``: acknowledged messages that a group never got (A1), and unsettled messages that vanished (F6).
+
+For a main queue Q and a group g, with every set taken over the tables of :mod:`conformance.checkers.tables`::
+
+    acked(Q, g)  = {s in sends : s.queue = Q, s.status = ok, s.inv_idx > subscribed[Q, g] (where g has a SUBSCRIBE ok)}
+    read(Q, g)   = {d.value : d main delivery of Q to g}
+    dead(Q)      = {d.value : d delivery of $dlq/Q}
+    closed(Q, g) = DRAIN ok of (Q, g), and (contract.dead_letters implies DRAIN ok of $dlq/Q)
+
+    A1 = {s in acked(Q, g) : s.value not in read(Q, g) + dead(Q)}                        if closed(Q, g), else no claim
+    F6 = {s in acked(Q, g) : s.value in read(Q, g), not in dead(Q), not final(Q, g, s)}  if closed(Q, g), else no claim
+    final(Q, g, s) = an ACK or REJECT by g was invoked for s.value with status ok or info
+
+F6 says that the broker took a message for settled although nobody settled it (a dropped nack, for example). It is
+claimed only of contracts that promise at least one delivery until settlement, that is of all but ``at_most_once``.
+
+Severity: ``safety``; ``quality`` when the contract is ``at_most_once``, or when a fault that the contract lets destroy
+acknowledged data (:data:`conformance.checkers.excuses.DESTROYING`) began after the send was acknowledged (A1) or
+after the last delivery (F6).
+
+``detail`` of A1 is the place of the hole in its producer's stream, which tells restarts, holes and slow readers apart:
+over the sequence numbers of the values of one (Q, producer) in read(Q, g) + dead(Q), ``prefix`` below the least,
+``postfix`` above the greatest, else ``middle``; ``all`` when that set is empty.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from conformance.checkers.anomaly import Anomaly
+from conformance.checkers.excuses import destroying_faults
+from conformance.checkers.tables import Scope, Send, Tables
+from reference_broker.trace.results import Severity
+from reference_broker.trace.schema import Contract, DeliveryGuarantee, OpKind, OpType
+
+CHECKER = "lost"
+
+
+def closed(tables: Tables, contract: Contract, scope: Scope) -> bool:
+    """Whether absence from this group's reads proves anything."""
+    queue, group = scope
+    if not tables.drained(queue, group):
+        return False
+    return not contract.dead_letters or tables.dead_letters_drained(queue)
+
+
+def check(tables: Tables, contract: Contract) -> list[Anomaly]:
+    """All A1 and F6 rows. ``index`` is the send's completion (A1) or the last delivery (F6)."""
+    rows: list[Anomaly] = []
+    by_queue: defaultdict[str, list[Send]] = defaultdict(list)
+    for send in tables.sends.values():
+        if send.status is OpType.OK:
+            by_queue[send.queue].append(send)
+    destroyed_from = max((span.from_idx for span in destroying_faults(tables, contract)), default=-1)
+    for scope in tables.scopes():
+        if closed(tables, contract, scope):
+            rows.extend(_check_scope(tables, contract, scope, by_queue[scope[0]], destroyed_from))
+    return rows
+
+
+def _check_scope(
+    tables: Tables, contract: Contract, scope: Scope, acked: list[Send], destroyed_from: int
+) -> list[Anomaly]:
+    queue, group = scope
+    dead = tables.dead_values(queue)
+    since = tables.subscribed.get(scope, -1)
+    excused = contract.delivery is DeliveryGuarantee.AT_MOST_ONCE
+    missing: list[Send] = []
+    rows: list[Anomaly] = []
+    for send in acked:
+        if send.inv_idx <= since or send.value in dead:
+            continue
+        seen = tables.main.get((queue, group, send.value))
+        if seen is None:
+            missing.append(send)
+        elif not excused and not _final(tables, queue, group, send.value):
+            last = seen[-1].index
+            severity = Severity.QUALITY if last < destroyed_from else Severity.SAFETY
+            rows.append(
+                Anomaly(
+                    checker=CHECKER,
+                    anomaly="F6",
+                    severity=severity,
+                    queue=queue,
+                    group=group,
+                    value=send.value,
+                    index=last,
+                    detail="delivered, never settled, not redelivered",
+                )
+            )
+    if missing:
+        bounds = _read_bounds(tables, queue, group, dead)
+        for send in missing:
+            severity = Severity.QUALITY if excused or send.cpl_idx < destroyed_from else Severity.SAFETY
+            rows.append(
+                Anomaly(
+                    checker=CHECKER,
+                    anomaly="A1",
+                    severity=severity,
+                    queue=queue,
+                    group=group,
+                    value=send.value,
+                    index=send.cpl_idx,
+                    detail=_place(send, bounds),
+                )
+            )
+    return rows
+
+
+def _final(tables: Tables, queue: str, group: str, value: str) -> bool:
+    return any(
+        row.kind is not OpKind.NACK and row.status is not OpType.FAIL
+        for row in tables.settlements.get((queue, group, value), ())
+    )
+
+
+def _read_bounds(tables: Tables, queue: str, group: str, dead: set[str]) -> dict[str, tuple[int, int]]:
+    """Least and greatest sequence number seen, by producer."""
+    bounds: dict[str, tuple[int, int]] = {}
+    for send in tables.sends.values():
+        if send.queue == queue and (send.value in dead or (queue, group, send.value) in tables.main):
+            low, high = bounds.get(send.producer, (send.seq, send.seq))
+            bounds[send.producer] = (min(low, send.seq), max(high, send.seq))
+    return bounds
+
+
+def _place(send: Send, bounds: dict[str, tuple[int, int]]) -> str:
+    if send.producer not in bounds:
+        return "all"
+    low, high = bounds[send.producer]
+    if send.seq < low:
+        return "prefix"
+    return "postfix" if send.seq > high else "middle"

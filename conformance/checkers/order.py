@@ -1,0 +1,89 @@
+"""``order`` (D8): a producer's messages of one key reached a group in another order than they were sent.
+
+Claimed only when the contract's order is ``per_producer_key``. Take the *first* main deliveries: per subject
+(queue, group, value) the delivery of least idx; keep those whose send s has status ok (an unconfirmed message may have
+travelled on a connection that the producer had given up), and, when contract.redelivery_may_reorder, drop those with
+``redelivered`` or ``delivery_count > 1`` (the broker had delivered them before, to a client that never saw it).
+A stream is (queue, group, s.producer, s.key). ::
+
+    D8 = {b : there is a in the stream of b with a.idx < b.idx, a.seq > b.seq, and
+              (a.process = b.process, or started[b.process] > a.idx and no fault of a CRASHING kind overlaps
+               (s.inv_idx of b, b.idx))}
+
+Deliveries to two consumers that are connected at the same time travel on two connections, so their order at the
+clients says nothing; to one consumer, or to one that came after the other delivery, it does. After a crash the broker
+may no longer know that it had delivered b to a third one, so there only a consumer's own deliveries count.
+
+Severity: ``safety``. ``index`` is b's.
+"""
+
+from __future__ import annotations
+
+from conformance.checkers.anomaly import Anomaly
+from conformance.checkers.excuses import CRASHING, active
+from conformance.checkers.tables import Tables
+from reference_broker.trace.results import Severity
+from reference_broker.trace.schema import Contract, OpType, OrderGuarantee
+
+CHECKER = "order"
+
+
+class _Stream:
+    """The sequence numbers that a process must not fall behind."""
+
+    __slots__ = ("inherited", "own", "seen")
+
+    def __init__(self) -> None:
+        self.own: dict[str, int] = {}
+        """Greatest that the process itself received."""
+        self.inherited: dict[str, int] = {}
+        """Greatest that anybody had received when the process started."""
+        self.seen: list[tuple[int, int]] = []
+        """(idx, seq) of all first deliveries so far."""
+
+    def admit(self, process: str, started: int, idx: int, seq: int) -> tuple[bool, bool]:
+        """Record a first delivery; says whether it is behind its process's own, and behind the inherited ones."""
+        own = self.own.get(process)
+        if own is None:
+            own = -1
+            self.inherited[process] = max((other for at, other in self.seen if at < started), default=-1)
+        self.seen.append((idx, seq))
+        self.own[process] = seq if seq > own else own
+        return seq < own, seq < self.inherited[process]
+
+
+def check(tables: Tables, contract: Contract) -> list[Anomaly]:
+    """All D8 rows."""
+    if contract.order is not OrderGuarantee.PER_PRODUCER_KEY:
+        return []
+    sends = tables.sends
+    started = tables.started
+    streams: dict[tuple[str, str, str, str], _Stream] = {}
+    rows = []
+    firsts = [events[0] for events in tables.main.values()]
+    firsts.sort(key=lambda event: event.index)
+    for event in firsts:
+        send = sends.get(event.value)
+        if send is None or send.status is not OpType.OK:
+            continue
+        if contract.redelivery_may_reorder and (event.redelivered or event.delivery_count > 1):
+            continue
+        identity = (event.queue, event.group, send.producer, send.key)
+        stream = streams.get(identity)
+        if stream is None:
+            stream = streams[identity] = _Stream()
+        own, inherited = stream.admit(event.process, started[event.process], event.index, send.seq)
+        if own or (inherited and not active(tables, CRASHING, send.inv_idx, event.index)):
+            rows.append(
+                Anomaly(
+                    checker=CHECKER,
+                    anomaly="D8",
+                    severity=Severity.SAFETY,
+                    queue=event.queue,
+                    group=event.group,
+                    value=event.value,
+                    index=event.index,
+                    detail="after a later one of its producer and key",
+                )
+            )
+    return rows

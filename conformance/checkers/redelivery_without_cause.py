@@ -1,0 +1,18 @@
+"""``redelivery_without_cause`` (B3): a message came again although nothing had happened to the delivery before.
+
+The deliveries of class B3 in :mod:`conformance.checkers.redeliveries`, which defines causes, windows and severities.
+"""
+
+from __future__ import annotations
+
+from conformance.checkers.anomaly import Anomaly
+from conformance.checkers.redeliveries import RedeliveryClass, rows_of
+from conformance.checkers.tables import Tables
+from reference_broker.trace.schema import Contract
+
+CHECKER = "redelivery_without_cause"
+
+
+def check(tables: Tables, contract: Contract) -> list[Anomaly]:
+    """All B3 rows; ``index`` is the unjustified delivery's."""
+    return rows_of(RedeliveryClass.WITHOUT_CAUSE, CHECKER, "no cause since the delivery before", tables, contract)

@@ -1,0 +1,301 @@
+"""The flat tables that every checker reads, derived once from a history.
+
+A history is a sequence of events; the checkers think in five relations. ``index`` is the total order (written ``idx``
+below), ``time_ns`` only measures.
+
+``sends``
+    One row per distinct ``value`` that occurs in a PUBLISH event of type ``invoke``.
+    ``queue, key, producer, seq, inv_idx, inv_ns`` come from the first invocation; ``invocations`` counts them (more
+    than one means that the publisher retried). ``status`` is ``ok`` if any completion is ``ok``; else ``info`` if any
+    is ``info`` or any invocation has no completion; else ``fail``. ``cpl_idx, cpl_ns`` come from the first ``ok``
+    completion, or are -1.
+``deliveries``
+    The DELIVER events of type ``ok``, in order of ``idx``. A delivery is *dead-lettered* when its queue begins with
+    ``$dlq/``; the rest of that name is its source queue. All others are *main* deliveries.
+``settlements``
+    One row per ACK, NACK or REJECT event of type ``invoke``: ``kind, process, queue, group, value, inv_idx, inv_ns``
+    and, from the completion whose ``op`` equals the invocation's ``index``, ``status`` (``ok``, ``fail``, ``info``; a
+    missing completion is ``info``) and ``cpl_idx, cpl_ns`` (-1 without one).
+``session_ends``
+    The SESSION_END events: ``process, idx, time_ns``.
+``faults``
+    One row per FAULT ``invoke``: ``kind`` is the first word of ``detail``, ``from_idx, from_ns``; ``to_idx, to_ns``
+    from the completion (``op`` = the invocation's index, or failing that the next FAULT event of the same ``detail``
+    that is not an ``invoke``), or ``END_IDX``/``END_NS`` when there is none.
+
+Besides: ``subscribed[queue, group]`` is the ``idx`` of the group's first SUBSCRIBE ``ok``; ``drains[queue, group]`` the
+last DRAIN event (of any type but ``invoke``) of that scope; ``started[process]`` the ``idx`` of its first event.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import msgspec
+
+from reference_broker.trace.schema import HistoryEvent, OpKind, OpType
+
+DLQ_PREFIX = "$dlq/"
+END_IDX = 2**62
+END_NS = 2**62
+
+
+class Send(msgspec.Struct, kw_only=True, gc=False):
+    """A row of ``sends``."""
+
+    value: str
+    queue: str
+    key: str
+    producer: str
+    seq: int
+    inv_idx: int
+    inv_ns: int
+    invocations: int = 1
+    pending: int = 1
+    status: OpType = OpType.INFO
+    cpl_idx: int = -1
+    cpl_ns: int = -1
+
+
+class Settlement(msgspec.Struct, kw_only=True, gc=False):
+    """A row of ``settlements``."""
+
+    kind: OpKind
+    process: str
+    queue: str
+    group: str
+    value: str
+    inv_idx: int
+    inv_ns: int
+    status: OpType = OpType.INFO
+    cpl_idx: int = -1
+    cpl_ns: int = -1
+
+
+class FaultSpan(msgspec.Struct, kw_only=True, gc=False):
+    """A row of ``faults``."""
+
+    kind: str
+    detail: str
+    from_idx: int
+    from_ns: int
+    to_idx: int = END_IDX
+    to_ns: int = END_NS
+
+    def overlaps(self, from_idx: int, to_idx: int) -> bool:
+        """Whether the fault was active at some moment of the open interval ``(from_idx, to_idx)``."""
+        return self.from_idx < to_idx and self.to_idx > from_idx
+
+
+Scope = tuple[str, str]
+"""(queue, group)."""
+Subject = tuple[str, str, str]
+"""(queue, group, value): one message as one group sees it."""
+
+
+class Tables:
+    """The relations of one history, with the few groupings that several checkers share."""
+
+    def __init__(self) -> None:
+        self.sends: dict[str, Send] = {}
+        self.deliveries: list[HistoryEvent] = []
+        self.dead: list[HistoryEvent] = []
+        self.main: dict[Subject, list[HistoryEvent]] = {}
+        """Main deliveries of each subject, in order."""
+        self.repeated: dict[Subject, None] = {}
+        """Subjects with more than one main delivery, as an ordered set."""
+        self.settlements: dict[Subject, list[Settlement]] = {}
+        self.refused: dict[Subject, None] = {}
+        """Subjects with a NACK or REJECT, as an ordered set."""
+        self.session_ends: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+        """``(idx, time_ns)`` per process, in order."""
+        self.faults: list[FaultSpan] = []
+        self.subscribed: dict[Scope, int] = {}
+        self.drains: dict[Scope, HistoryEvent] = {}
+        self.started: dict[str, int] = {}
+        self.events = 0
+        self._scopes: list[Scope] | None = None
+
+    def scopes(self) -> list[Scope]:
+        """Every (main queue, group) that subscribed, received or was drained, sorted; fixed once asked for."""
+        if self._scopes is None:
+            seen = {scope for scope in (*self.subscribed, *self.drains) if scope[1]}
+            seen.update((queue, group) for queue, group, _ in self.main)
+            self._scopes = sorted(scope for scope in seen if not scope[0].startswith(DLQ_PREFIX))
+        return self._scopes
+
+    def drained(self, queue: str, group: str) -> bool:
+        """Whether the final read of this group emptied the queue.
+
+        The most specific DRAIN decides: of (queue, group), of (queue, any group), of everything.
+        """
+        for scope in ((queue, group), (queue, ""), ("", "")):
+            drain = self.drains.get(scope)
+            if drain is not None:
+                return drain.type is OpType.OK
+        return False
+
+    def dead_letters_drained(self, queue: str) -> bool:
+        """Whether the dead-letter queue of ``queue`` was read until empty, by whichever group read it."""
+        name = DLQ_PREFIX + queue
+        own = [drain for scope, drain in self.drains.items() if scope[0] == name]
+        if not own:
+            own = [drain for scope, drain in self.drains.items() if scope == ("", "")]
+        return bool(own) and all(drain.type is OpType.OK for drain in own)
+
+    def dead_values(self, queue: str) -> set[str]:
+        """Values seen in the dead-letter queue of ``queue``."""
+        name = DLQ_PREFIX + queue
+        return {event.value for event in self.dead if event.queue == name}
+
+
+class _Builder:
+    def __init__(self) -> None:
+        self.tables = Tables()
+        self._open_sends: dict[int, Send] = {}
+        self._open_settlements: dict[int, Settlement] = {}
+        self._open_faults: dict[int, FaultSpan] = {}
+
+    def publish(self, event: HistoryEvent) -> None:
+        if event.type is OpType.INVOKE:
+            send = self.tables.sends.get(event.value)
+            if send is None:
+                send = self.tables.sends[event.value] = Send(
+                    value=event.value,
+                    queue=event.queue,
+                    key=event.key,
+                    producer=event.producer,
+                    seq=event.seq,
+                    inv_idx=event.index,
+                    inv_ns=event.time_ns,
+                )
+            else:
+                send.invocations += 1
+                send.pending += 1
+                if send.status is OpType.FAIL:
+                    send.status = OpType.INFO
+            self._open_sends[event.index] = send
+            return
+        opened = self._open_sends.pop(event.op, None)
+        if opened is None:
+            return
+        self._complete(opened, event)
+
+    @staticmethod
+    def _complete(send: Send, event: HistoryEvent) -> None:
+        if event.type is OpType.OK:
+            send.pending -= 1
+            if send.status is not OpType.OK:
+                send.status = OpType.OK
+                send.cpl_idx = event.index
+                send.cpl_ns = event.time_ns
+        elif event.type is OpType.FAIL:
+            send.pending -= 1
+            if send.pending == 0 and send.status is not OpType.OK:
+                send.status = OpType.FAIL
+        # An ``info`` completion leaves ``pending`` above zero for ever: the value may exist whatever comes later.
+
+    def settle(self, event: HistoryEvent) -> None:
+        if event.type is OpType.INVOKE:
+            row = Settlement(
+                kind=event.f,
+                process=event.process,
+                queue=event.queue,
+                group=event.group,
+                value=event.value,
+                inv_idx=event.index,
+                inv_ns=event.time_ns,
+            )
+            self._open_settlements[event.index] = row
+            subject = (event.queue, event.group, event.value)
+            if row.kind is not OpKind.ACK:
+                self.tables.refused[subject] = None
+            rows = self.tables.settlements.get(subject)
+            if rows is None:
+                self.tables.settlements[subject] = [row]
+            else:
+                rows.append(row)
+            return
+        opened = self._open_settlements.pop(event.op, None)
+        if opened is not None:
+            opened.status = event.type
+            opened.cpl_idx = event.index
+            opened.cpl_ns = event.time_ns
+
+    def deliver(self, event: HistoryEvent) -> None:
+        if event.type is not OpType.OK:
+            return
+        tables = self.tables
+        tables.deliveries.append(event)
+        if event.queue.startswith(DLQ_PREFIX):
+            tables.dead.append(event)
+            return
+        subject = (event.queue, event.group, event.value)
+        seen = tables.main.get(subject)
+        if seen is None:
+            tables.main[subject] = [event]
+        else:
+            seen.append(event)
+            tables.repeated[subject] = None
+
+    def fault(self, event: HistoryEvent) -> None:
+        if event.type is OpType.INVOKE:
+            words = event.detail.split(maxsplit=1)
+            span = FaultSpan(
+                kind=words[0] if words else "",
+                detail=event.detail,
+                from_idx=event.index,
+                from_ns=event.time_ns,
+            )
+            self._open_faults[event.index] = span
+            self.tables.faults.append(span)
+            return
+        opened = self._open_faults.pop(event.op, None)
+        if opened is None:
+            same = [index for index, span in self._open_faults.items() if span.detail == event.detail]
+            opened = self._open_faults.pop(same[0]) if same else None
+        if opened is not None:
+            opened.to_idx = event.index
+            opened.to_ns = event.time_ns
+
+    def other(self, event: HistoryEvent) -> None:
+        tables = self.tables
+        kind = event.f
+        if kind is OpKind.SESSION_END:
+            tables.session_ends[event.process].append((event.index, event.time_ns))
+        elif kind is OpKind.FAULT:
+            self.fault(event)
+        elif kind is OpKind.DRAIN and event.type is not OpType.INVOKE:
+            tables.drains[event.queue, event.group] = event
+        elif kind is OpKind.SUBSCRIBE and event.type is OpType.OK:
+            tables.subscribed.setdefault((event.queue, event.group), event.index)
+
+
+def build_tables(events: Iterable[HistoryEvent]) -> Tables:
+    """Derive the relations in one pass. Events must come in order of ``index``; raises :class:`ValueError` if not."""
+    builder = _Builder()
+    tables = builder.tables
+    started = tables.started
+    publish, deliver, settle = builder.publish, builder.deliver, builder.settle
+    last = -1
+    count = 0
+    for event in events:
+        if event.index <= last:
+            message = f"history is out of order: event {event.index} follows event {last}"
+            raise ValueError(message)
+        last = event.index
+        count += 1
+        if event.process not in started:
+            started[event.process] = last
+        kind = event.f
+        if kind is OpKind.PUBLISH:
+            publish(event)
+        elif kind is OpKind.DELIVER:
+            deliver(event)
+        elif kind is OpKind.ACK or kind is OpKind.NACK or kind is OpKind.REJECT:
+            settle(event)
+        else:
+            builder.other(event)
+    tables.events = count
+    return tables

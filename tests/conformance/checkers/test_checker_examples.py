@@ -1,0 +1,638 @@
+"""Every rule with a history that breaks it and a near miss that does not."""
+
+from __future__ import annotations
+
+import msgspec
+
+from conformance.checkers import anomalies, build_tables, check_history
+from conformance.checkers.anomaly import Anomaly
+from reference_broker.trace.results import Severity, Verdict
+from reference_broker.trace.schema import (
+    AckedMeans,
+    Contract,
+    DeliveryGuarantee,
+    HistoryEvent,
+    HistoryHeader,
+    OpKind,
+    OpType,
+    OrderGuarantee,
+)
+
+CONTRACT = Contract(delivery_timeout_s=10.0, max_deliveries=3)
+OK, FAIL, INFO, INVOKE = OpType.OK, OpType.FAIL, OpType.INFO, OpType.INVOKE
+NO_ANSWER = None
+
+
+class History:
+    """Writes a history step by step; one millisecond passes per event."""
+
+    def __init__(self) -> None:
+        self.events: list[HistoryEvent] = []
+        self.time_ns = 0
+
+    def add(self, process: str, f: OpKind, type_: OpType, **fields: object) -> int:
+        self.time_ns += 1_000_000
+        index = len(self.events)
+        data = {"index": index, "time_ns": self.time_ns, "process": process, "f": f, "type": type_, **fields}
+        self.events.append(msgspec.convert(data, HistoryEvent))
+        return index
+
+    def wait(self, seconds: float) -> None:
+        self.time_ns += int(seconds * 1e9)
+
+    def send(self, seq: int, *, key: str = "k", status: OpType | None = OK, queue: str = "q") -> str:
+        value = f"p-{seq}"
+        fields = {"queue": queue, "key": key, "value": value, "producer": "p", "seq": seq}
+        op = self.add("p", OpKind.PUBLISH, INVOKE, **fields)
+        if status is not None:
+            self.add("p", OpKind.PUBLISH, status, op=op, **fields)
+        return value
+
+    def deliver(
+        self,
+        value: str,
+        *,
+        to: str = "c",
+        group: str = "g",
+        count: int = 1,
+        at: int = -1,
+        queue: str = "q",
+        **more: object,
+    ) -> None:
+        offset = at if at >= 0 else int(value.rpartition("-")[2])
+        fields = {"queue": queue, "group": group, "value": value, "delivery_count": count, "redelivered": count > 1}
+        self.add(to, OpKind.DELIVER, OK, partition=0, offset=offset, **(fields | more))
+
+    def settle(
+        self, value: str, kind: OpKind = OpKind.ACK, status: OpType | None = OK, *, by: str = "c", group: str = "g"
+    ) -> None:
+        op = self.add(by, kind, INVOKE, queue="q", group=group, value=value)
+        if status is not None:
+            self.add(by, kind, status, queue="q", group=group, value=value, op=op)
+
+    def end_session(self, process: str = "c") -> None:
+        self.add(process, OpKind.SESSION_END, OK)
+
+    def fault(self, kind: str, seconds: float = 0.0) -> None:
+        op = self.add("faults", OpKind.FAULT, INVOKE, detail=f"{kind} broker")
+        self.wait(seconds)
+        self.add("faults", OpKind.FAULT, OK, op=op, detail=f"{kind} broker")
+
+    def dead_letter(self, value: str, reason: str = "rejected") -> None:
+        self.deliver(value, to="watch", group="watch", queue="$dlq/q", reason=reason)
+
+    def drain(self, status: OpType = OK, dead_letters: OpType = OK) -> None:
+        self.add("drain", OpKind.DRAIN, status, queue="q")
+        self.add("drain", OpKind.DRAIN, dead_letters, queue="$dlq/q")
+
+    def rows(self, contract: Contract = CONTRACT) -> list[Anomaly]:
+        return anomalies(build_tables(self.events), contract)
+
+    def found(self, contract: Contract = CONTRACT) -> list[tuple[str, str]]:
+        return [(row.anomaly, row.value) for row in self.rows(contract)]
+
+    def verdict(self, contract: Contract = CONTRACT) -> Verdict:
+        return check_history(HistoryHeader(contract=contract), self.events).verdict
+
+
+def one_message(history: History, seq: int = 0, **more: object) -> str:
+    value = history.send(seq, **more)
+    history.deliver(value)
+    history.settle(value)
+    return value
+
+
+class TestLost:
+    def lossy(self, status: OpType | None = OK) -> History:
+        history = History()
+        one_message(history, 0)
+        history.send(1, status=status)
+        one_message(history, 2)
+        history.drain()
+        return history
+
+    def test_confirmed_and_never_read(self) -> None:
+        history = self.lossy()
+        assert history.found() == [("A1", "p-1")]
+        assert history.rows()[0].detail == "middle"
+        assert history.verdict() is Verdict.FAIL
+
+    def test_unconfirmed_may_be_lost(self) -> None:
+        assert self.lossy(INFO).found() == []
+        assert self.lossy(NO_ANSWER).found() == []
+        assert self.lossy(FAIL).found() == []
+
+    def test_without_a_full_drain_there_is_no_claim(self) -> None:
+        for status, dead_letters in ((INFO, OK), (OK, INFO)):
+            history = History()
+            one_message(history)
+            history.send(1)
+            history.drain(status, dead_letters)
+            assert history.found() == []
+            assert history.verdict() is Verdict.UNKNOWN
+
+    def test_dead_lettered_counts_as_seen(self) -> None:
+        history = History()
+        one_message(history)
+        history.dead_letter(history.send(1), reason="expired")
+        history.drain()
+        assert history.found() == []
+
+    def test_every_group_must_get_it(self) -> None:
+        history = History()
+        history.add("d", OpKind.SUBSCRIBE, OK, queue="q", group="other")
+        one_message(history)
+        history.drain()
+        assert [(row.anomaly, row.group) for row in history.rows()] == [("A1", "other")]
+
+    def test_a_group_that_came_later_need_not_get_it(self) -> None:
+        history = History()
+        one_message(history)
+        history.add("d", OpKind.SUBSCRIBE, OK, queue="q", group="other")
+        history.drain()
+        assert history.found() == []
+
+    def test_place_in_the_stream(self) -> None:
+        history = History()
+        history.send(0)
+        one_message(history, 1)
+        history.send(2)
+        history.drain()
+        assert {row.value: row.detail for row in history.rows()} == {"p-0": "prefix", "p-2": "postfix"}
+
+    def test_power_loss_excuses_only_what_the_contract_keeps_in_memory_or_cache(self) -> None:
+        for acked_means, fault, severity in (
+            (AckedMeans.DISK, "power_loss", Severity.SAFETY),
+            (AckedMeans.OS, "power_loss", Severity.QUALITY),
+            (AckedMeans.OS, "crash", Severity.SAFETY),
+            (AckedMeans.MEMORY, "crash", Severity.QUALITY),
+        ):
+            history = History()
+            one_message(history)
+            history.send(1)
+            history.fault(fault)
+            history.drain()
+            rows = history.rows(msgspec.structs.replace(CONTRACT, acked_means=acked_means))
+            assert [(row.anomaly, row.severity) for row in rows] == [("A1", severity)]
+
+    def test_loss_after_the_fault_is_not_excused(self) -> None:
+        history = History()
+        one_message(history)
+        history.fault("power_loss")
+        history.send(1)
+        history.drain()
+        rows = history.rows(msgspec.structs.replace(CONTRACT, acked_means=AckedMeans.OS))
+        assert [row.severity for row in rows] == [Severity.SAFETY]
+
+    def test_a_nacked_message_that_never_returns_vanished(self) -> None:
+        history = History()
+        value = history.send(0)
+        history.deliver(value)
+        history.settle(value, OpKind.NACK)
+        history.drain()
+        assert history.found() == [("F6", "p-0")]
+
+    def test_a_nacked_message_that_returns_is_fine(self) -> None:
+        history = History()
+        value = history.send(0)
+        history.deliver(value)
+        history.settle(value, OpKind.NACK)
+        history.deliver(value, count=2)
+        history.settle(value)
+        history.drain()
+        assert history.found() == []
+
+    def test_an_unanswered_ack_may_have_settled(self) -> None:
+        history = History()
+        value = history.send(0)
+        history.deliver(value)
+        history.settle(value, status=INFO)
+        history.drain()
+        assert history.found() == []
+
+    def test_at_most_once_may_lose(self) -> None:
+        contract = msgspec.structs.replace(CONTRACT, delivery=DeliveryGuarantee.AT_MOST_ONCE)
+        assert [row.severity for row in self.lossy().rows(contract)] == [Severity.QUALITY]
+
+
+class TestPhantom:
+    def test_never_sent(self) -> None:
+        history = History()
+        history.deliver("ghost-0")
+        assert history.found() == [("A5", "ghost-0")]
+
+    def test_corrupt(self) -> None:
+        history = History()
+        history.deliver("corrupt:12345678", at=0)
+        assert history.found() == [("A7", "corrupt:12345678")]
+
+    def test_refused_yet_delivered(self) -> None:
+        history = History()
+        history.deliver(history.send(0, status=FAIL))
+        assert history.found() == [("A10", "p-0")]
+
+    def test_unknown_and_delivered_is_a_recovery(self) -> None:
+        history = History()
+        history.deliver(history.send(0, status=INFO))
+        assert history.found() == []
+
+    def test_before_it_was_sent(self) -> None:
+        history = History()
+        history.deliver("p-0")
+        history.send(0)
+        assert history.found() == [("A9", "p-0")]
+
+    def test_from_another_queue(self) -> None:
+        history = History()
+        history.deliver(history.send(0, queue="elsewhere"))
+        assert history.found() == [("A6", "p-0")]
+
+    def test_own_dead_letter_queue_is_not_another_queue(self) -> None:
+        history = History()
+        value = history.send(0)
+        history.deliver(value)
+        history.settle(value, OpKind.REJECT)
+        history.dead_letter(value)
+        assert history.found() == []
+
+    def test_one_offset_two_values(self) -> None:
+        history = History()
+        first, second = history.send(0), history.send(1)
+        history.deliver(first)
+        history.deliver(second, at=0)
+        assert history.found() == [("C1", "p-1")]
+
+    def test_an_offset_may_be_given_anew_after_a_crash(self) -> None:
+        history = History()
+        history.deliver(history.send(0, status=INFO))
+        history.fault("power_loss")
+        history.deliver(history.send(1), at=0)
+        assert history.found() == []
+
+
+class TestDuplicate:
+    def twice(self, sends: int) -> History:
+        history = History()
+        for _ in range(sends):
+            history.send(0)
+        history.deliver("p-0", at=0)
+        history.settle("p-0")
+        history.deliver("p-0", at=1, group="h")
+        return history
+
+    def test_sent_once_stored_twice(self) -> None:
+        assert self.twice(1).found() == [("B1", "p-0")]
+
+    def test_a_retried_send_may_be_stored_twice(self) -> None:
+        assert self.twice(2).found() == []
+
+    def test_unless_the_broker_deduplicates(self) -> None:
+        contract = msgspec.structs.replace(CONTRACT, delivery=DeliveryGuarantee.EXACTLY_ONCE)
+        assert self.twice(2).found(contract) == [("B1", "p-0")]
+
+    def test_two_groups_at_one_position(self) -> None:
+        history = History()
+        value = history.send(0)
+        history.deliver(value)
+        history.deliver(value, group="h")
+        assert history.found() == []
+
+    def test_exactly_once_forbids_even_a_justified_second_delivery(self) -> None:
+        history = History()
+        value = history.send(0)
+        history.deliver(value)
+        history.end_session()
+        history.deliver(value, to="c2", count=2)
+        assert history.found() == []
+        contract = msgspec.structs.replace(CONTRACT, delivery=DeliveryGuarantee.EXACTLY_ONCE)
+        assert history.found(contract) == [("B2", "p-0")]
+
+
+class TestRedeliveries:
+    def delivered(self) -> tuple[History, str]:
+        history = History()
+        value = history.send(0)
+        history.deliver(value)
+        return history, value
+
+    def test_without_cause(self) -> None:
+        history, value = self.delivered()
+        history.deliver(value, count=2)
+        assert history.found() == [("B3", "p-0")]
+
+    def test_while_its_ack_is_under_way(self) -> None:
+        history, value = self.delivered()
+        op = history.add("c", OpKind.ACK, INVOKE, queue="q", group="g", value=value)
+        history.deliver(value, count=2)
+        history.add("c", OpKind.ACK, OK, queue="q", group="g", value=value, op=op)
+        assert history.found() == [("B3", "p-0")]
+
+    def test_causes(self) -> None:
+        for cause in ("nack", "ack unknown", "ack refused", "session", "crash", "reset", "partition", "timeout"):
+            history, value = self.delivered()
+            if cause == "nack":
+                history.settle(value, OpKind.NACK)
+            elif cause == "ack unknown":
+                history.settle(value, status=INFO)
+            elif cause == "ack refused":
+                history.settle(value, status=FAIL)
+            elif cause == "session":
+                history.end_session()
+            elif cause == "timeout":
+                history.wait(10.0)
+            else:
+                history.fault(cause)
+            history.deliver(value, count=2)
+            assert history.found() == [], cause
+
+    def test_not_causes(self) -> None:
+        for cause in ("other session", "latency", "short wait", "other message"):
+            history, value = self.delivered()
+            if cause == "other session":
+                history.end_session("somebody")
+            elif cause == "latency":
+                history.fault("latency")
+            elif cause == "short wait":
+                history.wait(8.0)
+            else:
+                history.settle("p-1", OpKind.NACK)
+            history.deliver(value, count=2)
+            assert history.found() == [("B3", "p-0")], cause
+
+    def test_an_old_cause_justifies_one_redelivery(self) -> None:
+        history, value = self.delivered()
+        history.settle(value, OpKind.NACK)
+        history.deliver(value, count=2)
+        history.deliver(value, count=3)
+        assert history.found() == [("B3", "p-0")]
+
+    def test_late_notice_of_a_lost_session(self) -> None:
+        history, value = self.delivered()
+        history.deliver(value, count=2, to="c2")
+        history.end_session("c")
+        assert history.found() == []
+
+    def test_latency_may_show_an_old_timeout_late(self) -> None:
+        history = History()
+        value = history.send(0)
+        history.fault("latency", 10.0)
+        history.deliver(value)
+        history.deliver(value, count=2)
+        assert history.found() == []
+
+    def test_at_two_consumers_at_once(self) -> None:
+        history, value = self.delivered()
+        history.deliver(value, count=2, to="c2")
+        assert history.found() == [("B6", "p-0")]
+
+    def test_at_another_consumer_after_the_timeout(self) -> None:
+        history, value = self.delivered()
+        history.wait(10.0)
+        history.deliver(value, count=2, to="c2")
+        assert history.found() == []
+
+
+class TestResurrection:
+    def settled(self, kind: OpKind = OpKind.ACK) -> tuple[History, str]:
+        history = History()
+        value = history.send(0)
+        history.deliver(value)
+        history.settle(value, kind)
+        return history, value
+
+    def test_after_a_confirmed_ack(self) -> None:
+        history, value = self.settled()
+        history.deliver(value, count=2)
+        assert history.found() == [("A15", "p-0")]
+
+    def test_a_crash_is_no_excuse_for_a_durable_ack(self) -> None:
+        for fault in ("crash", "power_loss"):
+            history, value = self.settled()
+            history.fault(fault)
+            history.end_session()
+            history.deliver(value, count=2)
+            assert history.found() == [("A15", "p-0")]
+
+    def test_power_loss_excuses_an_ack_in_the_cache(self) -> None:
+        history, value = self.settled()
+        history.fault("power_loss")
+        history.deliver(value, count=2)
+        contract = msgspec.structs.replace(CONTRACT, acked_means=AckedMeans.OS)
+        assert [(row.anomaly, row.severity) for row in history.rows(contract)] == [("A15", Severity.QUALITY)]
+
+    def test_after_a_reject(self) -> None:
+        history, value = self.settled(OpKind.REJECT)
+        history.deliver(value, count=2)
+        assert history.found() == [("A15", "p-0")]
+
+    def test_under_way_since_before_the_ack(self) -> None:
+        history = History()
+        value = history.send(0)
+        history.deliver(value)
+        history.wait(10.0)
+        history.settle(value)
+        history.deliver(value, count=2, to="c2")
+        assert history.found() == []
+
+    def test_an_unknown_ack_may_be_repeated(self) -> None:
+        history = History()
+        value = history.send(0)
+        history.deliver(value)
+        history.settle(value, status=INFO)
+        history.fault("crash")
+        history.deliver(value, count=2)
+        assert history.found() == []
+
+
+class TestOrder:
+    def reversed_pair(self, **second: object) -> History:
+        history = History()
+        first, later = history.send(0), history.send(1)
+        history.deliver(later)
+        history.deliver(first, **second)
+        return history
+
+    def test_overtaken(self) -> None:
+        assert self.reversed_pair().found() == [("D8", "p-0")]
+
+    def test_other_key(self) -> None:
+        history = History()
+        first, later = history.send(0, key="a"), history.send(1, key="b")
+        history.deliver(later)
+        history.deliver(first)
+        assert history.found() == []
+
+    def test_a_redelivery_may_come_late(self) -> None:
+        history = History()
+        first, later = history.send(0), history.send(1)
+        history.end_session("c0")
+        history.deliver(later)
+        history.deliver(first, count=2)
+        assert history.found() == []
+        strict = msgspec.structs.replace(CONTRACT, redelivery_may_reorder=False)
+        assert history.found(strict) == [("D8", "p-0")]
+
+    def test_two_connections_prove_nothing(self) -> None:
+        history = History()
+        history.add("c2", OpKind.CONNECT, INVOKE)
+        first, later = history.send(0), history.send(1)
+        history.deliver(later)
+        history.deliver(first, to="c2")
+        assert history.found() == []
+
+    def test_a_consumer_that_came_later_does(self) -> None:
+        history = History()
+        first, later = history.send(0), history.send(1)
+        history.deliver(later)
+        history.add("c2", OpKind.CONNECT, INVOKE)
+        history.deliver(first, to="c2")
+        assert history.found() == [("D8", "p-0")]
+
+    def test_unless_a_crash_may_have_made_the_broker_forget(self) -> None:
+        history = History()
+        first, later = history.send(0), history.send(1)
+        history.deliver(later)
+        history.fault("crash")
+        history.add("c2", OpKind.CONNECT, INVOKE)
+        history.deliver(first, to="c2")
+        assert history.found() == []
+
+    def test_unconfirmed_sends_have_no_order(self) -> None:
+        history = History()
+        first, later = history.send(0, status=INFO), history.send(1)
+        history.deliver(later)
+        history.deliver(first)
+        assert history.found() == []
+
+    def test_no_order_promised(self) -> None:
+        contract = msgspec.structs.replace(CONTRACT, order=OrderGuarantee.NONE)
+        assert self.reversed_pair().found(contract) == []
+
+
+class TestDeadLetters:
+    def rejected(self) -> tuple[History, str]:
+        history = History()
+        value = history.send(0)
+        history.deliver(value)
+        history.settle(value, OpKind.REJECT)
+        return history, value
+
+    def test_rejected_and_gone(self) -> None:
+        history, _ = self.rejected()
+        history.drain()
+        assert history.found() == [("A11", "p-0")]
+
+    def test_rejected_and_dead_lettered(self) -> None:
+        history, value = self.rejected()
+        history.dead_letter(value)
+        history.drain()
+        assert history.found() == []
+
+    def test_no_claim_before_the_dead_letter_queue_is_drained(self) -> None:
+        history, _ = self.rejected()
+        history.drain(dead_letters=INFO)
+        assert history.found() == []
+
+    def test_rejected_without_dead_letters(self) -> None:
+        history, _ = self.rejected()
+        history.drain()
+        assert history.found(msgspec.structs.replace(CONTRACT, dead_letters=False)) == []
+
+    def exhausted(self, deliveries: int) -> tuple[History, str]:
+        history = History()
+        value = history.send(0)
+        for count in range(1, deliveries + 1):
+            history.deliver(value, count=count)
+            history.settle(value, OpKind.NACK)
+        return history, value
+
+    def test_exhausted_and_gone(self) -> None:
+        history, _ = self.exhausted(3)
+        history.drain()
+        assert ("A11", "p-0") in history.found()
+
+    def test_exhausted_and_dead_lettered(self) -> None:
+        history, value = self.exhausted(3)
+        history.dead_letter(value, reason="max retries exceeded")
+        history.drain()
+        assert history.found() == []
+
+    def test_buried_without_cause(self) -> None:
+        history = History()
+        history.dead_letter(one_message(history))
+        assert history.found() == [("A12", "p-0")]
+
+    def test_buried_too_early(self) -> None:
+        history, value = self.exhausted(2)
+        history.dead_letter(value, reason="max retries exceeded")
+        assert history.found() == [("A12", "p-0")]
+
+    def test_expired(self) -> None:
+        history = History()
+        history.dead_letter(history.send(0), reason="expired")
+        assert history.found() == []
+
+    def test_unseen_deliveries_may_have_used_up_the_retries(self) -> None:
+        history, value = self.exhausted(1)
+        history.end_session()
+        history.dead_letter(value, reason="max retries exceeded")
+        assert history.found() == []
+
+
+class TestDeliveryCount:
+    def nacked(self) -> tuple[History, str]:
+        history = History()
+        value = history.send(0)
+        history.deliver(value)
+        history.settle(value, OpKind.NACK)
+        return history, value
+
+    def test_redelivery_called_first(self) -> None:
+        history, value = self.nacked()
+        history.deliver(value, count=1)
+        assert history.found() == [("B4", "p-0")]
+
+    def test_counted_right(self) -> None:
+        history, value = self.nacked()
+        history.deliver(value, count=2)
+        assert history.found() == []
+
+    def test_a_crash_may_lose_the_count(self) -> None:
+        history = History()
+        value = history.send(0)
+        history.deliver(value)
+        history.fault("crash")
+        history.deliver(value, count=1)
+        assert history.found() == []
+
+    def test_first_delivery_called_second(self) -> None:
+        history = History()
+        history.deliver(history.send(0), count=2)
+        assert [(row.anomaly, row.severity) for row in history.rows()] == [("B4", Severity.QUALITY)]
+
+    def test_first_seen_after_a_lost_session(self) -> None:
+        history = History()
+        value = history.send(0)
+        history.end_session()
+        history.deliver(value, count=2)
+        assert history.found() == []
+
+    def test_beyond_the_limit(self) -> None:
+        history = History()
+        value = history.send(0)
+        history.end_session()
+        history.deliver(value, count=4)
+        assert history.found() == [("B7", "p-0")]
+
+
+def test_findings_carry_the_events_of_their_values() -> None:
+    history = History()
+    one_message(history, 0)
+    history.send(1)
+    history.drain()
+    outcome = check_history(HistoryHeader(contract=CONTRACT), history.events)
+    (finding,) = outcome.findings
+    assert finding.values == ["p-1"]
+    assert {"publish", "drain"} <= {str(row["f"]) for row in finding.evidence}
+    assert all(row.get("value", "p-1") == "p-1" for row in finding.evidence)
+    assert outcome.counts["lost"] == 1
