@@ -1,0 +1,1 @@
+"""The cases for MQTT 5.0, one module per area."""

@@ -1,0 +1,123 @@
+"""What several MQTT 5.0 cases need: judging the end of a connection, counting messages, letting time pass."""
+
+from __future__ import annotations
+
+import asyncio
+
+from conformance.case import CaseContext
+from conformance.connection import Connection
+from conformance.wire import Connack, Disconnect, Packet, Properties, Publish, describe, encode
+
+MALFORMED_PACKET = 0x81
+PROTOCOL_ERROR = 0x82
+RECEIVE_MAXIMUM_EXCEEDED = 0x93
+TOPIC_ALIAS_INVALID = 0x94
+PACKET_TOO_LARGE = 0x95
+SESSION_TAKEN_OVER = 0x8E
+UNSPECIFIED_ERROR = 0x80
+
+LASTING = Properties(session_expiry_interval=60)
+"""A session that outlives its connection by far more than a case takes."""
+
+
+async def expect_error(
+    ctx: CaseContext, connection: Connection, *codes: int, before: tuple[type[Packet], ...] = ()
+) -> None:
+    """The broker must end the connection; that it says one of ``codes`` first is judged as a SHOULD.
+
+    ``before`` are packets that may precede the end besides DISCONNECT. A malformed packet is a kind of protocol error, and
+    brokers draw the line between 0x81 and 0x82 differently, so either is taken for both; so is 0x80, which tells nothing.
+    """
+    seen = await connection.expect_close(allowed=(Disconnect, *before))
+    last = seen[-1] if seen else None
+    if not isinstance(last, Disconnect):
+        ctx.should(False, f"{connection.name}: the connection ended without a DISCONNECT that says why")
+        return
+    ctx.must(
+        not any(isinstance(packet, Disconnect) for packet in seen[:-1]),
+        f"{connection.name}: expected DISCONNECT to be the last packet; seen {'; '.join(map(describe, seen))}",
+    )
+    wanted = {*codes, MALFORMED_PACKET, PROTOCOL_ERROR, UNSPECIFIED_ERROR}
+    shown = ", ".join(f"0x{code:02x}" for code in codes or (MALFORMED_PACKET, PROTOCOL_ERROR))
+    ctx.should(last.reason_code in wanted, f"{connection.name}: expected {shown}; seen {describe(last)}")
+
+
+async def expect_failure_or_error(ctx: CaseContext, connection: Connection, kind: type[Packet]) -> Packet | None:
+    """A broker may answer with a packet of ``kind`` or end the connection; returns the answer, None for the end.
+
+    For reactions that the standard leaves open or that are argued over.
+    """
+    while True:
+        packet = await connection.receive(f"{kind.type.name} or the end of the connection")
+        if packet is None or isinstance(packet, kind):
+            return packet
+        if not isinstance(packet, Disconnect):
+            ctx.fail(
+                f"{connection.name}: expected {kind.type.name} or the end of the connection; seen {describe(packet)}"
+            )
+
+
+async def delivered(ctx: CaseContext, publisher: Connection, subscriber: Connection, *, qos: int = 0) -> list[Publish]:
+    """The messages that ``subscriber`` gets before a marker from ``publisher``; nothing but messages may come."""
+    found: list[Publish] = []
+    for packet in await ctx.messages_before_marker(publisher, subscriber, qos=qos):
+        if not isinstance(packet, Publish):
+            ctx.fail(f"{subscriber.name}: expected only messages; seen {describe(packet)}")
+        found.append(packet)
+    return found
+
+
+async def resume(ctx: CaseContext, client_id: str, *, name: str = "", properties: Properties = LASTING) -> Connection:
+    """Connect with Clean Start 0; the session must be there."""
+    connection = await ctx.connect(client_id=client_id, clean=False, name=name, properties=properties)
+    ctx.must(
+        connection.connack.session_present,
+        f"{connection.name}: expected Session Present 1; seen {describe(connection.connack)}",
+    )
+    return connection
+
+
+async def pass_time(ctx: CaseContext, seconds: float) -> None:
+    """Let time pass where a statement is about elapsed time. Never used to see whether something still arrives."""
+    ctx.note(f"the case lets {seconds:g} s pass")
+    await asyncio.sleep(seconds)
+
+
+def wire_size(packet: Packet) -> int:
+    """Bytes of a packet from the broker on the wire, in its shortest form."""
+    return len(encode(packet, 5))
+
+
+def imposed_keep_alive(ctx: CaseContext, connack: Connack, asked_s: int) -> int:
+    """The keep alive in force: the server's if it states one; unsupported if that is too long to wait for."""
+    stated = connack.properties.server_keep_alive
+    in_force_s = asked_s if stated is None else stated
+    if not 0 < in_force_s <= asked_s + 1:
+        ctx.unsupported(f"the broker imposes a keep alive of {in_force_s} s, too long to wait for")
+    return in_force_s
+
+
+async def exchange_raw(ctx: CaseContext, data: bytes, *, name: str) -> bytes:
+    """Send bytes on a connection of their own and return all that comes until the broker ends it, unread.
+
+    For an answer that may be in another protocol version. Fails if the broker keeps the connection.
+    """
+    reader, writer = await asyncio.open_connection(ctx.endpoint.host, ctx.endpoint.port)
+    ctx.sent_raw = True
+    ctx.transcript.add(name, "send", data, f"{len(data)} raw bytes")
+    received = b""
+    try:
+        writer.write(data)
+        async with asyncio.timeout(ctx.remaining_s()):
+            while chunk := await reader.read(65_536):
+                received += chunk
+    except TimeoutError:
+        ctx.fail(
+            f"{name}: expected the broker to end the connection; it is still open, after {received.hex() or 'nothing'}"
+        )
+    except ConnectionError as error:
+        ctx.note(f"{name}: {error}")
+    finally:
+        writer.transport.abort()
+        ctx.transcript.add(name, "recv", received, f"{len(received)} raw bytes, then the end")
+    return received
