@@ -1,0 +1,119 @@
+"""What a person should look at first: every failure of every run, gravest first, with the way to see it again."""
+
+from __future__ import annotations
+
+import msgspec
+
+from reference_broker.trace.conformance import CaseResult
+from reference_broker.trace.results import GRAVITY, Check, Severity, Verdict
+from reports.collect import Collection, Run
+from reports.humanise import plural, quantity
+from reports.verdicts import CASE_LOOKS, FAILING_CASES, KIND_LABELS, RUN_LOOKS, Look
+
+MAX_ITEMS = 2_000
+_MAX_FINDINGS_PER_RUN = 50
+
+
+class Attention(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that went wrong."""
+
+    run: Run | None
+    """``None`` for a file that could not be read."""
+    gravity: int
+    look: Look
+    title: str
+    detail: str
+    clauses: list[str] = []
+    case: str = ""
+    """Set where the item is a conformance case, so that it can link to its page."""
+    reproduce: str = ""
+
+
+def needs_attention(collection: Collection) -> list[Attention]:
+    """At most ``MAX_ITEMS``, gravest first, otherwise in the order of the runs."""
+    items = [
+        Attention(
+            run=None,
+            gravity=GRAVITY.index(Verdict.ERROR),
+            look=RUN_LOOKS[Verdict.ERROR],
+            title=f"Cannot read {problem.path}",
+            detail=problem.message,
+        )
+        for problem in collection.problems
+    ]
+    for run in collection.runs:
+        items += _of_run(run)
+    items.sort(key=lambda item: -item.gravity)  # stable
+    return items[:MAX_ITEMS]
+
+
+def describe_check(check: Check) -> str:
+    """``2.1 ms, target < 1 ms (source)``: the figure beside what it was held to."""
+    text = quantity(check.value, check.unit)
+    if check.bound is not None and check.relation:
+        text += f", target {check.relation} {quantity(check.bound, check.unit)}"
+    return f"{text} ({check.source})" if check.source else text
+
+
+def _of_run(run: Run) -> list[Attention]:
+    if run.verdict is Verdict.PASS:
+        return []
+    items: list[Attention] = []
+    if run.conformance is not None:
+        items += [_of_case(run, result) for result in run.conformance.results if result.verdict in FAILING_CASES]
+        if run.conformance.footer is None:
+            items.append(_of_whole_run(run, "cut before its end"))
+    result = run.result
+    for check in result.checks:
+        if check.verdict is not Verdict.PASS:
+            items.append(
+                Attention(
+                    run=run,
+                    gravity=GRAVITY.index(check.verdict),
+                    look=RUN_LOOKS[check.verdict],
+                    title=f"{check.name} misses its target" if check.verdict is Verdict.FAIL else check.name,
+                    detail=describe_check(check),
+                    reproduce=result.command,
+                )
+            )
+    safety = [finding for finding in result.findings if finding.severity is Severity.SAFETY]
+    items += [
+        Attention(
+            run=run,
+            gravity=GRAVITY.index(Verdict.FAIL),
+            look=RUN_LOOKS[Verdict.FAIL],
+            title=f"{finding.checker} ({finding.anomaly})",
+            detail=finding.message,
+            reproduce=result.command,
+        )
+        for finding in safety[:_MAX_FINDINGS_PER_RUN]
+    ]
+    if len(safety) > _MAX_FINDINGS_PER_RUN:
+        items.append(_of_whole_run(run, f"{plural(len(safety) - _MAX_FINDINGS_PER_RUN, 'more finding')}"))
+    return items or [_of_whole_run(run, RUN_LOOKS[run.verdict].label.lower())]
+
+
+def _of_case(run: Run, result: CaseResult) -> Attention:
+    look = CASE_LOOKS[result.verdict]
+    gravity = Verdict.ERROR if look.tone == "error" else Verdict.FAIL
+    return Attention(
+        run=run,
+        gravity=GRAVITY.index(gravity),
+        look=look,
+        title=result.title or result.case,
+        detail=result.detail,
+        clauses=result.clauses,
+        case=result.case,
+        reproduce=result.reproduce,
+    )
+
+
+def _of_whole_run(run: Run, what: str) -> Attention:
+    return Attention(
+        run=run,
+        gravity=GRAVITY.index(run.verdict),
+        look=RUN_LOOKS[run.verdict],
+        title=f"{KIND_LABELS[run.result.kind]}: {what}",
+        detail=" ".join([run.result.summary, *run.notes]).strip(),
+        reproduce=run.result.command,
+    )

@@ -1,0 +1,292 @@
+"""Charts as plotly figures in plain data; ``assets/charts.js`` adds the theme's colours and draws them.
+
+Figures are plain dictionaries rather than ``plotly.graph_objects``: the same bytes for the same input, no slow import.
+The tests feed each of them to ``plotly.graph_objects.Figure``, which refuses unknown attributes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from reference_broker.trace.results import Band, Percentiles, RunResult, Series
+from reports.humanise import quantity, words
+
+Json = dict[str, "Json"] | list["Json"] | str | float | int | bool | None
+
+MAX_POINTS = 4_000
+MAX_SERIES = 40
+MAX_BANDS = 60
+MAX_LABELLED_BANDS = 10
+MAX_TABLE_ROWS = 120
+LOG_SPREAD = 200.0
+"""A time axis turns logarithmic when its largest value is this many times its median."""
+
+_ROW_HEIGHT = 210
+_TIME_UNITS = frozenset({"ns", "µs", "us", "ms", "s"})
+_DASHES = ("solid", "dash", "dot", "dashdot")
+_PERCENTILE_NAMES = ("p50", "p90", "p99", "p99.9", "max")
+
+
+class Chart(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure, and the same figures as a table for those who cannot see it."""
+
+    name: str
+    """Unique on its page."""
+    title: str
+    description: str
+    figure: dict[str, Json]
+    head: list[str]
+    rows: list[list[str]]
+    note: str = ""
+
+    @property
+    def json(self) -> str:
+        """The figure as JSON that is safe inside a ``script`` element: no ``<`` can end it."""
+        text = msgspec.json.encode(self.figure).decode()
+        return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+    @property
+    def height(self) -> int:
+        layout = self.figure["layout"]
+        height = layout.get("height") if isinstance(layout, dict) else None
+        return height if isinstance(height, int) else 320
+
+
+def timeline(result: RunResult, name: str = "timeline") -> Chart | None:
+    """All series over time, a row per group and unit, fault bands shaded across them; ``None`` without data."""
+    series = [line for line in result.series if any(_finite(value) for value in line.y)][:MAX_SERIES]
+    if not series:
+        return None
+    rows: dict[tuple[str, str], list[Series]] = {}
+    for line in series:
+        rows.setdefault((line.group or line.name, line.unit), []).append(line)
+    layout: dict[str, Json] = {"height": 90 + _ROW_HEIGHT * len(rows), "hovermode": "x unified"}
+    traces: list[Json] = []
+    annotations: list[Json] = []
+    for index, ((group, unit), lines) in enumerate(rows.items()):
+        _add_row(layout, annotations, index, len(rows), group, unit, lines)
+        traces += [_trace(line, place, index) for place, line in enumerate(lines)]
+    last = "" if len(rows) == 1 else str(len(rows))
+    layout["xaxis"] = {"title": {"text": "seconds since the start"}, "anchor": f"y{last}", "rangemode": "tozero"}
+    bands = sorted(result.bands, key=lambda band: band.from_s)[:MAX_BANDS]
+    layout["shapes"] = [_band_shape(band) for band in bands]
+    layout["annotations"] = [*annotations, *_band_labels(bands)]
+    dropped = len(result.series) - len(series)
+    return Chart(
+        name=name,
+        title="Over time",
+        description=_describe_timeline(series, bands),
+        figure={"data": traces, "layout": layout},
+        head=["seconds", *(f"{line.name} ({line.unit})" if line.unit else line.name for line in series)],
+        rows=_series_table(series),
+        note=f"{dropped} series without data, or beyond the first {MAX_SERIES}, are left out." if dropped else "",
+    )
+
+
+def percentile_ladder(percentiles: Sequence[Percentiles], name: str = "percentiles") -> Chart | None:
+    """Latency per percentile on a logarithmic axis, one line per operation; ``None`` without samples."""
+    shown = [row for row in percentiles if row.count > 0][:MAX_SERIES]
+    if not shown:
+        return None
+    traces: list[Json] = []
+    for index, row in enumerate(shown):
+        values = _percentile_values(row)
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": row.name,
+                "x": list(_PERCENTILE_NAMES),
+                "y": [value / 1_000 if value > 0 else None for value in values],
+                "line": {"width": 2, "dash": _DASHES[(index // 8) % len(_DASHES)]},
+                "marker": {"size": 8, "symbol": index % 8},
+                "meta": {"colour": index % 8},
+            }
+        )
+    layout: dict[str, Json] = {
+        "height": 360,
+        "yaxis": {"type": "log", "title": {"text": "latency, ms (log)"}, "dtick": 1},
+        "xaxis": {"type": "category"},
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+    }
+    return Chart(
+        name=name,
+        title="Latency by percentile",
+        description="; ".join(
+            f"{row.name}: median {quantity(row.p50_us, 'µs')}, p99 {quantity(row.p99_us, 'µs')}" for row in shown
+        ),
+        figure={"data": traces, "layout": layout},
+        head=["operation", *_PERCENTILE_NAMES],
+        rows=[[row.name, *(quantity(value, "µs") for value in _percentile_values(row))] for row in shown],
+    )
+
+
+def bars(name: str, title: str, unit: str, values: dict[str, dict[str, float]]) -> Chart | None:
+    """Grouped bars: ``values[series][category]``; ``None`` without values."""
+    categories = list(dict.fromkeys(category for row in values.values() for category in row))
+    if not categories:
+        return None
+    traces: list[Json] = [
+        {
+            "type": "bar",
+            "name": series,
+            "x": list(categories),
+            "y": [row.get(category) for category in categories],
+            "text": [quantity(row[category]) if category in row else "" for category in categories],
+            "textposition": "auto",
+            "meta": {"colour": index % 8},
+        }
+        for index, (series, row) in enumerate(values.items())
+    ]
+    layout: dict[str, Json] = {
+        "height": 340,
+        "barmode": "group",
+        "yaxis": {"title": {"text": unit}, "rangemode": "tozero"},
+        "xaxis": {"type": "category"},
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+    }
+    return Chart(
+        name=name,
+        title=title,
+        description=f"{title} in {unit} for {', '.join(values)}",
+        figure={"data": traces, "layout": layout},
+        head=["", *categories],
+        rows=[
+            [series, *(quantity(row.get(category), unit) for category in categories)] for series, row in values.items()
+        ],
+    )
+
+
+def thin(line: Series, limit: int) -> tuple[list[float], list[float | None]]:
+    """At most about ``limit`` points; of each stretch the largest value stays, so a spike is never thinned away."""
+    count = min(len(line.x_s), len(line.y))
+    if count <= limit:
+        return line.x_s[:count], [value if _finite(value) else None for value in line.y[:count]]
+    stride = math.ceil(count / limit)
+    xs: list[float] = []
+    ys: list[float | None] = []
+    for start in range(0, count, stride):
+        stretch = range(start, min(start + stride, count))
+        best = max(stretch, key=lambda at: _or_least(line.y[at]))
+        xs.append(line.x_s[best])
+        ys.append(line.y[best] if _finite(line.y[best]) else None)
+    return xs, ys
+
+
+def _finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _or_least(value: float | None) -> float:
+    return value if value is not None and math.isfinite(value) else -math.inf
+
+
+def _percentile_values(row: Percentiles) -> tuple[float, ...]:
+    return (row.p50_us, row.p90_us, row.p99_us, row.p999_us, row.max_us)
+
+
+def _trace(line: Series, place: int, row: int) -> Json:
+    xs, ys = thin(line, MAX_POINTS)
+    axis = "" if row == 0 else str(row + 1)
+    return {
+        "type": "scatter",
+        "mode": "lines" if len(xs) > 1 else "markers",
+        "name": line.name,
+        "x": list(xs),
+        "y": list(ys),
+        "xaxis": "x",
+        "yaxis": f"y{axis}",
+        "legend": f"legend{axis}",
+        "line": {"width": 2, "dash": _DASHES[(place // 8) % len(_DASHES)]},
+        "connectgaps": False,
+        "meta": {"colour": place % 8},
+    }
+
+
+def _add_row(
+    layout: dict[str, Json], annotations: list[Json], index: int, count: int, group: str, unit: str, lines: list[Series]
+) -> None:
+    """One row of the stack: its axis, its heading and its own legend."""
+    axis = "" if index == 0 else str(index + 1)
+    gap = 0.22 / count
+    top = 1 - index / count
+    bottom = top - 1 / count + (gap if index < count - 1 else 0)
+    high = top - gap * 0.62
+    values = sorted(value for line in lines for value in line.y if value is not None and math.isfinite(value))
+    positive = [value for value in values if value > 0]
+    logarithmic = (
+        unit in _TIME_UNITS and len(positive) == len(values) and values[-1] > LOG_SPREAD * positive[len(positive) // 2]
+    )
+    yaxis: dict[str, Json] = {
+        "domain": [round(bottom, 4), round(high, 4)],
+        "anchor": "x",
+        "title": {"text": f"{unit} (log)" if logarithmic else unit},
+    }
+    yaxis |= {"type": "log", "dtick": 1} if logarithmic else {"rangemode": "tozero"}
+    layout[f"yaxis{axis}"] = yaxis
+    place: dict[str, Json] = {"xref": "paper", "yref": "paper", "x": 0, "y": round(high, 4)}
+    annotations.append(
+        {**place, "text": f"<b>{_plain(words(group))}</b>", "showarrow": False, "xanchor": "left", "yanchor": "bottom"}
+    )
+    layout[f"legend{axis}"] = {"orientation": "h", "x": 1, "xanchor": "right", "y": round(high, 4), "yanchor": "bottom"}
+
+
+def _band_shape(band: Band) -> Json:
+    return {
+        "type": "rect",
+        "xref": "x",
+        "yref": "paper",
+        "x0": band.from_s,
+        "x1": band.to_s,
+        "y0": 0,
+        "y1": 1,
+        "layer": "below",
+        "line": {"width": 1, "dash": "dot"},
+    }
+
+
+def _band_labels(bands: list[Band]) -> list[Json]:
+    if len(bands) > MAX_LABELLED_BANDS:
+        return []  # they would cover each other; the table of faults names them all
+    return [
+        {
+            "xref": "x",
+            "yref": "paper",
+            "x": band.from_s,
+            "y": 0,
+            "yshift": 4 + 15 * (index % 3),
+            "text": _plain(band.label),
+            "showarrow": False,
+            "xanchor": "left",
+            "yanchor": "bottom",
+            "font": {"size": 11},
+        }
+        for index, band in enumerate(bands)
+    ]
+
+
+def _plain(text: str) -> str:
+    """Plotly reads a few tags in labels; hostile or accidental ones must stay text."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _series_table(series: list[Series]) -> list[list[str]]:
+    """One row per moment of the first, densest series; at most ``MAX_TABLE_ROWS``."""
+    thinned = [thin(line, MAX_TABLE_ROWS) for line in series]
+    moments = sorted({round(x, 3) for xs, _ in thinned for x in xs})
+    stride = max(1, math.ceil(len(moments) / MAX_TABLE_ROWS))
+    lookup = [{round(x, 3): y for x, y in zip(xs, ys, strict=True)} for xs, ys in thinned]
+    return [[quantity(moment), *(_cell(values.get(moment)) for values in lookup)] for moment in moments[::stride]]
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else quantity(value)
+
+
+def _describe_timeline(series: list[Series], bands: list[Band]) -> str:
+    names = ", ".join(dict.fromkeys(line.name for line in series))
+    faults = f" Shaded: {', '.join(dict.fromkeys(band.label for band in bands))}." if bands else ""
+    return f"{names} over time.{faults}"

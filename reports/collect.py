@@ -1,0 +1,312 @@
+"""Find and read every run below a folder; nothing here renders.
+
+A folder that holds ``result.json`` (:class:`RunResult`) or ``report.jsonl`` (a conformance report) is a run. A file
+that cannot be read becomes a :class:`Problem`, so one bad file neither hides the other runs nor passes in silence.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from reference_broker.trace.conformance import CaseResult, CaseVerdict, Clause, Footer, Header, Line
+from reference_broker.trace.results import GRAVITY, Machine, RunKind, RunResult, Verdict, worst
+from reports.humanise import bytes_size, plural
+from reports.verdicts import CASE_LOOKS, KIND_LABELS
+
+RESULT_FILE = "result.json"
+REPORT_FILE = "report.jsonl"
+MARKER_FILE = "assay-report.json"
+"""Stands in every generated site; a folder with it is never searched for runs."""
+
+MAX_RUNS = 500
+MAX_RESULT_BYTES = 64 * 1024 * 1024
+MAX_REPORT_BYTES = 256 * 1024 * 1024
+MAX_CASES = 20_000
+
+
+class ReportError(Exception):
+    """What stops a report from being made; the text says what to do about it."""
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that could not be read, and why."""
+
+    path: str
+    """Relative to the run folder, with ``/``."""
+    message: str
+
+
+class ConformanceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole ``report.jsonl``; ``footer`` is ``None`` when the run was cut."""
+
+    header: Header
+    clauses: list[Clause]
+    results: list[CaseResult]
+    footer: Footer | None
+
+    @property
+    def counts(self) -> dict[CaseVerdict, int]:
+        """Cases per verdict, counted from the lines rather than believed from the footer; zeros left out."""
+        counted = Counter(result.verdict for result in self.results)
+        return {verdict: counted[verdict] for verdict in CASE_LOOKS if counted[verdict]}
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One run, with the verdict that the report stands for."""
+
+    slug: str
+    """Unique within the collection; names pages and folders of the site."""
+    folder: Path
+    place: str
+    """The folder relative to the run folder, with ``/``; ``.`` for the run folder itself."""
+    result: RunResult
+    verdict: Verdict
+    """Never milder than ``result.verdict``; ``notes`` say why where it is graver."""
+    notes: list[str]
+    conformance: ConformanceReport | None = None
+
+    @property
+    def title(self) -> str:
+        return self.result.name or KIND_LABELS[self.result.kind]
+
+
+class Collection(msgspec.Struct, frozen=True, kw_only=True):
+    """All that one report shows."""
+
+    root: Path
+    runs: list[Run]
+    problems: list[Problem]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The gravest of all runs; an unreadable file counts as an error."""
+        return worst([run.verdict for run in self.runs] + [Verdict.ERROR for _ in self.problems])
+
+    @property
+    def conformance_runs(self) -> list[Run]:
+        return [run for run in self.runs if run.conformance is not None]
+
+    @property
+    def machines(self) -> list[Machine]:
+        """Every machine named by a run, once each."""
+        found: list[Machine] = []
+        for run in self.runs:
+            if run.result.machine is not None and run.result.machine not in found:
+                found.append(run.result.machine)
+        return found
+
+
+def collect(root: Path) -> Collection:
+    """Read every run below ``root``, in a stable order.
+
+    Raises :class:`ReportError` when the folder does not exist, holds no run, or holds more than ``MAX_RUNS``.
+    """
+    if not root.is_dir():
+        raise ReportError(f"{root} is not a folder. Name the folder that a run wrote, e.g. `assay report out/`.")
+    folders = _run_folders(root)
+    if not folders:
+        raise ReportError(
+            f"No {RESULT_FILE} or {REPORT_FILE} below {root}. Make a run first, "
+            "e.g. `assay conformance run --target reference` or `assay demo`, and name its output folder."
+        )
+    if len(folders) > MAX_RUNS:
+        raise ReportError(
+            f"{len(folders)} runs below {root}; a report holds {MAX_RUNS} at most. Name a folder further down."
+        )
+    runs: list[Run] = []
+    problems: list[Problem] = []
+    for folder in folders:
+        run, found = _read_run(root, folder)
+        problems += found
+        if run is not None:
+            runs.append(run)
+    kinds = list(KIND_LABELS)
+    runs.sort(key=lambda run: (kinds.index(run.result.kind), run.title, run.result.target, run.result.world, run.place))
+    return Collection(root=root, runs=_with_unique_slugs(runs), problems=problems)
+
+
+def slugify(text: str) -> str:
+    """Letters, digits, dot, dash and underscore only, so that no name can leave its folder."""
+    kept = "".join(character if character.isascii() and character.isalnum() else "-" for character in text.lower())
+    return "-".join(part for part in kept.split("-") if part)[:100] or "unnamed"
+
+
+def _run_folders(root: Path) -> list[Path]:
+    folders: list[Path] = []
+    for current, children, files in os.walk(root, followlinks=False):
+        if MARKER_FILE in files:
+            children.clear()
+            continue
+        children.sort()
+        if RESULT_FILE in files or REPORT_FILE in files:
+            folders.append(Path(current))
+    return folders
+
+
+def _read_run(root: Path, folder: Path) -> tuple[Run | None, list[Problem]]:
+    problems: list[Problem] = []
+    result: RunResult | None = None
+    conformance: ConformanceReport | None = None
+    result_path, report_path = folder / RESULT_FILE, folder / REPORT_FILE
+    if result_path.is_file():
+        result, problem = _read_result(root, result_path)
+        problems += problem
+    if report_path.is_file():
+        conformance, problem = _read_conformance(root, report_path)
+        problems += problem
+    place = folder.relative_to(root).as_posix()
+    if result is None and conformance is not None:
+        result = _result_from_report(conformance, place)
+    if result is None:
+        return None, problems
+    verdict, notes = _judge(result, conformance)
+    run = Run(
+        slug=slugify(f"{result.kind.value}-{result.name}-{result.target}-{result.world}"),
+        folder=folder,
+        place=place,
+        result=result,
+        verdict=verdict,
+        notes=notes,
+        conformance=conformance,
+    )
+    return run, problems
+
+
+def _read_bounded(path: Path, limit: int) -> bytes:
+    """Raises ``ValueError`` above the limit, ``OSError`` as the system does."""
+    size = path.stat().st_size
+    if size > limit:
+        raise ValueError(f"{bytes_size(size)} is more than the {bytes_size(limit)} that a report reads")
+    return path.read_bytes()
+
+
+def _read_result(root: Path, path: Path) -> tuple[RunResult | None, list[Problem]]:
+    try:
+        return msgspec.json.decode(_read_bounded(path, MAX_RESULT_BYTES), type=RunResult), []
+    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors and name the key, e.g. `$.checks[0].name`
+        return None, [Problem(path=path.relative_to(root).as_posix(), message=str(error))]
+
+
+def _read_conformance(root: Path, path: Path) -> tuple[ConformanceReport | None, list[Problem]]:
+    """Read what is readable: a run that was cut may end in the middle of a line."""
+    place = path.relative_to(root).as_posix()
+    try:
+        lines = _read_bounded(path, MAX_REPORT_BYTES).split(b"\n")
+    except (OSError, ValueError) as error:
+        return None, [Problem(path=place, message=str(error))]
+    header: Header | None = None
+    footer: Footer | None = None
+    clauses: list[Clause] = []
+    results: list[CaseResult] = []
+    seen: set[str] = set()
+    problems: list[Problem] = []
+    decoder = msgspec.json.Decoder(Line)
+    for index, text in enumerate(lines):
+        if not text.strip():
+            continue
+        try:
+            line = decoder.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if index < len(lines) - 1:  # an unfinished last line is what a cut run leaves, and shows as such
+                problems.append(Problem(path=place, message=f"line {index + 1}: {error}"))
+                break
+            continue
+        match line:
+            case Header():
+                header = line
+            case Clause():
+                clauses.append(line)
+            case CaseResult():
+                if line.case in seen:
+                    problems.append(Problem(path=place, message=f"line {index + 1}: case {line.case} appears twice"))
+                else:
+                    seen.add(line.case)
+                    results.append(line)
+            case Footer():
+                footer = line
+    if len(results) > MAX_CASES:
+        message = f"{plural(len(results), 'case')}; the first {MAX_CASES:,} are shown"
+        problems.append(Problem(path=place, message=message))
+        del results[MAX_CASES:]
+    if header is None:
+        return None, [*problems, Problem(path=place, message="no header line, so the target is not known")]
+    return ConformanceReport(header=header, clauses=clauses, results=results, footer=footer), problems
+
+
+def _result_from_report(conformance: ConformanceReport, place: str) -> RunResult:
+    """Stands in for the ``result.json`` of a run that was cut before it wrote one."""
+    header = conformance.header
+    verdict, _ = judge_cases(conformance)
+    return RunResult(
+        kind=RunKind.CONFORMANCE,
+        name=place.rsplit("/", 1)[-1] if place != "." else "conformance",
+        verdict=verdict,
+        summary=f"{plural(len(conformance.results), 'case')} recorded; the run left no {RESULT_FILE}.",
+        target=header.target,
+        seed=header.seed,
+        started_at=header.started_at,
+        duration_s=conformance.footer.duration_s if conformance.footer else 0.0,
+        machine=header.machine,
+    )
+
+
+def judge_cases(conformance: ConformanceReport) -> tuple[Verdict, list[str]]:
+    """What the cases say by themselves, and why where that is not ``pass``."""
+    counts = conformance.counts
+    verdicts = [Verdict.PASS] if counts.get(CaseVerdict.PASS) else []
+    notes: list[str] = []
+    if conformance.footer is None:
+        verdicts.append(Verdict.ERROR)
+        notes.append("The report has no footer: the run was cut before its end, so later cases are missing.")
+    if failed := counts.get(CaseVerdict.FAIL, 0):
+        verdicts.append(Verdict.FAIL)
+        notes.append(f"{plural(failed, 'case')} failed.")
+    if unexpected := counts.get(CaseVerdict.XPASS, 0):
+        verdicts.append(Verdict.FAIL)
+        notes.append(f"{plural(unexpected, 'case')} passed against the target file's prediction: update the file.")
+    if errors := counts.get(CaseVerdict.ERROR, 0):
+        verdicts.append(Verdict.ERROR)
+        notes.append(f"The bench failed on {plural(errors, 'case')}.")
+    if not verdicts:
+        notes.append("No case passed or failed, so nothing can be claimed.")
+    return worst(verdicts), notes
+
+
+def _judge(result: RunResult, conformance: ConformanceReport | None) -> tuple[Verdict, list[str]]:
+    """The verdict a report may stand for: what the run says, unless its own data say worse."""
+    verdicts, notes = [result.verdict], []
+    if conformance is not None:
+        found, case_notes = judge_cases(conformance)
+        verdicts.append(found)
+        notes += case_notes
+    elif not _has_data(result):
+        verdicts.append(Verdict.UNKNOWN)
+        notes.append("The result holds no figures at all, so it can claim nothing.")
+    failed = [check.name for check in result.checks if check.verdict is Verdict.FAIL]
+    if failed and GRAVITY.index(result.verdict) < GRAVITY.index(Verdict.FAIL):
+        verdicts.append(Verdict.FAIL)
+        notes.append(f"The run says {result.verdict.value}, yet {plural(len(failed), 'check')} failed: {failed[0]}.")
+    return worst(verdicts), notes
+
+
+def _has_data(result: RunResult) -> bool:
+    return bool(result.checks or result.metrics or result.percentiles or result.series or result.findings)
+
+
+def _with_unique_slugs(runs: list[Run]) -> list[Run]:
+    seen: Counter[str] = Counter()
+    unique: list[Run] = []
+    taken: set[str] = set()
+    for run in runs:
+        seen[run.slug] += 1
+        slug = run.slug
+        while slug in taken:
+            slug = f"{run.slug}-{seen[run.slug]}"
+            seen[run.slug] += 1
+        taken.add(slug)
+        unique.append(msgspec.structs.replace(run, slug=slug))
+    return unique

@@ -1,0 +1,98 @@
+"""Figures as people read them: thousands apart, three significant digits, the unit that fits."""
+
+from __future__ import annotations
+
+import math
+
+_SUFFIX_UNITS = (
+    ("_per_s", "/s"),
+    ("_us", "µs"),
+    ("_ms", "ms"),
+    ("_ns", "ns"),
+    ("_s", "s"),
+    ("_bytes", "bytes"),
+    ("_mib", "MiB"),
+    ("_pct", "%"),
+    ("_percent", "%"),
+    ("_ratio", "×"),
+)
+_TIME_US = {"ns": 1e-3, "µs": 1.0, "us": 1.0, "ms": 1e3, "s": 1e6}
+_INITIALISMS = {"qos": "QoS", "mqtt": "MQTT", "dlq": "DLQ", "cpu": "CPU", "rss": "RSS", "id": "id", "sim": "sim"}
+NO_DATA = "no data"
+
+
+def number(value: float) -> str:
+    """``1234567`` as ``1,234,567``; fractions keep three significant digits."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if math.isnan(value) or math.isinf(value):
+        return NO_DATA
+    if isinstance(value, int) or value == int(value):
+        return f"{int(value):,}"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:.{min(digits, 6)}f}"
+
+
+def duration_us(value_us: float) -> str:
+    """A time span given in microseconds, in the unit that keeps it short."""
+    if math.isnan(value_us) or math.isinf(value_us):
+        return NO_DATA
+    size = abs(value_us)
+    if size < 1_000:
+        return f"{number(value_us)} µs"
+    if size < 1_000_000:
+        return f"{number(value_us / 1_000)} ms"
+    if size < 120 * 1_000_000:
+        return f"{number(value_us / 1_000_000)} s"
+    minutes, seconds = divmod(round(size / 1_000_000), 60)
+    return f"{minutes:,} min {seconds} s"
+
+
+def quantity(value: float | None, unit: str = "") -> str:
+    """A figure with its unit; times are scaled, ``None`` reads ``no data``."""
+    if value is None:
+        return NO_DATA
+    if unit in _TIME_US:
+        return duration_us(value * _TIME_US[unit])
+    text = number(value)
+    if not unit or text == NO_DATA:
+        return text
+    return f"{text}{'' if unit in {'%', '×', 'x'} else ' '}{unit}"
+
+
+def bytes_size(size: int) -> str:
+    """A file size: ``812 bytes``, ``4.3 MiB``."""
+    if size < 1024:
+        return f"{size} bytes"
+    if size < 1024 * 1024:
+        return f"{number(size / 1024)} KiB"
+    return f"{number(size / 1024 / 1024)} MiB"
+
+
+def label_and_unit(key: str) -> tuple[str, str]:
+    """Split a metric's key into words and the unit that its last part names: ``p99_us`` is ``p99`` in µs."""
+    for suffix, unit in _SUFFIX_UNITS:
+        if key.endswith(suffix) and len(key) > len(suffix):
+            return words(key[: -len(suffix)]), unit
+    return words(key), ""
+
+
+def words(key: str) -> str:
+    """An identifier as words: ``messages_lost`` reads ``messages lost``."""
+    parts = key.replace("_", " ").replace(".", " · ").replace("/", " / ").split()
+    return " ".join(_INITIALISMS.get(part.lower(), part) for part in parts)
+
+
+def metric(key: str, value: float | str) -> tuple[str, str]:
+    """Label and readable value of one entry of ``RunResult.metrics``."""
+    if isinstance(value, str):
+        return words(key), value
+    label, unit = label_and_unit(key)
+    return label, quantity(value, unit)
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 run``, ``3 runs``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,95 @@
+"""What the page of a run shows beyond the plain record: gauges, evidence tables, peer charts, worlds side by side."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from reference_broker.trace.results import Check, Finding, RunKind, RunResult
+from reports.charts import Chart, bars
+from reports.collect import Run, slugify
+from reports.humanise import label_and_unit
+
+MAX_EVIDENCE_ROWS = 60
+MAX_EVIDENCE_COLUMNS = 12
+_GAUGE_SCALE = 2.0
+"""A gauge ends at this many times the bound."""
+_EVIDENCE_FIRST = ("index", "time_ns", "process", "f", "type", "queue", "value")
+
+
+class Gauge(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure drawn against its bound, both as shares of the gauge's length from 0 to 1."""
+
+    value: float
+    bound: float
+    overflow: bool
+    """The figure lies beyond the end of the gauge."""
+
+
+def check_gauge(check: Check) -> Gauge | None:
+    """The picture of a check; ``None`` where a length would say nothing (no figure, no bound, or a bound of 0)."""
+    if check.value is None or check.bound is None or check.bound <= 0 or check.relation in {"", "=="}:
+        return None
+    if not math.isfinite(check.value) or check.value < 0:
+        return None
+    share = check.value / check.bound / _GAUGE_SCALE
+    return Gauge(value=min(share, 1.0), bound=1 / _GAUGE_SCALE, overflow=share > 1)
+
+
+class EvidenceTable(msgspec.Struct, frozen=True, kw_only=True):
+    head: list[str]
+    rows: list[list[str]]
+    left_out: int
+    """Rows beyond ``MAX_EVIDENCE_ROWS``."""
+
+
+def evidence_table(finding: Finding) -> EvidenceTable:
+    """The events of a finding as a table: well-known columns first, times in milliseconds."""
+    shown = finding.evidence[:MAX_EVIDENCE_ROWS]
+    keys = dict.fromkeys(key for event in shown for key in event)
+    ordered = [key for key in _EVIDENCE_FIRST if key in keys] + [key for key in keys if key not in _EVIDENCE_FIRST]
+    head = ordered[:MAX_EVIDENCE_COLUMNS]
+    return EvidenceTable(
+        head=["time" if key == "time_ns" else key for key in head],
+        rows=[[_evidence_cell(key, event.get(key, "")) for key in head] for event in shown],
+        left_out=len(finding.evidence) - len(shown),
+    )
+
+
+def scenario_pairs(runs: list[Run]) -> dict[str, list[Run]]:
+    """Scenarios that ran both in simulation and on real processes, with their runs, simulation first."""
+    by_name: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.result.kind in {RunKind.SIM, RunKind.FAULTS} and run.result.name:
+            by_name.setdefault(run.result.name, []).append(run)
+    pairs: dict[str, list[Run]] = {}
+    slugs: set[str] = set()
+    for name, group in by_name.items():
+        if {run.result.kind for run in group} == {RunKind.SIM, RunKind.FAULTS} and slugify(name) not in slugs:
+            slugs.add(slugify(name))
+            pairs[name] = group
+    return pairs
+
+
+def bench_charts(result: RunResult) -> list[Chart]:
+    """Bars per unit of a bench whose metrics are named ``<broker>.<measure>_<unit>``."""
+    if result.kind is not RunKind.BENCH:
+        return []
+    by_unit: dict[str, dict[str, dict[str, float]]] = {}
+    for key, value in result.metrics.items():
+        broker, dot, measure = key.partition(".")
+        if dot and not isinstance(value, str):
+            label, unit = label_and_unit(measure)
+            by_unit.setdefault(unit, {}).setdefault(broker, {})[label] = value
+    charts = [
+        bars(f"bench-{index}", "Side by side", unit or "value", values)
+        for index, (unit, values) in enumerate(by_unit.items())
+    ]
+    return [chart for chart in charts if chart is not None]
+
+
+def _evidence_cell(key: str, value: str | float | bool) -> str:
+    if key == "time_ns" and isinstance(value, int | float):
+        return f"{value / 1e6:,.3f} ms"
+    return "yes" if value is True else "no" if value is False else str(value)

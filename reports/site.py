@@ -1,0 +1,311 @@
+"""Write the report's static site: HTML that opens from a file, with its styles, scripts and raw files beside it.
+
+The site is built in a temporary folder and then put in place whole. The same input gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+
+import jinja2
+import msgspec
+from plotly.offline import get_plotlyjs
+
+from reference_broker.trace.conformance import CaseResult, Clause
+from reference_broker.trace.results import RunKind, Verdict
+from reports import humanise, transcripts
+from reports.attention import needs_attention
+from reports.badge import encode_badge
+from reports.charts import percentile_ladder, timeline
+from reports.collect import MARKER_FILE, RESULT_FILE, Collection, ReportError, Run, collect, slugify
+from reports.detail import split_detail
+from reports.headlines import headline, key_figures
+from reports.junit import junit_xml
+from reports.markdown import summary_markdown
+from reports.matrix import Column, Matrix, SpecCoverage, build_coverage, build_matrix, clause_anchor, spec_title
+from reports.raw_files import RawFile, RawFiles, path_inside
+from reports.run_views import bench_charts, check_gauge, evidence_table, scenario_pairs
+from reports.sequence import layout
+from reports.verdicts import CASE_LOOKS, CLAUSE_LOOKS, KIND_LABELS, KIND_QUESTIONS, RUN_LOOKS, look_of
+
+REPORT_SCHEMA = "assay.report/1"
+SCRIPTS = ("theme.js", "site.js", "filter.js", "charts.js")
+MAX_FINDINGS = 100
+MAX_ATTENTION_ON_INDEX = 12
+
+
+class ReportedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of ``assay-report.json``."""
+
+    kind: RunKind
+    name: str
+    target: str
+    verdict: Verdict
+    place: str
+
+
+class ReportSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """``assay-report.json``: what a program needs to know of a report, and the mark of a generated site."""
+
+    schema: str = REPORT_SCHEMA
+    verdict: Verdict
+    headline: str
+    runs: list[ReportedRun]
+    problems: list[str]
+
+
+def build_report(run_folder: Path, out: Path) -> ReportSummary:
+    """Read every run below ``run_folder``; write site, ``junit.xml``, ``summary.md`` and ``badge.json`` to ``out``.
+
+    Replaces a former report at ``out``. Raises :class:`ReportError` when there is nothing to report, or when ``out``
+    holds anything that is not a former report.
+    """
+    collection = collect(run_folder)
+    if out.exists() and not _replaceable(out):
+        raise ReportError(
+            f"{out} exists and is not a former report, so it is left alone. Name another folder with --out."
+        )
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".assay-report-", dir=out.parent) as temporary:
+            fresh = Path(temporary) / "site"
+            summary = _write_all(collection, fresh)
+            if out.exists():
+                shutil.rmtree(out)
+            fresh.rename(out)
+    except OSError as error:
+        raise ReportError(f"Cannot write the report to {out}: {error}. Name another folder with --out.") from error
+    return summary
+
+
+def _replaceable(out: Path) -> bool:
+    return out.is_dir() and ((out / MARKER_FILE).is_file() or not any(out.iterdir()))
+
+
+def _write_all(collection: Collection, site: Path) -> ReportSummary:
+    summary = ReportSummary(
+        verdict=collection.verdict,
+        headline=headline(collection),
+        runs=[
+            ReportedRun(
+                kind=run.result.kind, name=run.title, target=run.result.target, verdict=run.verdict, place=run.place
+            )
+            for run in collection.runs
+        ],
+        problems=[f"{problem.path}: {problem.message}" for problem in collection.problems],
+    )
+    site.mkdir(parents=True)
+    (site / MARKER_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=1) + b"\n")
+    (site / "junit.xml").write_bytes(junit_xml(collection))
+    (site / "summary.md").write_text(summary_markdown(collection), encoding="utf-8")
+    (site / "badge.json").write_bytes(encode_badge(collection))
+    _write_assets(site / "assets")
+    SiteWriter(collection, site).write()
+    return summary
+
+
+def _write_assets(folder: Path) -> None:
+    folder.mkdir()
+    source = files("reports") / "assets"
+    for name in ("site.css", *SCRIPTS):
+        (folder / name).write_bytes((source / name).read_bytes())
+    (folder / "plotly.min.js").write_text(get_plotlyjs(), encoding="utf-8")
+
+
+class SiteWriter:
+    """Renders the pages of one collection. Links are relative, so the folder can be moved."""
+
+    def __init__(self, collection: Collection, site: Path) -> None:
+        self._collection = collection
+        self._site = site
+        self._raw = RawFiles(site)
+        self._matrix: Matrix = build_matrix(collection.conformance_runs)
+        self._coverage: list[SpecCoverage] = build_coverage(self._matrix)
+        self._pairs = scenario_pairs(collection.runs)
+        self._case_paths = {
+            (column.run.slug, result.case): path
+            for column in self._matrix.columns
+            for result, path in _case_paths(column)
+        }
+        self._clauses = {
+            (coverage.spec, row.clause.id): row.clause for coverage in self._coverage for row in coverage.rows
+        }
+        self._environment = self._make_environment()
+
+    def write(self) -> None:
+        """Every page."""
+        raw = {run.slug: self._run_files(run) for run in self._collection.runs}
+        self._page("index.html", "index.html.j2", attention=needs_attention(self._collection))
+        for run in self._collection.runs:
+            self._write_run(run, raw[run.slug])
+        for name, runs in self._pairs.items():
+            charts = {run.slug: timeline(run.result, f"timeline-{run.slug}") for run in runs}
+            self._page(scenario_path(name), "scenario.html.j2", name=name, runs=runs, charts=charts, raw=raw)
+        if self._matrix.columns:
+            self._page("conformance/index.html", "matrix.html.j2")
+            for coverage in self._coverage:
+                self._page(coverage_path(coverage.spec), "coverage.html.j2", coverage=coverage)
+            for column in self._matrix.columns:
+                self._write_cases(column)
+
+    def _make_environment(self) -> jinja2.Environment:
+        environment = jinja2.Environment(
+            loader=jinja2.PackageLoader("reports"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        environment.filters |= {
+            "number": humanise.number,
+            "quantity": humanise.quantity,
+            "duration_us": humanise.duration_us,
+            "words": humanise.words,
+            "plural": humanise.plural,
+            "hex_bytes": transcripts.hex_bytes,
+            "hex_left_out": transcripts.hex_left_out,
+            "shortened": transcripts.shortened,
+            "safe_link": safe_link,
+        }
+        environment.globals |= {
+            "collection": self._collection,
+            "headline": headline(self._collection),
+            "matrix": self._matrix,
+            "coverages": self._coverage,
+            "pairs": self._pairs,
+            "case_looks": CASE_LOOKS,
+            "run_looks": RUN_LOOKS,
+            "clause_looks": CLAUSE_LOOKS,
+            "kind_labels": KIND_LABELS,
+            "kind_questions": KIND_QUESTIONS,
+            "look_of": look_of,
+            "key_figures": key_figures,
+            "metric": humanise.metric,
+            "check_gauge": check_gauge,
+            "evidence_table": evidence_table,
+            "spec_title": spec_title,
+            "split_detail": split_detail,
+            "run_path": run_path,
+            "scenario_path": scenario_path,
+            "coverage_path": coverage_path,
+            "case_path": self._case_path,
+            "clause_path": self._clause_path,
+            "max_findings": MAX_FINDINGS,
+            "max_attention": MAX_ATTENTION_ON_INDEX,
+        }
+        return environment
+
+    def _page(self, path: str, template: str, **context: object) -> None:
+        target = self._site / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        root = "../" * path.count("/")
+        text = self._environment.get_template(template).render(root=root, here=path, **context)
+        target.write_text(text, encoding="utf-8")
+
+    def _case_path(self, run: Run, case: str) -> str:
+        """Path of a case's page; empty when that run has no such case."""
+        return self._case_paths.get((run.slug, case), "")
+
+    def _clause(self, spec: str, clause_id: str) -> Clause | None:
+        """The clause that a case of ``spec`` cites. Ids are unique within one standard only."""
+        own = self._clauses.get((spec, clause_id))
+        if own is not None:
+            return own
+        elsewhere = [clause for (_, known), clause in self._clauses.items() if known == clause_id]
+        return elsewhere[0] if len(elsewhere) == 1 else None
+
+    def _clause_path(self, spec: str, clause_id: str) -> str:
+        """Path of a clause on its coverage page; empty when no report defines the clause."""
+        clause = self._clause(spec, clause_id)
+        return f"{coverage_path(clause.spec)}#{clause_anchor(clause.id)}" if clause else ""
+
+    def _run_files(self, run: Run) -> list[RawFile]:
+        named = dict(run.result.artefacts)
+        own = {"result": RESULT_FILE, "conformance report": "report.jsonl"}
+        named |= {
+            name: path for name, path in own.items() if path not in named.values() and (run.folder / path).is_file()
+        }
+        return [self._raw.publish(run, name, path) for name, path in named.items()]
+
+    def _write_run(self, run: Run, raw: list[RawFile]) -> None:
+        column = next((column for column in self._matrix.columns if column.run.slug == run.slug), None)
+        charts = [timeline(run.result), percentile_ladder(run.result.percentiles), *bench_charts(run.result)]
+        self._page(
+            run_path(run),
+            "run.html.j2",
+            run=run,
+            raw=raw,
+            column=column,
+            charts=[chart for chart in charts if chart is not None],
+            pair=run.result.name if run.result.name in self._pairs and run in self._pairs[run.result.name] else "",
+        )
+
+    def _write_cases(self, column: Column) -> None:
+        for before, result, after in _neighbours(column.report.results):
+            path = path_inside(column.run.folder, result.transcript)
+            transcript = transcripts.read_transcript(path) if path is not None and path.is_file() else None
+            others = [
+                (other, cell)
+                for row in self._matrix.cases
+                if row.case == result.case
+                for other, cell in zip(self._matrix.columns, row.cells, strict=True)
+                if cell is not None and other is not column
+            ]
+            self._page(
+                self._case_path(column.run, result.case),
+                "case.html.j2",
+                column=column,
+                run=column.run,
+                result=result,
+                before=before,
+                after=after,
+                others=others,
+                clauses=[(clause_id, self._clause(result.spec, clause_id)) for clause_id in result.clauses],
+                transcript=transcript,
+                sequence=layout(transcript) if transcript is not None else None,
+                raw=self._raw.publish(column.run, "transcript", result.transcript) if result.transcript else None,
+            )
+
+
+def run_path(run: Run) -> str:
+    """Site path of a run's page."""
+    return f"runs/{run.slug}.html"
+
+
+def scenario_path(name: str) -> str:
+    """Site path of the page that sets the worlds of one scenario side by side."""
+    return f"scenarios/{slugify(name)}.html"
+
+
+def coverage_path(spec: str) -> str:
+    """Site path of a standard's clause coverage."""
+    return f"conformance/coverage-{slugify(spec)}.html"
+
+
+def safe_link(url: str) -> str:
+    """The address if a reader may follow it from a report, else empty: no ``javascript:`` from a result file."""
+    return url if url.startswith(("https://", "http://")) else ""
+
+
+def _case_paths(column: Column) -> Iterable[tuple[CaseResult, str]]:
+    taken: set[str] = set()
+    for result in column.report.results:
+        slug = slugify(result.case.replace("/", "--"))
+        number = 1
+        while slug in taken:
+            number += 1
+            slug = f"{slugify(result.case)}-{number}"
+        taken.add(slug)
+        yield result, f"conformance/{column.run.slug}/{slug}.html"
+
+
+def _neighbours(results: list[CaseResult]) -> Iterable[tuple[CaseResult | None, CaseResult, CaseResult | None]]:
+    padded = [None, *results, None]
+    for (before, result), (_, after) in pairwise(pairwise(padded)):
+        if result is not None:
+            yield before, result, after

@@ -1,0 +1,1 @@
+"""Page templates (Jinja, always escaped) of the report site."""

@@ -1,0 +1,66 @@
+"""Read a case's wire transcript, bounded: a report shows the beginning and says what it leaves out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from reference_broker.trace.conformance import WireLine
+
+MAX_LINES = 400
+MAX_HEX_BYTES = 64
+MAX_DECODED_CHARACTERS = 600
+MAX_LINE_BYTES = 4 * 1024 * 1024
+
+
+class Transcript(msgspec.Struct, frozen=True, kw_only=True):
+    """The first lines of a transcript."""
+
+    lines: list[WireLine]
+    total: int
+    problem: str = ""
+    """Why it could not be read to its end."""
+
+    @property
+    def left_out(self) -> int:
+        return self.total - len(self.lines)
+
+    @property
+    def connections(self) -> list[str]:
+        """In order of appearance; notes of the case belong to none."""
+        return list(dict.fromkeys(line.connection for line in self.lines if line.connection))
+
+
+def read_transcript(path: Path) -> Transcript:
+    """Never raises for a bad file: what was read before the fault is shown, and ``problem`` names the line."""
+    decoder = msgspec.json.Decoder(WireLine)
+    lines: list[WireLine] = []
+    total = 0
+    try:
+        with path.open("rb") as file:
+            while text := file.readline(MAX_LINE_BYTES):
+                if not text.strip():
+                    continue
+                total += 1
+                if total <= MAX_LINES:
+                    lines.append(decoder.decode(text))
+    except (OSError, ValueError) as error:
+        return Transcript(lines=lines, total=len(lines), problem=f"line {total}: {error}")
+    return Transcript(lines=lines, total=total)
+
+
+def hex_bytes(text: str) -> list[str]:
+    """Pairs of digits, at most ``MAX_HEX_BYTES`` of them: ``["10", "0c", ...]``."""
+    shown = text[: 2 * MAX_HEX_BYTES]
+    return [shown[index : index + 2] for index in range(0, len(shown), 2)]
+
+
+def hex_left_out(text: str) -> int:
+    """Bytes that :func:`hex_bytes` leaves out."""
+    return max(0, (len(text) + 1) // 2 - MAX_HEX_BYTES)
+
+
+def shortened(text: str, limit: int = MAX_DECODED_CHARACTERS) -> str:
+    """Text cut at ``limit`` characters with an ellipsis."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
