@@ -48,7 +48,7 @@ from loadtests.packets import (
     publish_frame,
     read_publish,
     split_frames,
-    user_properties,
+    user_property,
 )
 
 MAX_UNREAD_BYTES = 64 * 1024 * 1024
@@ -78,8 +78,18 @@ class Misbehaviour(msgspec.Struct, frozen=True, kw_only=True):
 class _Queue:
     """The consumers of one queue by group, and the next offset."""
 
-    def __init__(self) -> None:
-        self.groups: dict[str, list[_Link]] = {}
+    def __init__(self, topic: bytes) -> None:
+        self.name = topic.removeprefix(b"$queue/")
+        self.constant_properties = b"".join(
+            user_property(name, value)
+            for name, value in (
+                (b"queue", self.name),
+                (b"partition", b"0"),
+                (b"partition-id", b"0"),
+                (b"delivery-count", b"1"),
+            )
+        )
+        self.groups: dict[bytes, list[_Link]] = {}
         self.offsets = itertools.count()
 
 
@@ -242,8 +252,8 @@ class _Link(asyncio.Protocol):
 
     def _subscribe(self, topic: bytes, qos: int, group: str) -> None:
         if topic.startswith(b"$queue/"):
-            queue = self._broker.queues.setdefault(topic, _Queue())
-            queue.groups.setdefault(group, []).append(self)
+            queue = self._broker.queues.setdefault(topic, _Queue(topic))
+            queue.groups.setdefault(group.encode(), []).append(self)
         else:
             self._broker.subscribers.setdefault(topic, []).append((self, qos))
 
@@ -261,19 +271,16 @@ class _Link(asyncio.Protocol):
             link.deliver(min(qos, granted), topic, properties, payload)
 
     def _enqueue(self, topic: bytes, properties: bytes, payload: bytes) -> None:
-        queue = self._broker.queues.setdefault(topic, _Queue())
-        name = topic.removeprefix(b"$queue/").decode()
+        queue = self._broker.queues.setdefault(topic, _Queue(topic))
         offset = next(queue.offsets)
         for group, members in queue.groups.items():
             if members:
-                own = user_properties(
-                    ("message-id", f"{name}:0:{offset}"),
-                    ("group-id", group),
-                    ("queue", name),
-                    ("partition", "0"),
-                    ("partition-id", "0"),
-                    ("offset", str(offset)),
-                    ("delivery-count", "1"),
+                number = str(offset).encode()
+                own = (
+                    user_property(b"message-id", queue.name + b":0:" + number)
+                    + user_property(b"group-id", group)
+                    + queue.constant_properties
+                    + user_property(b"offset", number)
                 )
                 members[offset % len(members)].deliver(1, topic, own + properties, payload)
 

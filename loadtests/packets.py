@@ -6,7 +6,7 @@ broker to send legal packets (judging that is the conformance suite's work), but
 
 from __future__ import annotations
 
-from conformance.wire.encode import string, varint
+from conformance.wire.encode import varint
 
 PUBACK = 0x40
 PUBREC = 0x50
@@ -82,9 +82,9 @@ def read_publish(buffer: bytes, frame: Frame, version: int) -> tuple[bytes, byte
     return topic, packet_id, properties, buffer[position:end]
 
 
-def user_properties(*pairs: tuple[str, str]) -> bytes:
-    """User properties (5.0, 3.3.2.3.7) without the length that precedes a property section."""
-    return b"".join(b"\x26" + string(name) + string(value) for name, value in pairs)
+def user_property(name: bytes, value: bytes) -> bytes:
+    """A user property (5.0, 3.3.2.3.7) without the length that precedes a property section."""
+    return b"\x26" + len(name).to_bytes(2, "big") + name + len(value).to_bytes(2, "big") + value
 
 
 def find_user_property(properties: bytes, name: bytes) -> bytes:

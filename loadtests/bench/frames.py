@@ -12,6 +12,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from conformance.wire.encode import varint
+
 PACKET_IDS = 65_535
 """Packet ids are 1 to 65535; message ``seq`` is sent with id ``seq % 65535 + 1``."""
 SEQUENCE_BYTES = 8
@@ -31,16 +33,6 @@ class AckType(IntEnum):
 
 _ACK = np.dtype([("type", "u1"), ("length", "u1"), ("packet_id", ">u2")])
 ACK_BYTES = _ACK.itemsize
-
-
-def remaining_length(value: int) -> bytes:
-    """Variable byte integer of ``value`` (MQTT 3.1.1, section 2.2.3)."""
-    encoded = bytearray()
-    while True:
-        value, low = value >> 7, value & 0x7F
-        encoded.append(low | 0x80 if value else low)
-        if not value:
-            return bytes(encoded)
 
 
 def packet_ids(first_seq: int, count: int) -> Ids:
@@ -70,20 +62,23 @@ class PublishFrames:
     """The one shape of all PUBLISH frames of a measurement: topic, QoS and payload size are fixed.
 
     ``payload_bytes`` must hold the sequence number (8 bytes). Raises :class:`ValueError` when it does not.
+    ``section`` is the property section of MQTT 5.0, empty for 3.1.1.
     """
 
-    def __init__(self, topic: str, qos: int, payload_bytes: int) -> None:
+    def __init__(self, topic: str, qos: int, payload_bytes: int, *, section: bytes = b"") -> None:
         if payload_bytes < SEQUENCE_BYTES:
             message = f"payload of {payload_bytes} bytes cannot hold the {SEQUENCE_BYTES}-byte sequence number"
             raise ValueError(message)
         name = topic.encode()
         id_bytes = 2 if qos else 0
-        length = remaining_length(2 + len(name) + id_bytes + payload_bytes)
+        length = varint(2 + len(name) + id_bytes + len(section) + payload_bytes)
         self.qos = qos
         self.head = bytes([0x30 | qos << 1]) + length + len(name).to_bytes(2, "big") + name
         fields: list[tuple[str, str]] = [("head", f"V{len(self.head)}")]
         if qos:
             fields.append(("packet_id", ">u2"))
+        if section:
+            fields.append(("section", f"V{len(section)}"))
         fields.append(("seq", ">u8"))
         if payload_bytes > SEQUENCE_BYTES:
             fields.append(("rest", f"V{payload_bytes - SEQUENCE_BYTES}"))
@@ -91,13 +86,17 @@ class PublishFrames:
         self.size = self.dtype.itemsize
         self._template = np.zeros(1, self.dtype)
         self._template["head"] = np.void(self.head)
+        if section:
+            self._template["section"] = np.void(section)
         if payload_bytes > SEQUENCE_BYTES:
             filler = bytes(65 + index % 26 for index in range(payload_bytes - SEQUENCE_BYTES))
             self._template["rest"] = np.void(filler)
         self._block = self._template.copy()
         escaped, filler_bytes = re.escape(self.head), payload_bytes - SEQUENCE_BYTES
         # QoS 2 deliveries arrive mixed with PUBRELs; one regular expression takes both apart at C speed.
-        self._mixed = re.compile(b"(?s)" + escaped + b"(..)(.{8}).{%d}|\x62\x02(..)" % filler_bytes)
+        self._mixed = re.compile(
+            b"(?s)" + escaped + b"(..)" + re.escape(section) + b"(.{8}).{%d}|\x62\x02(..)" % filler_bytes
+        )
 
     def block(self, first_seq: int, count: int) -> memoryview:
         """``count`` frames from ``first_seq`` on. The buffer is reused: send it all before the next call."""

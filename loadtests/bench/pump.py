@@ -46,7 +46,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
         return self.messages / self.duration_s
 
 
-class _Stream:
+class Stream:
     """A non-blocking socket with one read buffer and one pending output."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -107,8 +107,8 @@ class Pump:
     ) -> None:
         self._frames = frames
         self._window = window
-        self._publisher = _Stream(publisher)
-        self._subscriber = _Stream(subscriber)
+        self._publisher = Stream(publisher)
+        self._subscriber = Stream(subscriber)
         self._first = 0  # sequence number of the first message of this measurement
         self._sent = 0
         self._limit = 0
@@ -176,7 +176,7 @@ class Pump:
             self._sent += allowed
             self._publisher.write(block)
 
-    def _turn(self, stream: _Stream) -> None:
+    def _turn(self, stream: Stream) -> None:
         stream.flush()
         chunk = stream.read()
         if not chunk:

@@ -1,0 +1,106 @@
+"""``assay bench``: throughput beside other brokers, same client, same run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from conformance.targets import ProbeError, TargetError, TargetStartError
+from loadtests.bench.handshake import HandshakeError
+from loadtests.bench.mqtt import PUB_SUB, BenchPlan, BenchRun, Case, run_bench
+from loadtests.bench.peers import Peer, peers, reference_queues
+from loadtests.bench.pump import BenchError
+from loadtests.bench.report import result, table
+from reference_broker.trace.results import Verdict, write_result
+
+FAILED, USAGE, UNREACHABLE, HARNESS = 1, 2, 3, 4
+
+app = typer.Typer(no_args_is_help=True, help="Measure throughput against other brokers in one run.")
+
+
+@app.callback()
+def _group() -> None:
+    """Keeps ``mqtt`` a sub-command while it is the only bench."""
+
+
+def _run(console: Console, brokers: list[Peer], plan: BenchPlan) -> BenchRun:
+    with console.status("starting the brokers") as status:
+        try:
+            return run_bench(brokers, plan, progress=status.update)
+        except (TargetStartError, ProbeError, HandshakeError, OSError) as error:
+            console.print(f"[red]error:[/] {error}", highlight=False)
+            raise typer.Exit(UNREACHABLE) from error
+        except BenchError as error:
+            console.print(f"[red]error:[/] {error}: the figures of this run are void", highlight=False)
+            raise typer.Exit(HARNESS) from error
+
+
+@app.command()
+def mqtt(
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Interleaved rounds; the median counts.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="Length of one measurement.")] = 1.5,
+    messages: Annotated[
+        int, typer.Option(min=0, max=10_000_000, help="Messages per measurement, in place of time.")
+    ] = 0,
+    qos: Annotated[list[int] | None, typer.Option(min=0, max=2, help="Repeat for several; default all.")] = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(help="reference, mosquitto or a target file; repeat. Ratios are first to second."),
+    ] = None,
+    payload_bytes: Annotated[int, typer.Option(min=8, max=65_536)] = 100,
+    window: Annotated[int, typer.Option(min=8, max=60_000, help="Messages under way, and unacknowledged.")] = 1_000,
+    queues: Annotated[
+        bool, typer.Option(help="Also measure queue publish -> deliver -> $ack on the reference broker.")
+    ] = True,
+    aim: Annotated[float, typer.Option(min=0, help="Ratio to reach at QoS 0 and 1; 0 = just measure.")] = 0.0,
+    out: Annotated[Path | None, typer.Option(help="Folder for result.json.")] = None,
+) -> None:
+    """Messages per second, one publisher and one subscriber, pipelined, at QoS 0, 1 and 2.
+
+    Each broker gets the best honest configuration we know, MQTT 3.1.1, the same window, and every message is checked
+    for loss, repetition and order. The null broker shows what the client alone can do: near it, the client is the limit.
+    Exit status: 0 measured, 1 aim missed, 2 usage, 3 broker cannot be started, 4 messages lost or out of order.
+    """
+    console = Console()
+    cases = tuple(Case(f"qos{level}") for level in sorted(set(qos))) if qos else PUB_SUB
+    plan = BenchPlan(
+        rounds=rounds,
+        seconds=seconds,
+        messages=messages,
+        cases=cases,
+        payload_bytes=payload_bytes,
+        window=window,
+    )
+    names = peer or ["reference", "mosquitto"]
+    try:
+        brokers = peers(names)
+    except TargetError as error:
+        console.print(f"[red]error:[/] {error}", highlight=False)
+        raise typer.Exit(USAGE) from error
+    bench = _run(console, brokers, plan)
+    console.print(table(bench))
+    for name, reason in bench.skipped.items():
+        console.print(f"[yellow]skipped[/] {name}: {reason}", highlight=False)
+    found = result(bench, command="assay bench mqtt", aim=aim)
+    if queues and "reference" in names:
+        durable = [reference_queues("memory"), reference_queues("interval"), reference_queues("fsync")]
+        queue_plan = BenchPlan(
+            rounds=rounds,
+            seconds=seconds,
+            messages=messages,
+            cases=(Case.QUEUE,),
+            payload_bytes=payload_bytes,
+            window=window,
+        )
+        queue_bench = _run(console, durable, queue_plan)
+        console.print(table(queue_bench))
+        if out is not None:
+            path = write_result(out / "queue", result(queue_bench, command="assay bench mqtt"))
+            console.print(f"wrote {path}")
+    if out is not None:
+        console.print(f"wrote {write_result(out / 'pubsub', found)}")
+    if found.verdict is Verdict.FAIL:
+        raise typer.Exit(FAILED)

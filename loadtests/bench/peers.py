@@ -1,0 +1,98 @@
+"""The brokers that a bench compares, each in its best honest configuration, and the null broker as ceiling."""
+
+from __future__ import annotations
+
+import shutil
+
+import msgspec
+
+from conformance.targets import StartHook, Target, load_target
+from loadtests import null_broker
+
+_MOSQUITTO_CONFIGURATION = """\
+listener {port} 127.0.0.1
+allow_anonymous true
+persistence false
+# No limits that would make it drop or hold back messages, no housekeeping, no log per client.
+max_inflight_messages 0
+max_queued_messages 0
+sys_interval 0
+log_type error
+# set_tcp_nodelay stays off: it writes packet by packet, and is 10 to 20 % faster when the kernel may join them.
+"""
+
+
+_REFERENCE_CONFIGURATION = """\
+data_dir: "{dir}/data"
+queues:
+  defaults:
+    durability: DURABILITY
+"""
+
+
+class Peer(msgspec.Struct, frozen=True, kw_only=True):
+    """A broker of the bench. ``missing`` says why it cannot run here; empty when it can."""
+
+    name: str
+    target: Target
+    missing: str = ""
+
+
+def mosquitto() -> Peer:
+    """Eclipse Mosquitto from the PATH."""
+    target = Target(
+        name="mosquitto",
+        description="Eclipse Mosquitto, tuned for throughput",
+        start=StartHook(
+            command=("mosquitto", "-c", "{dir}/mosquitto.conf"),
+            version=("mosquitto", "-h"),
+            files={"mosquitto.conf": _MOSQUITTO_CONFIGURATION},
+        ),
+    )
+    missing = "" if shutil.which("mosquitto") else "mosquitto is not on the PATH (Debian: apt-get install mosquitto)"
+    return Peer(name="mosquitto", target=target, missing=missing)
+
+
+def reference() -> Peer:
+    """The project's own broker in a process of its own."""
+    target = Target(
+        name="reference",
+        start=StartHook(command=("{python}", "-m", "assay.cli", "serve", "--port", "{port}")),
+    )
+    return Peer(name="reference", target=target)
+
+
+def reference_queues(durability: str) -> Peer:
+    """The project's own broker with durable queues in a temporary folder; ``durability`` as in its configuration."""
+    target = Target(
+        name=f"reference/{durability}",
+        capabilities={"queues": True},
+        start=StartHook(
+            command=("{python}", "-m", "assay.cli", "serve", "--config", "{dir}/broker.yaml", "--port", "{port}"),
+            files={"broker.yaml": _REFERENCE_CONFIGURATION.replace("DURABILITY", durability)},
+        ),
+    )
+    return Peer(name=target.name, target=target)
+
+
+def null_relay() -> Peer:
+    """Every packet is read and forwarded: the ceiling of the queue client."""
+    return Peer(name="null", target=null_broker.target("--mode", "relay"))
+
+
+def null_pipe() -> Peer:
+    """Bytes pass unread: the client's own ceiling."""
+    return Peer(name="null", target=null_broker.target("--mode", "pipe"))
+
+
+def peers(names: list[str]) -> list[Peer]:
+    """Peers by name: ``reference``, ``mosquitto``, or the path of a target file. Raises :class:`TargetError`."""
+    known = {"reference": reference, "mosquitto": mosquitto}
+    found = []
+    for name in names:
+        if name in known:
+            found.append(known[name]())
+        else:
+            target = load_target(name)
+            found.append(Peer(name=target.name, target=target))
+    return found

@@ -1,0 +1,204 @@
+"""Queue bench: publish -> deliver -> ``$ack`` per second on one durable queue, over MQTT 5.0.
+
+One publisher and one consumer group of one consumer. A message counts once the broker has confirmed its ``$ack``
+publish, so a figure covers the whole life of a message: confirmed to its publisher, delivered, settled.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+from conformance.targets import Endpoint
+from loadtests.bench.frames import PACKET_IDS, SEQUENCE_BYTES, PublishFrames
+from loadtests.bench.handshake import connect, subscribe
+from loadtests.bench.pump import COALESCE_S, STALL_TIMEOUT_S, UNBOUNDED_MESSAGES, BenchError, Stream, Throughput
+from loadtests.packets import (
+    PUBACK,
+    acknowledgement,
+    find_user_property,
+    property_section,
+    publish_frame,
+    read_publish,
+    split_frames,
+    user_property,
+)
+
+GROUP = "bench"
+QOS = 1
+FIRST_FAILURE_CODE = 0x80
+GROWTH_MESSAGES = 65_536
+
+
+class QueuePump:
+    """Publishes, consumes and settles on two connections in one thread.
+
+    ``window`` bounds the messages between publish and confirmed settlement; ``receive_maximum`` is the broker's.
+    """
+
+    def __init__(
+        self,
+        publisher: socket.socket,
+        consumer: socket.socket,
+        queue: str,
+        *,
+        payload_bytes: int,
+        window: int,
+        receive_maximum: int,
+    ) -> None:
+        topic = f"$queue/{queue}"
+        self._frames = PublishFrames(topic, QOS, payload_bytes, section=property_section(b"", 5))
+        self._ack_topic = f"{topic}/$ack".encode()
+        self._publisher, self._consumer = Stream(publisher), Stream(consumer)
+        self._window = min(window, receive_maximum)
+        self._receive_maximum = receive_maximum
+        self._sent = self._confirmed = self._delivered = self._acks_sent = self._settled = self._limit = 0
+        self._unconfirmed: set[int] = set()
+        self._waiting: deque[tuple[bytes, bytes]] = deque()  # bounded by the window
+        self._seen: npt.NDArray[np.uint8] = np.zeros(GROWTH_MESSAGES, np.uint8)
+
+    def run(self, *, messages: int = 0, seconds: float = 0.0) -> Throughput:
+        """As :meth:`loadtests.bench.pump.Pump.run`. Raises :class:`BenchError`."""
+        first = self._sent
+        self._limit = first + (messages or UNBOUNDED_MESSAGES)
+        poll = select.poll()
+        by_fd = {stream.socket.fileno(): stream for stream in (self._publisher, self._consumer)}
+        started, cpu_started = time.perf_counter(), time.process_time()
+        deadline = started + seconds if seconds else float("inf")
+        while True:
+            if time.perf_counter() >= deadline:
+                self._limit = min(self._limit, self._sent)
+            self._publish()
+            if self._sent == self._limit and self._done() == self._limit:
+                break
+            for fd, stream in by_fd.items():
+                poll.register(fd, select.POLLIN | (select.POLLOUT if stream.writing else 0))
+            ready = poll.poll(STALL_TIMEOUT_S * 1_000)
+            if not ready:
+                raise BenchError(self._stalled())
+            for fd, _ in ready:
+                self._turn(by_fd[fd])
+            time.sleep(COALESCE_S)
+        if not bool((self._seen[: self._sent] == 1).all()):
+            message = "some message was never delivered although every delivery was settled"
+            raise BenchError(message)
+        return Throughput(
+            qos=QOS,
+            messages=self._sent - first,
+            duration_s=time.perf_counter() - started,
+            client_cpu_s=time.process_time() - cpu_started,
+        )
+
+    def _done(self) -> int:
+        return min(self._confirmed, self._settled)
+
+    def _publish(self) -> None:
+        allowed = min(self._window - (self._sent - self._done()), self._limit - self._sent)
+        if self._publisher.writing or allowed < min(self._window // 8 + 1, self._limit - self._sent) or allowed <= 0:
+            return
+        numbers = range(self._sent, self._sent + allowed)
+        ids = {number % PACKET_IDS + 1 for number in numbers}
+        if self._unconfirmed & ids:
+            message = f"a publish is still unconfirmed after {PACKET_IDS} later ones"
+            raise BenchError(message)
+        self._unconfirmed |= ids
+        if numbers.stop > len(self._seen):
+            self._seen = np.concatenate([self._seen, np.zeros(len(self._seen), np.uint8)])
+        block = self._frames.block(self._sent, allowed)
+        self._sent += allowed
+        self._publisher.write(block)
+
+    def _turn(self, stream: Stream) -> None:
+        stream.flush()
+        chunk = stream.read()
+        data = bytes(chunk)
+        chunk.release()
+        try:
+            frames, used = split_frames(data)
+        except ValueError as error:
+            raise BenchError(str(error)) from error
+        if stream is self._publisher:
+            for frame in frames:
+                self._unconfirmed.remove(self._confirmation(data, *frame))
+            self._confirmed += len(frames)
+        else:
+            self._consume(data, frames)
+        stream.consume(used)
+
+    @staticmethod
+    def _confirmation(data: bytes, first: int, start: int, end: int) -> int:
+        """Packet id of a successful PUBACK. Raises :class:`BenchError` for a refusal or another packet."""
+        if first != PUBACK or (end - start > 2 and data[start + 2] >= FIRST_FAILURE_CODE):
+            message = f"expected a successful PUBACK, received {bytes([first]).hex()} .. {data[start:end].hex()}"
+            raise BenchError(message)
+        return data[start] << 8 | data[start + 1]
+
+    def _consume(self, data: bytes, frames: list[tuple[int, int, int]]) -> None:
+        output = []
+        for frame in frames:
+            if frame[0] >> 4 != 3:
+                self._confirmation(data, *frame)
+                self._settled += 1
+                continue
+            _, packet_id, properties, payload = read_publish(data, frame, 5)
+            number = int.from_bytes(payload[:SEQUENCE_BYTES], "big")
+            if number >= self._sent or self._seen[number]:
+                what = "twice" if number < self._sent else "though it was never sent"
+                message = f"message {number} was delivered {what}"
+                raise BenchError(message)
+            self._seen[number] = 1
+            output.append(acknowledgement(PUBACK, packet_id))
+            self._waiting.append(
+                (find_user_property(properties, b"message-id"), find_user_property(properties, b"group-id"))
+            )
+        while self._waiting and self._acks_sent - self._settled < self._receive_maximum:
+            message_id, group = self._waiting.popleft()
+            pairs = user_property(b"message-id", message_id) + user_property(b"group-id", group)
+            ack_id = self._acks_sent % PACKET_IDS + 1
+            output.append(publish_frame(QOS, self._ack_topic, ack_id, property_section(pairs, 5), b""))
+            self._acks_sent += 1
+        if output:
+            self._consumer.write(b"".join(output))
+
+    def _stalled(self) -> str:
+        return (
+            f"nothing arrived for {STALL_TIMEOUT_S:g} s: sent {self._sent}, confirmed {self._confirmed}, "
+            f"acknowledgements sent {self._acks_sent}, settled {self._settled}"
+        )
+
+
+def measure_queue(
+    endpoint: Endpoint,
+    queue: str,
+    *,
+    messages: int = 0,
+    seconds: float = 0.0,
+    payload_bytes: int,
+    window: int,
+    warm_up_s: float,
+) -> Throughput:
+    """One measurement on a queue nobody else uses: ``messages``, or for ``seconds``.
+
+    Raises :class:`BenchError`, :class:`HandshakeError`.
+    """
+    consumer, _ = connect(endpoint, f"bench-c-{queue}", version=5, receive_maximum=PACKET_IDS)
+    with consumer:
+        subscribe(consumer, f"$queue/{queue}", QOS, version=5, group=GROUP)
+        publisher, connack = connect(endpoint, f"bench-q-{queue}", version=5)
+        with publisher:
+            receive_maximum = connack.properties.receive_maximum or PACKET_IDS
+            pump = QueuePump(
+                publisher,
+                consumer,
+                queue,
+                payload_bytes=payload_bytes,
+                window=window,
+                receive_maximum=receive_maximum,
+            )
+            pump.run(seconds=warm_up_s)
+            return pump.run(messages=messages, seconds=seconds)

@@ -1,0 +1,136 @@
+"""A bench run as a table for people and as a :class:`RunResult`."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from loadtests.bench.mqtt import HEADROOM_MIN, NULL, BenchRun, Case
+from loadtests.machine import this_machine
+from reference_broker.trace.results import Check, RunKind, RunResult, Series, Verdict, worst
+
+TITLES = {
+    Case.QOS_0: "QoS 0",
+    Case.QOS_1: "QoS 1",
+    Case.QOS_2: "QoS 2",
+    Case.QUEUE: "queue publish -> deliver -> $ack",
+}
+AIM_CASES = (Case.QOS_0, Case.QOS_1)
+"""The project aims at a multiple of the peer's rate at QoS 0 and 1 only."""
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def _spread(rates: list[float]) -> str:
+    return f"{min(rates) / 1_000:,.0f}k-{max(rates) / 1_000:,.0f}k" if rates else "-"
+
+
+def table(bench: BenchRun) -> Table:
+    """Medians, spread, client load and ratio to the second peer, a row per case and broker."""
+    plan = bench.plan
+    title = (
+        f"Messages per second, {plan.payload_bytes}-byte payload, 1 publisher, 1 subscriber, window {plan.window}, "
+        f"median of {plan.rounds} interleaved rounds"
+    )
+    found = Table(title=title, title_justify="left")
+    found.add_column("case")
+    found.add_column("broker")
+    for name in ("median/s", "range", "client load", "ratio"):
+        found.add_column(name, justify="right")
+    baseline = bench.peers[1] if len(bench.peers) > 1 else ""
+    for case in plan.cases:
+        for peer in [*bench.peers, NULL]:
+            share = bench.client_share(peer, case)
+            ratio = bench.ratio(peer, baseline, case) if baseline else None
+            label = "null (ceiling)" if peer == NULL else f"{peer} {bench.versions[peer]}".strip()
+            found.add_row(
+                TITLES[case] if peer == (bench.peers or [NULL])[0] else "",
+                label,
+                _rate(bench.median_per_s(peer, case)),
+                _spread(bench.rates_per_s(peer, case)),
+                "-" if share is None else f"{share:.0%}",
+                "-" if ratio is None else f"{ratio:.2f}x",
+            )
+        found.add_section()
+    return found
+
+
+def checks(bench: BenchRun, *, aim: float = 0.0) -> list[Check]:
+    """The client's headroom in every case; with ``aim`` > 0 also the first peer's ratio to the second at QoS 0 and 1."""
+    found = []
+    for case in bench.plan.cases:
+        headroom = bench.headroom(case)
+        enough = headroom is not None and headroom >= HEADROOM_MIN
+        found.append(
+            Check(
+                name=f"client headroom, {TITLES[case]}",
+                value=headroom,
+                unit="x",
+                bound=HEADROOM_MIN,
+                relation=">=",
+                # A client without headroom says nothing about the brokers: unknown, not failed.
+                verdict=Verdict.PASS if enough else Verdict.UNKNOWN,
+                source="null broker in the same run",
+            )
+        )
+    if aim > 0 and len(bench.peers) > 1:
+        first, second = bench.peers[:2]
+        for case in bench.plan.cases:
+            ratio = bench.ratio(first, second, case)
+            if case in AIM_CASES and ratio is not None:
+                found.append(
+                    Check(
+                        name=f"{first} / {second}, {TITLES[case]}",
+                        value=ratio,
+                        unit="x",
+                        bound=aim,
+                        relation=">=",
+                        verdict=Verdict.PASS if ratio >= aim else Verdict.FAIL,
+                        source="aim of the bench (--aim)",
+                    )
+                )
+    return found
+
+
+def result(bench: BenchRun, *, command: str, aim: float = 0.0) -> RunResult:
+    """The run in the schema of all verdicts. Metrics are named ``<peer>.<case>.messages_per_s``."""
+    metrics: dict[str, float | int | str] = {
+        "payload_bytes": bench.plan.payload_bytes,
+        "window": bench.plan.window,
+        "rounds": bench.plan.rounds,
+    }
+    series = []
+    for peer in [*bench.peers, NULL]:
+        metrics[f"{peer}.version"] = bench.versions.get(peer, "")
+        for case in bench.plan.cases:
+            rates = bench.rates_per_s(peer, case)
+            metrics[f"{peer}.{case}.messages_per_s"] = round(bench.median_per_s(peer, case) or 0.0, 1)
+            metrics[f"{peer}.{case}.client_load"] = round(bench.client_share(peer, case) or 0.0, 3)
+            if peer != NULL:
+                rounds = [float(number) for number in range(len(rates))]
+                y: list[float | None] = [*rates]
+                series.append(Series(name=peer, unit="messages/s", x_s=rounds, y=y, group=f"{TITLES[case]} by round"))
+    for peer, reason in bench.skipped.items():
+        metrics[f"{peer}.skipped"] = reason
+    judged = checks(bench, aim=aim)
+    best = ", ".join(
+        f"{TITLES[case]} {_rate(bench.median_per_s(bench.peers[0], case))}/s"
+        for case in bench.plan.cases
+        if bench.peers
+    )
+    return RunResult(
+        kind=RunKind.BENCH,
+        name="bench mqtt",
+        verdict=worst([check.verdict for check in judged]) if bench.peers else Verdict.UNKNOWN,
+        summary=f"{bench.peers[0]}: {best}" if bench.peers else "no broker could be measured",
+        target=", ".join(bench.peers),
+        world="real",
+        started_at=bench.started_at,
+        duration_s=round(bench.duration_s, 3),
+        command=command,
+        checks=judged,
+        metrics=metrics,
+        series=series,
+        machine=this_machine(),
+    )
