@@ -108,17 +108,21 @@ class Engine:
         self._run_token = f"{secrets.randbelow(36**5):05x}"[-5:]
         self._slots = asyncio.Semaphore(options.concurrency)
 
+    def in_order(self, cases: Iterable[Case]) -> list[Case]:
+        """The order in which the seed starts the cases."""
+        ordered = sorted(cases, key=lambda case: case.id)
+        random.Random(self.options.seed).shuffle(ordered)
+        return ordered
+
     async def run_all(self, cases: Iterable[Case], report: Callable[[Outcome], None]) -> list[Outcome]:
         """Run cases at the same time, within ``concurrency``; ``report`` gets each outcome as it is known."""
-        ordered = list(cases)
-        random.Random(self.options.seed).shuffle(ordered)
 
         async def one(case: Case) -> Outcome:
             outcome = await self.run(case)
             report(outcome)
             return outcome
 
-        return list(await asyncio.gather(*(one(case) for case in ordered)))
+        return list(await asyncio.gather(*(one(case) for case in self.in_order(cases))))
 
     async def run(self, case: Case) -> Outcome:
         """Run one case to its verdict; never raises for what the broker or the case does."""

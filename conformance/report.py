@@ -102,9 +102,10 @@ def read_transcript(path: Path) -> list[WireLine]:
 class ReportWriter:
     """A context manager over one report file; :meth:`add` may be called from one thread at a time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, folder: Path | None = None) -> None:
+        """``folder`` gets the transcripts; without one, the folder of the report."""
         self.path = path
-        self.transcripts = path.parent / "transcripts"
+        self.folder = folder or path.parent
         self.results: list[CaseResult] = []
         self._began = time.monotonic()
         self._file: IO[bytes] | None = None
@@ -137,9 +138,10 @@ class ReportWriter:
         """Write one result and its transcript; returns the result as written."""
         result = outcome.result
         if outcome.transcript:
-            path = self.transcripts / f"{result.case}.jsonl"
+            path = self.folder / "transcripts" / f"{result.case}.jsonl"
             write_transcript(path, outcome.transcript)
-            result = msgspec.structs.replace(result, transcript=path.relative_to(self.path.parent).as_posix())
+            relative = Path(os.path.relpath(path, self.path.parent)).as_posix()
+            result = msgspec.structs.replace(result, transcript=relative)
         self._write(result)
         self.results.append(result)
         return result

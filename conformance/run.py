@@ -1,0 +1,155 @@
+"""One conformance run: target, engine in a thread of its own, report. Independent of who shows the results.
+
+The engine's event loop lives in a thread, so that pytest (or anything else that is not async) can wait for each result
+while the cases run at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from conformance.case import Case, load_cases
+from conformance.engine import Engine, Outcome, RunOptions
+from conformance.registry import SPECS, clauses
+from conformance.report import (
+    ExitCode,
+    ReportWriter,
+    exit_code,
+    suite_version,
+    this_machine,
+    utc_now,
+    write_run_result,
+)
+from conformance.targets import RunningTarget, Target, probe, running
+from reference_broker.trace.conformance import CaseResult, Header
+
+
+class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run, and where the evidence goes."""
+
+    target: Target
+    target_argument: str = ""
+    """How the user named the target; for the reproduce command."""
+    options: RunOptions = RunOptions()
+    report: Path | None = None
+    folder: Path | None = None
+    """Folder of ``result.json`` and ``transcripts``; None = the folder of the report."""
+    command: str = ""
+
+    def reproduce(self, case: Case) -> str:
+        """The command that runs this case alone."""
+        argument = self.target_argument or f"--target {shlex.quote(self.target.name)}"
+        return f"assay conformance run {argument} --seed {self.options.seed} -k {case.id}"
+
+
+def select(cases: Iterable[Case], *, text: str = "", spec: str = "", area: str = "") -> list[Case]:
+    """Cases of a specification and an area whose id holds ``text``; several texts separated by commas."""
+    texts = [part.strip() for part in text.split(",") if part.strip()]
+    return [
+        case
+        for case in cases
+        if (not spec or case.spec == spec)
+        and (not area or case.area == area)
+        and (not texts or any(part in case.id for part in texts))
+    ]
+
+
+class Run:
+    """A run as a context manager: entering starts the target and probes it, leaving stops it.
+
+    Entering raises :class:`TargetStartError` or :class:`ProbeError` when the target cannot be reached.
+    """
+
+    def __init__(self, plan: RunPlan, *, on_outcome: Callable[[Outcome], None] = lambda _outcome: None) -> None:
+        self.plan = plan
+        self.results: list[CaseResult] = []
+        self._on_outcome = on_outcome
+        self._stack = ExitStack()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="conformance engine", daemon=True)
+        self._writer: ReportWriter | None = None
+        self.broker: RunningTarget
+        self.engine: Engine
+        self.header: Header
+
+    def __enter__(self) -> Self:
+        plan = self.plan
+        with ExitStack() as stack:
+            self.broker = stack.enter_context(running(plan.target))
+            capabilities = probe(plan.target, self.broker.endpoint)
+            self.engine = Engine(self.broker, capabilities, plan.options, reproduce=plan.reproduce)
+            self.header = Header(
+                target=plan.target.name,
+                target_version=self.broker.version,
+                started_at=utc_now(),
+                suite_version=suite_version(),
+                seed=plan.options.seed,
+                capabilities=capabilities,
+                machine=this_machine(),
+            )
+            if plan.report is not None:
+                self._writer = stack.enter_context(ReportWriter(plan.report, plan.folder))
+                self._writer.begin(self.header, clauses(load_cases().values(), SPECS))
+            self._thread.start()
+            stack.callback(self._stop_loop)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def _stop_loop(self) -> None:
+        async def cancel_rest() -> None:
+            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(cancel_rest(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+    async def _run_one(self, case: Case) -> Outcome:
+        outcome = await self.engine.run(case)
+        if self._writer is not None:
+            outcome = msgspec.structs.replace(outcome, result=self._writer.add(outcome))
+        self.results.append(outcome.result)
+        self._on_outcome(outcome)
+        return outcome
+
+    def submit(self, case: Case) -> Future[Outcome]:
+        """Run a case as soon as there is room; the future never raises for what the broker does."""
+        return asyncio.run_coroutine_threadsafe(self._run_one(case), self._loop)
+
+    def submit_all(self, cases: Sequence[Case]) -> dict[str, Future[Outcome]]:
+        """Submit cases in the order of the run's seed."""
+        return {case.id: self.submit(case) for case in self.engine.in_order(cases)}
+
+    def finish(self) -> ExitCode:
+        """Footer and ``result.json``; returns the exit status of the run."""
+        code = exit_code(self.results, self.plan.target.required)
+        if self._writer is not None:
+            write_run_result(
+                self._writer.folder,
+                self.header,
+                self.results,
+                clauses(load_cases().values(), SPECS),
+                self._writer.finish(code),
+                report=self._writer.path,
+                command=self.plan.command,
+            )
+        return code

@@ -1,0 +1,221 @@
+"""Proves the suite by mutation: a case that a broken broker passes proves nothing.
+
+First the selected cases must pass the reference broker as it is. Then each mutant is started in a process of its own,
+and the cases that name it must all fail it; each near miss (a legal variation) must be passed by those that name it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from conformance import mutants
+from conformance.case import Case
+from conformance.engine import Engine, Outcome, RunOptions
+from conformance.report import ExitCode, this_machine, utc_now
+from conformance.targets import ProbeError, Target, TargetStartError, load_target, probe, running
+from reference_broker.trace import results
+from reference_broker.trace.conformance import CaseVerdict
+from reference_broker.trace.results import Finding, RunKind, RunResult, Severity, Verdict, write_result
+
+PATIENCE_S = 1.5
+"""A broken broker often answers nothing at all; waiting the whole limit for each would take minutes."""
+BASELINE = "(unchanged)"
+GOOD = (CaseVerdict.PASS, CaseVerdict.NON_STRICT)
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one mutant or variation."""
+
+    mutant: str
+    what: str
+    legal: bool
+    cases: tuple[str, ...]
+    wrong: tuple[str, ...] = ()
+    """Cases with the wrong verdict, each with that verdict and its detail."""
+    problem: str = ""
+    """Why nothing could be checked."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.wrong and not self.problem
+
+
+class SelfCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """All checks of one self-check."""
+
+    checks: tuple[Check, ...]
+    without_mutant: tuple[str, ...]
+    """Cases that name no mutant."""
+    started_at: str
+    duration_s: float
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if not self.checks:
+            return ExitCode.NOTHING_SELECTED
+        if any(check.wrong or (check.problem and check.mutant != BASELINE) for check in self.checks):
+            return ExitCode.FAILED
+        if any(check.problem for check in self.checks):
+            return ExitCode.UNREACHABLE
+        return ExitCode.FAILED if self.without_mutant else ExitCode.OK
+
+
+def _run_cases(target: Target, cases: Sequence[Case], arguments: tuple[str, ...], options: RunOptions) -> list[Outcome]:
+    with running(target, extra_arguments=arguments) as broker:
+        engine = Engine(broker, probe(target, broker.endpoint), options)
+        return asyncio.run(engine.run_all(cases, lambda _outcome: None))
+
+
+def _check_one(target: Target, name: str, cases: Sequence[Case]) -> Check:
+    """Run the cases against the reference broker with the mutant ``name``."""
+    case_ids = tuple(case.id for case in cases)
+    if name == BASELINE:
+        entry = mutants.Mutant(name=name, what="the reference broker as it is", apply=lambda _patch: None, legal=True)
+        arguments: tuple[str, ...] = ()
+    else:
+        try:
+            entry = mutants.find(name)
+        except mutants.UnknownMutantError as error:
+            return Check(mutant=name, what="", legal=False, cases=case_ids, problem=str(error))
+        arguments = ("--mutant", name)
+    # A broken broker may be silent; a sound one may be slow, so that it gets the whole time.
+    options = RunOptions(patience_s=None if entry.legal else PATIENCE_S)
+    try:
+        outcomes = _run_cases(target, cases, arguments, options)
+    except (TargetStartError, ProbeError) as error:
+        return Check(mutant=name, what=entry.what, legal=entry.legal, cases=case_ids, problem=str(error))
+    wanted = GOOD if entry.legal else (CaseVerdict.FAIL,)
+    wrong = tuple(
+        f"{outcome.result.case}: {outcome.result.verdict.value} {outcome.result.detail}".strip()
+        for outcome in outcomes
+        if outcome.result.verdict not in wanted
+    )
+    return Check(mutant=name, what=entry.what, legal=entry.legal, cases=case_ids, wrong=wrong)
+
+
+def _work(cases: Sequence[Case], only: str) -> dict[str, list[Case]]:
+    """Mutant or variation to the cases that name it, in order of names."""
+    by_mutant: dict[str, list[Case]] = {}
+    for case in cases:
+        for name in {case.mutant, case.near_miss} - {""}:
+            if not only or name == only:
+                by_mutant.setdefault(name, []).append(case)
+    return dict(sorted(by_mutant.items()))
+
+
+async def _check_all(
+    target: Target, work: dict[str, list[Case]], jobs: int, report: Callable[[Check], None]
+) -> list[Check]:
+    slots = asyncio.Semaphore(jobs)
+
+    async def one(name: str, cases: list[Case]) -> Check:
+        async with slots:
+            check = await asyncio.to_thread(_check_one, target, name, cases)
+        report(check)
+        return check
+
+    return list(await asyncio.gather(*(one(name, cases) for name, cases in work.items())))
+
+
+def check_mutants(
+    cases: Sequence[Case],
+    *,
+    only: str = "",
+    jobs: int = 2,
+    report: Callable[[Check], None] = lambda _check: None,
+    target: Target | None = None,
+) -> SelfCheck:
+    """Check every mutant and near miss that ``cases`` name; ``report`` gets each check as it is known."""
+    began, started_at = time.monotonic(), utc_now()
+    chosen = target or load_target("reference")
+    work = _work(cases, only)
+    concerned = {case.id: case for named in work.values() for case in named}
+    baseline = _check_one(chosen, BASELINE, list(concerned.values()))
+    checks = [baseline]
+    if not baseline.problem:
+        checks += asyncio.run(_check_all(chosen, work, jobs, report))
+    return SelfCheck(
+        checks=tuple(checks),
+        without_mutant=tuple(case.id for case in cases if not case.mutant),
+        started_at=started_at,
+        duration_s=time.monotonic() - began,
+    )
+
+
+def _outcome_text(check: Check) -> str:
+    if check.problem:
+        return "[bold red]problem[/]"
+    if check.wrong:
+        return "[bold red]accused[/]" if check.legal else "[bold red]survives[/]"
+    return "[green]passed[/]" if check.legal else "[green]killed[/]"
+
+
+def print_table(console: Console, result: SelfCheck) -> None:
+    """The checks for people, and one line at the end."""
+    table = Table("mutant", "what is changed", "cases", "outcome")
+    for check in result.checks:
+        table.add_row(check.mutant, check.what, str(len(check.cases)), _outcome_text(check))
+    console.print(table)
+    for check in result.checks:
+        for line in (*check.wrong, *([check.problem] if check.problem else [])):
+            console.print(f"[bold red]{check.mutant}[/]: {escape(line)}", soft_wrap=True)
+    for case_id in result.without_mutant:
+        console.print(f"[bold red]no mutant[/]: {case_id}", soft_wrap=True)
+    bugs = [check for check in result.checks if not check.legal]
+    legal = [check for check in result.checks if check.legal and check.mutant != BASELINE]
+    verdict = "[bold green]PASS[/]" if result.exit_code is ExitCode.OK else f"[bold red]{result.exit_code.name}[/]"
+    console.print(
+        f"{verdict}  {sum(check.ok for check in bugs)} of {len(bugs)} mutants killed, "
+        f"{sum(check.ok for check in legal)} of {len(legal)} near misses passed, {result.duration_s:.1f} s"
+    )
+
+
+def write_self_check(folder: Path, result: SelfCheck, *, command: str) -> Path:
+    """``result.json`` of a self-check."""
+    bugs = [check for check in result.checks if not check.legal]
+    killed = sum(check.ok for check in bugs)
+    findings = [
+        Finding(
+            checker="self_check",
+            anomaly="problem" if check.problem else "accused" if check.legal else "survives",
+            severity=Severity.SAFETY,
+            message=f"{check.mutant} ({check.what}): {line}",
+            values=list(check.cases),
+        )
+        for check in result.checks
+        for line in (*check.wrong, *([check.problem] if check.problem else []))
+    ]
+    verdict = {ExitCode.OK: Verdict.PASS, ExitCode.FAILED: Verdict.FAIL}.get(result.exit_code, Verdict.ERROR)
+    return write_result(
+        folder,
+        RunResult(
+            kind=RunKind.SELF_CHECK,
+            name="conformance self-check",
+            verdict=verdict,
+            summary=f"{killed} of {len(bugs)} mutants killed",
+            started_at=result.started_at,
+            duration_s=round(result.duration_s, 3),
+            command=command,
+            findings=findings,
+            checks=[
+                results.Check(
+                    name="mutants killed",
+                    value=float(killed),
+                    unit="mutants",
+                    bound=float(len(bugs)),
+                    relation="==",
+                    verdict=Verdict.PASS if killed == len(bugs) else Verdict.FAIL,
+                    source="every case fails the broken broker that it names",
+                )
+            ],
+            machine=this_machine(),
+        ),
+    )
