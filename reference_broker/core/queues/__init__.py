@@ -1,4 +1,4 @@
-"""Durable queues: partitions, consumer groups, settlement, retry and dead letters. Pure: no I/O, no clock, no random."""
+"""Durable queues: partitions, groups, settlement, retry and dead letters. Pure: no I/O, no clock, no randomness."""
 
 from reference_broker.core.queues.address import QueueAddress, Verb
 from reference_broker.core.queues.consumer import Consumer

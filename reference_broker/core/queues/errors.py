@@ -21,6 +21,8 @@ class QueueErrorCode(StrEnum):
     """Several groups hold that message unsettled; the settlement must name its group."""
     LIMIT = "limit"
     """A limit on queues, groups or consumers is reached."""
+    NOT_ALLOWED = "not_allowed"
+    """The client may not do that, whatever the state."""
     STORAGE_FAILED = "storage_failed"
     """The disk refused a write or a sync."""
     CLOSED = "closed"

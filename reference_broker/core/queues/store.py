@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -123,6 +123,16 @@ class PendingLog(Protocol):
     def flush(self) -> None:
         """Write what collected. Raises :class:`LogError`; what collected stays and is written by the next flush."""
 
+    @property
+    def wants_snapshot(self) -> bool:
+        """The log has grown well past what is pending."""
+
+    def write_snapshot(self, cursors: dict[int, int], entries: Iterable[PendingRecord]) -> None:
+        """Replace the log, unflushed operations included, by this state, durably; only while no sync runs.
+
+        Blocking. Raises :class:`LogError`: then the old log stays, and what was unflushed is lost to it.
+        """
+
     def start_sync(self) -> SyncTask | None:
         """As :meth:`PartitionLog.start_sync`."""
 
@@ -159,6 +169,10 @@ class RecoveryNote(msgspec.Struct, frozen=True, kw_only=True):
 
 class QueueFiles(Protocol):
     """The storage of one open queue."""
+
+    @property
+    def volatile(self) -> bool:
+        """It is memory: nothing survives the process, so nothing needs a sync."""
 
     def open_partition(self, partition: int) -> PartitionLog:
         """Open and recover, or create. Raises :class:`LogError`."""
