@@ -227,9 +227,7 @@ class BrokerState:
                 )
         return bool(route.entries or route.groups)
 
-    def publish_to_queue(
-        self, message: Message, publisher: Session | None, now: float, on_confirmed: Confirm
-    ) -> None:
+    def publish_to_queue(self, message: Message, publisher: Session | None, now: float, on_confirmed: Confirm) -> None:
         """Enqueue, or settle when the topic ends in a verb. ``on_confirmed`` is called once, now or after a sync."""
         try:
             address = self.engine.address(message.topic)

@@ -6,6 +6,7 @@ A session knows no bytes. When connected it drives a :class:`SessionConnection`,
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import Protocol
 
@@ -67,6 +68,44 @@ class Outgoing:
         """The queue delivery this PUBLISH carries; such a message is never resent by the session."""
         self.state = OutgoingState.WAIT_PUBACK if qos < 2 else OutgoingState.WAIT_PUBREC
 
+    def message_for(self, packet_id: int) -> Message:
+        """The message sent under a packet id."""
+        return self.message
+
+
+class OutgoingRun:
+    """Messages sent as one block under consecutive packet ids: one object for all of them.
+
+    ``make`` builds the message of an id again, should it have to be resent.
+    """
+
+    __slots__ = ("make", "qos", "state")
+
+    identifiers: tuple[int, ...] = ()
+    retain = False
+    delivery: Delivery | None = None
+
+    def __init__(self, qos: int, make: Callable[[int], Message]) -> None:
+        self.qos = qos
+        self.make = make
+        self.state = OutgoingState.WAIT_PUBACK if qos < 2 else OutgoingState.WAIT_PUBREC
+
+    def message_for(self, packet_id: int) -> Message:
+        return self.make(packet_id)
+
+
+class Released:
+    """A QoS 2 delivery after its PUBREC: only the packet id is still needed."""
+
+    __slots__ = ()
+
+    delivery: Delivery | None = None
+    state = OutgoingState.WAIT_PUBCOMP
+
+
+RELEASED = Released()
+InFlight = Outgoing | OutgoingRun | Released
+
 
 class Session:
     """One client's state."""
@@ -88,7 +127,7 @@ class Session:
         """Group of each queue subscription by filter, for the time after a reconnect."""
         self.inbound_qos2: dict[int, bool] = {}
         """Packet ids received as QoS 2 and not yet released -> PUBREC may be sent (the message is safe)."""
-        self.in_flight: dict[int, Outgoing] = {}
+        self.in_flight: dict[int, InFlight] = {}
         """Sent and not finished, in order of sending."""
         self.queued: deque[Outgoing] = deque()
         """Waiting for a connection or for room in the window."""
@@ -162,19 +201,30 @@ class Session:
         if connection is None:
             return
         for packet_id, outgoing in list(self.in_flight.items()):
-            if outgoing.state is OutgoingState.WAIT_PUBCOMP:
+            if isinstance(outgoing, Released):
                 connection.send_pubrel(packet_id)
-            else:
-                sent = connection.send_publish(
-                    packet_id, outgoing.message, outgoing.qos, outgoing.retain, True, outgoing.identifiers
-                )
-                if not sent:
-                    del self.in_flight[packet_id]
+                continue
+            message = outgoing.message_for(packet_id)
+            sent = connection.send_publish(
+                packet_id, message, outgoing.qos, outgoing.retain, True, outgoing.identifiers
+            )
+            if not sent:
+                del self.in_flight[packet_id]
         self.send_queued(now)
 
-    def finish(self, packet_id: int) -> Outgoing | None:
-        """An outgoing message is done; None when the id is unknown."""
-        return self.in_flight.pop(packet_id, None)
+    def can_send_run(self, count: int) -> int:
+        """First of ``count`` consecutive free packet ids when the window has room for them now; else 0."""
+        if self.connection is None or self.queued or len(self.in_flight) + count > self.window:
+            return 0
+        first = self._next_packet_id
+        if first + count > MAX_PACKET_ID + 1:
+            first = 1
+        return first if self.in_flight.keys().isdisjoint(range(first, first + count)) else 0
+
+    def start_run(self, first: int, count: int, run: OutgoingRun) -> None:
+        """The run was sent under the ids from ``first``, which :meth:`can_send_run` offered."""
+        self.in_flight.update(dict.fromkeys(range(first, first + count), run))
+        self._next_packet_id = (first + count - 1) % MAX_PACKET_ID + 1
 
     def forget_deliveries(self) -> None:
         """The connection ended: the queue engine redelivers what was unsettled, so the session must not."""

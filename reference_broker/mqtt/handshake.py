@@ -12,7 +12,7 @@ from reference_broker.core.session import MAX_PACKET_ID, Will
 from reference_broker.core.topics import TopicError, validate_topic
 from reference_broker.mqtt.codec import decode_packet
 from reference_broker.mqtt.errors import ProtocolError, Reason
-from reference_broker.mqtt.outgoing import PublishEncoder, message_from
+from reference_broker.mqtt.outgoing import message_from
 from reference_broker.mqtt.packets import NO_PROPERTIES, V5, V311, Connack, Connect, Properties, WillFields
 from reference_broker.mqtt.phase import Phase
 
@@ -35,7 +35,7 @@ def on_connect_bytes(connection: MqttConnection, header: int, data: bytes, body:
         packet = decode_packet(header, data, body, end, V311)
         assert isinstance(packet, Connect)
         connection.version = packet.version
-        connection.encoder = PublishEncoder(packet.version)
+        connection.outbound.speak(packet.version)
         _accept(connection, packet, now)
     except ProtocolError as error:
         connection.error = error

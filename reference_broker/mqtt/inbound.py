@@ -1,0 +1,373 @@
+"""PUBLISH from a client: the publish flow's receiving half (5.0 section 4.3), with two fast lanes.
+
+Packets that start with the same bytes (header, length, topic) form a run, which is found by comparing prefixes. A run
+whose receivers may all get the packets as they are, but for packet ids, is forwarded as one block: see ``runs``.
+Everything else takes the general way, one packet at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from typing import TYPE_CHECKING
+
+from reference_broker.core.broker_state import is_queue_topic
+from reference_broker.core.message import Message
+from reference_broker.core.queues import QueueError, QueueErrorCode
+from reference_broker.core.session import Session
+from reference_broker.core.topics import TopicError, validate_topic
+from reference_broker.mqtt import handlers, runs
+from reference_broker.mqtt.codec import decode_packet, encode_acknowledgement
+from reference_broker.mqtt.errors import ProtocolError, Reason
+from reference_broker.mqtt.outgoing import message_from
+from reference_broker.mqtt.packets import V5, Acknowledgement, PacketType, Publish
+from reference_broker.mqtt.wire_types import decode_string
+
+if TYPE_CHECKING:
+    from reference_broker.mqtt.connection import MqttConnection
+
+_MAX_PLANS = 1_024
+_ACK_STARTS = {1: b"\x40\x02", 2: b"\x50\x02"}
+_PUBCOMP_START = b"\x70\x02"
+
+
+class _Plan:
+    """How PUBLISH packets with one prefix are served. ``targets`` is None where they must go the general way."""
+
+    __slots__ = ("epoch", "targets", "topic")
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.epoch = -1
+        self.targets: list[MqttConnection] | None = None
+
+
+class _PendingAck:
+    """The place of an acknowledgement that waits for the disk; later ones stay behind it."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes | None = None) -> None:
+        self.data = data
+
+
+class Inbound:
+    """What one client publishes."""
+
+    def __init__(self, connection: MqttConnection) -> None:
+        self._connection = connection
+        self._broker = connection.broker
+        self._config = connection.broker.config.mqtt
+        self._aliases: dict[int, str] = {}
+        self._plans: dict[bytes, _Plan] = {}
+        self._pending_acks: deque[_PendingAck] = deque()
+        self.received_messages = 0
+
+    @property
+    def unconfirmed(self) -> int:
+        """Acknowledgements that wait for the disk, or behind one that does."""
+        return len(self._pending_acks)
+
+    def end(self) -> None:
+        """The connection is over."""
+        self._plans.clear()
+        self._pending_acks.clear()
+
+    # -- the fast lanes ------------------------------------------------------------------------------------------
+
+    def on_bytes(self, header: int, data: bytes, start: int, body: int, end: int, now: float) -> int:
+        """Handle the PUBLISH at ``start`` and perhaps its like behind it; returns where they end."""
+        five = self._connection.version == V5
+        qos = header >> 1 & 3
+        topic_end = body + 2 + (data[body] << 8 | data[body + 1]) if end - body >= 2 else end + 1
+        payload_at = topic_end + (2 if qos else 0) + (1 if five else 0)
+        if header not in (0x30, 0x32, 0x34) or payload_at > end or (five and data[payload_at - 1]):
+            packet = decode_packet(header, data, body, end, self._connection.version)
+            assert isinstance(packet, Publish)
+            self._on_publish(packet, now)
+            return end
+        # From here on: no DUP, no RETAIN, no properties.
+        prefix = data[start:topic_end] if qos or not five else data[start:payload_at]
+        plan = self._plans.get(prefix)
+        if plan is None:
+            plan = self._new_plan(prefix, data[body + 2 : topic_end], qos)
+        stride = end - start
+        if plan.epoch != self._broker.tree.epoch:
+            self._renew(plan, stride, qos)
+        targets = plan.targets
+        if targets is not None:
+            last = len(data) - stride
+            run_end = end
+            while run_end <= last and data.startswith(prefix, run_end):
+                run_end += stride
+            if not qos:
+                self._forward(data, start, run_end, stride, targets)
+                return run_end
+            if run_end > end and self._forward_run(
+                plan, qos, data[start:run_end], stride, topic_end - start, payload_at - start
+            ):
+                return run_end
+        self._on_plain(plan.topic, qos, data, topic_end, payload_at, end, now)
+        return end
+
+    def _forward(self, data: bytes, start: int, end: int, stride: int, targets: list[MqttConnection]) -> None:
+        """QoS 0: the very bytes."""
+        count = (end - start) // stride
+        self.received_messages += count
+        self._broker.published += count
+        if targets:
+            run = data[start:end]
+            for target in targets:
+                target.outbound.forward(run, count)
+
+    def _forward_run(self, plan: _Plan, qos: int, run: bytes, stride: int, id_at: int, payload_at: int) -> bool:
+        """QoS 1 and 2: the bytes with packet ids of the receiver's. False: nothing was done, take the general way."""
+        connection = self._connection
+        session = connection.session
+        assert session is not None
+        count = len(run) // stride
+        ids = runs.ids_of(run, stride, id_at)
+        inbound: list[int] = []
+        if b"\0" in ids[0::2] and 0 in runs.numbers(ids):
+            return False
+        if connection.version == V5 and any(run[payload_at - 1 :: stride]):
+            return False
+        if qos == 2:
+            inbound = runs.numbers(ids)
+            known = session.inbound_qos2
+            if not known.keys().isdisjoint(inbound) or len(set(inbound)) < count:
+                return False
+            if connection.version == V5 and len(known) + count + self.unconfirmed > self._config.receive_maximum:
+                return False
+        assert plan.targets is not None
+        if not plan.targets and connection.version == V5:
+            return False
+        starts = [target.outbound.can_send_run(count) for target in plan.targets]
+        if not all(starts):
+            return False
+        for target, first in zip(plan.targets, starts, strict=True):
+            target.outbound.send_run(plan.topic, qos, run, stride, id_at, payload_at, first, connection.client_id)
+        if qos == 2:
+            session.inbound_qos2.update(dict.fromkeys(inbound, True))
+        self.received_messages += count
+        self._broker.published += count
+        self.acknowledge(runs.acknowledgements(_ACK_STARTS[qos], ids))
+        return True
+
+    def _new_plan(self, prefix: bytes, topic_bytes: bytes, qos: int) -> _Plan:
+        topic = decode_string(topic_bytes, self._connection.version)
+        self.check_topic(topic)
+        self._check_flags(qos, retain=False)
+        if len(self._plans) >= _MAX_PLANS:
+            self._plans.clear()
+        plan = self._plans[prefix] = _Plan(topic)
+        return plan
+
+    def _renew(self, plan: _Plan, frame_bytes: int, qos: int) -> None:
+        """Find out whether packets of this plan may be forwarded as they are, and to whom."""
+        connection = self._connection
+        tree = self._broker.tree
+        plan.epoch = tree.epoch
+        plan.targets = None
+        if self._broker.tracer is not None or plan.topic[0] == "$":
+            return
+        route = tree.route(plan.topic)
+        if route.groups:
+            return
+        targets: list[MqttConnection] = []
+        for entry in route.entries:
+            if entry.local_excluded and entry.session is connection.session:
+                continue
+            target = entry.session.connection
+            if target is None or entry.identifiers or entry.qos < qos or not isinstance(target, type(connection)):
+                return
+            if target.version != connection.version or target.max_packet_out < frame_bytes:
+                return
+            targets.append(target)
+        plan.targets = targets
+
+    # -- the general way -----------------------------------------------------------------------------------------
+
+    def _on_plain(
+        self, topic: str, qos: int, data: bytes, topic_end: int, payload_at: int, end: int, now: float
+    ) -> None:
+        """A PUBLISH without flags and properties."""
+        self.received_messages += 1
+        message = Message(topic=topic, payload=data[payload_at:end], qos=qos, publisher=self._connection.client_id)
+        if not qos:
+            self._publish_qos0(message, now)
+            return
+        packet_id = data[topic_end] << 8 | data[topic_end + 1]
+        if not packet_id:
+            statement = "MQTT-2.2.1-3" if self._connection.version == V5 else "MQTT-2.3.1-1"
+            raise ProtocolError("packet identifier 0 is not allowed", statement)
+        if qos == 1 or not self._is_repeated(packet_id):
+            self._publish_confirmed(message, packet_id, now)
+
+    def _on_publish(self, packet: Publish, now: float) -> None:
+        """Any PUBLISH."""
+        self.received_messages += 1
+        topic = self._resolve_topic(packet)
+        properties = packet.properties
+        self._check_flags(packet.qos, retain=packet.retain)
+        if properties.subscription_identifier:
+            raise ProtocolError("a client must not send subscription identifiers", "MQTT-3.3.4-6")
+        if properties.response_topic is not None and not _is_topic(properties.response_topic):
+            raise ProtocolError("a response topic must not contain wildcards", "MQTT-3.3.2-14")
+        if packet.qos == 2 and self._is_repeated(packet.packet_id):
+            return
+        message = message_from(
+            topic, packet.payload, packet.qos, packet.retain, properties, self._connection.client_id, now
+        )
+        if packet.qos == 0:
+            self._publish_qos0(message, now)
+        else:
+            self._publish_confirmed(message, packet.packet_id, now)
+
+    def _is_repeated(self, packet_id: int) -> bool:
+        """A QoS 2 PUBLISH received before is acknowledged, not published again (5.0 4.3.3-10, 3.1.1 4.3.3-2)."""
+        known = self._connection.active_session.inbound_qos2.get(packet_id)
+        if known:
+            self.acknowledge(_ACK_STARTS[2] + packet_id.to_bytes(2, "big"))
+        return known is not None
+
+    def _check_flags(self, qos: int, *, retain: bool) -> None:
+        if qos > self._config.maximum_qos:
+            raise ProtocolError(f"QoS {qos} is not supported here", "MQTT-3.2.2-11", Reason.QOS_NOT_SUPPORTED)
+        if retain and not self._config.retain_available:
+            raise ProtocolError(
+                "retained messages are not supported here", "MQTT-3.2.2-14", Reason.RETAIN_NOT_SUPPORTED
+            )
+
+    def check_topic(self, topic: str) -> None:
+        """Raises :class:`ProtocolError` for a topic name that may not be published to."""
+        try:
+            validate_topic(topic, max_levels=self._config.max_topic_levels)
+        except TopicError as error:
+            raise ProtocolError(str(error), error.statement, Reason.TOPIC_NAME_INVALID) from error
+
+    def _resolve_topic(self, packet: Publish) -> str:
+        alias = packet.properties.topic_alias
+        if alias is None:
+            self.check_topic(packet.topic)
+            return packet.topic
+        if not 0 < alias <= self._config.topic_alias_maximum:
+            statement = "MQTT-3.3.2-8" if alias == 0 else "MQTT-3.3.2-9"
+            raise ProtocolError(f"topic alias {alias} is not allowed", statement, Reason.TOPIC_ALIAS_INVALID)
+        if packet.topic:
+            self.check_topic(packet.topic)
+            self._aliases[alias] = packet.topic
+        elif alias not in self._aliases:
+            raise ProtocolError(f"topic alias {alias} was never set", "MQTT-3.3.2-7")
+        return self._aliases[alias]
+
+    def _publish_qos0(self, message: Message, now: float) -> None:
+        if not message.topic.startswith("$SYS"):
+            # At most once: a retained message over the limit is simply not kept.
+            with contextlib.suppress(QueueError):
+                self._broker.publish(message, self._connection.session, now)
+
+    def _publish_confirmed(self, message: Message, packet_id: int, now: float) -> None:
+        """Publish at QoS 1 or 2; the acknowledgement leaves when the broker has taken responsibility."""
+        session = self._connection.active_session
+        self._check_receive_maximum(session, message.qos)
+        if message.qos == 2:
+            session.inbound_qos2[packet_id] = False
+        if is_queue_topic(message.topic):
+            self._publish_to_queue(session, message, packet_id, now)
+            return
+        error: QueueError | None = None
+        matched = False
+        try:
+            if message.topic.startswith("$SYS"):
+                raise QueueError(QueueErrorCode.NOT_ALLOWED, "clients may not publish to $SYS topics")
+            matched = self._broker.publish(message, session, now)
+        except QueueError as refused:
+            error = refused
+        _settle_inbound(session, message.qos, packet_id, error)
+        data = handlers.acknowledgement(self._connection, message.qos, packet_id, error, matched=matched)
+        if data is None:
+            self._connection.close_now(now)
+        else:
+            self.acknowledge(data)
+
+    def _check_receive_maximum(self, session: Session, qos: int) -> None:
+        if self._connection.version != V5 or (qos == 1 and not self._pending_acks):
+            return
+        limit = self._config.receive_maximum
+        if len(session.inbound_qos2) + len(self._pending_acks) >= limit:
+            message = f"more than {limit} unfinished publishes"
+            raise ProtocolError(message, "MQTT-3.3.4-7", Reason.RECEIVE_MAXIMUM_EXCEEDED)
+
+    def _publish_to_queue(self, session: Session, message: Message, packet_id: int, now: float) -> None:
+        slot = _PendingAck()
+        self._pending_acks.append(slot)
+        qos = message.qos
+        connection = self._connection
+
+        def confirmed(error: QueueError | None) -> None:
+            _settle_inbound(session, qos, packet_id, error)
+            if session.connection is not connection:
+                return
+            slot.data = handlers.acknowledgement(connection, qos, packet_id, error, matched=True)
+            if slot.data is None:
+                connection.close_now(self._broker.now)
+            elif self._pending_acks[0] is slot:
+                self._release_acks()
+
+        self._broker.publish_to_queue(message, session, now, confirmed)
+
+    # -- acknowledgements to the client ---------------------------------------------------------------------------
+
+    def acknowledge(self, data: bytes) -> None:
+        """Send acknowledgements, in order behind those that wait for the disk."""
+        if self._pending_acks:
+            self._pending_acks.append(_PendingAck(data))
+        else:
+            self._connection.send(data)
+
+    def _release_acks(self) -> None:
+        pending = self._pending_acks
+        while pending and (data := pending[0].data) is not None:
+            pending.popleft()
+            self._connection.send(data)
+
+    def on_pubrel(self, packet_id: int) -> None:
+        """The client gives a QoS 2 packet id back."""
+        known = self._connection.active_session.inbound_qos2.pop(packet_id, None)
+        if known is None and self._connection.version == V5:
+            unknown = Acknowledgement(
+                type=PacketType.PUBCOMP, packet_id=packet_id, reason=Reason.PACKET_IDENTIFIER_NOT_FOUND
+            )
+            self.acknowledge(encode_acknowledgement(unknown, V5))
+        else:
+            self.acknowledge(_PUBCOMP_START + packet_id.to_bytes(2, "big"))
+
+    def on_pubrel_run(self, ids: bytes) -> None:
+        """Many at once."""
+        known = self._connection.active_session.inbound_qos2
+        packet_ids = runs.numbers(ids)
+        if all(map(known.__contains__, packet_ids)) and len(set(packet_ids)) == len(packet_ids):
+            for packet_id in packet_ids:
+                del known[packet_id]
+            self.acknowledge(runs.acknowledgements(_PUBCOMP_START, ids))
+        else:
+            for packet_id in packet_ids:
+                self.on_pubrel(packet_id)
+
+
+def _settle_inbound(session: Session, qos: int, packet_id: int, error: QueueError | None) -> None:
+    """The broker has, or refused, a QoS 2 message: its id may be acknowledged, or is free again."""
+    if qos == 2:
+        if error is None:
+            session.inbound_qos2[packet_id] = True
+        else:
+            session.inbound_qos2.pop(packet_id, None)
+
+
+def _is_topic(text: str) -> bool:
+    try:
+        validate_topic(text)
+    except TopicError:
+        return False
+    return True

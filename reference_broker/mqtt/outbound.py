@@ -1,0 +1,151 @@
+"""PUBLISH to a client: the publish flow's sending half (5.0 section 4.3) on the session's state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reference_broker.core.message import Message
+from reference_broker.core.session import RELEASED, OutgoingRun, OutgoingState
+from reference_broker.mqtt import runs
+from reference_broker.mqtt.errors import ProtocolError, Reason
+from reference_broker.mqtt.outgoing import PublishEncoder
+from reference_broker.mqtt.packets import V5, V311, Acknowledgement, PacketType
+
+if TYPE_CHECKING:
+    from reference_broker.mqtt.connection import MqttConnection
+
+_PUBREL_START = b"\x62\x02"
+
+
+class Outbound:
+    """What one client is sent."""
+
+    def __init__(self, connection: MqttConnection) -> None:
+        self._connection = connection
+        self._broker = connection.broker
+        self._max_unread_bytes = connection.broker.config.mqtt.max_unread_bytes
+        self._encoder = PublishEncoder(V311)
+        self.dropped = 0
+        """QoS 0 messages this client was too slow for."""
+
+    def speak(self, version: int) -> None:
+        """The protocol version is known."""
+        self._encoder = PublishEncoder(version)
+
+    # -- deliveries ----------------------------------------------------------------------------------------------
+
+    def forward(self, run: bytes, count: int) -> None:
+        """Send ``count`` QoS 0 packets that are ready on the wire; a client too slow for them loses them."""
+        if self._connection.unread_bytes + len(run) > self._max_unread_bytes:
+            self.dropped += count
+        else:
+            self._connection.send(run)
+
+    def can_send_run(self, count: int) -> int:
+        """As :meth:`Session.can_send_run`."""
+        return self._connection.active_session.can_send_run(count)
+
+    def send_run(
+        self, topic: str, qos: int, run: bytes, stride: int, id_at: int, payload_at: int, first: int, publisher: str
+    ) -> None:
+        """Send a run of QoS 1 or 2 packets under the packet ids from ``first``."""
+
+        def make(packet_id: int) -> Message:
+            start = (packet_id - first) * stride
+            payload = run[start + payload_at : start + stride]
+            return Message(topic=topic, payload=payload, qos=qos, publisher=publisher)
+
+        count = len(run) // stride
+        self._connection.active_session.start_run(first, count, OutgoingRun(qos, make))
+        self._connection.send(runs.with_ids(run, stride, id_at, runs.packet_id_bytes(first, count)))
+
+    def send_publish(
+        self, packet_id: int, message: Message, qos: int, retain: bool, dup: bool, identifiers: tuple[int, ...]
+    ) -> bool:
+        """As :meth:`SessionConnection.send_publish`."""
+        connection = self._connection
+        if qos == 0 and connection.unread_bytes + len(message.payload) > self._max_unread_bytes:
+            self.dropped += 1
+            return False
+        header = 0x30 | qos << 1
+        if retain:
+            header |= 0x01
+        if dup:
+            header |= 0x08
+        data = self._encoder.encode(packet_id, message, header, identifiers, self._broker.now)
+        if len(data) > connection.max_packet_out:
+            return False
+        connection.send(data)
+        return True
+
+    def send_pubrel(self, packet_id: int) -> None:
+        self._connection.send(_PUBREL_START + packet_id.to_bytes(2, "big"))
+
+    # -- the client's acknowledgements -----------------------------------------------------------------------------
+
+    def on_acknowledgement(self, packet: Acknowledgement, now: float) -> None:
+        """PUBACK, PUBREC or PUBCOMP in any form. Raises :class:`ProtocolError`."""
+        if packet.type is PacketType.PUBREC and packet.reason >= 0x80:
+            self._finish(packet.packet_id, OutgoingState.WAIT_PUBREC, packet.type, now)
+        else:
+            self._on_one(packet.type, packet.packet_id, now)
+        self._go_on(now)
+
+    def on_run(self, kind: PacketType, ids: bytes, now: float) -> None:
+        """Acknowledgements in their short form, successful all. Raises :class:`ProtocolError`."""
+        for packet_id in runs.numbers(ids):
+            self._on_one(kind, packet_id, now)
+        self._go_on(now)
+
+    def _on_one(self, kind: PacketType, packet_id: int, now: float) -> None:
+        if kind is PacketType.PUBACK:
+            self._finish(packet_id, OutgoingState.WAIT_PUBACK, kind, now)
+        elif kind is PacketType.PUBCOMP:
+            self._finish(packet_id, OutgoingState.WAIT_PUBCOMP, kind, now)
+        else:
+            self._on_pubrec(packet_id)
+
+    def _go_on(self, now: float) -> None:
+        session = self._connection.active_session
+        if session.queued or session.stalled_consumers:
+            self._broker.room_appeared(session, now)
+
+    def _finish(self, packet_id: int, state: OutgoingState, kind: PacketType, now: float) -> None:
+        session = self._connection.active_session
+        outgoing = session.in_flight.get(packet_id)
+        if outgoing is None:
+            self._check_packet_id(packet_id)
+            return
+        if outgoing.state is not state:
+            raise self._unexpected(kind, outgoing.state)
+        del session.in_flight[packet_id]
+        if outgoing.delivery is not None and self._connection.version != V5:
+            # 3.1.1 has no properties to settle with, so the acknowledgement settles.
+            self._broker.settle_delivery(session, outgoing.delivery, now)
+
+    def _on_pubrec(self, packet_id: int) -> None:
+        session = self._connection.active_session
+        outgoing = session.in_flight.get(packet_id)
+        if outgoing is None:
+            self._check_packet_id(packet_id)
+            reason = Reason.PACKET_IDENTIFIER_NOT_FOUND if self._connection.version == V5 else Reason.SUCCESS
+            packet = Acknowledgement(type=PacketType.PUBREL, packet_id=packet_id, reason=reason)
+            self._connection.send_packet(packet)
+            return
+        if outgoing.state is OutgoingState.WAIT_PUBACK:
+            raise self._unexpected(PacketType.PUBREC, outgoing.state)
+        session.in_flight[packet_id] = RELEASED
+        self.send_pubrel(packet_id)
+
+    def _unexpected(self, kind: PacketType, state: OutgoingState) -> ProtocolError:
+        five = self._connection.version == V5
+        if state is OutgoingState.WAIT_PUBACK:
+            statement = "MQTT-4.3.2-3" if five else "MQTT-4.3.2-1"
+        else:
+            statement = "MQTT-4.3.3-4" if five else "MQTT-4.3.3-1"
+        return ProtocolError(f"{kind.name} for a delivery in state {state.name}", statement)
+
+    def _check_packet_id(self, packet_id: int) -> None:
+        if packet_id == 0:
+            statement = "MQTT-2.2.1-3" if self._connection.version == V5 else "MQTT-2.3.1-1"
+            raise ProtocolError("packet identifier 0 is not allowed", statement)
