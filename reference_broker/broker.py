@@ -13,6 +13,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -62,7 +63,7 @@ class Broker:
         self._running: RunningBroker | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._stop_thread: Callable[[], None] | None = None
+        self._stop_thread: Callable[[], object] | None = None
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -87,7 +88,7 @@ class Broker:
             self._loop = asyncio.get_running_loop()
             stop = asyncio.Event()
             loop = self._loop
-            self._stop_thread = lambda: loop.call_soon_threadsafe(stop.set)
+            self._stop_thread = partial(loop.call_soon_threadsafe, stop.set)
             running = RunningBroker(self.config)
             try:
                 await running.start()

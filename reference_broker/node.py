@@ -22,11 +22,14 @@ class BrokerNode:
     """One broker process without its sockets and threads."""
 
     def __init__(
-        self, config: BrokerConfig, disk: Disk, rng: random.Random, now: float, tracer: Tracer | None = None
+        self, config: BrokerConfig, disk: Disk | None, rng: random.Random, now: float, tracer: Tracer | None = None
     ) -> None:
-        """Opens and recovers the queues. Raises ``LogError``, ``QueueOpenError``, ``ConfigError``, ``OSError``."""
+        """Locks the disk, opens and recovers the queues; without a disk they live in memory.
+
+        Raises ``DirectoryInUseError``, ``LogError``, ``QueueOpenError``, ``ConfigError``, ``OSError``.
+        """
         self.config = config
-        self._store = LogQueueStore(disk, segment_bytes=config.queues.segment_bytes, clock_ms=lambda: int(now * 1000))
+        self._store = LogQueueStore(disk, segment_bytes=config.queues.segment_bytes)
         self.engine = QueueEngine(config.queues, self._store, rng, now, tracer)
         self.state = BrokerState(config, self.engine, rng, tracer)
         self.state.now = now

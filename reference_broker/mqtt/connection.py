@@ -132,7 +132,7 @@ class MqttConnection:
         except ProtocolError as error:
             self.fail(error, now)
             return
-        if consumed < len(data) and self.phase is not Phase.CLOSED:
+        if consumed < len(data) and not self.closing:
             self._partial = bytearray(data[consumed:])
 
     def _consume(self, data: bytes, now: float) -> int:
@@ -165,7 +165,7 @@ class MqttConnection:
             else:
                 self._on_packet(header, data, body, end, now)
                 position = end
-            if self.phase is Phase.CLOSED:
+            if self.closing:
                 return size
         return position
 

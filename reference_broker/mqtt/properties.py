@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import Enum, auto
 
 import msgspec
@@ -55,7 +56,7 @@ _REASONED = {_T.CONNACK, *_ACKS, _T.SUBACK, _T.UNSUBACK, _T.DISCONNECT, _T.AUTH}
 _MESSAGE = {_T.PUBLISH, WILL}
 
 
-def _rule(identifier: int, name: str, kind: Kind, packets: set[int], *, zero_allowed: bool = True) -> Rule:
+def _rule(identifier: int, name: str, kind: Kind, packets: Collection[int], *, zero_allowed: bool = True) -> Rule:
     return Rule(identifier, name, kind, frozenset(packets), zero_allowed)
 
 

@@ -15,8 +15,7 @@ from reference_broker.mqtt.packets import V5, Connect, Disconnect
 from reference_broker.node import BrokerNode
 from reference_broker.server.clock import Clock
 from reference_broker.server.tcp import NodeDriver
-from reference_broker.storage.disk import Disk, RealDisk
-from reference_broker.storage.memory_disk import MemoryDisk
+from reference_broker.storage.disk import RealDisk
 from reference_broker.trace.files import TraceWriter
 from reference_broker.trace.schema import TraceEvent, TraceHeader, TraceKind
 
@@ -34,7 +33,6 @@ class RunningBroker:
     def __init__(self, config: BrokerConfig) -> None:
         self.config = config
         self.addresses: list[tuple[str, int]] = []
-        self._disk: Disk | None = None
         self._driver: NodeDriver | None = None
         self._trace: TraceWriter | None = None
 
@@ -48,9 +46,7 @@ class RunningBroker:
     async def start(self) -> None:
         """Raises :class:`OSError` (address in use, data directory in use), ``LogError``, :class:`NotReadyError`."""
         clock = Clock()
-        disk: Disk = RealDisk(Path(self.config.data_dir)) if self.config.data_dir else MemoryDisk()
-        disk.lock()
-        self._disk = disk
+        disk = RealDisk(Path(self.config.data_dir)) if self.config.data_dir else None
         try:
             now = clock.now()
             # Client ids the broker assigns must not be guessable, so its random numbers start from the system's.
@@ -89,9 +85,6 @@ class RunningBroker:
         finally:
             if self._trace is not None:
                 self._trace.close()
-            disk, self._disk = self._disk, None
-            if disk is not None:
-                disk.unlock()
 
 
 async def check_handshake(host: str, port: int, timeout_s: float = READY_TIMEOUT_S) -> None:
