@@ -34,8 +34,8 @@ async def _connect_without_id(ctx: CaseContext, *, name: str, properties: Proper
 async def success(ctx: CaseContext) -> None:
     """An accepted CONNECT gets one CONNACK, with reason code 0x00.
 
-    The CONNACK comes first, has no reserved flag set and Session Present 0, and is not repeated: a PINGREQ is answered by PINGRESP
-    without anything in between.
+    The CONNACK comes first, has no reserved flag set and Session Present 0, and is not repeated: a PINGREQ is
+    answered by PINGRESP without anything in between.
     """
     connection = await ctx.connect()
     ctx.must(not connection.connack.session_present, f"expected no session; seen {describe(connection.connack)}")
@@ -51,8 +51,8 @@ async def success(ctx: CaseContext) -> None:
 async def assigned_id(ctx: CaseContext) -> None:
     """A client without identifier is told the unique one that the server invented.
 
-    Two clients connect with an empty identifier. Each CONNACK has an Assigned Client Identifier, the two differ, and both clients
-    stay connected. A broker may refuse empty identifiers instead, which makes this case unsupported.
+    Two clients connect with an empty identifier. Each CONNACK has an Assigned Client Identifier, the two differ, and
+    both clients stay connected. A broker may refuse empty identifiers instead, which makes this case unsupported.
     """
     first = await _connect_without_id(ctx, name="first", properties=Properties())
     second = await _connect_without_id(ctx, name="second", properties=Properties())
@@ -71,8 +71,8 @@ async def assigned_id(ctx: CaseContext) -> None:
 async def assigned_id_session(ctx: CaseContext) -> None:
     """An assigned identifier works like one that the client chose.
 
-    A client with an empty identifier and a lasting session disconnects, and comes back with the identifier that it was assigned:
-    its session is there.
+    A client with an empty identifier and a lasting session disconnects, and comes back with the identifier that it
+    was assigned: its session is there.
     """
     first = await _connect_without_id(ctx, name="first", properties=LASTING)
     await first.disconnect()
@@ -89,8 +89,8 @@ async def assigned_id_session(ctx: CaseContext) -> None:
 async def clean_start(ctx: CaseContext) -> None:
     """Clean Start 1 discards the session, and the CONNACK says that there is none.
 
-    A session with a subscription is left behind. After a connection with Clean Start 1 the CONNACK has Session Present 0 and the
-    subscription is gone.
+    A session with a subscription is left behind. After a connection with Clean Start 1 the CONNACK has Session
+    Present 0 and the subscription is gone.
     """
     topic = ctx.topic()
     first = await ctx.connect(properties=LASTING, name="first")
@@ -113,8 +113,8 @@ async def clean_start(ctx: CaseContext) -> None:
 async def session_present(ctx: CaseContext) -> None:
     """With Clean Start 0, Session Present says whether the server has the session.
 
-    The first connection of an identifier finds none, and Session Present is 0. It leaves with a lasting session; the second finds it,
-    and Session Present is 1.
+    The first connection of an identifier finds none, and Session Present is 0. It leaves with a lasting session; the
+    second finds it, and Session Present is 1.
     """
     first = await ctx.connect(clean=False, properties=LASTING, name="first")
     ctx.must(not first.connack.session_present, f"first: expected Session Present 0; seen {describe(first.connack)}")
@@ -132,8 +132,8 @@ async def session_present(ctx: CaseContext) -> None:
 async def precedes_messages(ctx: CaseContext) -> None:
     """CONNACK comes before the messages that waited for the client.
 
-    Two QoS 1 messages are published while the subscriber is away. When it comes back the first packet is CONNACK, and the messages
-    follow.
+    Two QoS 1 messages are published while the subscriber is away. When it comes back the first packet is CONNACK, and
+    the messages follow.
     """
     topic = ctx.topic()
     subscriber = await ctx.connect(properties=LASTING, name="subscriber")
@@ -156,8 +156,9 @@ async def precedes_messages(ctx: CaseContext) -> None:
 async def refusal(ctx: CaseContext) -> None:
     """A refused connection is ended, and its CONNACK has Session Present 0.
 
-    A client that left a session behind names an authentication method that no broker knows, with Clean Start 0. A CONNACK may say
-    0x8C, 0x87 or another code that fits; it has Session Present 0, and the connection ends either way.
+    A client that left a session behind names an authentication method that no broker knows, with Clean Start 0. A
+    CONNACK may say 0x8C, 0x87 or another code that fits; it has Session Present 0, and the connection ends either
+    way.
     """
     first = await ctx.connect(properties=LASTING, name="first")
     await first.disconnect()
@@ -195,8 +196,8 @@ async def no_method(ctx: CaseContext) -> None:
 async def response_information(ctx: CaseContext) -> None:
     """Response Information is not sent to a client that did not ask for it.
 
-    Request Response Information is 0 in one CONNECT and absent, which means 0, in another. No CONNACK has Response Information. A
-    client that does ask may or may not get it.
+    Request Response Information is 0 in one CONNECT and absent, which means 0, in another. No CONNACK has Response
+    Information. A client that does ask may or may not get it.
     """
     for name, properties in (("zero", Properties(request_response_information=0)), ("absent", Properties())):
         connection = await ctx.connect(properties=properties, name=name)
@@ -216,8 +217,8 @@ async def response_information(ctx: CaseContext) -> None:
 async def texts_within_limit(ctx: CaseContext) -> None:
     """Reason String and User Property do not push CONNACK over the client's Maximum Packet Size.
 
-    A client that takes packets of up to 60 bytes names an unknown authentication method. A refusing CONNACK has at most 60 bytes, so a
-    longer text is left out.
+    A client that takes packets of up to 60 bytes names an unknown authentication method. A refusing CONNACK has at
+    most 60 bytes, so a longer text is left out.
     """
     connection = await ctx.open()
     limited = Properties(

@@ -15,7 +15,7 @@ _ALPHANUMERIC = string.digits + string.ascii_letters
 
 
 async def _expect_refused(ctx: CaseContext, data: bytes, *, name: str) -> None:
-    """The CONNECT in ``data`` must not be accepted: the end of the connection, after a refusing CONNACK or without one."""
+    """The CONNECT in ``data`` must not be accepted: the connection ends, with or without a refusing CONNACK."""
     connection = await ctx.open(name=name)
     connection.send_raw(data)
     await connection.expect_refusal()
@@ -30,8 +30,8 @@ async def _expect_refused(ctx: CaseContext, data: bytes, *, name: str) -> None:
 async def first_packet(ctx: CaseContext) -> None:
     """A connection that does not begin with CONNECT is ended.
 
-    Each of PINGREQ, PUBLISH and DISCONNECT is sent as the first packet of a connection. The broker ends it and answers nothing,
-    above all no PINGRESP.
+    Each of PINGREQ, PUBLISH and DISCONNECT is sent as the first packet of a connection. The broker ends it and
+    answers nothing, above all no PINGRESP.
     """
     for packet in (Pingreq(), Publish(topic=ctx.topic()), Disconnect()):
         connection = await ctx.open(name=packet.type.name.lower())
@@ -48,8 +48,8 @@ async def first_packet(ctx: CaseContext) -> None:
 async def no_disconnect_before_connack(ctx: CaseContext) -> None:
     """A broker that never accepted the client sends it no DISCONNECT.
 
-    PINGREQ as first packet, and a CONNECT with its reserved flag set. The connection ends; a CONNACK that refuses may come for the
-    CONNECT, but a DISCONNECT may not, since no CONNACK below 0x80 went before it.
+    PINGREQ as first packet, and a CONNECT with its reserved flag set. The connection ends; a CONNACK that refuses may
+    come for the CONNECT, but a DISCONNECT may not, since no CONNACK below 0x80 went before it.
     """
     early = await ctx.open(name="early")
     early.send(Pingreq())
@@ -70,7 +70,8 @@ async def no_disconnect_before_connack(ctx: CaseContext) -> None:
 async def second_connect(ctx: CaseContext) -> None:
     """A second CONNECT is a protocol error.
 
-    The same CONNECT is sent again on an accepted connection. The broker ends the connection, and a second CONNACK never comes.
+    The same CONNECT is sent again on an accepted connection. The broker ends the connection, and a second CONNACK
+    never comes.
     """
     connection = await ctx.connect()
     connection.send(ctx.connect_packet(client_id=connection.client_id))
@@ -135,8 +136,8 @@ async def will_qos_3(ctx: CaseContext) -> None:
 async def missing_fields(ctx: CaseContext) -> None:
     """Every field that the connect flags announce must be in the payload.
 
-    Four CONNECTs lack, in turn, the will fields, the user name, the password and even the client identifier, although the flags
-    announce them. Each is refused.
+    Four CONNECTs lack, in turn, the will fields, the user name, the password and even the client identifier, although
+    the flags announce them. Each is refused.
     """
     bare = ctx.connect_packet(username=None, password=None)
     named = ctx.connect_packet(username="u", password=None)
@@ -155,8 +156,8 @@ async def missing_fields(ctx: CaseContext) -> None:
 async def unannounced_fields(ctx: CaseContext) -> None:
     """A field that the connect flags do not announce must not be in the payload.
 
-    A CONNECT carries a user name and another one a password, each with its flag cleared, so that bytes are left over behind the
-    last announced field. Both are refused.
+    A CONNECT carries a user name and another one a password, each with its flag cleared, so that bytes are left over
+    behind the last announced field. Both are refused.
     """
     named = ctx.connect_packet(username="u", password=None)
     secret = ctx.connect_packet(username="u", password=b"p")
@@ -190,8 +191,8 @@ async def plain_client_ids(ctx: CaseContext) -> None:
 async def unknown_version(ctx: CaseContext) -> None:
     """A protocol version that nobody has defined is refused.
 
-    A CONNECT with protocol version 6. The broker ends the connection. It may send a CONNACK first, in the form of either version
-    that it speaks, as long as that does not accept.
+    A CONNECT with protocol version 6. The broker ends the connection. It may send a CONNACK first, in the form of
+    either version that it speaks, as long as that does not accept.
     """
     packet = Connect(client_id=ctx.client_id(), version=6)
     answer = await exchange_raw(ctx, encode(packet, 5), name="version 6")
@@ -225,8 +226,8 @@ async def foreign_name(ctx: CaseContext) -> None:
 async def pipelined_after_refusal(ctx: CaseContext) -> None:
     """Packets sent behind a refused CONNECT have no effect.
 
-    A CONNECT with an authentication method that no broker knows and a PUBLISH are sent in one write. The broker refuses, and a
-    subscriber of the topic gets nothing.
+    A CONNECT with an authentication method that no broker knows and a PUBLISH are sent in one write. The broker
+    refuses, and a subscriber of the topic gets nothing.
     """
     topic = ctx.topic()
     watcher = await ctx.connect(name="watcher")
@@ -249,7 +250,8 @@ async def pipelined_after_refusal(ctx: CaseContext) -> None:
 async def id_names_session(ctx: CaseContext) -> None:
     """Two client identifiers never share a session, even if they differ only in case.
 
-    A session is left behind by one identifier. Another with one letter in upper case finds no session; the first one finds it.
+    A session is left behind by one identifier. Another with one letter in upper case finds no session; the first one
+    finds it.
     """
     lasting = Properties(session_expiry_interval=60)
     lower = ctx.client_id() + "a"
@@ -323,8 +325,8 @@ async def will_topic_wildcard(ctx: CaseContext) -> None:
 async def property_length_required(ctx: CaseContext) -> None:
     """A CONNECT without properties still has a property length.
 
-    The packet is built as in MQTT 3.1.1, whose payload follows the keep alive at once, so that the first byte of the client
-    identifier's length stands in the place of the property length and the rest cannot be read. It is refused.
+    The packet is built as in MQTT 3.1.1, whose payload follows the keep alive at once, so that the first byte of the
+    client identifier's length stands in the place of the property length and the rest cannot be read. It is refused.
     """
     client_id = ctx.client_id()
     head = encoded_string("MQTT") + bytes((5, 0x02, 0, 60))
@@ -342,8 +344,9 @@ async def property_length_required(ctx: CaseContext) -> None:
 async def keep_alive(ctx: CaseContext) -> None:
     """A client that sends nothing for one and a half keep alive periods is disconnected, and its will published.
 
-    A client with keep alive 1 s, or what the server imposes, and a will goes silent. The broker ends the connection, and publishes the
-    will as for a broken network. Brokers that look at their timers only every few seconds get some seconds of grace.
+    A client with keep alive 1 s, or what the server imposes, and a will goes silent. The broker ends the connection,
+    and publishes the will as for a broken network. Brokers that look at their timers only every few seconds get some
+    seconds of grace.
     """
     topic = ctx.topic("will")
     watcher = await ctx.connect(name="watcher")
@@ -364,8 +367,8 @@ async def keep_alive(ctx: CaseContext) -> None:
 async def keep_alive_kept(ctx: CaseContext) -> None:
     """A client that pings within its keep alive is not disconnected.
 
-    With keep alive 1 s a PINGREQ is sent every 0.6 s for more than twice the time after which a silent client would be dropped;
-    every one is answered.
+    With keep alive 1 s a PINGREQ is sent every 0.6 s for more than twice the time after which a silent client would
+    be dropped; every one is answered.
     """
     connection = await ctx.connect(keep_alive_s=1)
     for _ in range(6):

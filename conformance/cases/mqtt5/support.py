@@ -6,7 +6,8 @@ import asyncio
 
 from conformance.case import CaseContext
 from conformance.connection import Connection
-from conformance.wire import Connack, Disconnect, Packet, Properties, Publish, describe, encode
+from conformance.outcome import CaseFailureError
+from conformance.wire import Connack, Disconnect, Packet, Pingreq, Pingresp, Properties, Publish, describe, encode
 
 MALFORMED_PACKET = 0x81
 PROTOCOL_ERROR = 0x82
@@ -25,8 +26,9 @@ async def expect_error(
 ) -> None:
     """The broker must end the connection; that it says one of ``codes`` first is judged as a SHOULD.
 
-    ``before`` are packets that may precede the end besides DISCONNECT. A malformed packet is a kind of protocol error, and
-    brokers draw the line between 0x81 and 0x82 differently, so either is taken for both; so is 0x80, which tells nothing.
+    ``before`` are packets that may precede the end besides DISCONNECT. A malformed packet is a kind of protocol
+    error, and brokers draw the line between 0x81 and 0x82 differently, so either is taken for both; so is 0x80, which
+    tells nothing.
     """
     seen = await connection.expect_close(allowed=(Disconnect, *before))
     last = seen[-1] if seen else None
@@ -40,6 +42,15 @@ async def expect_error(
     wanted = {*codes, MALFORMED_PACKET, PROTOCOL_ERROR, UNSPECIFIED_ERROR}
     shown = ", ".join(f"0x{code:02x}" for code in codes or (MALFORMED_PACKET, PROTOCOL_ERROR))
     ctx.should(last.reason_code in wanted, f"{connection.name}: expected {shown}; seen {describe(last)}")
+
+
+async def ends(connection: Connection) -> bool:
+    """Whether the broker ends the connection; False if it answers a PINGREQ instead. Other packets are passed over."""
+    connection.send(Pingreq())
+    while (packet := await connection.receive("PINGRESP or the end of the connection")) is not None:
+        if isinstance(packet, Pingresp):
+            return False
+    return True
 
 
 async def expect_failure_or_error(ctx: CaseContext, connection: Connection, kind: type[Packet]) -> Packet | None:
@@ -75,6 +86,15 @@ async def resume(ctx: CaseContext, client_id: str, *, name: str = "", properties
         f"{connection.name}: expected Session Present 1; seen {describe(connection.connack)}",
     )
     return connection
+
+
+async def arrives(connection: Connection, topic: str, *, within_s: float = 2.0) -> bool:
+    """Whether a message for ``topic`` is the next packet; False when nothing comes. For what a broker need not send."""
+    try:
+        packet = await connection.receive(f"a message for {topic}", within_s=within_s)
+    except CaseFailureError:
+        return False
+    return isinstance(packet, Publish) and packet.topic == topic
 
 
 async def pass_time(ctx: CaseContext, seconds: float) -> None:
