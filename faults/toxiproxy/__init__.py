@@ -1,0 +1,15 @@
+"""An embedded server with the HTTP API of toxiproxy, and a client for it and for the real one."""
+
+from faults.toxiproxy.client import ToxiproxyClient, ToxiproxyError
+from faults.toxiproxy.endpoint import Endpoint, toxiproxy_endpoint
+from faults.toxiproxy.server import DEFAULT_PORT, ToxiproxyServer, ToxiproxyThread
+
+__all__ = [
+    "DEFAULT_PORT",
+    "Endpoint",
+    "ToxiproxyClient",
+    "ToxiproxyError",
+    "ToxiproxyServer",
+    "ToxiproxyThread",
+    "toxiproxy_endpoint",
+]
