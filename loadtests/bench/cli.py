@@ -61,7 +61,7 @@ def mqtt(
     """Messages per second, one publisher and one subscriber, pipelined, at QoS 0, 1 and 2.
 
     Each broker gets the best honest configuration we know, MQTT 3.1.1, the same window, and every message is checked
-    for loss, repetition and order. The null broker shows what the client alone can do: near it, the client is the limit.
+    for loss, repetition and order. The null broker shows the client's own ceiling: near it, the client is the limit.
     Exit status: 0 measured, 1 aim missed, 2 usage, 3 broker cannot be started, 4 messages lost or out of order.
     """
     console = Console()

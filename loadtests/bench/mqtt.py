@@ -1,7 +1,7 @@
 """``assay bench mqtt``: messages per second through several brokers, same client, same run, rounds interleaved.
 
 Every round measures each QoS on each broker in turn (A B A B ...), so that a slow minute of the machine hits all of
-them; the figure of a broker is the median of its rounds. The null broker shows in the same run what the client alone can do.
+them; the figure of a broker is the median of its rounds. In the same run, the null broker shows the client's ceiling.
 """
 
 from __future__ import annotations

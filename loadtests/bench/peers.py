@@ -55,11 +55,7 @@ def mosquitto() -> Peer:
 
 def reference() -> Peer:
     """The project's own broker in a process of its own."""
-    target = Target(
-        name="reference",
-        start=StartHook(command=("{python}", "-m", "assay.cli", "serve", "--port", "{port}")),
-    )
-    return Peer(name="reference", target=target)
+    return Peer(name="reference", target=load_target("reference"))
 
 
 def reference_queues(durability: str) -> Peer:
@@ -68,7 +64,8 @@ def reference_queues(durability: str) -> Peer:
         name=f"reference/{durability}",
         capabilities={"queues": True},
         start=StartHook(
-            command=("{python}", "-m", "assay.cli", "serve", "--config", "{dir}/broker.yaml", "--port", "{port}"),
+            command=("{python}", "-m", "conformance.adapter", "--config", "{dir}/broker.yaml"),
+            port_from="stdout",
             files={"broker.yaml": _REFERENCE_CONFIGURATION.replace("DURABILITY", durability)},
         ),
     )

@@ -57,7 +57,7 @@ def table(bench: BenchRun) -> Table:
 
 
 def checks(bench: BenchRun, *, aim: float = 0.0) -> list[Check]:
-    """The client's headroom in every case; with ``aim`` > 0 also the first peer's ratio to the second at QoS 0 and 1."""
+    """The client's headroom in every case; with ``aim`` > 0 also the first peer's ratio to the second."""
     found = []
     for case in bench.plan.cases:
         headroom = bench.headroom(case)

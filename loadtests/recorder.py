@@ -1,0 +1,272 @@
+"""From a ledger to figures: raw samples (Parquet), HdrHistograms per second, exact percentiles, series for charts.
+
+Histograms hold whole microseconds from 1 us to one hour at three significant digits. Every latency counts from the
+intended time; service time (from the actual send) can be had from the samples.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from hdrh.histogram import HdrHistogram
+
+from loadtests.ledger import Ledger, PublisherLog
+from loadtests.profile import Phases
+from loadtests.schedule import NS_PER_S
+from reference_broker.trace.results import Percentiles
+from reference_broker.trace.schema import LatencyOperation
+
+LOWEST_US, HIGHEST_US, SIGNIFICANT_DIGITS = 1, 3_600_000_000, 3
+OK, LOST, REFUSED, UNSENT = "ok", "lost", "refused", "unsent"
+"""Sample statuses. Of a lost message, ``completed_ns`` is the end of the drain: its latency is at least that long."""
+
+Column = npt.NDArray[np.int64]
+
+SAMPLE_SCHEMA = pa.schema(
+    [
+        ("run_id", pa.string()),
+        ("phase", pa.string()),
+        ("operation", pa.string()),
+        ("qos", pa.int64()),
+        ("client", pa.string()),
+        ("seq", pa.int64()),
+        ("intended_ns", pa.int64()),
+        ("sent_ns", pa.int64()),
+        ("completed_ns", pa.int64()),
+        ("status", pa.string()),
+    ]
+)
+"""Columns of ``samples.parquet``: the fields of :class:`reference_broker.trace.schema.LatencySample`, in its order."""
+
+
+class Samples(msgspec.Struct, frozen=True, kw_only=True):
+    """Samples of one operation of one publisher, as parallel columns. ``status`` holds the statuses above."""
+
+    workload: str
+    client: str
+    operation: LatencyOperation
+    qos: int
+    seq: Column
+    intended_ns: Column
+    sent_ns: Column
+    completed_ns: Column
+    status: npt.NDArray[np.str_]
+
+    @property
+    def latency_us(self) -> npt.NDArray[np.float64]:
+        return np.asarray((self.completed_ns - self.intended_ns) / 1_000, np.float64)
+
+    def only(self, chosen: npt.NDArray[np.bool_]) -> Samples:
+        """The samples for which ``chosen`` is true."""
+        return msgspec.structs.replace(
+            self,
+            seq=self.seq[chosen],
+            intended_ns=self.intended_ns[chosen],
+            sent_ns=self.sent_ns[chosen],
+            completed_ns=self.completed_ns[chosen],
+            status=self.status[chosen],
+        )
+
+
+def _samples(
+    log: PublisherLog,
+    operation: LatencyOperation,
+    *,
+    intended: Iterable[int],
+    sent: Iterable[int],
+    completed: Iterable[int],
+    ended_ns: int,
+) -> Samples:
+    intended_ns, sent_ns, completed_ns = (np.array(column, np.int64) for column in (intended, sent, completed))
+    refused = np.isin(np.arange(len(intended_ns)), np.fromiter(log.refused, np.int64, len(log.refused)))
+    status = np.select([refused, sent_ns == 0, completed_ns == 0], [REFUSED, UNSENT, LOST], OK)
+    return Samples(
+        workload=log.workload,
+        client=log.name,
+        operation=operation,
+        qos=log.qos,
+        seq=np.arange(len(intended_ns), dtype=np.int64),
+        intended_ns=intended_ns,
+        sent_ns=np.where(sent_ns == 0, ended_ns, sent_ns),
+        completed_ns=np.where(completed_ns == 0, ended_ns, completed_ns),
+        status=status,
+    )
+
+
+def collect(ledger: Ledger, *, ended_ns: int) -> list[Samples]:
+    """Every sample of a run that ended (drain included) at ``ended_ns``.
+
+    ``client`` names the publisher of the message, so that (client, seq) identifies it in every operation.
+    """
+    found = []
+    for log in ledger.logs:
+        intended, sent = log.intended_ns, log.sent_ns
+        if log.qos:
+            found.append(
+                _samples(
+                    log,
+                    LatencyOperation.PUBLISH_TO_ACK,
+                    intended=intended,
+                    sent=sent,
+                    completed=log.acked_ns,
+                    ended_ns=ended_ns,
+                )
+            )
+        found += [
+            _samples(
+                log,
+                LatencyOperation.PUBLISH_TO_DELIVER,
+                intended=intended,
+                sent=sent,
+                completed=delivered,
+                ended_ns=ended_ns,
+            )
+            for delivered in log.delivered_ns
+        ]
+        for delivered, settle_sent, settled in zip(log.delivered_ns, log.settle_sent_ns, log.settled_ns, strict=False):
+            samples = _samples(
+                log,
+                LatencyOperation.DELIVER_TO_SETTLE,
+                intended=delivered,
+                sent=settle_sent,
+                completed=settled,
+                ended_ns=ended_ns,
+            )
+            # A message that was never delivered has nothing to settle; its loss is counted as a delivery.
+            found.append(samples.only(np.array(delivered) != 0))
+    return found
+
+
+def in_phase(samples: Samples, phases: Phases, phase: str) -> Samples:
+    """The samples whose intended time falls into a phase."""
+    return samples.only(phase_names(samples.intended_ns, phases) == phase)
+
+
+def phase_names(intended_ns: Column, phases: Phases) -> npt.NDArray[np.str_]:
+    """Phase of every intended time."""
+    steady_ns = int(phases.warmup_s * NS_PER_S)
+    cooldown_ns = int((phases.warmup_s + phases.steady_s) * NS_PER_S)
+    return np.select([intended_ns < steady_ns, intended_ns < cooldown_ns], ["warmup", "steady"], "cooldown")
+
+
+Key = tuple[str, LatencyOperation, int]
+"""Workload, operation, QoS."""
+
+
+def merged(samples: Sequence[Samples]) -> dict[Key, Samples]:
+    """Samples of all publishers of a workload together; only those that are ``ok``."""
+    groups: defaultdict[Key, list[Samples]] = defaultdict(list)
+    for part in samples:
+        groups[part.workload, part.operation, part.qos].append(part.only(part.status == OK))
+    return {
+        key: msgspec.structs.replace(
+            parts[0],
+            client="",
+            seq=np.concatenate([part.seq for part in parts]),
+            intended_ns=np.concatenate([part.intended_ns for part in parts]),
+            sent_ns=np.concatenate([part.sent_ns for part in parts]),
+            completed_ns=np.concatenate([part.completed_ns for part in parts]),
+            status=np.concatenate([part.status for part in parts]),
+        )
+        for key, parts in groups.items()
+    }
+
+
+def write_parquet(path: Path, samples: Sequence[Samples], *, run_id: str, phases: Phases) -> int:
+    """Write ``samples.parquet`` (zstd); returns the number of rows."""
+    rows = 0
+    with pq.ParquetWriter(path, SAMPLE_SCHEMA, compression="zstd") as writer:
+        for part in samples:
+            count = len(part.seq)
+            columns = {
+                "run_id": [run_id] * count,
+                "phase": phase_names(part.intended_ns, phases),
+                "operation": [part.operation.value] * count,
+                "qos": np.full(count, part.qos, np.int64),
+                "client": [part.client] * count,
+                "seq": part.seq,
+                "intended_ns": part.intended_ns,
+                "sent_ns": part.sent_ns,
+                "completed_ns": part.completed_ns,
+                "status": part.status,
+            }
+            writer.write_table(pa.table(columns, schema=SAMPLE_SCHEMA))
+            rows += count
+    return rows
+
+
+class HistogramLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of ``histograms.jsonl``: latencies intended within one second, in microseconds."""
+
+    second: int
+    phase: str
+    workload: str
+    operation: LatencyOperation
+    qos: int
+    count: int
+    histogram: str
+    """HdrHistogram V2, compressed, base64."""
+
+
+def histogram_of(latency_us: npt.NDArray[np.float64]) -> HdrHistogram:
+    """A histogram of latencies, rounded to whole microseconds and held within its range."""
+    histogram = HdrHistogram(LOWEST_US, HIGHEST_US, SIGNIFICANT_DIGITS)
+    whole = np.clip(np.rint(latency_us), LOWEST_US, HIGHEST_US).astype(np.int64)
+    for value, count in zip(*np.unique(whole, return_counts=True), strict=True):
+        histogram.record_value(int(value), int(count))
+    return histogram
+
+
+def write_histograms(path: Path, samples: Sequence[Samples], *, phases: Phases) -> int:
+    """Write ``histograms.jsonl``, one line per (second, phase, workload, operation, QoS); returns their number."""
+    lines = 0
+    with path.open("wb") as sink:
+        for (workload, operation, qos), group in sorted(merged(samples).items()):
+            seconds, names = group.intended_ns // NS_PER_S, phase_names(group.intended_ns, phases)
+            latency_us = group.latency_us
+            for second, phase in sorted(set(zip(seconds.tolist(), names.tolist(), strict=True))):
+                chosen = latency_us[(seconds == second) & (names == phase)]
+                line = HistogramLine(
+                    second=second,
+                    phase=phase,
+                    workload=workload,
+                    operation=operation,
+                    qos=qos,
+                    count=len(chosen),
+                    histogram=histogram_of(chosen).encode().decode("ascii"),
+                )
+                sink.write(msgspec.json.encode(line) + b"\n")
+                lines += 1
+    return lines
+
+
+def read_histograms(path: Path) -> list[tuple[HistogramLine, HdrHistogram]]:
+    """The lines of a ``histograms.jsonl`` with their histograms decoded."""
+    decoder = msgspec.json.Decoder(HistogramLine)
+    with path.open("rb") as source:
+        lines = [decoder.decode(line) for line in source if line.strip()]
+    return [(line, HdrHistogram.decode(line.histogram)) for line in lines]
+
+
+def percentiles(name: str, latency_us: npt.NDArray[np.float64]) -> Percentiles:
+    """Exact percentiles by nearest rank. Raises :class:`ValueError` without a sample."""
+    if not len(latency_us):
+        message = f"{name}: no percentile of no samples"
+        raise ValueError(message)
+    p50, p90, p99, p999 = np.percentile(latency_us, [50, 90, 99, 99.9], method="inverted_cdf")
+    return Percentiles(
+        name=name,
+        count=len(latency_us),
+        p50_us=round(float(p50), 1),
+        p90_us=round(float(p90), 1),
+        p99_us=round(float(p99), 1),
+        p999_us=round(float(p999), 1),
+        max_us=round(float(latency_us.max()), 1),
+    )
