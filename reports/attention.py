@@ -7,7 +7,7 @@ import msgspec
 from reference_broker.trace.conformance import CaseResult
 from reference_broker.trace.results import GRAVITY, Check, Severity, Verdict
 from reports.collect import Collection, Run
-from reports.humanise import plural, quantity
+from reports.humanise import plural, quantity, relation, words
 from reports.verdicts import CASE_LOOKS, FAILING_CASES, KIND_LABELS, RUN_LOOKS, Look
 
 MAX_ITEMS = 2_000
@@ -51,7 +51,7 @@ def describe_check(check: Check) -> str:
     """``2.1 ms, target < 1 ms (source)``: the figure beside what it was held to."""
     text = quantity(check.value, check.unit)
     if check.bound is not None and check.relation:
-        text += f", target {check.relation} {quantity(check.bound, check.unit)}"
+        text += f", target {relation(check.relation)} {quantity(check.bound, check.unit)}"
     return f"{text} ({check.source})" if check.source else text
 
 
@@ -71,7 +71,9 @@ def _of_run(run: Run) -> list[Attention]:
                     run=run,
                     gravity=GRAVITY.index(check.verdict),
                     look=RUN_LOOKS[check.verdict],
-                    title=f"{check.name} misses its target" if check.verdict is Verdict.FAIL else check.name,
+                    title=f"{words(check.name)} misses its target"
+                    if check.verdict is Verdict.FAIL
+                    else words(check.name),
                     detail=describe_check(check),
                     reproduce=result.command,
                 )
@@ -82,7 +84,7 @@ def _of_run(run: Run) -> list[Attention]:
             run=run,
             gravity=GRAVITY.index(Verdict.FAIL),
             look=RUN_LOOKS[Verdict.FAIL],
-            title=f"{finding.checker} ({finding.anomaly})",
+            title=f"{words(finding.checker)} ({finding.anomaly})",
             detail=finding.message,
             reproduce=result.command,
         )

@@ -21,11 +21,11 @@ MAX_SERIES = 40
 MAX_BANDS = 60
 MAX_LABELLED_BANDS = 10
 MAX_TABLE_ROWS = 120
-LOG_SPREAD = 200.0
+LOG_SPREAD = 50.0
 """A time axis turns logarithmic when its largest value is this many times its median."""
 
 _ROW_HEIGHT = 210
-_TIME_UNITS = frozenset({"ns", "µs", "us", "ms", "s"})
+_TO_US = {"ns": 1e-3, "µs": 1.0, "us": 1.0, "ms": 1e3, "s": 1e6}
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _PERCENTILE_NAMES = ("p50", "p90", "p99", "p99.9", "max")
 
@@ -40,6 +40,7 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
     figure: dict[str, Json]
     head: list[str]
     rows: list[list[str]]
+    """Empty where the page shows the figures in a table anyway."""
     note: str = ""
 
     @property
@@ -61,9 +62,9 @@ def timeline(result: RunResult, name: str = "timeline") -> Chart | None:
     if not series:
         return None
     rows: dict[tuple[str, str], list[Series]] = {}
-    for line in series:
+    for line in _scaled(series):
         rows.setdefault((line.group or line.name, line.unit), []).append(line)
-    layout: dict[str, Json] = {"height": 90 + _ROW_HEIGHT * len(rows), "hovermode": "x unified"}
+    layout: dict[str, Json] = {"height": 110 + _ROW_HEIGHT * len(rows), "hovermode": "x unified"}
     traces: list[Json] = []
     annotations: list[Json] = []
     for index, ((group, unit), lines) in enumerate(rows.items()):
@@ -98,7 +99,7 @@ def percentile_ladder(percentiles: Sequence[Percentiles], name: str = "percentil
             {
                 "type": "scatter",
                 "mode": "lines+markers",
-                "name": row.name,
+                "name": _plain(words(row.name)),
                 "x": list(_PERCENTILE_NAMES),
                 "y": [value / 1_000 if value > 0 else None for value in values],
                 "line": {"width": 2, "dash": _DASHES[(index // 8) % len(_DASHES)]},
@@ -119,8 +120,8 @@ def percentile_ladder(percentiles: Sequence[Percentiles], name: str = "percentil
             f"{row.name}: median {quantity(row.p50_us, 'µs')}, p99 {quantity(row.p99_us, 'µs')}" for row in shown
         ),
         figure={"data": traces, "layout": layout},
-        head=["operation", *_PERCENTILE_NAMES],
-        rows=[[row.name, *(quantity(value, "µs") for value in _percentile_values(row))] for row in shown],
+        head=[],
+        rows=[],
     )
 
 
@@ -132,8 +133,8 @@ def bars(name: str, title: str, unit: str, values: dict[str, dict[str, float]]) 
     traces: list[Json] = [
         {
             "type": "bar",
-            "name": series,
-            "x": list(categories),
+            "name": _plain(series),
+            "x": [_plain(category) for category in categories],
             "y": [row.get(category) for category in categories],
             "text": [quantity(row[category]) if category in row else "" for category in categories],
             "textposition": "auto",
@@ -158,6 +159,22 @@ def bars(name: str, title: str, unit: str, values: dict[str, dict[str, float]]) 
             [series, *(quantity(row.get(category), unit) for category in categories)] for series, row in values.items()
         ],
     )
+
+
+def _scaled(series: list[Series]) -> list[Series]:
+    """Times of one group in the unit that suits their largest value: nobody reads ``150k µs``."""
+    scaled: list[Series] = []
+    for line in series:
+        factor = _TO_US.get(line.unit)
+        if factor is None:
+            scaled.append(line)
+            continue
+        peers = [other for other in series if other.group == line.group and other.unit == line.unit and line.group]
+        largest = max(_or_least(value) for other in [line, *peers] for value in other.y) * factor
+        unit = "s" if largest >= 10e6 else "ms" if largest >= 1_000 else "µs"
+        values = [value * factor / _TO_US[unit] if value is not None else None for value in line.y]
+        scaled.append(msgspec.structs.replace(line, unit=unit, y=values))
+    return scaled
 
 
 def thin(line: Series, limit: int) -> tuple[list[float], list[float | None]]:
@@ -194,7 +211,7 @@ def _trace(line: Series, place: int, row: int) -> Json:
     return {
         "type": "scatter",
         "mode": "lines" if len(xs) > 1 else "markers",
-        "name": line.name,
+        "name": _plain(line.name),
         "x": list(xs),
         "y": list(ys),
         "xaxis": "x",
@@ -218,7 +235,7 @@ def _add_row(
     values = sorted(value for line in lines for value in line.y if value is not None and math.isfinite(value))
     positive = [value for value in values if value > 0]
     logarithmic = (
-        unit in _TIME_UNITS and len(positive) == len(values) and values[-1] > LOG_SPREAD * positive[len(positive) // 2]
+        unit in _TO_US and len(positive) == len(values) and values[-1] > LOG_SPREAD * positive[len(positive) // 2]
     )
     yaxis: dict[str, Json] = {
         "domain": [round(bottom, 4), round(high, 4)],
@@ -256,8 +273,8 @@ def _band_labels(bands: list[Band]) -> list[Json]:
             "xref": "x",
             "yref": "paper",
             "x": band.from_s,
-            "y": 0,
-            "yshift": 4 + 15 * (index % 3),
+            "y": 1,
+            "yshift": 2 + 14 * (index % 2),
             "text": _plain(band.label),
             "showarrow": False,
             "xanchor": "left",

@@ -7,7 +7,7 @@ import re
 from reference_broker.trace.conformance import CaseVerdict
 from reference_broker.trace.results import RunKind, Verdict
 from reports.collect import Collection, Run
-from reports.humanise import metric, plural, quantity
+from reports.humanise import metric, plural, quantity, words
 from reports.verdicts import CASE_LOOKS, RUN_LOOKS
 
 _MAX_FIGURES = 4
@@ -29,10 +29,14 @@ def headline(collection: Collection) -> str:
     unreadable = f" {plural(len(collection.problems), 'file')} could not be read." if collection.problems else ""
     if collection.verdict is Verdict.PASS:
         return "The one run passed." if len(runs) == 1 else f"All {len(runs)} runs passed."
-    words = {Verdict.FAIL: "failed", Verdict.ERROR: "ended in error", Verdict.UNKNOWN: "allow no claim"}
-    parts = [f"{by_verdict[verdict]} {text}" for verdict, text in words.items() if by_verdict[verdict]]
-    parts += [f"{by_verdict[Verdict.PASS]} passed"] if by_verdict[Verdict.PASS] else []
-    return f"Of {plural(len(runs), 'run')}, {', '.join(parts)}.{unreadable}" if parts else unreadable.strip()
+    told = {
+        Verdict.FAIL: "failed",
+        Verdict.ERROR: "ended in error",
+        Verdict.UNKNOWN: "without a claim",
+        Verdict.PASS: "passed",
+    }
+    parts = [f"{by_verdict[verdict]} {text}" for verdict, text in told.items() if by_verdict[verdict]]
+    return f"{plural(len(runs), 'run')}: {', '.join(parts)}.{unreadable}" if parts else unreadable.strip()
 
 
 def key_figures(run: Run) -> list[tuple[str, str]]:
@@ -49,7 +53,9 @@ def key_figures(run: Run) -> list[tuple[str, str]]:
         ]
         return figures[:_MAX_FIGURES]
     if result.kind in {RunKind.LOAD, RunKind.FAULTS, RunKind.SIM}:
-        figures += [(f"{row.name} p99", quantity(row.p99_us, "µs")) for row in result.percentiles[:2] if row.count]
+        figures += [
+            (f"{words(row.name)} p99", quantity(row.p99_us, "µs")) for row in result.percentiles[:2] if row.count
+        ]
     figures += [metric(key, result.metrics[key]) for key in _ranked(result.kind, list(result.metrics))]
     if not figures and result.checks:
         held = sum(1 for check in result.checks if check.verdict is Verdict.PASS)

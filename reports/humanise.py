@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 _SUFFIX_UNITS = (
     ("_per_s", "/s"),
@@ -18,6 +19,8 @@ _SUFFIX_UNITS = (
 )
 _TIME_US = {"ns": 1e-3, "µs": 1.0, "us": 1.0, "ms": 1e3, "s": 1e6}
 _INITIALISMS = {"qos": "QoS", "mqtt": "MQTT", "dlq": "DLQ", "cpu": "CPU", "rss": "RSS", "id": "id", "sim": "sim"}
+_NAME_DOT = re.compile(r"(?<=[A-Za-z0-9])\.(?=[A-Za-z])")
+_QOS = re.compile(r"\bqos ?([012])\b", re.IGNORECASE)
 NO_DATA = "no data"
 
 
@@ -80,9 +83,18 @@ def label_and_unit(key: str) -> tuple[str, str]:
 
 
 def words(key: str) -> str:
-    """An identifier as words: ``messages_lost`` reads ``messages lost``."""
-    parts = key.replace("_", " ").replace(".", " · ").replace("/", " / ").split()
+    """An identifier as words: ``messages_lost`` reads ``messages lost``, ``mosquitto.qos1`` ``mosquitto · QoS 1``.
+
+    A dot only parts two names: ``p99.9`` stays whole.
+    """
+    spaced = key if " " in key else _NAME_DOT.sub(" · ", key)
+    parts = _QOS.sub(r"QoS \1", spaced.replace("_", " ")).split()
     return " ".join(_INITIALISMS.get(part.lower(), part) for part in parts)
+
+
+def relation(symbol: str) -> str:
+    """A comparison as people write it: ``>=`` is ``≥``."""
+    return {"<=": "≤", ">=": "≥", "==": "="}.get(symbol, symbol)
 
 
 def metric(key: str, value: float | str) -> tuple[str, str]:

@@ -49,6 +49,10 @@ class AreaCell(msgspec.Struct, frozen=True, kw_only=True):
     def total(self) -> int:
         return sum(self.counts.values())
 
+    @property
+    def passed(self) -> int:
+        return self.counts.get(CaseVerdict.PASS, 0)
+
 
 class AreaRow(msgspec.Struct, frozen=True, kw_only=True):
     spec: str

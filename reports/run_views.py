@@ -9,7 +9,7 @@ import msgspec
 from reference_broker.trace.results import Check, Finding, RunKind, RunResult
 from reports.charts import Chart, bars
 from reports.collect import Run, slugify
-from reports.humanise import label_and_unit
+from reports.humanise import duration_us, label_and_unit, metric, words
 
 MAX_EVIDENCE_ROWS = 60
 MAX_EVIDENCE_COLUMNS = 12
@@ -70,6 +70,35 @@ def scenario_pairs(runs: list[Run]) -> dict[str, list[Run]]:
             slugs.add(slugify(name))
             pairs[name] = group
     return pairs
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of several runs, one column each."""
+
+    rows: list[tuple[str, list[str]]]
+
+
+def compare_runs(runs: list[Run]) -> Comparison:
+    """Every figure that at least one of the runs has, so that worlds can be read against each other."""
+    rows: list[tuple[str, list[str]]] = [
+        ("seed", ["" if run.result.seed is None else str(run.result.seed) for run in runs]),
+        ("took", [duration_us(run.result.duration_s * 1e6) if run.result.duration_s else "" for run in runs]),
+        ("findings", [str(len(run.result.findings)) for run in runs]),
+    ]
+    operations = dict.fromkeys(row.name for run in runs for row in run.result.percentiles)
+    for name in operations:
+        for label, quantile in (("p50", "p50_us"), ("p99", "p99_us"), ("max", "max_us")):
+            rows.append((f"{words(name)} {label}", [_percentile(run.result, name, quantile) for run in runs]))
+    for key in dict.fromkeys(key for run in runs for key in run.result.metrics):
+        values = [run.result.metrics.get(key) for run in runs]
+        texts = ["" if value is None else metric(key, value)[1] for value in values]
+        rows.append((metric(key, next(value for value in values if value is not None))[0], texts))
+    return Comparison(rows=rows)
+
+
+def _percentile(result: RunResult, name: str, quantile: str) -> str:
+    found = next((row for row in result.percentiles if row.name == name and row.count), None)
+    return "" if found is None else duration_us(float(getattr(found, quantile)))
 
 
 def bench_charts(result: RunResult) -> list[Chart]:

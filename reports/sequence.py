@@ -20,7 +20,7 @@ _TIME_WIDTH = 84
 _GAP = 340
 _HEAD = 52
 _STEP = 40
-_LABEL_CHARACTERS = 46
+_LABEL_CHARACTERS = 38
 
 
 class Lifeline(msgspec.Struct, frozen=True, kw_only=True):

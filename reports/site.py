@@ -29,14 +29,14 @@ from reports.junit import junit_xml
 from reports.markdown import summary_markdown
 from reports.matrix import Column, Matrix, SpecCoverage, build_coverage, build_matrix, clause_anchor, spec_title
 from reports.raw_files import RawFile, RawFiles, path_inside
-from reports.run_views import bench_charts, check_gauge, evidence_table, scenario_pairs
+from reports.run_views import bench_charts, check_gauge, compare_runs, evidence_table, scenario_pairs
 from reports.sequence import layout
 from reports.verdicts import CASE_LOOKS, CLAUSE_LOOKS, KIND_LABELS, KIND_QUESTIONS, RUN_LOOKS, look_of
 
 REPORT_SCHEMA = "assay.report/1"
 SCRIPTS = ("theme.js", "site.js", "filter.js", "charts.js")
 MAX_FINDINGS = 100
-MAX_ATTENTION_ON_INDEX = 12
+MAX_ATTENTION_ON_INDEX = 8
 
 
 class ReportedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +166,7 @@ class SiteWriter:
             "quantity": humanise.quantity,
             "duration_us": humanise.duration_us,
             "words": humanise.words,
+            "relation": humanise.relation,
             "plural": humanise.plural,
             "hex_bytes": transcripts.hex_bytes,
             "hex_left_out": transcripts.hex_left_out,
@@ -188,6 +189,7 @@ class SiteWriter:
             "metric": humanise.metric,
             "check_gauge": check_gauge,
             "evidence_table": evidence_table,
+            "compare_runs": compare_runs,
             "spec_title": spec_title,
             "split_detail": split_detail,
             "run_path": run_path,
@@ -234,7 +236,7 @@ class SiteWriter:
 
     def _write_run(self, run: Run, raw: list[RawFile]) -> None:
         column = next((column for column in self._matrix.columns if column.run.slug == run.slug), None)
-        charts = [timeline(run.result), percentile_ladder(run.result.percentiles), *bench_charts(run.result)]
+        charts = [*bench_charts(run.result), timeline(run.result)]
         self._page(
             run_path(run),
             "run.html.j2",
@@ -242,6 +244,7 @@ class SiteWriter:
             raw=raw,
             column=column,
             charts=[chart for chart in charts if chart is not None],
+            ladder=percentile_ladder(run.result.percentiles),
             pair=run.result.name if run.result.name in self._pairs and run in self._pairs[run.result.name] else "",
         )
 
@@ -295,7 +298,7 @@ def safe_link(url: str) -> str:
 def _case_paths(column: Column) -> Iterable[tuple[CaseResult, str]]:
     taken: set[str] = set()
     for result in column.report.results:
-        slug = slugify(result.case.replace("/", "--"))
+        slug = slugify(result.case)
         number = 1
         while slug in taken:
             number += 1

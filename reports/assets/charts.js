@@ -21,7 +21,7 @@
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: text, family: window.getComputedStyle(document.body).fontFamily, size: 13 },
-      margin: { l: narrow ? 48 : 64, r: 12, t: 36, b: 48 },
+      margin: { l: narrow ? 48 : 64, r: 12, t: (layout.shapes || []).length ? 48 : 30, b: 48 },
       hoverlabel: { bgcolor: colour("raised"), bordercolor: grid, font: { color: text } },
     });
     for (const name of Object.keys(layout)) {
@@ -47,9 +47,7 @@
       const { data, layout } = themed(JSON.parse(source.textContent), target.clientWidth < 560);
       window.Plotly.react(target, data, layout, {
         responsive: true,
-        displaylogo: false,
-        displayModeBar: target.clientWidth >= 560 ? "hover" : false,
-        modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+        displayModeBar: false, // drag to zoom, double-click to see all again
       });
     }
   }
