@@ -100,6 +100,8 @@ async def check_handshake(host: str, port: int, timeout_s: float = READY_TIMEOUT
                     message = f"the listener {host}:{port} answered {answer.hex()} to CONNECT"
                     raise NotReadyError(message)
                 writer.write(encode_packet(Disconnect(), V5))
+                # The broker closes in answer: once it has, this client leaves no trace in its figures.
+                await reader.read()
             finally:
                 writer.close()
     except (OSError, EOFError, TimeoutError) as error:

@@ -1,0 +1,45 @@
+"""The heap of deadlines."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference_broker.core.timers import TimerHeap
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.booleans()), max_size=300), st.integers(0, 20))
+def test_due_timers_fire_in_order_and_cancelled_ones_never(entries: list[tuple[int, bool]], now: int) -> None:
+    heap = TimerHeap()
+    fired: list[int] = []
+    timers = [heap.schedule(deadline, lambda _now, i=i: fired.append(i)) for i, (deadline, _) in enumerate(entries)]
+    for timer, (_, cancelled) in zip(timers, entries, strict=True):
+        if cancelled:
+            timer.cancel()
+            timer.cancel()
+    heap.fire_due(now)
+    alive = [(deadline, i) for i, (deadline, cancelled) in enumerate(entries) if not cancelled]
+    assert fired == [i for deadline, i in sorted(alive) if deadline <= now]
+    assert heap.next_deadline() == min((deadline for deadline, _ in alive if deadline > now), default=None)
+
+
+def test_a_callback_may_schedule_again() -> None:
+    heap = TimerHeap()
+    fired: list[float] = []
+
+    def again(now: float) -> None:
+        fired.append(now)
+        heap.schedule(now + 1, again)
+
+    heap.schedule(1, again)
+    for now in (1.0, 2.0, 3.0):
+        heap.fire_due(now)
+    assert fired == [1.0, 2.0, 3.0]
+    assert heap.next_deadline() == 4.0
+
+
+def test_cancelled_timers_do_not_pile_up() -> None:
+    heap = TimerHeap()
+    for number in range(10_000):
+        heap.schedule(1e9 + number, lambda _now: None).cancel()
+    assert len(heap._entries) < 200

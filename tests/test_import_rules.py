@@ -1,0 +1,151 @@
+"""Who may import whom: the table of ARCHITECTURE.md, enforced on the source."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("assay", "reference_broker", "sim", "conformance", "loadtests", "faults", "spark_analysis", "reports")
+TRACE = "reference_broker.trace"
+CONFIG = "reference_broker.config"
+CORE = "reference_broker.core"
+STORAGE = "reference_broker.storage"
+MQTT = "reference_broker.mqtt"
+AUTH = "reference_broker.auth"
+NODE = "reference_broker.node"
+SERVER = "reference_broker.server"
+
+# Prefix of a module -> prefixes it may import. The longest matching prefix counts; a package may import itself.
+RULES: dict[str, tuple[str, ...]] = {
+    TRACE: (),
+    CONFIG: (),
+    AUTH: (CONFIG,),
+    CORE: (CONFIG, TRACE),
+    STORAGE: (CORE, CONFIG, TRACE),
+    MQTT: (CORE, CONFIG, TRACE, AUTH),
+    NODE: (CORE, STORAGE, MQTT, CONFIG, TRACE, AUTH),
+    SERVER: (NODE, CORE, STORAGE, MQTT, CONFIG, TRACE, AUTH),
+    "reference_broker": ("reference_broker",),
+    "conformance.wire": (TRACE,),
+    "conformance.checkers": (TRACE,),
+    "conformance.adapter": ("conformance", "reference_broker"),
+    "conformance.mutants": ("conformance", "reference_broker"),
+    "conformance": ("conformance", TRACE),
+    "faults.scenario": (TRACE,),
+    "faults.workload": (TRACE, "conformance.wire", "faults.scenario"),
+    "faults": (
+        "conformance.targets",
+        "conformance.wire",
+        "conformance.checkers",
+        "conformance.adapter",
+        "conformance.mutants",
+        TRACE,
+    ),
+    "loadtests": (
+        "conformance.targets",
+        "conformance.wire",
+        "conformance.checkers",
+        "conformance.adapter",
+        "conformance.mutants",
+        TRACE,
+    ),
+    "sim": (
+        NODE,
+        CORE,
+        STORAGE,
+        MQTT,
+        CONFIG,
+        TRACE,
+        "conformance.checkers",
+        "conformance.wire",
+        "conformance.mutants",
+        "faults.scenario",
+        "faults.workload",
+    ),
+    "spark_analysis": (TRACE,),
+    "reports": (TRACE,),
+    "assay": PACKAGES,
+}
+
+
+def _below(module: str, prefix: str) -> bool:
+    return module == prefix or module.startswith(prefix + ".")
+
+
+def _rule_of(module: str) -> str:
+    return max((prefix for prefix in RULES if _below(module, prefix)), key=len)
+
+
+def _modules() -> Iterator[tuple[str, Path]]:
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def _imports(module: str, path: Path) -> Iterator[str]:
+    """Modules of ours that a module imports, those for type checking included."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parent = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parent, base]) if base else ".".join(parent)
+            names = [f"{base}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from (name for name in names if name.split(".")[0] in PACKAGES)
+
+
+def _violations(module: str, path: Path) -> list[str]:
+    rule = _rule_of(module)
+    allowed = (rule, *RULES[rule])
+    # ``conformance`` may import its own parts, whatever rules those parts have for themselves.
+    return [name for name in _imports(module, path) if not any(_below(name, prefix) for prefix in allowed)]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_keep_to_the_architecture(package: str) -> None:
+    found = {
+        module: violations
+        for module, path in _modules()
+        if module.split(".")[0] == package and (violations := _violations(module, path))
+    }
+    assert not found, "imports against ARCHITECTURE.md: " + "; ".join(
+        f"{k} -> {', '.join(v)}" for k, v in found.items()
+    )
+
+
+def test_a_forbidden_import_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "engine.py"
+    path.write_text("from reference_broker.server import tcp\nimport sim.kernel\nimport json\n", encoding="utf-8")
+    assert _violations("reference_broker.core.engine", path) == ["reference_broker.server.tcp", "sim.kernel"]
+
+
+def test_relative_imports_are_resolved(tmp_path: Path) -> None:
+    path = tmp_path / "engine.py"
+    path.write_text("from ..server import tcp\n", encoding="utf-8")
+    assert _violations("reference_broker.core.engine", path) == ["reference_broker.server.tcp"]
+
+
+@pytest.mark.parametrize("folder", ["core", "mqtt"])
+def test_the_core_reads_no_clock_and_draws_no_randomness_of_its_own(folder: str) -> None:
+    """Sans-IO: these modules would make a run depend on more than its inputs."""
+    forbidden = {"time", "datetime", "asyncio", "threading", "socket", "secrets", "uuid", "os", "select"}
+    for path in sorted((ROOT / "reference_broker" / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name.split(".")[0] for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [(node.module or "").split(".")[0]]
+            assert not forbidden & set(names), f"{path.relative_to(ROOT)} imports {forbidden & set(names)}"
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "random":
+                assert node.attr == "Random", f"{path.relative_to(ROOT)} uses the global random.{node.attr}"
