@@ -107,8 +107,10 @@ def _subscribe_one(
     try:
         share_name, topic_filter = split_shared(request.topic_filter)
         validate_filter(topic_filter, max_levels=config.max_topic_levels)
-    except TopicError:
-        # Closing is allowed as well; the gentler answer tells the client which filter was wrong.
+    except TopicError as error:
+        if connection.version != V5:
+            # 3.1.1 has no code for it: a violation ends the connection (4.8.0-1).
+            raise ProtocolError(str(error), error.statement, Reason.TOPIC_FILTER_INVALID) from error
         return Reason.TOPIC_FILTER_INVALID, None, None
     if share_name is not None:
         if request.no_local:

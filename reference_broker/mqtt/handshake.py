@@ -10,7 +10,7 @@ import msgspec
 from reference_broker.core.broker_state import NEVER_EXPIRES_S, ConnectRequest
 from reference_broker.core.session import MAX_PACKET_ID, Will
 from reference_broker.core.topics import TopicError, validate_topic
-from reference_broker.mqtt.codec import decode_packet
+from reference_broker.mqtt.codec import decode_packet, encode_packet
 from reference_broker.mqtt.errors import ProtocolError, Reason
 from reference_broker.mqtt.outgoing import message_from
 from reference_broker.mqtt.packets import NO_PROPERTIES, V5, V311, Connack, Connect, Properties, WillFields
@@ -36,6 +36,7 @@ def on_connect_bytes(connection: MqttConnection, header: int, data: bytes, body:
         assert isinstance(packet, Connect)
         connection.version = packet.version
         connection.outbound.speak(packet.version)
+        connection.max_packet_out = packet.properties.maximum_packet_size or 0xFFFFFFFF
         _accept(connection, packet, now)
     except ProtocolError as error:
         connection.error = error
@@ -47,9 +48,13 @@ def on_connect_bytes(connection: MqttConnection, header: int, data: bytes, body:
 
 def _refuse(connection: MqttConnection, error: ProtocolError) -> None:
     if connection.version == V5:
-        properties = Properties(reason_string=str(error)[:200])
-        packet = Connack(reason=error.reason, properties=properties)
-        connection.send_packet(packet)
+        explained = encode_packet(
+            Connack(reason=error.reason, properties=Properties(reason_string=str(error)[:200])), V5
+        )
+        if len(explained) <= connection.max_packet_out:
+            connection.send(explained)
+        else:
+            connection.send_packet(Connack(reason=error.reason))
     elif error.statement != "MQTT-3.1.2-1" and error.reason in _RETURN_CODES_311:
         connection.send_packet(Connack(reason=_RETURN_CODES_311[error.reason]))
 
@@ -76,7 +81,6 @@ def _accept(connection: MqttConnection, packet: Connect, now: float) -> None:
         expiry_s = 0.0 if packet.clean_start else inf
     connection.session_expiry_s = expiry_s
     connection.client_id = client_id
-    connection.max_packet_out = properties.maximum_packet_size or 0xFFFFFFFF
     connection.problem_information = properties.request_problem_information != 0
     keep_alive_s = packet.keep_alive_s
     server_keep_alive = None
