@@ -58,11 +58,11 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
 
 def timeline(result: RunResult, name: str = "timeline") -> Chart | None:
     """All series over time, a row per group and unit, fault bands shaded across them; ``None`` without data."""
-    series = [line for line in result.series if any(_finite(value) for value in line.y)][:MAX_SERIES]
+    series = _scaled([line for line in result.series if any(_finite(value) for value in line.y)][:MAX_SERIES])
     if not series:
         return None
     rows: dict[tuple[str, str], list[Series]] = {}
-    for line in _scaled(series):
+    for line in series:
         rows.setdefault((line.group or line.name, line.unit), []).append(line)
     layout: dict[str, Json] = {"height": 110 + _ROW_HEIGHT * len(rows), "hovermode": "x unified"}
     traces: list[Json] = []

@@ -43,7 +43,7 @@
 
   function draw() {
     for (const source of document.querySelectorAll("script.plot-data")) {
-      const target = document.getElementById(source.dataset.target);
+      const target = document.getElementById(source.dataset.plot);
       const { data, layout } = themed(JSON.parse(source.textContent), target.clientWidth < 560);
       window.Plotly.react(target, data, layout, {
         responsive: true,
