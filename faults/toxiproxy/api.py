@@ -47,9 +47,9 @@ def _json(status: int, data: Any) -> Response:
     return Response(status=status, body=msgspec.json.encode(data))
 
 
-def _error(error: ApiError, **more: Any) -> Response:
+def _error(error: ApiError) -> Response:
     # http.Error of Go makes this text/plain although it is JSON; clients see it so.
-    body = msgspec.json.encode({"error": str(error), "status": error.status, **more}) + b"\n"
+    body = msgspec.json.encode({"error": str(error), "status": error.status}) + b"\n"
     return Response(status=error.status, body=body, content_type=_TEXT)
 
 
@@ -115,7 +115,7 @@ class ToxiproxyApi:
         return _json(200, {name: proxy.to_json() for name, proxy in self.proxies.items()})
 
     async def create_proxy(self, names: tuple[str, ...], body: bytes) -> Response:
-        given: _ProxyBody = _decode(body, _ProxyBody)
+        given: _ProxyBody = _decode(body, _ProxyBody | None) or _ProxyBody()
         for field in ("name", "upstream"):
             if not getattr(given, field):
                 raise missing_field(field)
@@ -124,18 +124,15 @@ class ToxiproxyApi:
         return _json(201, (await self._add(given)).to_json())
 
     async def populate(self, names: tuple[str, ...], body: bytes) -> Response:
-        wanted: list[_ProxyBody] = _decode(body, list[_ProxyBody])
-        for index, given in enumerate(wanted, 1):
-            for field in ("name", "upstream"):
-                if not getattr(given, field):
-                    raise missing_field(f"{field} at proxy {index}")
         done: list[dict[str, Any]] = []
-        for given in wanted:
-            try:
-                done.append((await self._ensure(given)).to_json())
-            except ApiError as error:
-                return _error(error, proxies=done)
-        return _json(201, {"proxies": done})
+        try:
+            for given in _populated(body):
+                proxy = await self._ensure(given)
+                done.append(proxy.to_json())
+        except ApiError as error:
+            # Here the error shares a JSON body with the proxies that were made before it.
+            return _json(error.status, {"error": str(error), "status": error.status, "proxies": done or None})
+        return _json(201, {"proxies": done or None})
 
     async def _ensure(self, given: _ProxyBody) -> Proxy:
         existing = self.proxies.get(given.name)
@@ -151,7 +148,7 @@ class ToxiproxyApi:
 
     async def update_proxy(self, names: tuple[str, ...], body: bytes) -> Response:
         proxy = self._proxy(names[0])
-        given: _ProxyUpdate = _decode(body, _ProxyUpdate)
+        given: _ProxyUpdate = _decode(body, _ProxyUpdate | None) or _ProxyUpdate()
         await proxy.update(
             listen=proxy.listen if given.listen is None else given.listen,
             upstream=proxy.upstream if given.upstream is None else given.upstream,
@@ -195,7 +192,9 @@ class ToxiproxyApi:
         return Response(status=204)
 
     async def version(self, names: tuple[str, ...], body: bytes) -> Response:
-        return Response(status=200, body=msgspec.json.encode({"version": VERSION}) + b"\n")
+        return Response(
+            status=200, body=b'{"version": "%s"}\n' % VERSION.encode(), content_type="application/json;charset=utf-8"
+        )
 
     async def metrics(self, names: tuple[str, ...], body: bytes) -> Response:
         return Response(
@@ -216,6 +215,15 @@ class ToxiproxyApi:
                     }
                     text = ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
                     yield f"{metric}{{{text}}} {proxy.bytes.get((kind, stream), 0)}\n"
+
+
+def _populated(body: bytes) -> list[_ProxyBody]:
+    wanted: list[_ProxyBody] = _decode(body, list[_ProxyBody] | None) or []
+    for index, given in enumerate(wanted, 1):
+        for field in ("name", "upstream"):
+            if not getattr(given, field):
+                raise missing_field(f"{field} at proxy {index}")
+    return wanted
 
 
 def _escape(label: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import socket
 import struct
@@ -24,17 +25,24 @@ LOOPBACK: Final = ("127.", "localhost", "[::1]", "::1")
 _LINGER_RESET: Final = struct.pack("ii", 1, 0)
 
 
-def split_address(address: str, *, what: str) -> tuple[str, int]:
-    """``host:port`` -> its parts. Raises :class:`ApiError` (400) naming the field."""
+def split_address(address: str) -> tuple[str, int]:
+    """``host:port`` -> its parts. Raises :class:`ValueError`."""
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65_535:
-        raise bad_request(f"{what}: {address!r} is not host:port")
+    if not colon:
+        message = f"address {address}: missing port in address"
+        raise ValueError(message)
+    if not port.isdigit() or int(port) > 65_535:
+        message = f"address {address}: invalid port"
+        raise ValueError(message)
     return host, int(port)
 
 
 def listen_address(address: str) -> tuple[str, int]:
-    """Where a proxy may listen: loopback only, since a proxy passes anybody on. Raises :class:`ApiError` (400)."""
-    host, port = split_address(address, what="listen")
+    """Where a proxy may listen: loopback only, since a proxy passes anybody on. Raises :class:`ApiError`."""
+    try:
+        host, port = split_address(address)
+    except ValueError as error:
+        raise ApiError(500, f"listen tcp: {error}") from error
     if not host.startswith(LOOPBACK):
         raise bad_request(f"listen: {address!r} is not a loopback address; this server binds to 127.0.0.1 only")
     return host.strip("[]"), port
@@ -133,11 +141,11 @@ class _Connection:
             self._move()
 
     async def _connect(self) -> None:
-        host, port = split_address(self.proxy.upstream, what="upstream")
         try:
+            host, port = split_address(self.proxy.upstream)
             async with asyncio.timeout(DIAL_TIMEOUT_S):
                 await self._loop.create_connection(lambda: self.server, host.strip("[]"), port)
-        except OSError as error:  # TimeoutError is one
+        except (OSError, ValueError) as error:  # TimeoutError is an OSError
             _LOG.info("proxy %s: upstream %s: %s", self.proxy.name, self.proxy.upstream, error)
             self.client.close()
         if self.client.transport is None:
@@ -210,7 +218,6 @@ class Proxy:
     """A named proxy. Every method runs in the server's event loop."""
 
     def __init__(self, name: str, listen: str, upstream: str, *, seed: int) -> None:
-        split_address(upstream, what="upstream")
         listen_address(listen)
         self.name = name
         self.listen = listen
@@ -257,7 +264,8 @@ class Proxy:
         try:
             self._server = await asyncio.get_running_loop().create_server(self._accept, host, port, backlog=1_024)
         except OSError as error:
-            raise ApiError(500, f"listen tcp {self.listen}: {error.strerror or error}") from error
+            why = os.strerror(error.errno).lower() if error.errno is not None else str(error)
+            raise ApiError(500, f"listen tcp {self.listen}: bind: {why}") from error
         if port == 0:
             bound = self._server.sockets[0].getsockname()[1]
             self.listen = f"{self.listen.rpartition(':')[0]}:{bound}"
@@ -283,7 +291,6 @@ class Proxy:
 
     async def update(self, *, listen: str, upstream: str, enabled: bool) -> None:
         """Change address or state; a new address drops the connections. Raises :class:`ApiError`."""
-        split_address(upstream, what="upstream")
         listen_address(listen)
         if (listen, upstream) != (self.listen, self.upstream):
             await self.stop()

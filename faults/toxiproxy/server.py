@@ -69,8 +69,10 @@ class ToxiproxyServer:
                     pass
         except (h11.RemoteProtocolError, _TooLargeError) as error:
             await self._refuse(connection, writer, error)
-        except (OSError, TimeoutError) as error:
+        except OSError as error:  # TimeoutError is one
             _LOG.debug("API connection ended: %r", error)
+        except asyncio.CancelledError:
+            _LOG.debug("API connection ended: the server stops")
         finally:
             writer.close()
 

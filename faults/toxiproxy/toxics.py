@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from faults.toxiproxy.errors import ApiError, bad_request, invalid_stream, invalid_toxic_type, missing_field
+from faults.toxiproxy.errors import ApiError, bad_request, invalid_stream, invalid_toxic_type
 
 _LOG: Final = logging.getLogger("assay.toxiproxy")
 
@@ -113,32 +113,30 @@ class Toxic(msgspec.Struct, frozen=True, kw_only=True):
             "name": self.name,
             "type": self.type,
             "stream": self.stream.value,
-            "toxicity": self.toxicity,
+            "toxicity": int(self.toxicity) if self.toxicity.is_integer() else self.toxicity,
         }
 
 
 class _ToxicBody(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     type: str = ""
-    stream: str = ""
+    stream: str = Stream.DOWNSTREAM
     toxicity: float = 1.0
-    attributes: dict[str, Any] = {}
+    attributes: dict[str, Any] | None = None
 
 
 class _ToxicUpdate(msgspec.Struct, frozen=True, kw_only=True):
     toxicity: float | None = None
-    attributes: dict[str, Any] = {}
+    attributes: dict[str, Any] | None = None
 
 
 def create_toxic(body: bytes) -> Toxic:
     """The toxic that a POST body describes. Raises :class:`ApiError` with the code and text of toxiproxy."""
     given = _decode(body, _ToxicBody)
     try:
-        stream = Stream(given.stream.lower() or Stream.DOWNSTREAM)
+        stream = Stream(given.stream.lower())
     except ValueError as error:
         raise invalid_stream() from error
-    if not given.type:
-        raise missing_field("type")
     kind = ATTRIBUTES.get(given.type)
     if kind is None:
         raise invalid_toxic_type()
@@ -147,28 +145,29 @@ def create_toxic(body: bytes) -> Toxic:
         type=given.type,
         stream=stream,
         toxicity=given.toxicity,
-        attributes=_attributes(kind, given.attributes),
+        attributes=_attributes(kind, given.attributes or {}),
     )
-    _warn(toxic, given.attributes)
+    _warn(toxic, given.attributes or {})
     return toxic
 
 
 def update_toxic(toxic: Toxic, body: bytes) -> Toxic:
     """The toxic after a PATCH: attributes are merged, name, type and stream stay. Raises :class:`ApiError`."""
     given = _decode(body, _ToxicUpdate)
-    merged = {**msgspec.to_builtins(toxic.attributes), **given.attributes}
+    changes = given.attributes or {}
+    merged = {**msgspec.to_builtins(toxic.attributes), **changes}
     changed = msgspec.structs.replace(
         toxic,
         toxicity=toxic.toxicity if given.toxicity is None else given.toxicity,
         attributes=_attributes(type(toxic.attributes), merged),
     )
-    _warn(changed, given.attributes)
+    _warn(changed, changes)
     return changed
 
 
 def _decode(body: bytes, kind: type[_ToxicBody] | type[_ToxicUpdate]) -> Any:
     try:
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(body, type=kind | None) or kind()
     except msgspec.DecodeError as error:
         raise bad_request(error) from error
 

@@ -1,0 +1,149 @@
+"""Executes a fault schedule on real processes and on the proxies between clients and broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from faults.process import BrokerProcess
+from faults.pump import Clock
+from faults.scenario import Fault, FaultKind, Scenario
+from faults.toxiproxy import ToxiproxyClient, ToxiproxyError
+from faults.workload import HistoryRecorder
+from reference_broker.trace.schema import OpKind, OpType
+
+PROXIES: Final = ("producers", "consumers")
+"""One proxy per side, so that a fault can target one of them."""
+_STREAMS: Final = ("upstream", "downstream")
+_PROCESS: Final = "nemesis"
+_BAD_REQUEST: Final = 400
+
+_TOXIC: Final[dict[FaultKind, tuple[str, Callable[[Fault], dict[str, int | float]]]]] = {
+    FaultKind.LATENCY: (
+        "latency",
+        lambda fault: {"latency": round(fault.latency_ms), "jitter": round(fault.jitter_ms)},
+    ),
+    FaultKind.BANDWIDTH: ("bandwidth", lambda fault: {"rate": max(1, round(fault.rate))}),
+    FaultKind.LOSS: ("loss_retx", lambda fault: {"loss_rate": fault.rate}),
+    FaultKind.PARTITION: ("blackhole", lambda fault: {}),
+}
+"""Fault to the toxic that makes it; ``loss_retx`` and ``blackhole`` are of the embedded server."""
+
+
+class NemesisError(Exception):
+    """A fault could not be made or healed: the run says nothing of the broker."""
+
+
+def describe(fault: Fault) -> str:
+    """``<kind> <target> ...`` as histories and charts show it."""
+    words = [fault.kind.value, fault.target]
+    if fault.kind is FaultKind.LATENCY:
+        words.append(f"{fault.latency_ms:g}+/-{fault.jitter_ms:g} ms")
+    elif fault.kind is FaultKind.LOSS:
+        words.append(f"{fault.rate:.0%}")
+    elif fault.kind is FaultKind.BANDWIDTH:
+        words.append(f"{fault.rate:g} kB/s")
+    return " ".join(words)
+
+
+class Nemesis:
+    """Runs every fault of a scenario at its time and records its begin and end."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        broker: BrokerProcess,
+        proxies: ToxiproxyClient,
+        names: dict[str, str],
+        history: HistoryRecorder,
+        clock: Clock,
+    ) -> None:
+        """``names``: from each of :data:`PROXIES` to the name of that proxy on the server."""
+        self._scenario = scenario
+        self._broker = broker
+        self._proxies = proxies
+        self._names = names
+        self._history = history
+        self._clock = clock
+        self._broker_lock = asyncio.Lock()
+
+    async def run(self, started_at: float) -> None:
+        """All faults, each in a task of its own, since they may overlap. Raises :class:`NemesisError`."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number, fault in enumerate(self._scenario.faults):
+                    group.create_task(self._execute(number, fault, started_at + fault.at_s))
+        except BaseExceptionGroup as errors:
+            first = errors.exceptions[0]
+            raise NemesisError(str(first)) from first
+
+    async def _execute(self, number: int, fault: Fault, at: float) -> None:
+        await self._until(at)
+        index = self._record(OpType.INVOKE, describe(fault), -1)
+        match fault.kind:
+            case FaultKind.CRASH:
+                await self._crash(fault)
+            case FaultKind.PAUSE:
+                await self._pause(fault)
+            case FaultKind.RESET:
+                for proxy in self._targets(fault):
+                    await asyncio.to_thread(self._proxies.cut_connections, proxy)
+            case FaultKind.POWER_LOSS:
+                message = "power_loss can only be simulated"
+                raise NemesisError(message)
+            case _:
+                await self._toxic(number, fault)
+        self._record(OpType.OK, describe(fault), index)
+
+    def _record(self, type_: OpType, detail: str, op: int) -> int:
+        return self._history.record(self._clock.now(), _PROCESS, OpKind.FAULT, type_, detail=detail, op=op)
+
+    async def _until(self, when: float) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.create_future()
+        timer = loop.call_at(self._clock.loop_time(when), due.set_result, None)
+        try:
+            await due
+        finally:
+            timer.cancel()
+
+    async def _crash(self, fault: Fault) -> None:
+        # One at a time: a crash within another's downtime begins when that one is over.
+        async with self._broker_lock:
+            await self._broker.kill()
+            await self._until(self._clock.now() + fault.for_s)
+            await self._broker.start()
+
+    async def _pause(self, fault: Fault) -> None:
+        async with self._broker_lock:
+            self._broker.pause()
+            try:
+                await self._until(self._clock.now() + fault.for_s)
+            finally:
+                self._broker.resume()
+
+    def _targets(self, fault: Fault) -> tuple[str, ...]:
+        sides = (fault.target,) if fault.target in PROXIES else PROXIES
+        return tuple(self._names[side] for side in sides)
+
+    async def _toxic(self, number: int, fault: Fault) -> None:
+        places = [(proxy, stream) for proxy in self._targets(fault) for stream in _STREAMS]
+        for proxy, stream in places:
+            await asyncio.to_thread(self._add, proxy, f"fault{number}_{stream}", stream, fault)
+        await self._until(self._clock.now() + fault.for_s)
+        for proxy, stream in places:
+            await asyncio.to_thread(self._proxies.remove_toxic, proxy, f"fault{number}_{stream}")
+
+    def _add(self, proxy: str, name: str, stream: str, fault: Fault) -> None:
+        kind, attributes = _TOXIC[fault.kind]
+        try:
+            self._proxies.add_toxic(proxy, name, kind, stream, attributes(fault))
+        except ToxiproxyError as error:
+            if error.status != _BAD_REQUEST:
+                raise
+            if fault.kind is not FaultKind.PARTITION:
+                message = f"this toxiproxy server has no {kind}; unset TOXIPROXY_URL to use the embedded one ({error})"
+                raise NemesisError(message) from error
+            # A foreign server drops what the partition holds back, and cuts the connections when it heals.
+            self._proxies.add_toxic(proxy, name, "timeout", stream, {"timeout": 0})

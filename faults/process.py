@@ -1,0 +1,137 @@
+"""The broker as a process: start and wait until ready, kill, pause, restart on the same port and data."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import msgspec
+import yaml
+
+START_TIMEOUT_S: Final = 20.0
+STOP_TIMEOUT_S: Final = 10.0
+_LOG_TAIL_BYTES: Final = 2_000
+_MAX_READY_LINE_BYTES: Final = 65_536
+
+
+class BrokerStartError(Exception):
+    """The broker did not become ready; the text holds the end of its log."""
+
+
+class _Ready(msgspec.Struct, frozen=True, kw_only=True):
+    """First line of the adapter's output."""
+
+    port: int
+    host: str
+    version: str = ""
+
+
+class BrokerProcess:
+    """The reference broker, run by ``conformance.adapter``, with its data and log in ``folder``."""
+
+    def __init__(self, folder: Path, config: dict[str, Any], mutant: str | None = None) -> None:
+        self._folder = folder
+        self._config = config
+        self._mutant = mutant
+        self._process: asyncio.subprocess.Process | None = None
+        self._log: BinaryIO | None = None
+        self.host = ""
+        self.port = 0
+        """Free at the first start, the same ever after."""
+        self.version = ""
+        self.starts = 0
+
+    @property
+    def log_path(self) -> Path:
+        """What the process writes to its standard error."""
+        return self._folder / "broker.log"
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    @property
+    def exit_status(self) -> int | None:
+        """Status of an ended process; None while it runs or before it was started."""
+        return None if self._process is None else self._process.returncode
+
+    async def start(self) -> None:
+        """Start and wait for the ready line, which follows a real handshake. Raises :class:`BrokerStartError`."""
+        config_path = self._write_config()
+        if self._log is None:
+            self._log = self.log_path.open("ab")
+        command = [sys.executable, "-m", "conformance.adapter", "--config", str(config_path), "--port", str(self.port)]
+        if self._mutant is not None:
+            command += ["--mutant", self._mutant]
+        self._process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=self._log,
+            limit=_MAX_READY_LINE_BYTES,
+            # A process group of its own: Ctrl-C at the terminal ends the run in order, not the broker under it.
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                line = await self._process.stdout.readline()
+            ready = msgspec.json.decode(line, type=_Ready)
+        except (TimeoutError, msgspec.DecodeError, ValueError) as error:
+            await self.stop()
+            message = f"the broker did not start (status {self.exit_status}): {self.log_tail() or error}"
+            raise BrokerStartError(message) from error
+        self.host, self.port, self.version = ready.host, ready.port, ready.version
+        self.starts += 1
+
+    def _write_config(self) -> Path:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / "broker.yaml"
+        config = {**self._config, "data_dir": str(self._folder / "data")}
+        path.write_text(yaml.safe_dump(config), encoding="utf-8")
+        return path
+
+    def log_tail(self) -> str:
+        """The end of the log."""
+        if not self.log_path.exists():
+            return ""
+        return self.log_path.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
+
+    async def kill(self) -> None:
+        """kill -9, and wait until the process is gone: what it wrote stays with the operating system."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    def pause(self) -> None:
+        """SIGSTOP: time goes on, the process does not."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def stop(self) -> None:
+        """End in order (the adapter ends with its standard input), by force after a while; twice is fine."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            self.resume()
+            if process.stdin is not None:
+                process.stdin.close()
+            try:
+                async with asyncio.timeout(STOP_TIMEOUT_S):
+                    await process.wait()
+            except TimeoutError:
+                await self.kill()
+        if self._log is not None:
+            self._log.close()
+            self._log = None

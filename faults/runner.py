@@ -1,0 +1,233 @@
+"""Runs a scenario on real processes: broker, proxies, clients, nemesis; judges the history, writes the result."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from conformance.checkers import CheckOutcome, check_history
+from faults.nemesis import PROXIES, Nemesis, NemesisError
+from faults.process import BrokerProcess, BrokerStartError
+from faults.pump import Clock, Pump
+from faults.scenario import Scenario, World
+from faults.toxiproxy import Endpoint, ToxiproxyClient, ToxiproxyError, toxiproxy_endpoint
+from faults.workload import ClientRole, HistoryRecorder, WorkloadClient, WorkloadPlan
+from faults.workload.measure import Measures, check_targets, measure, unknown_metrics
+from reference_broker.trace.files import HistoryWriter
+from reference_broker.trace.results import Check, Machine, RunKind, RunResult, Verdict, worst, write_result
+from reference_broker.trace.schema import HistoryEvent, HistoryHeader
+
+HISTORY_FILE: Final = "history.jsonl"
+_WATCHDOG_SLACK_S: Final = 30.0
+
+Progress = Callable[[str, int], None]
+"""Called with the phase and the number of history events, several times a second."""
+_PROGRESS_EVERY_S: Final = 0.2
+
+
+class RunError(Exception):
+    """The harness failed, so the run says nothing of the broker; the text says what to do."""
+
+
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How to run a scenario."""
+
+    out: Path
+    seed: int
+    mutant: str | None = None
+    toxiproxy_url: str | None = None
+    command: str = ""
+
+
+def check_runnable(scenario: Scenario) -> list[str]:
+    """Reasons why this scenario cannot run on real processes; empty when it can."""
+    problems = []
+    if World.REAL not in scenario.worlds:
+        problems.append(f"it is for {', '.join(scenario.worlds)} only; use `assay sim run`")
+    unknown = unknown_metrics(scenario.targets)
+    if unknown:
+        problems.append(f"targets for figures that no run has: {', '.join(unknown)}")
+    reserved = {"data_dir", "listeners"} & set(scenario.topology.broker)
+    if reserved:
+        problems.append(f"topology.broker.{', '.join(sorted(reserved))}: set by the runner itself")
+    return problems
+
+
+class _Run:
+    """One run and what it leaves behind."""
+
+    def __init__(self, scenario: Scenario, options: RunOptions, endpoint: Endpoint) -> None:
+        self.scenario = scenario
+        self.options = options
+        self.endpoint = endpoint
+        self.events: list[HistoryEvent] = []
+        self.broker = BrokerProcess(options.out, scenario.topology.broker, options.mutant)
+        self.header = HistoryHeader(
+            run_id=f"{scenario.name}-{options.seed}",
+            scenario=scenario.name,
+            world=World.REAL.value,
+            seed=options.seed,
+            contract=scenario.contract,
+        )
+        self.drained = False
+
+    async def execute(self, progress: Progress | None) -> None:
+        """Drive everything until the final read is over."""
+        proxies = ToxiproxyClient(self.endpoint.url)
+        names = {proxy: f"assay-{os.getpid()}-{proxy}" for proxy in PROXIES}
+        await self.broker.start()
+        try:
+            addresses = {
+                proxy: await asyncio.to_thread(proxies.create, name, f"{self.broker.host}:{self.broker.port}")
+                for proxy, name in names.items()
+            }
+            with HistoryWriter(self.options.out / HISTORY_FILE, self.header) as writer:
+                await self._drive(proxies, names, addresses, writer, progress)
+        finally:
+            for name in names.values():
+                await asyncio.to_thread(proxies.destroy, name)
+            await self.broker.stop()
+
+    async def _drive(
+        self,
+        proxies: ToxiproxyClient,
+        names: dict[str, str],
+        addresses: dict[str, tuple[str, int]],
+        writer: HistoryWriter,
+        progress: Progress | None,
+    ) -> None:
+        def sink(event: HistoryEvent) -> None:
+            self.events.append(event)
+            writer.write(event)
+
+        def address_of(client: WorkloadClient) -> tuple[str, int]:
+            return addresses["producers" if client.role is ClientRole.PRODUCER else "consumers"]
+
+        clock = Clock(asyncio.get_running_loop())
+        started_at = clock.now()
+        history = HistoryRecorder(sink, started_at)
+        plan = WorkloadPlan(self.scenario, history, self.options.seed)
+        nemesis = Nemesis(self.scenario, self.broker, proxies, names, history, clock)
+        limit_s = self.scenario.production_limit_s + self.scenario.drain_timeout_s + _WATCHDOG_SLACK_S
+        try:
+            async with asyncio.timeout(limit_s), asyncio.TaskGroup() as group:
+                ticker = group.create_task(self._report(plan, progress))
+                group.create_task(nemesis.run(started_at))
+                await Pump(plan, clock, address_of).run()
+                ticker.cancel()
+        except TimeoutError as error:
+            message = f"the run did not end within {limit_s:g} s, which is a defect of the runner"
+            raise RunError(message) from error
+        self.drained = plan.drained
+
+    async def _report(self, plan: WorkloadPlan, progress: Progress | None) -> None:
+        while progress is not None:
+            progress(plan.phase.value, len(self.events))
+            await asyncio.sleep(_PROGRESS_EVERY_S)
+
+
+def run_scenario(scenario: Scenario, options: RunOptions, progress: Progress | None = None) -> RunResult:
+    """Run a scenario and write ``history.jsonl``, ``broker.log`` and ``result.json`` into ``options.out``.
+
+    Returns the result; a harness failure is a result with verdict ``error``. Raises :class:`RunError` only for a
+    scenario that cannot be run at all.
+    """
+    problems = check_runnable(scenario)
+    if problems:
+        message = f"{scenario.name} cannot run on real processes: {'; '.join(problems)}"
+        raise RunError(message)
+    _clear(options.out)
+    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    began = time.monotonic()
+    try:
+        with toxiproxy_endpoint(options.toxiproxy_url, seed=options.seed) as endpoint:
+            run = _Run(scenario, options, endpoint)
+            asyncio.run(_guarded(run, progress))
+        result = _judge(run)
+    except (RunError, BrokerStartError, NemesisError, ToxiproxyError, OSError) as error:
+        result = RunResult(
+            kind=RunKind.FAULTS,
+            name=scenario.name,
+            verdict=Verdict.ERROR,
+            summary=f"The harness failed: {error}",
+        )
+    result = msgspec.structs.replace(
+        result,
+        target="reference" if options.mutant is None else f"reference + {options.mutant}",
+        world=World.REAL.value,
+        seed=options.seed,
+        started_at=started_at,
+        duration_s=round(time.monotonic() - began, 3),
+        command=options.command,
+        machine=Machine(platform=platform.platform(), python=platform.python_version(), cpus=os.cpu_count() or 1),
+    )
+    write_result(options.out, result)
+    return result
+
+
+async def _guarded(run: _Run, progress: Progress | None) -> None:
+    try:
+        await run.execute(progress)
+    except BaseExceptionGroup as errors:
+        # One failure ends the run; the rest of the group are its cancellations.
+        raise errors.exceptions[0] from errors
+
+
+def _clear(folder: Path) -> None:
+    """A run begins with an empty broker: what an earlier run left in this folder must not be found by it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder / "data", ignore_errors=True)
+    for name in (HISTORY_FILE, "result.json", "broker.log", "broker.yaml"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _judge(run: _Run) -> RunResult:
+    outcome = check_history(run.header, run.events)
+    measures = measure(run.events)
+    checks = check_targets(run.scenario.targets, measures.metrics)
+    verdict = worst([outcome.verdict, *(check.verdict for check in checks)])
+    return RunResult(
+        kind=RunKind.FAULTS,
+        name=run.scenario.name,
+        verdict=verdict,
+        summary=_summary(outcome, measures, checks),
+        findings=outcome.findings,
+        checks=checks,
+        metrics={
+            **measures.metrics,
+            "history_events": len(run.events),
+            "broker_starts": run.broker.starts,
+            "proxy": f"{run.endpoint.kind} {run.endpoint.version}",
+        },
+        percentiles=measures.percentiles,
+        series=measures.series,
+        bands=measures.bands,
+        artefacts={"history": HISTORY_FILE, "broker log": run.broker.log_path.name},
+    )
+
+
+def _summary(outcome: CheckOutcome, measures: Measures, checks: list[Check]) -> str:
+    metrics = measures.metrics
+    facts = (
+        f"{metrics['publishes_ok']} of {metrics['publishes']} publishes confirmed, "
+        f"{metrics['deliveries']} deliveries, {metrics['dead_letters']} dead letters, "
+        f"{len(measures.bands)} faults"
+    )
+    failed = [check.name for check in checks if check.verdict is Verdict.FAIL]
+    if outcome.verdict is Verdict.FAIL:
+        what = "; ".join(finding.message for finding in outcome.findings[:3])
+        return f"The broker broke its contract: {what} ({facts})."
+    if failed:
+        return f"The history is sound, but targets were missed: {', '.join(failed)} ({facts})."
+    if outcome.verdict is Verdict.UNKNOWN:
+        return f"No claim is possible: {'; '.join(outcome.reasons)} ({facts})."
+    return f"The contract held: {facts}."
