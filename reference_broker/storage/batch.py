@@ -86,7 +86,7 @@ _CODES = {Compression.NONE: CompressionCode.NONE, Compression.ZSTD: CompressionC
 
 
 class BatchEncoder:
-    """Encodes batches for one log."""
+    """Encodes batches. All logs of one compression share one, since its caches and buffers are not small."""
 
     def __init__(self, compression: Compression) -> None:
         self._code = _CODES[compression]

@@ -9,7 +9,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from reference_broker.config import Compression
 from reference_broker.core.queues.errors import LogError
 from reference_broker.core.queues.store import LogRecord, NewRecord
 from reference_broker.storage.batch import MAX_BATCH_RECORDS, BatchEncoder, BatchError, BatchProblem
@@ -54,13 +53,13 @@ class SegmentedLog:
     """The records of one partition, in files of about ``segment_bytes``."""
 
     def __init__(
-        self, disk: Disk, folder: str, *, segment_bytes: int, compression: Compression, volatile: bool, note: Note
+        self, disk: Disk, folder: str, *, segment_bytes: int, encoder: BatchEncoder, volatile: bool, note: Note
     ) -> None:
         """Open and recover. ``volatile``: the disk is memory, nothing ever needs a sync. Raises :class:`LogError`."""
         self._disk = disk
         self._folder = folder
         self._segment_bytes = segment_bytes
-        self._encoder = BatchEncoder(compression)
+        self._encoder = encoder
         self._volatile = volatile
         self._note = note
         self._segments: list[Segment] = []
@@ -213,7 +212,7 @@ class SegmentedLog:
 
     def start_sync(self) -> FileSync | None:
         """See :meth:`PartitionLog.start_sync`."""
-        if self._syncing is not None or not self._unsynced or self._failure:
+        if self._syncing is not None or not self._unsynced:
             return None
         self._syncing = tuple(self._unsynced)
         self._syncing_to = self._end()
@@ -231,6 +230,7 @@ class SegmentedLog:
                 if self._is_idle(segment) and segment is not self._reading:
                     segment.close()
             return
+        self._unsynced.clear()
         self._failure = (
             f"a sync of {self._folder} failed ({error.strerror or error}); nobody knows what is on disk, "
             "so this log refuses work until the broker restarts"

@@ -225,7 +225,7 @@ class PendingLogFile:
 
     def start_sync(self) -> FileSync | None:
         """See :meth:`PendingLog.start_sync`."""
-        if not self._dirty or self._syncing or self._failure:
+        if not self._dirty or self._syncing:
             return None
         self._dirty = False
         self._syncing = True
@@ -238,6 +238,7 @@ class PendingLogFile:
         """See :meth:`PendingLog.finish_sync`."""
         self._syncing = False
         if error is not None:
+            self._dirty = False
             self._failure = (
                 f"a sync of {self._path} failed ({error.strerror or error}); nobody knows what is on disk, "
                 "so this group refuses work until the broker restarts"

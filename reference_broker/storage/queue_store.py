@@ -11,6 +11,7 @@ import msgspec
 from reference_broker.config import Compression, Durability, QueueConfig
 from reference_broker.core.queues.errors import LogError
 from reference_broker.core.queues.store import RecoveryNote, StoredGroup, StoredQueue
+from reference_broker.storage.batch import BatchEncoder
 from reference_broker.storage.disk import Disk
 from reference_broker.storage.file_names import encode_name
 from reference_broker.storage.log import SegmentedLog
@@ -45,6 +46,7 @@ class LogQueueStore:
         self._segment_bytes = segment_bytes
         self._memory = MemoryDisk()
         self._notes: list[RecoveryNote] = []
+        self._encoders = {compression: BatchEncoder(compression) for compression in Compression}
         if disk is not None:
             disk.lock()
 
@@ -101,7 +103,7 @@ class LogQueueStore:
             folder,
             name=config.name,
             segment_bytes=segment_bytes,
-            compression=config.compression,
+            encoder=self._encoders[config.compression],
             volatile=in_memory,
         )
 
@@ -156,7 +158,7 @@ class LogQueueFiles:
         *,
         name: str,
         segment_bytes: int,
-        compression: Compression,
+        encoder: BatchEncoder,
         volatile: bool,
     ) -> None:
         self._store = store
@@ -164,7 +166,7 @@ class LogQueueFiles:
         self._folder = folder
         self._name = name
         self._segment_bytes = segment_bytes
-        self._compression = compression
+        self._encoder = encoder
         self._volatile = volatile
 
     @property
@@ -180,7 +182,7 @@ class LogQueueFiles:
             self._disk,
             f"{self._folder}/partitions/{partition}",
             segment_bytes=self._segment_bytes,
-            compression=self._compression,
+            encoder=self._encoder,
             volatile=self._volatile,
             note=self._note,
         )

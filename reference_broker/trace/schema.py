@@ -148,6 +148,8 @@ class TraceKind(StrEnum):
     TIMED_OUT = "timed_out"
     RETRY_SCHEDULED = "retry_scheduled"
     DEAD_LETTERED = "dead_lettered"
+    DISCARDED = "discarded"
+    """A queue gave a message up; ``detail`` says why: expired, unreadable, or exhausted without dead letters."""
     RECOVERED = "recovered"
 
 

@@ -42,6 +42,9 @@ class SyncPoint:
         if self.failure is None:
             self.failure = QueueError(QueueErrorCode.STORAGE_FAILED, text)
 
+    def close_log(self) -> None:
+        self._synced_log.close()
+
     def abandon(self, error: QueueError) -> None:
         """The engine closes: whoever still waits is told so."""
         abandoned = [*self._running, *self.waiting]

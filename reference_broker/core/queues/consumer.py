@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from reference_broker.core.queues.delivery import Delivery
+
+if TYPE_CHECKING:
+    from reference_broker.core.queues.pending import GroupPartition
 
 Deliver = Callable[[Delivery], bool]
 
@@ -12,7 +16,7 @@ Deliver = Callable[[Delivery], bool]
 class Consumer:
     """One subscription's end of a group. Protocols keep it to resume or unsubscribe; only the engine changes it."""
 
-    __slots__ = ("active", "blocked", "consumer_id", "deliver", "group", "in_flight", "next_turn", "queue")
+    __slots__ = ("active", "blocked", "consumer_id", "deliver", "group", "in_flight", "next_turn", "places", "queue")
 
     def __init__(self, queue: str, group: str, consumer_id: str, deliver: Deliver) -> None:
         self.queue = queue
@@ -27,5 +31,7 @@ class Consumer:
         """It said that it has no room."""
         self.active = True
         """False once unsubscribed or replaced by a newer subscription of the same id."""
+        self.places: list[GroupPartition] = []
+        """The partitions assigned to it."""
         self.next_turn = 0
         """Which of its partitions is served first next time."""

@@ -12,6 +12,7 @@ from reference_broker.core.queues.address import topic_of
 from reference_broker.core.queues.store import Headers, LogRecord
 
 _CACHE_LIMIT = 1_024
+_CACHED_TOPIC_LENGTH = 256
 
 
 class StoredMessage:
@@ -62,6 +63,7 @@ class MessageCodec:
             or message.response_topic is not None
             or message.correlation_data is not None
             or message.payload_format is not None
+            or len(message.topic) > _CACHED_TOPIC_LENGTH
         )
         if not plain:
             return self._encode(message, routing_key)
