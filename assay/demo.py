@@ -1,0 +1,211 @@
+"""``assay demo``: the main job. Every part of the bench judges the reference broker, and one report tells the result.
+
+Each step is a command of its own, run as a process, so that what the demo does can be repeated by hand; its output goes
+to ``<step>.log`` in the run folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from reference_broker.trace.results import RunResult, Verdict, read_result, worst
+
+STEP_TIMEOUT_S = 240.0
+_STYLES = {
+    Verdict.PASS: "[green]✔ pass[/]",
+    Verdict.FAIL: "[red]✘ fail[/]",
+    Verdict.UNKNOWN: "[yellow]? unknown[/]",
+    Verdict.ERROR: "[red]! error[/]",
+}
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One command of the demo."""
+
+    name: str
+    title: str
+    arguments: tuple[str, ...]
+    folder: str
+    """Where it leaves its ``result.json``, below the run folder; empty: it leaves none."""
+    decides: bool = True
+    """Its verdict counts for the exit status. Other brokers are measured, not judged, by this demo."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a step."""
+
+    step: Step
+    verdict: Verdict
+    summary: str
+    duration_s: float
+
+
+def steps(out: Path, seed: int) -> list[Step]:
+    """The commands, in order."""
+
+    def folder(name: str) -> str:
+        return str(out / name)
+
+    seeded = ("--seed", str(seed))
+    found = [
+        Step(
+            name="conformance",
+            title="MQTT 3.1.1, 5.0 and queue suites on the reference broker",
+            arguments=(
+                "conformance",
+                "run",
+                "--target",
+                "reference",
+                *seeded,
+                "--out",
+                folder("conformance/reference"),
+            ),
+            folder="conformance/reference",
+        ),
+        Step(
+            name="sim",
+            title="Scenario crash-restart in simulation",
+            arguments=("sim", "run", "crash-restart", *seeded, "--out", folder("sim/crash-restart")),
+            folder="sim/crash-restart",
+        ),
+        Step(
+            name="faults",
+            title="The same scenario on real processes, with kill -9",
+            arguments=("faults", "run", "crash-restart", *seeded, "--out", folder("faults/crash-restart")),
+            folder="faults/crash-restart",
+        ),
+        Step(
+            name="load",
+            title="Open-loop load: QoS 0, 1, 2 and a durable queue",
+            arguments=("load", "run", "smoke", "--target", "reference", *seeded, "--out", folder("load/smoke")),
+            folder="load/smoke",
+        ),
+        Step(
+            name="spark",
+            title="Spark: percentiles, deliveries and targets",
+            arguments=("spark", "analyse", str(out), "--out", folder("spark")),
+            folder="spark",
+        ),
+    ]
+    if shutil.which("mosquitto") or Path("/usr/sbin/mosquitto").exists():
+        peer = Step(
+            name="mosquitto",
+            title="The suites on Mosquitto, for comparison",
+            arguments=(
+                "conformance",
+                "run",
+                "--target",
+                "mosquitto",
+                *seeded,
+                "--out",
+                folder("conformance/mosquitto"),
+            ),
+            folder="conformance/mosquitto",
+            decides=False,
+        )
+        found.insert(1, peer)
+    return found
+
+
+def run_step(step: Step, out: Path) -> Outcome:
+    """Run one command to its end, or until its time is up."""
+    started = time.monotonic()
+    path = out / f"{step.name}.log"
+    command = [sys.executable, "-m", "assay.cli", *step.arguments]
+    environment = {**os.environ, "COLUMNS": "140", "PYTHONUNBUFFERED": "1"}
+    with path.open("wb") as log:
+        try:
+            code = subprocess.run(
+                command, stdout=log, stderr=subprocess.STDOUT, env=environment, timeout=STEP_TIMEOUT_S, check=False
+            ).returncode
+            problem = f"ended with exit code {code} and left no result; see {path}"
+        except subprocess.TimeoutExpired:
+            problem = f"took longer than {STEP_TIMEOUT_S:.0f} s; see {path}"
+    duration_s = time.monotonic() - started
+    try:
+        result: RunResult = read_result(out / step.folder / "result.json")
+    except (OSError, msgspec.ValidationError, msgspec.DecodeError):
+        return Outcome(step=step, verdict=Verdict.ERROR, summary=problem, duration_s=duration_s)
+    return Outcome(step=step, verdict=result.verdict, summary=result.summary, duration_s=duration_s)
+
+
+def _verdict_table(outcomes: list[Outcome]) -> Table:
+    table = Table(title="Assay: the verdicts", title_justify="left")
+    for heading in ("run", "verdict", "what was found", "time"):
+        table.add_column(heading, justify="right" if heading == "time" else "left")
+    for outcome in outcomes:
+        note = "" if outcome.step.decides else " [dim](not counted)[/]"
+        table.add_row(
+            outcome.step.name + note, _STYLES[outcome.verdict], outcome.summary, f"{outcome.duration_s:.0f} s"
+        )
+    return table
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Run folder; its earlier contents are replaced.")] = Path("out/demo"),
+    seed: Annotated[int, typer.Option(help="Seed of every schedule and random choice.")] = 1,
+    open_report: Annotated[bool, typer.Option("--open", help="Open the report in a browser.")] = False,
+) -> None:
+    """Assess the reference broker with everything there is, and write the report.
+
+    Conformance suites, one fault scenario in simulation and on real processes, a load run, the Spark analysis. Takes
+    two to four minutes on two cores; needs no network and no root. Exit status: 0 all passed, 1 otherwise.
+    """
+    console = Console()
+    prepare(out)
+    outcomes: list[Outcome] = []
+    plan = steps(out, seed)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=False) as progress:
+        task = progress.add_task("", total=len(plan) + 1)
+        for step in plan:
+            progress.update(task, description=step.title)
+            outcome = run_step(step, out)
+            outcomes.append(outcome)
+            progress.console.print(f"{_STYLES[outcome.verdict]}  {step.title}  [dim]{outcome.duration_s:.0f} s[/]")
+            progress.advance(task)
+        progress.update(task, description="Report")
+        reported = subprocess.run(
+            [sys.executable, "-m", "assay.cli", "report", str(out), "--out", str(out / "report")],
+            capture_output=True,
+            text=True,
+            timeout=STEP_TIMEOUT_S,
+            check=False,
+        )
+        progress.advance(task)
+    console.print(_verdict_table(outcomes))
+    index = out / "report" / "index.html"
+    if not index.exists():
+        console.print(f"[red]the report could not be written:[/] {reported.stdout}{reported.stderr}")
+        raise typer.Exit(1)
+    console.print(f"report: {index.resolve()}", soft_wrap=True)
+    if open_report:
+        webbrowser.open(index.resolve().as_uri())
+    raise typer.Exit(0 if worst([o.verdict for o in outcomes if o.step.decides]) is Verdict.PASS else 1)
+
+
+MARK = ".assay-run"
+
+
+def prepare(out: Path) -> None:
+    """Make an empty run folder. A folder with something in it is emptied only when an earlier run made it."""
+    if out.exists() and any(out.iterdir()):
+        if not (out / MARK).exists():
+            message = f"{out} is not empty and was not made by assay: choose another folder with --out"
+            raise typer.BadParameter(message)
+        shutil.rmtree(out)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MARK).write_text("made by assay demo; replaced by the next run\n", encoding="utf-8")

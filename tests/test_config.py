@@ -1,0 +1,92 @@
+"""Configuration: strict, with the path of the offending key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reference_broker.config import (
+    BrokerConfig,
+    ConfigError,
+    Durability,
+    Profile,
+    QueuesConfig,
+    load_config,
+    parse_config,
+    queue_defaults,
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "path"),
+    [
+        ({"mqtt": {"recieve_maximum": 3}}, "$.mqtt"),
+        ({"listeners": [{"port": "many"}]}, "$.listeners[0].port"),
+        ({"queues": {"configured": [{"name": "a", "retry": {"max_retrys": 1}}]}}, "$.queues.configured[0].retry"),
+        ({"queues": {"defaults": {"partition": 3}}}, "queues.defaults"),
+        ({"queues": {"configured": [{"name": "a", "partitions": 0}]}}, "queues.a.partitions"),
+        ({"mqtt": {"maximum_qos": 3}}, "mqtt.maximum_qos"),
+        ({"mqtt": {"receive_maximum": 0}}, "mqtt.receive_maximum"),
+        ({"queues": {"configured": [{"name": "a", "durability": "fsync"}]}}, "queues.configured[0].durability"),
+        ({"nodes": 1}, "nodes"),
+        ([1], "top level"),
+    ],
+)
+def test_errors_name_the_key(data: object, path: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(data)
+    assert path in str(caught.value)
+
+
+def test_an_empty_file_is_the_default_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "broker.yaml"
+    path.write_text("", encoding="utf-8")
+    assert load_config(path) == BrokerConfig()
+
+
+def test_a_missing_file_and_bad_yaml_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_config(tmp_path / "absent.yaml")
+    (tmp_path / "bad.yaml").write_text("a: [", encoding="utf-8")
+    with pytest.raises(ConfigError, match="not YAML"):
+        load_config(tmp_path / "bad.yaml")
+
+
+def test_yaml_tags_that_would_build_objects_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "evil.yaml").write_text("node: !!python/object/apply:os.system ['true']", encoding="utf-8")
+    with pytest.raises(ConfigError):
+        load_config(tmp_path / "evil.yaml")
+
+
+def test_a_configured_queue_names_only_what_differs_from_profile_and_defaults() -> None:
+    config = parse_config(
+        {
+            "data_dir": "x",
+            "queues": {
+                "profile": "goqueue",
+                "defaults": {"durability": "interval", "retry": {"max_retries": 7}},
+                "configured": [{"name": "orders", "retry": {"multiplier": 3.0}}],
+            },
+        }
+    )
+    (orders,) = config.queues.configured
+    assert orders.partitions == 3
+    assert orders.durability is Durability.INTERVAL
+    assert orders.retry.max_retries == 7
+    assert orders.retry.multiplier == 3.0
+    assert orders.retry.initial_backoff_s == 1.0
+    assert queue_defaults(config.queues, "orders") is orders
+    assert queue_defaults(config.queues, "other").retry.multiplier == 2.0
+
+
+def test_profiles_have_the_seeds_figures() -> None:
+    fluxmq = queue_defaults(QueuesConfig(profile=Profile.FLUXMQ), "q")
+    assert (fluxmq.partitions, fluxmq.retry.max_retries, fluxmq.retry.initial_backoff_s) == (10, 10, 5.0)
+    assert (fluxmq.retry.max_backoff_s, fluxmq.retry.total_timeout_s, fluxmq.delivery_timeout_s) == (
+        300.0,
+        10_800.0,
+        30.0,
+    )
+    goqueue = queue_defaults(QueuesConfig(profile=Profile.GOQUEUE), "q")
+    assert (goqueue.partitions, goqueue.retry.max_retries, goqueue.retry.max_backoff_s) == (3, 3, 60.0)
