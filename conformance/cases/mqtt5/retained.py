@@ -1,0 +1,261 @@
+"""Retained messages (MQTT 5.0, 3.3.1.3)."""
+
+from __future__ import annotations
+
+from conformance.case import CaseContext, case
+from conformance.cases.mqtt5.support import delivered, pass_time
+from conformance.wire import Properties, Subscription
+
+
+@case(
+    "mqtt5/retained/new-subscriber-gets-the-last-one",
+    clauses=("MQTT-3.3.1-5", "MQTT-3.3.1-9"),
+    requires=("retain", "qos1"),
+    mutant="v5-retained-not-replaced",
+    near_miss="v5-retained-before-suback",
+)
+async def last_one(ctx: CaseContext) -> None:
+    """A new subscription gets the newest retained message, with RETAIN 1 and at its QoS.
+
+    Two messages are retained on one topic, the second at QoS 1. A client that subscribes afterwards at QoS 1 gets the
+    second only.
+    """
+    topic = ctx.topic()
+    publisher = await ctx.connect(name="publisher")
+    await publisher.publish(topic, b"old", retain=True)
+    await publisher.publish(topic, b"new", qos=1, retain=True)
+    client = await ctx.connect(name="client")
+    (granted,) = await client.subscribe(topic, qos=1)
+    await client.expect_publish(topic, b"new", retain=True, qos=min(granted, 1))
+    await ctx.expect_no_message(publisher, client)
+
+
+@case(
+    "mqtt5/retained/empty-message-deletes",
+    clauses=("MQTT-3.3.1-6", "MQTT-3.3.1-7"),
+    requires=("retain",),
+    mutant="v5-empty-retained-stored",
+    near_miss="v5-retained-before-suback",
+)
+async def empty_deletes(ctx: CaseContext) -> None:
+    """An empty retained message deletes the stored one, is delivered to subscribers, and is not stored itself.
+
+    A present subscriber gets the empty message. A client that subscribes afterwards gets nothing.
+    """
+    topic = ctx.topic()
+    publisher = await ctx.connect(name="publisher")
+    await publisher.publish(topic, b"kept", retain=True)
+    present = await ctx.connect(name="present")
+    await present.subscribe(topic)
+    await present.expect_publish(topic, b"kept")
+    await publisher.publish(topic, b"", retain=True)
+    await present.expect_publish(topic, b"")
+    late = await ctx.connect(name="late")
+    await late.subscribe(topic)
+    await ctx.expect_no_message(publisher, late)
+
+
+@case(
+    "mqtt5/retained/plain-message-leaves-it-alone",
+    clauses=("MQTT-3.3.1-8",),
+    requires=("retain",),
+    mutant="v5-plain-message-replaces-retained",
+    near_miss="v5-retained-before-suback",
+)
+async def plain_leaves(ctx: CaseContext) -> None:
+    """A message without RETAIN is not stored, and neither replaces nor deletes the stored one.
+
+    After a retained message, one with RETAIN 0 and an empty one with RETAIN 0 are published. A new subscriber gets
+    the retained one only.
+    """
+    topic = ctx.topic()
+    publisher = await ctx.connect(name="publisher")
+    await publisher.publish(topic, b"kept", retain=True)
+    await publisher.publish(topic, b"passing")
+    await publisher.publish(topic, b"")
+    await publisher.barrier()
+    client = await ctx.connect(name="client")
+    await client.subscribe(topic)
+    await client.expect_publish(topic, b"kept", retain=True)
+    await ctx.expect_no_message(publisher, client)
+
+
+@case(
+    "mqtt5/retained/handling-0-sends-at-every-subscribe",
+    clauses=("MQTT-3.3.1-9", "MQTT-3.8.4-4"),
+    requires=("retain",),
+    mutant="v5-retained-only-at-first-subscribe",
+    near_miss="v5-retained-before-suback",
+)
+async def handling_0(ctx: CaseContext) -> None:
+    """Retain Handling 0 sends the retained message at each SUBSCRIBE, also for a filter that exists already.
+
+    A client subscribes twice to the same filter. The retained message comes twice.
+    """
+    topic = ctx.topic()
+    publisher = await ctx.connect(name="publisher")
+    await publisher.publish(topic, b"kept", retain=True)
+    await publisher.barrier()
+    client = await ctx.connect(name="client")
+    for _ in range(2):
+        await client.subscribe(Subscription(filter=topic, retain_handling=0))
+        await client.expect_publish(topic, b"kept", retain=True)
+
+
+@case(
+    "mqtt5/retained/handling-1-sends-only-to-new-subscriptions",
+    clauses=("MQTT-3.3.1-10",),
+    requires=("retain",),
+    mutant="v5-retain-handling-1-always-sends",
+    near_miss="v5-retained-before-suback",
+)
+async def handling_1(ctx: CaseContext) -> None:
+    """Retain Handling 1 sends the retained message if the subscription is new, and not if it exists.
+
+    A client subscribes twice with retain handling 1. The retained message comes after the first SUBSCRIBE, not after
+    the second. After UNSUBSCRIBE the subscription is new once more, and it comes again.
+    """
+    topic = ctx.topic()
+    entry = Subscription(filter=topic, retain_handling=1)
+    publisher = await ctx.connect(name="publisher")
+    await publisher.publish(topic, b"kept", retain=True)
+    await publisher.barrier()
+    client = await ctx.connect(name="client")
+    await client.subscribe(entry)
+    await client.expect_publish(topic, b"kept", retain=True)
+    await client.subscribe(entry)
+    await ctx.expect_no_message(publisher, client)
+    await client.unsubscribe(topic)
+    await client.subscribe(entry)
+    await client.expect_publish(topic, b"kept", retain=True)
+
+
+@case(
+    "mqtt5/retained/handling-2-sends-none",
+    clauses=("MQTT-3.3.1-11",),
+    requires=("retain",),
+    mutant="v5-retain-handling-2-sends",
+    near_miss="v5-retained-before-suback",
+)
+async def handling_2(ctx: CaseContext) -> None:
+    """Retain Handling 2 sends no retained messages.
+
+    A client subscribes with retain handling 2. It gets a message that is published afterwards, but not the retained
+    one.
+    """
+    topic = ctx.topic()
+    publisher = await ctx.connect(name="publisher")
+    await publisher.publish(topic, b"kept", retain=True)
+    await publisher.barrier()
+    client = await ctx.connect(name="client")
+    await client.subscribe(Subscription(filter=topic, retain_handling=2))
+    await publisher.publish(topic, b"live")
+    await client.expect_publish(topic, b"live", retain=False)
+    await ctx.expect_no_message(publisher, client)
+
+
+@case(
+    "mqtt5/retained/wildcards-bring-all",
+    clauses=("MQTT-3.3.1-9",),
+    requires=("retain", "wildcards"),
+    mutant="v5-wildcards-bring-one-retained",
+    near_miss="v5-retained-before-suback",
+)
+async def wildcards(ctx: CaseContext) -> None:
+    """A filter with wildcards brings every retained message that it matches.
+
+    Three messages are retained on two branches. The filters x/+/c/# and # below the topic of this case bring those
+    that they match, each once, under its own topic name.
+    """
+    paths = ("x/1/c/d", "x/2/c", "y/1")
+    publisher = await ctx.connect(name="publisher")
+    for path in paths:
+        await publisher.publish(ctx.topic(path), path.encode(), retain=True)
+    await publisher.barrier()
+    for filter_path, wanted in (("x/+/c/#", set(paths[:2])), ("#", set(paths)), ("+/1", {paths[2]})):
+        client = await ctx.connect(name=filter_path)
+        await client.subscribe(ctx.topic(filter_path))
+        messages = await delivered(ctx, publisher, client)
+        found = sorted(message.topic for message in messages)
+        topics = sorted(ctx.topic(path) for path in wanted)
+        ctx.must(found == topics, f"{filter_path}: expected {topics}; seen {found}")
+        ctx.must(all(message.retain for message in messages), f"{filter_path}: expected RETAIN 1 on all")
+
+
+@case(
+    "mqtt5/retained/keeps-its-properties",
+    clauses=("MQTT-3.3.1-5", "MQTT-3.3.2-17", "MQTT-3.3.2-18", "MQTT-3.3.2-20"),
+    requires=("retain",),
+    mutant="v5-retained-properties-dropped",
+    near_miss="v5-retained-before-suback",
+)
+async def properties(ctx: CaseContext) -> None:
+    """A retained message is stored with its properties.
+
+    A message with content type, correlation data and user properties is retained. A later subscriber gets them all
+    unchanged.
+    """
+    topic = ctx.topic()
+    sent = Properties(
+        content_type="text/plain",
+        correlation_data=b"\x01\x02",
+        user_property=(("b", "1"), ("a", "2"), ("b", "3")),
+    )
+    publisher = await ctx.connect(name="publisher")
+    await publisher.publish(topic, b"kept", retain=True, properties=sent)
+    await publisher.barrier()
+    client = await ctx.connect(name="client")
+    await client.subscribe(topic)
+    message = await client.expect_publish(topic, b"kept", retain=True)
+    for name in ("content_type", "correlation_data", "user_property"):
+        wanted, seen = getattr(sent, name), getattr(message.properties, name)
+        ctx.must(wanted == seen, f"client: expected {name} {wanted!r}; seen {seen!r}")
+
+
+@case(
+    "mqtt5/retained/expires",
+    clauses=("MQTT-3.3.2-5", "MQTT-3.3.2-6"),
+    requires=("retain",),
+    mutant="v5-retained-never-expires",
+    near_miss="v5-retained-before-suback",
+    limit_s=7.0,
+)
+async def expires(ctx: CaseContext) -> None:
+    """A retained message is gone when its expiry has passed; until then its expiry counts down.
+
+    Two messages are retained with expiry 1 s and 100 s. After 2.5 s a new subscriber gets only the second, with 96 to
+    98 s left.
+    """
+    brief, long = ctx.topic("brief"), ctx.topic("long")
+    publisher = await ctx.connect(name="publisher")
+    await publisher.publish(brief, b"m", retain=True, properties=Properties(message_expiry_interval=1))
+    await publisher.publish(long, b"m", retain=True, properties=Properties(message_expiry_interval=100))
+    await publisher.barrier()
+    await pass_time(ctx, 2.5)
+    client = await ctx.connect(name="client")
+    await client.subscribe(brief, long)
+    message = await client.expect_publish(long, b"m", retain=True)
+    left_s = message.properties.message_expiry_interval
+    ctx.must(left_s is not None and 96 <= left_s <= 98, f"client: expected 96 to 98 s left; seen {left_s}")
+    await ctx.expect_no_message(publisher, client)
+
+
+@case(
+    "mqtt5/retained/outlives-its-publisher",
+    clauses=("MQTT-3.3.1-5", "MQTT-3.3.1-9"),
+    requires=("retain",),
+    mutant="v5-retained-ends-with-session",
+    near_miss="v5-retained-before-suback",
+)
+async def outlives_publisher(ctx: CaseContext) -> None:
+    """A retained message stays when the session of its publisher ends.
+
+    The publisher of a retained message disconnects, and its session ends. A later subscriber gets the message.
+    """
+    topic = ctx.topic()
+    publisher = await ctx.connect(name="publisher")
+    await publisher.publish(topic, b"kept", retain=True)
+    await publisher.disconnect()
+    client = await ctx.connect(name="client")
+    await client.subscribe(topic)
+    await client.expect_publish(topic, b"kept", retain=True)
