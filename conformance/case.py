@@ -251,7 +251,7 @@ class CaseContext:
         caller acknowledges what is returned, if it wants to go on with that connection.
         """
         self._names += 1
-        topic = self.topic(f"marker/{self._names}")
+        topic = f"assay-marker/{self._token}/{self._names}"
         await subscriber.subscribe(Subscription(filter=topic, qos=qos))
         await publisher.publish(topic, b"marker", qos=qos)
         before: list[Packet] = []

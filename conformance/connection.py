@@ -275,6 +275,22 @@ class Connection(asyncio.Protocol):
                 return packet.reason_code
         return None
 
+    async def expect_refused_subscription(self) -> list[Packet]:
+        """A SUBSCRIBE must be refused: by SUBACK with failure codes only, or by the end of the connection.
+
+        Returns what came in place of the mere end: the SUBACK, or the DISCONNECT before the end.
+        """
+        packet = await self.receive("SUBACK with a failure code, or the end of the connection")
+        if packet is None:
+            return []
+        if isinstance(packet, Suback):
+            if min(packet.reason_codes) < FIRST_FAILURE_CODE:
+                message = f"{self.name}: expected the subscription to be refused; seen {describe(packet)}"
+                raise CaseFailureError(message)
+            return [packet]
+        self._inbox.appendleft(packet)
+        return await self.expect_close()
+
     async def barrier(self) -> list[Packet]:
         """PINGREQ to PINGRESP; returns whatever the broker sent on this connection before the PINGRESP."""
         self.send(Pingreq())

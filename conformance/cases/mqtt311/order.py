@@ -1,0 +1,104 @@
+"""Message order (MQTT 3.1.1, 4.6)."""
+
+from __future__ import annotations
+
+from conformance.case import CaseContext, case
+from conformance.cases.mqtt5.support import delivered
+from conformance.wire import Puback, Pubcomp, Publish, Pubrec, Pubrel, describe
+
+
+@case(
+    "mqtt311/order/messages-of-a-topic-keep-their-order",
+    clauses=("MQTT-4.6.0-5", "MQTT-4.6.0-6"),
+    requires=("qos1", "qos2"),
+    mutant="v3-deliveries-swapped",
+)
+async def same_order(ctx: CaseContext) -> None:
+    """One publisher's messages to one topic at one QoS arrive in the order in which they were published.
+
+    Twenty messages at each QoS.
+    """
+    publisher = await ctx.connect(name="publisher")
+    for qos in (0, 1, 2):
+        topic = ctx.topic(str(qos))
+        subscriber = await ctx.connect(name=f"qos {qos}")
+        await subscriber.subscribe(topic, qos=qos)
+        wanted = [str(number).encode() for number in range(20)]
+        for payload in wanted:
+            await publisher.publish(topic, payload, qos=qos)
+        seen = [(await subscriber.expect_publish(topic)).payload for _ in wanted]
+        ctx.must(seen == wanted, f"qos {qos}: expected {wanted}; seen {seen}")
+
+
+@case(
+    "mqtt311/order/acknowledgements-come-in-order",
+    clauses=("MQTT-4.6.0-2", "MQTT-4.6.0-3", "MQTT-4.6.0-6"),
+    requires=("qos1", "qos2"),
+    mutant="v3-acknowledgements-swapped",
+)
+async def acknowledgements(ctx: CaseContext) -> None:
+    """PUBACKs come in the order of the QoS 1 PUBLISHes, PUBRECs in the order of the QoS 2 PUBLISHes.
+
+    Ten of each are sent in one write. (The rules are the client's, and 4.6.0-6 asks them of the server too.)
+    """
+    publisher = await ctx.connect(name="publisher")
+    identifiers = list(range(1, 11))
+    publisher.send(*(Publish(topic=ctx.topic(), qos=1, packet_id=number) for number in identifiers))
+    acknowledged = [(await publisher.expect(Puback)).packet_id for _ in identifiers]
+    ctx.must(acknowledged == identifiers, f"publisher: expected PUBACKs {identifiers}; seen {acknowledged}")
+    publisher.send(*(Publish(topic=ctx.topic(), qos=2, packet_id=number) for number in identifiers))
+    received = [(await publisher.expect(Pubrec)).packet_id for _ in identifiers]
+    ctx.must(received == identifiers, f"publisher: expected PUBRECs {identifiers}; seen {received}")
+    publisher.send(*(Pubrel(packet_id=number) for number in identifiers))
+    for _ in identifiers:
+        await publisher.expect(Pubcomp)
+
+
+@case(
+    "mqtt311/order/pubrels-follow-the-pubrecs",
+    clauses=("MQTT-4.6.0-4", "MQTT-4.6.0-6", "MQTT-4.3.3-1"),
+    requires=("qos2",),
+    mutant="v3-pubrels-in-order-of-delivery",
+)
+async def pubrels(ctx: CaseContext) -> None:
+    """The broker sends PUBRELs in the order in which the PUBRECs came.
+
+    Three QoS 2 messages are delivered, and their PUBRECs sent in one write in the order of delivery; so come the PUBRELs.
+    """
+    topic = ctx.topic()
+    subscriber = await ctx.connect(name="subscriber")
+    await subscriber.subscribe(topic, qos=2)
+    publisher = await ctx.connect(name="publisher")
+    for number in range(3):
+        await publisher.publish(topic, str(number).encode(), qos=2)
+    messages = [await subscriber.expect_publish(topic, ack=False) for _ in range(3)]
+    identifiers = [message.packet_id for message in messages]
+    subscriber.send(*(Pubrec(packet_id=packet_id) for packet_id in identifiers))
+    released = [(await subscriber.expect(Pubrel)).packet_id for _ in identifiers]
+    ctx.must(released == identifiers, f"subscriber: expected PUBRELs {identifiers}; seen {released}")
+    subscriber.send(*(Pubcomp(packet_id=packet_id) for packet_id in identifiers))
+    await subscriber.expect_nothing()
+
+
+@case(
+    "mqtt311/order/retained-then-live",
+    clauses=("MQTT-3.3.1-6", "MQTT-3.3.1-9", "MQTT-4.6.0-6"),
+    requires=("retain",),
+    mutant="v3-retained-sent-twice",
+)
+async def retained_then_live(ctx: CaseContext) -> None:
+    """A subscriber sees the retained message once, and then the live ones in order.
+
+    A message is retained; after the subscription three more follow on the same topic.
+    """
+    topic = ctx.topic()
+    publisher = await ctx.connect(name="publisher")
+    await publisher.publish(topic, b"kept", qos=1, retain=True)
+    subscriber = await ctx.connect(name="subscriber")
+    await subscriber.subscribe(topic)
+    for number in range(3):
+        await publisher.publish(topic, str(number).encode())
+    found = await delivered(ctx, publisher, subscriber)
+    seen = [(message.payload, message.retain) for message in found]
+    wanted = [(b"kept", True), (b"0", False), (b"1", False), (b"2", False)]
+    ctx.must(seen == wanted, f"subscriber: expected {wanted}; seen {[describe(message) for message in found]}")

@@ -1,0 +1,282 @@
+"""Sessions: what outlives a connection and what is sent again (MQTT 3.1.1, 3.1.2.4, 4.1 and 4.4)."""
+
+from __future__ import annotations
+
+from conformance.case import CaseContext, case
+from conformance.cases.mqtt5.support import delivered
+from conformance.connection import Connection
+from conformance.wire import Puback, Pubcomp, Publish, Pubrec, Pubrel, describe
+
+
+async def resume(ctx: CaseContext, client_id: str, *, name: str = "back") -> Connection:
+    """Connect with Clean Session 0; the session must be there."""
+    connection = await ctx.connect(client_id=client_id, clean=False, name=name)
+    ctx.must(
+        connection.connack.session_present,
+        f"{name}: expected Session Present 1; seen {describe(connection.connack)}",
+    )
+    return connection
+
+
+@case(
+    "mqtt311/session/keeps-subscriptions-and-messages",
+    clauses=("MQTT-3.1.2-4", "MQTT-3.1.2-5", "MQTT-3.2.2-2", "MQTT-4.1.0-1", "MQTT-4.5.0-1"),
+    requires=("persistent_sessions", "qos1", "qos2"),
+    mutant="v3-offline-messages-dropped",
+)
+async def keeps_messages(ctx: CaseContext) -> None:
+    """With Clean Session 0, subscriptions stay and QoS 1 and 2 messages wait for the client.
+
+    A subscriber leaves; one message at QoS 1 and one at QoS 2 are published. When it comes back, Session Present is 1
+    and both arrive, each once, at their QoS, not marked as repeated.
+    """
+    topics = {1: ctx.topic("one"), 2: ctx.topic("two")}
+    first = await ctx.connect(clean=False, name="first")
+    await first.subscribe(*topics.values(), qos=2)
+    await first.disconnect()
+    publisher = await ctx.connect(name="publisher")
+    for qos, topic in topics.items():
+        await publisher.publish(topic, b"waiting", qos=qos)
+    back = await resume(ctx, first.client_id)
+    found = {}
+    for _ in topics:
+        message = await back.expect_publish(payload=b"waiting", dup=False)
+        found[message.qos] = message.topic
+    ctx.must(found == topics, f"back: expected {topics}; seen {found}")
+    await back.expect_nothing()
+
+
+@case(
+    "mqtt311/session/clean-session-discards-the-old-one",
+    clauses=("MQTT-3.1.2-6", "MQTT-3.2.2-1", "MQTT-3.1.4-3"),
+    requires=("persistent_sessions", "qos1"),
+    mutant="v3-clean-session-keeps-state",
+)
+async def clean_discards(ctx: CaseContext) -> None:
+    """Clean Session 1 discards an existing session for good.
+
+    A subscriber with a kept session leaves, a message waits for it. It connects with Clean Session 1: Session Present
+    is 0, no message comes, and its subscription is gone. The session is not there with Clean Session 0 either.
+    """
+    topic = ctx.topic()
+    first = await ctx.connect(clean=False, name="first")
+    await first.subscribe(topic, qos=1)
+    await first.disconnect()
+    publisher = await ctx.connect(name="publisher")
+    await publisher.publish(topic, b"waiting", qos=1)
+    clean = await ctx.connect(client_id=first.client_id, clean=True, name="clean")
+    ctx.must(not clean.connack.session_present, f"expected Session Present 0; seen {describe(clean.connack)}")
+    await publisher.publish(topic, b"for no subscription", qos=1)
+    await ctx.expect_no_message(publisher, clean)
+    await clean.disconnect()
+    last = await ctx.connect(client_id=first.client_id, clean=False, name="last")
+    ctx.must(not last.connack.session_present, f"last: expected Session Present 0; seen {describe(last.connack)}")
+
+
+@case(
+    "mqtt311/session/clean-session-ends-with-its-connection",
+    clauses=("MQTT-3.1.2-6", "MQTT-3.2.2-3"),
+    requires=("persistent_sessions",),
+    mutant="v3-clean-session-outlives-connection",
+)
+async def clean_ends(ctx: CaseContext) -> None:
+    """A session with Clean Session 1 lasts as long as its connection.
+
+    A client subscribes with Clean Session 1 and leaves. Coming back with Clean Session 0 it finds no session.
+    """
+    first = await ctx.connect(name="first")
+    await first.subscribe(ctx.topic(), qos=1)
+    await first.disconnect()
+    back = await ctx.connect(client_id=first.client_id, clean=False, name="back")
+    ctx.must(not back.connack.session_present, f"back: expected Session Present 0; seen {describe(back.connack)}")
+
+
+@case(
+    "mqtt311/session/takeover-keeps-the-session",
+    clauses=("MQTT-3.1.4-2", "MQTT-3.1.2-4", "MQTT-3.2.2-2"),
+    requires=("persistent_sessions",),
+    mutant="v3-takeover-starts-afresh",
+)
+async def takeover_keeps(ctx: CaseContext) -> None:
+    """Taking over with Clean Session 0 goes on with the session of the older connection.
+
+    The older connection is ended; the newer one has Session Present 1 and gets what the older subscribed to.
+    """
+    topic = ctx.topic()
+    first = await ctx.connect(clean=False, name="first")
+    await first.subscribe(topic)
+    second = await resume(ctx, first.client_id, name="second")
+    await first.expect_close()
+    publisher = await ctx.connect(name="publisher")
+    await publisher.publish(topic, b"for the newer")
+    await second.expect_publish(topic, b"for the newer")
+
+
+@case(
+    "mqtt311/session/unacknowledged-qos-1-is-sent-again",
+    clauses=("MQTT-4.4.0-1", "MQTT-3.3.1-1", "MQTT-4.3.2-1"),
+    requires=("persistent_sessions", "qos1"),
+    mutant="v3-unacknowledged-not-resent",
+)
+async def resend_qos_1(ctx: CaseContext) -> None:
+    """A QoS 1 delivery without PUBACK is sent again when the client comes back.
+
+    Same packet identifier, DUP 1; after the PUBACK it is not sent a third time.
+    """
+    topic = ctx.topic()
+    first = await ctx.connect(clean=False, name="first")
+    await first.subscribe(topic, qos=1)
+    publisher = await ctx.connect(name="publisher")
+    await publisher.publish(topic, b"again", qos=1)
+    message = await first.expect_publish(topic, b"again", dup=False, ack=False)
+    first.abort()
+    back = await resume(ctx, first.client_id)
+    repeated = await back.expect_publish(topic, b"again", qos=1, dup=True)
+    ctx.must(
+        repeated.packet_id == message.packet_id,
+        f"back: expected packet identifier {message.packet_id} again; seen {repeated.packet_id}",
+    )
+    await back.expect_nothing()
+    await back.disconnect()
+    last = await resume(ctx, first.client_id, name="last")
+    await last.expect_nothing()
+
+
+@case(
+    "mqtt311/session/unreceived-qos-2-is-sent-again",
+    clauses=("MQTT-4.4.0-1", "MQTT-3.3.1-1", "MQTT-4.3.3-1"),
+    requires=("persistent_sessions", "qos2"),
+    mutant="v3-unacknowledged-not-resent",
+)
+async def resend_qos_2(ctx: CaseContext) -> None:
+    """A QoS 2 delivery without PUBREC is sent again when the client comes back.
+
+    Same packet identifier, DUP 1; the exchange is then completed.
+    """
+    topic = ctx.topic()
+    first = await ctx.connect(clean=False, name="first")
+    await first.subscribe(topic, qos=2)
+    publisher = await ctx.connect(name="publisher")
+    await publisher.publish(topic, b"again", qos=2)
+    message = await first.expect_publish(topic, b"again", dup=False, ack=False)
+    first.abort()
+    back = await resume(ctx, first.client_id)
+    repeated = await back.expect_publish(topic, b"again", qos=2, dup=True)
+    ctx.must(
+        repeated.packet_id == message.packet_id,
+        f"back: expected packet identifier {message.packet_id} again; seen {repeated.packet_id}",
+    )
+    await back.expect_nothing()
+
+
+@case(
+    "mqtt311/session/owed-pubrel-is-sent-again",
+    clauses=("MQTT-4.4.0-1", "MQTT-4.3.3-1"),
+    requires=("persistent_sessions", "qos2"),
+    mutant="v3-owed-pubrel-not-resent",
+)
+async def resend_pubrel(ctx: CaseContext) -> None:
+    """A delivery cut off between PUBREL and PUBCOMP goes on with the PUBREL.
+
+    The subscriber has sent PUBREC and got PUBREL when its connection breaks. When it comes back, the PUBREL with the
+    same identifier comes again, and no PUBLISH. (rmqtt/rmqtt issue 456.)
+    """
+    topic = ctx.topic()
+    first = await ctx.connect(clean=False, name="first")
+    await first.subscribe(topic, qos=2)
+    publisher = await ctx.connect(name="publisher")
+    await publisher.publish(topic, b"released", qos=2)
+    message = await first.expect_publish(topic, ack=False)
+    first.send(Pubrec(packet_id=message.packet_id))
+    await first.expect(Pubrel)
+    first.abort()
+    back = await resume(ctx, first.client_id)
+    pubrel = await back.expect(Pubrel)
+    ctx.must(pubrel.packet_id == message.packet_id, f"back: expected PUBREL {message.packet_id}; seen {pubrel}")
+    back.send(Pubcomp(packet_id=message.packet_id))
+    await back.expect_nothing()
+
+
+@case(
+    "mqtt311/session/received-qos-2-is-remembered",
+    clauses=("MQTT-4.3.3-2", "MQTT-3.1.2-4", "MQTT-4.4.0-1"),
+    requires=("persistent_sessions", "qos2"),
+    mutant="v3-received-qos-2-forgotten",
+)
+async def inbound_qos_2(ctx: CaseContext) -> None:
+    """The broker remembers across connections which QoS 2 messages it has received.
+
+    The publisher's connection breaks after PUBREC. Coming back it sends the PUBLISH again, with DUP, gets a PUBREC, and
+    releases it. The subscriber gets one message, at QoS 2. (nats-io/nats-server issue 4849 is of this kind.)
+    """
+    topic = ctx.topic()
+    subscriber = await ctx.connect(name="subscriber")
+    await subscriber.subscribe(topic, qos=2)
+    first = await ctx.connect(clean=False, name="first")
+    first.send(Publish(topic=topic, payload=b"once", qos=2, packet_id=5))
+    await first.expect(Pubrec)
+    first.abort()
+    back = await resume(ctx, first.client_id)
+    back.send(Publish(topic=topic, payload=b"once", qos=2, packet_id=5, dup=True))
+    await back.expect(Pubrec)
+    back.send(Pubrel(packet_id=5))
+    pubcomp = await back.expect(Pubcomp)
+    ctx.must(pubcomp.packet_id == 5, f"back: expected PUBCOMP 5; seen {describe(pubcomp)}")
+    await subscriber.expect_publish(topic, b"once", qos=2)
+    await ctx.expect_no_message(back, subscriber)
+
+
+@case(
+    "mqtt311/session/owed-release-finishes-after-reconnect",
+    clauses=("MQTT-4.3.3-2", "MQTT-3.1.2-5"),
+    requires=("persistent_sessions", "qos2"),
+    mutant="v3-message-lost-with-publisher-session",
+)
+async def release_after_reconnect(ctx: CaseContext) -> None:
+    """A publisher that was cut off after PUBREC can release its message on the next connection.
+
+    It comes back and sends PUBREL only. It gets PUBCOMP, and the message has reached the subscriber once.
+    """
+    topic = ctx.topic()
+    subscriber = await ctx.connect(name="subscriber")
+    await subscriber.subscribe(topic, qos=0)
+    first = await ctx.connect(clean=False, name="first")
+    first.send(Publish(topic=topic, payload=b"released later", qos=2, packet_id=6))
+    await first.expect(Pubrec)
+    first.abort()
+    back = await resume(ctx, first.client_id)
+    back.send(Pubrel(packet_id=6))
+    pubcomp = await back.expect(Pubcomp)
+    ctx.must(pubcomp.packet_id == 6, f"back: expected PUBCOMP 6; seen {describe(pubcomp)}")
+    messages = [message.payload for message in await delivered(ctx, back, subscriber)]
+    ctx.must(messages == [b"released later"], f"subscriber: expected the message once; seen {messages}")
+
+
+@case(
+    "mqtt311/session/unacknowledged-deliveries-come-in-order",
+    clauses=("MQTT-4.6.0-1", "MQTT-4.6.0-6", "MQTT-4.4.0-1"),
+    requires=("persistent_sessions", "qos1"),
+    mutant="v3-resent-in-reverse",
+)
+async def resend_order(ctx: CaseContext) -> None:
+    """Deliveries are sent again in the order in which they were sent first.
+
+    Five QoS 1 messages are delivered and not acknowledged. When the subscriber comes back they come again, in order.
+    """
+    topic = ctx.topic()
+    first = await ctx.connect(clean=False, name="first")
+    await first.subscribe(topic, qos=1)
+    publisher = await ctx.connect(name="publisher")
+    wanted = [str(number).encode() for number in range(5)]
+    for payload in wanted:
+        await publisher.publish(topic, payload, qos=1)
+    for payload in wanted:
+        await first.expect_publish(topic, payload, ack=False)
+    first.abort()
+    back = await resume(ctx, first.client_id)
+    seen = [(await back.expect_publish(topic, ack=False)) for _ in wanted]
+    payloads = [message.payload for message in seen]
+    ctx.must(payloads == wanted, f"back: expected {wanted}; seen {payloads}")
+    for message in seen:
+        back.send(Puback(packet_id=message.packet_id))
+    await back.expect_nothing()
