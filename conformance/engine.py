@@ -78,6 +78,7 @@ def blank_result(case: Case, verdict: CaseVerdict, detail: str, *, reproduce: st
     return CaseResult(
         case=case.id,
         title=case.title,
+        expectation=case.expectation,
         spec=case.spec,
         area=case.area,
         clauses=list(case.clauses),

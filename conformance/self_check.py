@@ -178,6 +178,12 @@ def print_table(console: Console, result: SelfCheck) -> None:
     )
 
 
+def _as_check(check: Check) -> results.Check:
+    """One broker, broken or legal, for the report; 1 when every case judged it right."""
+    verdict = Verdict.PASS if check.ok else Verdict.ERROR if check.problem else Verdict.FAIL
+    return results.Check(name=check.mutant, value=float(check.ok), unit="", verdict=verdict, source=check.what)
+
+
 def write_self_check(folder: Path, result: SelfCheck, *, command: str) -> Path:
     """``result.json`` of a self-check."""
     bugs = [check for check in result.checks if not check.legal]
@@ -214,7 +220,8 @@ def write_self_check(folder: Path, result: SelfCheck, *, command: str) -> Path:
                     relation="==",
                     verdict=Verdict.PASS if killed == len(bugs) else Verdict.FAIL,
                     source="every case fails the broken broker that it names",
-                )
+                ),
+                *(_as_check(check) for check in result.checks),
             ],
             machine=this_machine(),
         ),
