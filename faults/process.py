@@ -33,10 +33,10 @@ class _Ready(msgspec.Struct, frozen=True, kw_only=True):
 class BrokerProcess:
     """The reference broker, run by ``conformance.adapter``, with its data and log in ``folder``."""
 
-    def __init__(self, folder: Path, config: dict[str, Any], mutant: str | None = None) -> None:
+    def __init__(self, folder: Path, config: dict[str, Any], mutants: tuple[str, ...] = ()) -> None:
         self._folder = folder
         self._config = config
-        self._mutant = mutant
+        self._mutants = mutants
         self._process: asyncio.subprocess.Process | None = None
         self._log: BinaryIO | None = None
         self.host = ""
@@ -65,8 +65,7 @@ class BrokerProcess:
         if self._log is None:
             self._log = self.log_path.open("ab")
         command = [sys.executable, "-m", "conformance.adapter", "--config", str(config_path), "--port", str(self.port)]
-        if self._mutant is not None:
-            command += ["--mutant", self._mutant]
+        command += [word for mutant in self._mutants for word in ("--mutant", mutant)]
         self._process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,

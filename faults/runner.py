@@ -15,13 +15,13 @@ from typing import Final
 import msgspec
 
 from conformance.checkers import CheckOutcome, check_history
+from faults.measure import check_targets, measure, unknown_metrics
 from faults.nemesis import PROXIES, Nemesis, NemesisError
 from faults.process import BrokerProcess, BrokerStartError
 from faults.pump import Clock, Pump
 from faults.scenario import Scenario, World
 from faults.toxiproxy import Endpoint, ToxiproxyClient, ToxiproxyError, toxiproxy_endpoint
 from faults.workload import ClientRole, HistoryRecorder, WorkloadClient, WorkloadPlan
-from faults.workload.measure import Measures, check_targets, measure, unknown_metrics
 from reference_broker.trace.files import HistoryWriter
 from reference_broker.trace.results import Check, Machine, RunKind, RunResult, Verdict, worst, write_result
 from reference_broker.trace.schema import HistoryEvent, HistoryHeader
@@ -43,7 +43,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     out: Path
     seed: int
-    mutant: str | None = None
+    mutants: tuple[str, ...] = ()
     toxiproxy_url: str | None = None
     command: str = ""
 
@@ -70,7 +70,7 @@ class _Run:
         self.options = options
         self.endpoint = endpoint
         self.events: list[HistoryEvent] = []
-        self.broker = BrokerProcess(options.out, scenario.topology.broker, options.mutant)
+        self.broker = BrokerProcess(options.out, scenario.topology.broker, options.mutants)
         self.header = HistoryHeader(
             run_id=f"{scenario.name}-{options.seed}",
             scenario=scenario.name,
@@ -162,7 +162,7 @@ def run_scenario(scenario: Scenario, options: RunOptions, progress: Progress | N
         )
     result = msgspec.structs.replace(
         result,
-        target="reference" if options.mutant is None else f"reference + {options.mutant}",
+        target="reference" + "".join(f"+{mutant}" for mutant in options.mutants),
         world=World.REAL.value,
         seed=options.seed,
         started_at=started_at,
@@ -193,17 +193,18 @@ def _clear(folder: Path) -> None:
 def _judge(run: _Run) -> RunResult:
     outcome = check_history(run.header, run.events)
     measures = measure(run.events)
-    checks = check_targets(run.scenario.targets, measures.metrics)
+    metrics = {**outcome.counts, **measures.metrics}
+    checks = check_targets(run.scenario.targets, metrics)
     verdict = worst([outcome.verdict, *(check.verdict for check in checks)])
     return RunResult(
         kind=RunKind.FAULTS,
         name=run.scenario.name,
         verdict=verdict,
-        summary=_summary(outcome, measures, checks),
+        summary=_summary(outcome, checks),
         findings=outcome.findings,
         checks=checks,
         metrics={
-            **measures.metrics,
+            **metrics,
             "history_events": len(run.events),
             "broker_starts": run.broker.starts,
             "proxy": f"{run.endpoint.kind} {run.endpoint.version}",
@@ -215,12 +216,12 @@ def _judge(run: _Run) -> RunResult:
     )
 
 
-def _summary(outcome: CheckOutcome, measures: Measures, checks: list[Check]) -> str:
-    metrics = measures.metrics
+def _summary(outcome: CheckOutcome, checks: list[Check]) -> str:
+    counts = outcome.counts
+    sent = counts["sends_ok"] + counts["sends_fail"] + counts["sends_info"]
     facts = (
-        f"{metrics['publishes_ok']} of {metrics['publishes']} publishes confirmed, "
-        f"{metrics['deliveries']} deliveries, {metrics['dead_letters']} dead letters, "
-        f"{len(measures.bands)} faults"
+        f"{counts['sends_ok']} of {sent} publishes confirmed, {counts['deliveries']} deliveries, "
+        f"{counts['dead_lettered']} dead letters, {counts['faults']} faults"
     )
     failed = [check.name for check in checks if check.verdict is Verdict.FAIL]
     if outcome.verdict is Verdict.FAIL:

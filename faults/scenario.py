@@ -159,6 +159,27 @@ class Scenario(_Part, frozen=True, kw_only=True):
         return max((fault.at_s + fault.for_s for fault in self.faults), default=0.0)
 
 
+SCENARIO_FOLDER: Final = Path(__file__).parent / "scenarios"
+"""Where the scenarios that come with Assay are."""
+
+
+def shipped_scenarios() -> dict[str, Path]:
+    """The scenarios that come with Assay, by name."""
+    return {path.stem: path for path in sorted(SCENARIO_FOLDER.glob("*.yaml"))}
+
+
+def find_scenario(name_or_path: str) -> Scenario:
+    """A shipped scenario by its name, or any by the path of its file. Raises :class:`ScenarioError`."""
+    shipped = shipped_scenarios()
+    if name_or_path in shipped:
+        return load_scenario(shipped[name_or_path])
+    path = Path(name_or_path)
+    if path.suffix not in (".yaml", ".yml"):
+        message = f"unknown scenario {name_or_path!r}: use the path of a YAML file, or {', '.join(shipped)}"
+        raise ScenarioError(message)
+    return load_scenario(path)
+
+
 def parse_scenario(data: object, *, where: str = "scenario") -> Scenario:
     """Check plain data. Raises :class:`ScenarioError` naming the key."""
     try:

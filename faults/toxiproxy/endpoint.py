@@ -56,7 +56,7 @@ def _started(program: str, seed: int) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    process = subprocess.Popen(  # noqa: S603 - the program that the user put on the PATH under this name
+    process = subprocess.Popen(
         [program, "-host", "127.0.0.1", "-port", str(port), "-seed", str(seed)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

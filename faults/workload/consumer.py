@@ -25,7 +25,9 @@ MAX_UNSETTLED: Final = 65_536
 """Deliveries that a consumer holds unsettled; a broker that sends more is not heeding its own in-flight limit."""
 _MAX_IN_FLIGHT: Final = 1_024
 _REFUSED: Final = 0x80
-_REASON_PROPERTIES: Final = ("dlq-reason", "_dlq_reason", "reason")
+_DLQ_REASON: Final = "_dlq_reason"
+_DLQ_GROUP: Final = "_dlq_group"
+"""User properties of a dead letter: why it is one, and the group that gave it up."""
 
 
 class Choice(StrEnum):
@@ -201,10 +203,11 @@ class ConsumerClient(WorkloadClient):
             "redelivered": packet.dup or count > 1,
         }
         if self._dead_letters:
-            fields["reason"] = next((given[name] for name in _REASON_PROPERTIES if name in given), "")
+            fields["reason"] = given.get(_DLQ_REASON, "")
+            fields["detail"] = f"given up by group {given[_DLQ_GROUP]}" if _DLQ_GROUP in given else ""
         self.history.record(now, self.process, OpKind.DELIVER, OpType.OK, **fields)
         if known and self._dead_letters:
-            self._ledger.dead_lettered(delivery.value, now)
+            self._ledger.dead_lettered(delivery.value, given.get(_DLQ_GROUP), now)
         elif known:
             self._ledger.required(delivery.value, now)
         return delivery

@@ -43,11 +43,11 @@ class Ledger:
         if type_ is OpType.OK and (f is OpKind.ACK or (f is OpKind.REJECT and not self._dead_letters)):
             self._resolve(value, group)
 
-    def dead_lettered(self, value: str, now: float) -> None:
-        """A value arrived in the dead-letter queue, which ends it for every group that it did not end for yet."""
+    def dead_lettered(self, value: str, group: str | None, now: float) -> None:
+        """A value arrived in the dead-letter queue, given up by ``group``; by each of them if the broker names none."""
         self.required(value, now)
-        for group in self._resolved:
-            self._resolve(value, group)
+        for each in self._resolved if group not in self._resolved else (group,):
+            self._resolve(value, each)
 
     def _resolve(self, value: str, group: str) -> None:
         resolved = self._resolved[group]

@@ -1,0 +1,207 @@
+"""``assay faults``: list, show, run, proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import typer
+import yaml
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from conformance.mutants import UnknownMutantError, all_mutants, find
+from faults.runner import RunError, RunOptions, run_scenario
+from faults.scenario import Scenario, ScenarioError, World, find_scenario, shipped_scenarios
+from faults.toxiproxy import DEFAULT_PORT, ToxiproxyServer
+from reference_broker.trace.results import RunResult, Severity, Verdict
+
+PASSED: Final = 0
+FOUND: Final = 1
+USAGE: Final = 2
+HARNESS: Final = 4
+EXIT_STATUS: Final = {Verdict.PASS: PASSED, Verdict.FAIL: FOUND, Verdict.UNKNOWN: FOUND, Verdict.ERROR: HARNESS}
+"""No claim is possible counts as a finding: no data is never green."""
+_STYLES: Final = {
+    Verdict.PASS: "bold green",
+    Verdict.FAIL: "bold red",
+    Verdict.UNKNOWN: "bold yellow",
+    Verdict.ERROR: "bold magenta",
+}
+_MAX_VALUES_SHOWN: Final = 8
+
+app = typer.Typer(
+    name="faults",
+    no_args_is_help=True,
+    help="""Run a scenario on real processes: the broker is killed, paused and cut off while clients record a history.
+
+    The history is then judged: nothing confirmed may be lost, nothing delivered again without a cause, order and dead
+    letters must be right. Exit status: 0 the contract held, 1 a finding or no claim possible, 2 wrong usage, 4 the
+    harness failed.""",
+)
+console = Console()
+errors = Console(stderr=True)
+
+ScenarioArgument = Annotated[
+    str, typer.Argument(help="Name of a scenario that comes with Assay (`assay faults list`), or a YAML file.")
+]
+
+
+def _stop(text: str, status: int) -> typer.Exit:
+    errors.print(f"[bold red]error:[/] {escape(text)}", soft_wrap=True)
+    return typer.Exit(status)
+
+
+def _scenario(name: str) -> Scenario:
+    try:
+        return find_scenario(name)
+    except ScenarioError as error:
+        raise _stop(str(error), USAGE) from error
+
+
+@app.command("list")
+def list_scenarios() -> None:
+    """List the scenarios that come with Assay, and the bugs that can be planted."""
+    table = Table("scenario", "worlds", "faults", "what it is about", box=None, pad_edge=False)
+    for name in shipped_scenarios():
+        scenario = _scenario(name)
+        faults = ", ".join(fault.kind.value for fault in scenario.faults) or "none"
+        table.add_row(name, ", ".join(scenario.worlds), faults, scenario.description)
+    console.print(table)
+    bugs = Table("mutant of the queues", "what it breaks", box=None, pad_edge=False)
+    for mutant in all_mutants().values():
+        if mutant.apply.__module__ == "conformance.mutants.queue" and not mutant.legal:
+            bugs.add_row(mutant.name, mutant.what)
+    if bugs.row_count:
+        console.print()
+        console.print(bugs)
+
+
+@app.command()
+def show(scenario: ScenarioArgument) -> None:
+    """Print a scenario with all its defaults filled in, as YAML that `run` takes."""
+    data = msgspec.to_builtins(_scenario(scenario))
+    sys.stdout.write(yaml.safe_dump(data, sort_keys=False, width=120))
+
+
+@app.command()
+def run(
+    scenario: ScenarioArgument,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the artefacts. Default: out/faults/<scenario>-<seed>.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of workload and proxy. Default: the scenario's own.")] = None,
+    mutant: Annotated[
+        list[str] | None, typer.Option(help="Break the broker on purpose (repeatable); see `assay faults list`.")
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TOXIPROXY_URL",
+            help="A running toxiproxy server. Default: toxiproxy-server from the PATH, else the embedded one.",
+        ),
+    ] = None,
+) -> None:
+    """Run a scenario and judge what happened."""
+    loaded = _scenario(scenario)
+    mutants = tuple(mutant or ())
+    try:
+        for name in mutants:
+            find(name)
+    except UnknownMutantError as error:
+        raise _stop(str(error), USAGE) from error
+    used_seed = loaded.seed if seed is None else seed
+    folder = out or Path("out") / "faults" / f"{loaded.name}-{used_seed}"
+    options = RunOptions(
+        out=folder,
+        seed=used_seed,
+        mutants=mutants,
+        toxiproxy_url=url,
+        command=_command(scenario, used_seed, mutants),
+    )
+    try:
+        result = _run(loaded, options)
+    except RunError as error:
+        raise _stop(str(error), USAGE) from error
+    _print(result, folder)
+    raise typer.Exit(EXIT_STATUS[result.verdict])
+
+
+def _command(scenario: str, seed: int, mutants: tuple[str, ...]) -> str:
+    words = ["assay", "faults", "run", scenario, "--seed", str(seed)]
+    return shlex.join(words + [word for name in mutants for word in ("--mutant", name)])
+
+
+def _run(scenario: Scenario, options: RunOptions) -> RunResult:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TextColumn("{task.fields[what]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=errors, transient=True) as bar:
+        task = bar.add_task(scenario.name, total=None, what="starting the broker")
+        return run_scenario(scenario, options, lambda phase, events: bar.update(task, what=f"{phase}, {events} events"))
+
+
+def _print(result: RunResult, folder: Path) -> None:
+    console.print(f"[{_STYLES[result.verdict]}]{result.verdict.value.upper()}[/]  {escape(result.summary)}")
+    for finding in result.findings:
+        mark = "red" if finding.severity is Severity.SAFETY else "yellow"
+        values = ", ".join(finding.values[:_MAX_VALUES_SHOWN])
+        more = " ..." if len(finding.values) > _MAX_VALUES_SHOWN else ""
+        console.print(
+            f"  [{mark}]{finding.anomaly} {finding.checker}[/] {escape(finding.message)}: {escape(values)}{more}"
+        )
+    for check in result.checks:
+        value = "none" if check.value is None else f"{check.value:g}"
+        what = f"{check.name} = {value} {check.unit}, target {check.relation} {check.bound:g}"
+        console.print(f"  [{_STYLES[check.verdict]}]{check.verdict.value}[/] {what}")
+    for summary in result.percentiles:
+        console.print(
+            f"  {summary.name}: p50 {summary.p50_us / 1e3:.2f} ms, p99 {summary.p99_us / 1e3:.2f} ms, "
+            f"max {summary.max_us / 1e3:.1f} ms over {summary.count}"
+        )
+    console.print(f"  artefacts in {folder}", soft_wrap=True)
+
+
+@app.command()
+def proxy(
+    port: Annotated[int, typer.Option(help="Port of the API on 127.0.0.1; 0 = any free one.")] = DEFAULT_PORT,
+    seed: Annotated[int, typer.Option(help="Seed of every chance the proxy takes.")] = 0,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log connections that fail.")] = False,
+) -> None:
+    """Run the embedded toxiproxy server for anybody's use, until Ctrl-C.
+
+    It speaks the HTTP API of toxiproxy 2.12, so its clients and `toxiproxy-cli` work with it. Two toxics are its own:
+    loss_retx (lost segments arrive a retransmission later) and blackhole (a partition that loses nothing).
+    """
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(message)s")
+    try:
+        asyncio.run(_serve(port, seed))
+    except OSError as error:
+        raise _stop(f"cannot listen on 127.0.0.1:{port}: {error.strerror or error}", USAGE) from error
+
+
+async def _serve(port: int, seed: int) -> None:
+    server = ToxiproxyServer(seed=seed)
+    await server.start(port)
+    console.print(f"toxiproxy API on {server.url} (Ctrl-C ends it)")
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    try:
+        await stop.wait()
+    finally:
+        await server.stop()
+
+
+__all__ = ["EXIT_STATUS", "World", "app"]
