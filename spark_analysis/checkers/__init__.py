@@ -1,0 +1,87 @@
+"""The checkers in Spark SQL: the same rules as the in-memory checkers, for any number of histories of any size.
+
+A rule is a query over :class:`spark_analysis.tables.Tables` whose rows are anomalies: ``run_id, checker, anomaly,
+severity, queue, consumer_group, value, idx, detail``. No rule collects the events of a message in one place; they use
+joins, window functions and two-level aggregation, so memory does not grow with a message's life.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from pyspark.sql import DataFrame
+
+from spark_analysis.checkers.attempts import DELIVERY_COUNT, DLQ_WITHOUT_CAUSE
+from spark_analysis.checkers.evidence import findings_by_run
+from spark_analysis.checkers.loss import DLQ_LOSS, LOST
+from spark_analysis.checkers.order import ORDER
+from spark_analysis.checkers.phantom import DELIVERED_TWICE, ONE_OFFSET_TWO_VALUES, PHANTOM, STORED_TWICE
+from spark_analysis.checkers.redelivery import UNJUSTIFIED, WINDOWS
+from spark_analysis.tables import Tables
+
+__all__ = ["RULES", "Rule", "anomalies", "findings_by_run"]
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """One query and what it looks for."""
+
+    checkers: tuple[str, ...]
+    anomalies: dict[str, str]
+    """Catalogue id to meaning."""
+    sql: str
+
+
+RULES: Final = (
+    Rule(
+        checkers=("lost",),
+        anomalies={
+            "A1": "acknowledged, never delivered to a group that had to get it",
+            "F6": "delivered, never settled, and yet not delivered again",
+        },
+        sql=LOST,
+    ),
+    Rule(
+        checkers=("phantom",),
+        anomalies={
+            "A5": "delivered, never sent",
+            "A6": "delivered from another queue than it was sent to",
+            "A7": "delivered with another payload than was sent",
+            "A9": "delivered before it was sent",
+            "A10": "refused by the broker, yet delivered",
+        },
+        sql=PHANTOM,
+    ),
+    Rule(checkers=("phantom",), anomalies={"C1": "two values at one offset"}, sql=ONE_OFFSET_TWO_VALUES),
+    Rule(checkers=("duplicate",), anomalies={"B1": "sent once, stored twice"}, sql=STORED_TWICE),
+    Rule(checkers=("duplicate",), anomalies={"B2": "delivered twice against the contract"}, sql=DELIVERED_TWICE),
+    Rule(
+        checkers=("redelivery_without_cause", "concurrent_delivery", "resurrection"),
+        anomalies={
+            "B3": "delivered again without a cause",
+            "B6": "in the hands of two consumers of a group at once",
+            "A15": "delivered again after its settlement was confirmed",
+        },
+        sql=UNJUSTIFIED,
+    ),
+    Rule(checkers=("order",), anomalies={"D8": "delivered after a later one of its producer and key"}, sql=ORDER),
+    Rule(
+        checkers=("dlq_loss",),
+        anomalies={"A11": "rejected or out of retries, and not in the dead-letter queue"},
+        sql=DLQ_LOSS,
+    ),
+    Rule(checkers=("dlq_without_cause",), anomalies={"A12": "dead-lettered without a cause"}, sql=DLQ_WITHOUT_CAUSE),
+    Rule(
+        checkers=("delivery_count",),
+        anomalies={
+            "B4": "redelivered flag or delivery count contradicts the history",
+            "B7": "delivered more often than the limit allows",
+        },
+        sql=DELIVERY_COUNT,
+    ),
+)
+
+
+def anomalies(tables: Tables) -> DataFrame:
+    """The rows of all rules, of all runs, computed and stored."""
+    windows = tables.stored("windows", tables.query(WINDOWS))
+    return tables.stored("anomalies", *(tables.query(rule.sql, windows=windows) for rule in RULES))

@@ -1,0 +1,40 @@
+"""``order`` (D8): a producer's messages of one key reached a group in another order than they were sent.
+
+Of two deliveries at consumers that are connected at the same time nothing is known; what counts is an earlier delivery
+to the same consumer, or one before this consumer came.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+ORDER: Final = """
+WITH firsts AS (
+    SELECT m.run_id, m.queue, m.consumer_group, s.producer, s.key, m.process, m.idx, m.value, s.seq, p.since
+    FROM {main} m
+    JOIN {contracts} k ON k.run_id = m.run_id AND k.order = 'per_producer_key'
+    JOIN {sends} s ON s.run_id = m.run_id AND s.value = m.value AND s.status = 'ok'
+    JOIN {started} p ON p.run_id = m.run_id AND p.process = m.process
+    WHERE m.nth = 1 AND NOT (k.redelivery_may_reorder AND (m.redelivered OR m.delivery_count > 1))
+),
+timeline AS (  -- the deliveries of a stream, and the moments at which its consumers came (these first)
+    SELECT run_id, queue, consumer_group, producer, key, process, idx, 1 AS turn, seq FROM firsts
+    UNION ALL
+    SELECT DISTINCT run_id, queue, consumer_group, producer, key, process, since, 0, NULL FROM firsts
+),
+reached AS (
+    SELECT *, max(seq) OVER (PARTITION BY run_id, queue, consumer_group, producer, key ORDER BY idx, turn
+                             ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS greatest
+    FROM timeline
+),
+compared AS (
+    SELECT f.*, r.greatest AS before_it_came,
+           max(f.seq) OVER (PARTITION BY f.run_id, f.queue, f.consumer_group, f.producer, f.key, f.process
+                            ORDER BY f.idx ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS at_this_one
+    FROM firsts f JOIN reached r ON r.turn = 0 AND r.run_id = f.run_id AND r.queue = f.queue
+        AND r.consumer_group = f.consumer_group AND r.producer = f.producer AND r.key = f.key AND r.process = f.process
+)
+SELECT run_id, 'order' AS checker, 'D8' AS anomaly, 'safety' AS severity, queue, consumer_group, value, idx,
+       'after a later one of its producer and key' AS detail
+FROM compared WHERE seq < greatest(before_it_came, at_this_one)
+"""

@@ -1,0 +1,126 @@
+"""One Spark session for a small machine: two threads, one gigabyte, loopback only, no web page, no noise.
+
+Importing this module starts nothing; :func:`open_session` starts the Java machine, which takes some ten seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from pyspark.sql import SparkSession
+
+JAVA_MIN: Final = 17
+"""Spark 4 runs on no older Java."""
+_JAVA_ANSWER_S: Final = 30.0
+
+_QUIET_LOG: Final = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+
+
+class SparkUnavailableError(RuntimeError):
+    """Spark cannot start here; the text says what to install."""
+
+
+class SessionConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Size of the session. The defaults fit two cores and leave room for a broker beside it."""
+
+    threads: int = 2
+    driver_memory: str = "1g"
+    shuffle_partitions: int = 2
+    short: bool = True
+    """For jobs of seconds: compile fast and once, collect garbage on one thread. Long jobs lose by it."""
+
+
+def java_version() -> int | None:
+    """Major version of the Java that Spark would use (``JAVA_HOME``, then the PATH); ``None`` when there is none."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if java is None or not Path(java).exists():
+        return None
+    try:
+        answer = subprocess.run(  # noqa: S603 - the path comes from JAVA_HOME or PATH, as for Spark itself
+            [java, "-version"], capture_output=True, text=True, timeout=_JAVA_ANSWER_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    return int(found.group(1)) if found else None
+
+
+def why_unavailable() -> str | None:
+    """What keeps Spark from starting, as one sentence with the remedy; ``None`` when nothing does."""
+    version = java_version()
+    if version is None:
+        return f"Spark needs Java {JAVA_MIN} or newer, and no java was found: install a JRE or set JAVA_HOME"
+    if version < JAVA_MIN:
+        return f"Spark needs Java {JAVA_MIN} or newer, found Java {version}: install a newer JRE or set JAVA_HOME"
+    return None
+
+
+def _build(config: SessionConfig, workspace: Path) -> SparkSession:
+    # Python workers must run in this very environment, also when it is not first on the PATH.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    log = workspace / "log4j2.properties"
+    log.write_text(_QUIET_LOG, encoding="utf-8")
+    java_options = [f"-Dlog4j2.configurationFile={log.as_uri()}", "-Duser.timezone=UTC"]
+    if config.short:
+        java_options += ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": config.driver_memory,
+        "spark.driver.extraJavaOptions": " ".join(java_options),
+        "spark.default.parallelism": str(config.threads),
+        "spark.sql.shuffle.partitions": str(config.shuffle_partitions),
+        "spark.sql.maxPlanStringLength": "8192",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": (workspace / "warehouse").as_uri(),
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.local.dir": str(workspace / "local"),
+    }
+    builder = SparkSession.builder.master(f"local[{config.threads}]").appName("assay")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+@contextmanager
+def open_session(config: SessionConfig | None = None) -> Iterator[SparkSession]:
+    """A session for the body of the ``with``; its temporary files go away with it.
+
+    A session that is already open in this process is lent and stays open. Raises :class:`SparkUnavailableError`.
+    """
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        yield active
+        return
+    reason = why_unavailable()
+    if reason is not None:
+        raise SparkUnavailableError(reason)
+    with tempfile.TemporaryDirectory(prefix="assay-spark-", ignore_cleanup_errors=True) as folder:
+        spark = _build(config or SessionConfig(), Path(folder))
+        try:
+            yield spark
+        finally:
+            spark.stop()

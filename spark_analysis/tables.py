@@ -1,0 +1,295 @@
+"""The relations that every checker reads, in Spark SQL, for any number of histories at once.
+
+They are those of the in-memory checkers, with ``run_id`` in front and short names for what SQL reserves: ``idx`` is the
+event's ``index`` (the total order), ``consumer_group`` its ``group``.
+
+``sends``         one row per value published: first invocation, ``status`` and first completion that is ok
+``deliveries``    every delivery; ``home`` is the queue without a leading ``$dlq/``, ``is_dead`` whether it had one
+``main``          deliveries that are not dead-lettered, with the number of each in its subject (run, queue, group, value)
+``settlements``   one row per ACK, NACK or REJECT invoked, with its completion (``info`` when there is none)
+``session_ends``  process and moment
+``faults``        one row per fault: kind, first and last moment
+``scopes``        (queue, group): since when subscribed, whether it and its dead-letter queue were drained
+``started``       first event of each process
+``contracts``     what the broker of each run promised
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
+
+from reference_broker.trace.schema import AckedMeans, Contract, HistoryHeader
+from spark_analysis.schemas import struct_type
+
+DLQ_PREFIX: Final = "$dlq/"
+END_IDX: Final = 2**62
+FAULTS_MAX: Final = 100_000
+"""Faults of all runs together; they are paired on the driver."""
+
+CRASHING: Final = ("crash", "power_loss")
+CUTTING: Final = ("crash", "power_loss", "reset", "partition")
+DELAYING: Final = ("latency", "loss", "bandwidth", "partition", "pause")
+DESTROYING: Final[dict[AckedMeans, tuple[str, ...]]] = {
+    AckedMeans.MEMORY: CRASHING,
+    AckedMeans.OS: ("power_loss",),
+    AckedMeans.DISK: (),
+}
+"""Faults that may destroy what was acknowledged."""
+
+EVENTS: Final = """
+SELECT run_id, index AS idx, time_ns, process, f, type, op, queue, key, value, producer, seq, `group` AS consumer_group,
+       message_id, partition, offset, delivery_count, redelivered, reason, detail
+FROM {events}
+"""
+
+SENDS: Final = """
+WITH invoked AS (
+    SELECT run_id, idx, time_ns, queue, key, value, producer, seq FROM {events} WHERE f = 'publish' AND type = 'invoke'
+),
+completed AS (  -- the first completion of an invocation counts
+    SELECT run_id, op, min_by(struct(type, idx, time_ns), idx) AS first
+    FROM {events} WHERE f = 'publish' AND type <> 'invoke' AND idx > op AND op >= 0
+    GROUP BY run_id, op
+)
+SELECT i.run_id, i.value,
+       min_by(i.queue, i.idx) AS queue, min_by(i.key, i.idx) AS key,
+       min_by(i.producer, i.idx) AS producer, min_by(i.seq, i.idx) AS seq,
+       min(i.idx) AS inv_idx, min_by(i.time_ns, i.idx) AS inv_ns, count(*) AS invocations,
+       CASE WHEN bool_or(c.first.type = 'ok') THEN 'ok'
+            WHEN bool_and(coalesce(c.first.type, 'info') = 'fail') THEN 'fail'
+            ELSE 'info' END AS status,
+       coalesce(min(CASE WHEN c.first.type = 'ok' THEN c.first.idx END), -1) AS cpl_idx,
+       coalesce(min(CASE WHEN c.first.type = 'ok' THEN struct(c.first.idx, c.first.time_ns) END).time_ns, -1) AS cpl_ns
+FROM invoked i LEFT JOIN completed c ON c.run_id = i.run_id AND c.op = i.idx
+GROUP BY i.run_id, i.value
+"""
+
+DELIVERIES: Final = """
+SELECT run_id, idx, time_ns, process, queue, consumer_group, value, message_id, partition, offset, delivery_count,
+       redelivered, reason,
+       startswith(queue, '$dlq/') AS is_dead,
+       regexp_replace(queue, '^[$]dlq/', '') AS home,
+       regexp(detail, '^\\\\s*corrupt(\\\\s|$)') AS is_corrupt,
+       row_number() OVER (PARTITION BY run_id, queue, consumer_group, value ORDER BY idx) AS nth,
+       count(*) OVER (PARTITION BY run_id, queue, consumer_group, value) AS times
+FROM {events} WHERE f = 'deliver' AND type = 'ok'
+"""
+
+MAIN: Final = "SELECT * FROM {deliveries} WHERE NOT is_dead"
+
+SETTLEMENTS: Final = """
+WITH completed AS (
+    SELECT run_id, op, min_by(struct(type, idx, time_ns), idx) AS first
+    FROM {events} WHERE f IN ('ack', 'nack', 'reject') AND type <> 'invoke' AND idx > op AND op >= 0
+    GROUP BY run_id, op
+)
+SELECT i.run_id, i.f AS kind, i.process, i.queue, i.consumer_group, i.value, i.idx AS inv_idx, i.time_ns AS inv_ns,
+       coalesce(c.first.type, 'info') AS status,
+       coalesce(c.first.idx, -1) AS cpl_idx, coalesce(c.first.time_ns, -1) AS cpl_ns
+FROM {events} i LEFT JOIN completed c ON c.run_id = i.run_id AND c.op = i.idx
+WHERE i.f IN ('ack', 'nack', 'reject') AND i.type = 'invoke'
+"""
+
+SESSION_ENDS: Final = "SELECT run_id, process, idx, time_ns FROM {events} WHERE f = 'session_end'"
+
+STARTED: Final = "SELECT run_id, process, min(idx) AS since FROM {events} GROUP BY run_id, process"
+
+SCOPES: Final = """
+WITH drains AS (  -- the last drain of a scope decides
+    SELECT run_id, queue, consumer_group, max_by(type, idx) = 'ok' AS emptied
+    FROM {events} WHERE f = 'drain' AND type <> 'invoke' GROUP BY run_id, queue, consumer_group
+),
+drained AS (
+    SELECT run_id, map_from_entries(collect_list(struct(struct(queue, consumer_group), emptied))) AS of_scope
+    FROM drains GROUP BY run_id
+),
+dead_drained AS (  -- a dead-letter queue is empty when all who read it say so
+    SELECT run_id, map_from_entries(collect_list(struct(home, emptied))) AS of_queue
+    FROM (SELECT run_id, substring(queue, 6) AS home, bool_and(emptied) AS emptied
+          FROM drains WHERE startswith(queue, '$dlq/') GROUP BY run_id, substring(queue, 6))
+    GROUP BY run_id
+),
+named AS (  -- a scope that only settled is not listed, but may be asked for
+    SELECT run_id, queue, consumer_group, bool_or(listed) AS listed, coalesce(min(since), -1) AS since FROM (
+        SELECT run_id, queue, consumer_group, consumer_group <> '' AS listed, idx AS since
+        FROM {events} WHERE f = 'subscribe' AND type = 'ok'
+        UNION ALL SELECT run_id, queue, consumer_group, consumer_group <> '', NULL FROM drains
+        UNION ALL SELECT run_id, queue, consumer_group, TRUE, NULL FROM {main} WHERE nth = 1
+        UNION ALL SELECT run_id, queue, consumer_group, FALSE, NULL FROM {settlements}
+    ) WHERE NOT startswith(queue, '$dlq/') GROUP BY run_id, queue, consumer_group
+),
+answered AS (  -- the most specific drain: of queue and group, of the queue, of everything
+    SELECT n.*, k.dead_letters,
+           coalesce(try_element_at(d.of_scope, named_struct('queue', n.queue, 'consumer_group', n.consumer_group)),
+                    try_element_at(d.of_scope, named_struct('queue', n.queue, 'consumer_group', '')),
+                    try_element_at(d.of_scope, named_struct('queue', '', 'consumer_group', '')), FALSE) AS drained,
+           coalesce(try_element_at(x.of_queue, n.queue),
+                    try_element_at(d.of_scope, named_struct('queue', '', 'consumer_group', '')), FALSE) AS dead_drained
+    FROM named n
+    JOIN {contracts} k ON k.run_id = n.run_id
+    LEFT JOIN drained d ON d.run_id = n.run_id
+    LEFT JOIN dead_drained x ON x.run_id = n.run_id
+)
+SELECT *, drained AND (dead_drained OR NOT dead_letters) AS closed FROM answered
+"""
+
+_FAULT_TYPE: Final = StructType(
+    [
+        StructField("run_id", StringType()),
+        StructField("kind", StringType()),
+        StructField("detail", StringType()),
+        StructField("from_idx", LongType()),
+        StructField("from_ns", LongType()),
+        StructField("to_idx", LongType()),
+        StructField("to_ns", LongType()),
+        StructField("destroys", BooleanType()),
+    ]
+)
+
+
+class FaultEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a FAULT event that pair beginnings with ends."""
+
+    run_id: str
+    idx: int
+    time_ns: int
+    type: str
+    op: int
+    detail: str
+
+
+class FaultSpan(msgspec.Struct, kw_only=True):
+    """A fault from its beginning to its end; :data:`END_IDX` where the history ends first."""
+
+    run_id: str
+    kind: str
+    detail: str
+    from_idx: int
+    from_ns: int
+    to_idx: int = END_IDX
+    to_ns: int = END_IDX
+    destroys: bool = False
+    """The contract lets it destroy what was acknowledged."""
+
+
+def pair_faults(events: list[FaultEvent]) -> list[FaultSpan]:
+    """Spans of faults. Events come in order of (run, idx).
+
+    An end belongs to the beginning that its ``op`` names, else to the earliest open one of the same detail.
+    """
+    spans: list[FaultSpan] = []
+    opened: dict[tuple[str, int], FaultSpan] = {}
+    for event in events:
+        if event.type == "invoke":
+            words = event.detail.split(maxsplit=1)
+            span = FaultSpan(
+                run_id=event.run_id,
+                kind=words[0] if words else "",
+                detail=event.detail,
+                from_idx=event.idx,
+                from_ns=event.time_ns,
+            )
+            spans.append(span)
+            opened[event.run_id, event.idx] = span
+            continue
+        ended = opened.pop((event.run_id, event.op), None)
+        if ended is None:
+            same = (
+                key for key, span in opened.items() if span.run_id == event.run_id and span.detail == event.detail
+            )
+            key = next(same, None)
+            ended = opened.pop(key) if key is not None else None
+        if ended is not None:
+            ended.to_idx, ended.to_ns = event.idx, event.time_ns
+    return spans
+
+
+class HistoryTooLargeError(ValueError):
+    """A history has more faults than can be judged."""
+
+
+class Tables:
+    """The relations as frames, by name; :meth:`query` runs SQL over them.
+
+    Each relation that several rules read is written to a Parquet folder below ``scratch`` once. That cuts the plans of
+    the rules short (nested a few levels deep they would outgrow the driver), and lets Spark spill and prune columns.
+    ``scratch`` must outlive the object.
+    """
+
+    def __init__(
+        self, spark: SparkSession, events: DataFrame, headers: dict[str, HistoryHeader], scratch: Path
+    ) -> None:
+        self._spark = spark
+        self._scratch = scratch
+        self.frames: dict[str, DataFrame] = {"events": events}
+        self.frames["events"] = self.stored("events", self.query(EVENTS))
+        self.fault_spans = self._pair_faults()
+        for span in self.fault_spans:
+            span.destroys = span.kind in DESTROYING[headers[span.run_id].contract.acked_means]
+        faults = [msgspec.structs.astuple(span) for span in self.fault_spans]
+        self.frames["faults"] = self.stored("faults", spark.createDataFrame(faults, _FAULT_TYPE))
+        self.frames["contracts"] = self.stored("contracts", _contracts(spark, headers, self.fault_spans))
+        self.frames["sends"] = self.stored("sends", self.query(SENDS))
+        self.frames["deliveries"] = self.stored("deliveries", self.query(DELIVERIES))
+        self.frames["main"] = self.query(MAIN)
+        self.frames["settlements"] = self.stored("settlements", self.query(SETTLEMENTS))
+        self.frames["scopes"] = self.stored("scopes", self.query(SCOPES))
+        self.frames["session_ends"] = self.query(SESSION_ENDS)
+        self.frames["started"] = self.query(STARTED)
+
+    def stored(self, name: str, *frames: DataFrame) -> DataFrame:
+        """The rows of frames of one schema, computed now, one frame after the other, and read back from Parquet."""
+        folder = str(self._scratch / name)
+        for number, frame in enumerate(frames):
+            frame.write.mode("append" if number else "overwrite").parquet(folder)
+        return self._spark.read.schema(frames[0].schema).parquet(folder)
+
+    def query(self, text: str, **more: DataFrame) -> DataFrame:
+        """Run SQL in which ``{name}`` stands for a relation of that name, of this object or of ``more``."""
+        frames = {**self.frames, **more}
+        named = {name: frames[name] for name in set(re.findall(r"\{(\w+)\}", text))}
+        return self._spark.sql(text, **named)
+
+    def small(self, rows: Sequence[tuple[str, ...]], schema: str) -> DataFrame:
+        """A literal frame, for joins."""
+        return self._spark.createDataFrame(list(rows), schema)
+
+    def _pair_faults(self) -> list[FaultSpan]:
+        rows = self.query(
+            "SELECT run_id, idx, time_ns, type, op, detail FROM {events} WHERE f = 'fault' ORDER BY run_id, idx"
+        ).take(FAULTS_MAX + 1)
+        if len(rows) > FAULTS_MAX:
+            message = f"more than {FAULTS_MAX} fault events: analyse fewer runs at a time"
+            raise HistoryTooLargeError(message)
+        return pair_faults([msgspec.convert(row.asDict(), FaultEvent) for row in rows])
+
+
+def _contracts(spark: SparkSession, headers: dict[str, HistoryHeader], faults: list[FaultSpan]) -> DataFrame:
+    """``run_id``, the fields of :class:`Contract`, ``timeout_ns``, and where the last destroying fault began (or -1)."""
+    fields = struct_type(Contract).fields
+    schema = StructType(
+        [
+            StructField("run_id", StringType()),
+            *fields,
+            StructField("timeout_ns", LongType()),
+            StructField("destroyed_from", LongType()),
+        ]
+    )
+    destroyed_from: dict[str, int] = {}
+    for span in faults:
+        if span.destroys:
+            destroyed_from[span.run_id] = max(span.from_idx, destroyed_from.get(span.run_id, -1))
+    rows = []
+    for run_id, header in headers.items():
+        values = [getattr(header.contract, field.name) for field in fields]
+        plain = [str(value) if isinstance(value, str) else value for value in values]
+        timeout_ns = int(header.contract.delivery_timeout_s * 1e9)
+        rows.append((run_id, *plain, timeout_ns, destroyed_from.get(run_id, -1)))
+    return spark.createDataFrame(rows, schema)
