@@ -23,8 +23,10 @@ from loadtests.bench.frames import ACK_BYTES, AckType, Ids, PublishFrames, build
 READ_BYTES = 1 << 20
 STALL_TIMEOUT_S = 10.0
 COALESCE_S = 0.000_3
-"""Pause after a turn. A broker that writes message by message would otherwise wake this client for each one, and the
-client's waking would be the limit. A window of 1000 messages keeps the broker busy meanwhile."""
+"""Pause after a turn that read little. A broker that writes message by message would otherwise wake this client for
+each one, and the client's waking would be the limit. A window of 1000 messages keeps the broker busy meanwhile."""
+COALESCE_SHARE = 32
+"""A turn read little when it advanced fewer than ``window / 32`` packets."""
 UNBOUNDED_MESSAGES = 1 << 40
 
 
@@ -148,9 +150,11 @@ class Pump:
             ready = poll.poll(STALL_TIMEOUT_S * 1_000)
             if not ready:
                 raise BenchError(self._stalled())
+            before = self._advanced()
             for fd, _ in ready:
                 self._turn(by_fd[fd])
-            time.sleep(COALESCE_S)
+            if self._advanced() - before < self._window // COALESCE_SHARE:
+                time.sleep(COALESCE_S)
         return Throughput(
             qos=self._frames.qos,
             messages=self._sent - first,
@@ -165,6 +169,10 @@ class Pump:
         if self._frames.qos == 1:
             return min(self._delivered, self._completed)
         return min(self._released, self._completed)
+
+    def _advanced(self) -> int:
+        """Packets received so far."""
+        return self._delivered + self._received_back + self._completed + self._released
 
     def _publish(self) -> None:
         if self._publisher.writing:

@@ -17,7 +17,15 @@ import numpy.typing as npt
 from conformance.targets import Endpoint
 from loadtests.bench.frames import PACKET_IDS, SEQUENCE_BYTES, PublishFrames
 from loadtests.bench.handshake import connect, subscribe
-from loadtests.bench.pump import COALESCE_S, STALL_TIMEOUT_S, UNBOUNDED_MESSAGES, BenchError, Stream, Throughput
+from loadtests.bench.pump import (
+    COALESCE_S,
+    COALESCE_SHARE,
+    STALL_TIMEOUT_S,
+    UNBOUNDED_MESSAGES,
+    BenchError,
+    Stream,
+    Throughput,
+)
 from loadtests.packets import (
     PUBACK,
     acknowledgement,
@@ -81,9 +89,11 @@ class QueuePump:
             ready = poll.poll(STALL_TIMEOUT_S * 1_000)
             if not ready:
                 raise BenchError(self._stalled())
+            before = self._confirmed + self._delivered + self._settled
             for fd, _ in ready:
                 self._turn(by_fd[fd])
-            time.sleep(COALESCE_S)
+            if self._confirmed + self._delivered + self._settled - before < self._window // COALESCE_SHARE:
+                time.sleep(COALESCE_S)
         if not bool((self._seen[: self._sent] == 1).all()):
             message = "some message was never delivered although every delivery was settled"
             raise BenchError(message)
@@ -152,6 +162,7 @@ class QueuePump:
                 message = f"message {number} was delivered {what}"
                 raise BenchError(message)
             self._seen[number] = 1
+            self._delivered += 1
             output.append(acknowledgement(PUBACK, packet_id))
             self._waiting.append(
                 (find_user_property(properties, b"message-id"), find_user_property(properties, b"group-id"))
