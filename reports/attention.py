@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from reference_broker.trace.conformance import CaseResult
-from reference_broker.trace.results import GRAVITY, Check, Severity, Verdict
+from reference_broker.trace.results import GRAVITY, Check, RunKind, Severity, Verdict
 from reports.collect import Collection, Run
 from reports.humanise import plural, quantity, relation, words
 from reports.verdicts import CASE_LOOKS, FAILING_CASES, KIND_LABELS, RUN_LOOKS, Look
@@ -47,6 +49,22 @@ def needs_attention(collection: Collection) -> list[Attention]:
     return items[:MAX_ITEMS]
 
 
+def first_of_each_run(items: list[Attention], most: int) -> list[tuple[Attention, int]]:
+    """At most ``most`` items of a run, the last of them with the number that is left out (0 elsewhere).
+
+    So a run with a hundred failures does not push the single failure of another run off the front page.
+    """
+    place_of = [item.run.place if item.run else "" for item in items]
+    total = Counter(place_of)
+    taken: Counter[str] = Counter()
+    shown: list[tuple[Attention, int]] = []
+    for place, item in zip(place_of, items, strict=True):
+        taken[place] += 1
+        if taken[place] <= most:
+            shown.append((item, total[place] - most if taken[place] == most else 0))
+    return shown
+
+
 def describe_check(check: Check) -> str:
     """``2.1 ms, target < 1 ms (source)``: the figure beside what it was held to."""
     text = quantity(check.value, check.unit)
@@ -58,28 +76,33 @@ def describe_check(check: Check) -> str:
 def _of_run(run: Run) -> list[Attention]:
     if run.verdict is Verdict.PASS:
         return []
-    items: list[Attention] = []
-    if run.conformance is not None:
-        items += [_of_case(run, result) for result in run.conformance.results if result.verdict in FAILING_CASES]
+    if run.conformance is not None:  # its checks only count the cases
+        items = [_of_case(run, result) for result in run.conformance.results if result.verdict in FAILING_CASES]
         if run.conformance.footer is None:
             items.append(_of_whole_run(run, "cut before its end"))
+    elif run.result.kind is RunKind.SELF_CHECK and run.result.findings:  # so do those of a self-check
+        items = _of_findings(run)
+    else:
+        items = [_of_check(run, check) for check in run.result.checks if check.verdict is not Verdict.PASS]
+        items += _of_findings(run)
+    return items or [_of_whole_run(run, RUN_LOOKS[run.verdict].label.lower())]
+
+
+def _of_check(run: Run, check: Check) -> Attention:
+    return Attention(
+        run=run,
+        gravity=GRAVITY.index(check.verdict),
+        look=RUN_LOOKS[check.verdict],
+        title=f"{words(check.name)} misses its target" if check.verdict is Verdict.FAIL else words(check.name),
+        detail=describe_check(check),
+        reproduce=run.result.command,
+    )
+
+
+def _of_findings(run: Run) -> list[Attention]:
     result = run.result
-    for check in result.checks:
-        if check.verdict is not Verdict.PASS:
-            items.append(
-                Attention(
-                    run=run,
-                    gravity=GRAVITY.index(check.verdict),
-                    look=RUN_LOOKS[check.verdict],
-                    title=f"{words(check.name)} misses its target"
-                    if check.verdict is Verdict.FAIL
-                    else words(check.name),
-                    detail=describe_check(check),
-                    reproduce=result.command,
-                )
-            )
     safety = [finding for finding in result.findings if finding.severity is Severity.SAFETY]
-    items += [
+    items = [
         Attention(
             run=run,
             gravity=GRAVITY.index(Verdict.FAIL),
@@ -91,8 +114,8 @@ def _of_run(run: Run) -> list[Attention]:
         for finding in safety[:_MAX_FINDINGS_PER_RUN]
     ]
     if len(safety) > _MAX_FINDINGS_PER_RUN:
-        items.append(_of_whole_run(run, f"{plural(len(safety) - _MAX_FINDINGS_PER_RUN, 'more finding')}"))
-    return items or [_of_whole_run(run, RUN_LOOKS[run.verdict].label.lower())]
+        items.append(_of_whole_run(run, plural(len(safety) - _MAX_FINDINGS_PER_RUN, "more finding")))
+    return items
 
 
 def _of_case(run: Run, result: CaseResult) -> Attention:

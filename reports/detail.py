@@ -7,7 +7,7 @@ import re
 import msgspec
 
 _EXPECTED_SEEN = re.compile(
-    r"^(?:(?P<connection>[\w.-]{1,40}): )?expected (?P<expected>.+?); (?:seen:? )?(?P<seen>.+)$",
+    r"^(?:(?P<place>[^\n]{1,60}?): )?expected (?P<expected>.+?); (?:seen:? )?(?P<seen>.+)$",
     re.DOTALL | re.IGNORECASE,
 )
 
@@ -15,7 +15,8 @@ _EXPECTED_SEEN = re.compile(
 class Detail(msgspec.Struct, frozen=True, kw_only=True):
     """A detail in two halves."""
 
-    connection: str
+    place: str
+    """The connection or the variation of the case where it was seen; may be empty."""
     expected: str
     seen: str
 
@@ -25,4 +26,4 @@ def split_detail(text: str) -> Detail | None:
     match = _EXPECTED_SEEN.match(text)
     if match is None:
         return None
-    return Detail(connection=match["connection"] or "", expected=match["expected"], seen=match["seen"])
+    return Detail(place=match["place"] or "", expected=match["expected"], seen=match["seen"])

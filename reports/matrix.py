@@ -136,7 +136,7 @@ def clause_anchor(clause: str) -> str:
 
 
 def build_matrix(runs: list[Run]) -> Matrix:
-    """Rows in the order of the first report that has them, so that they follow the standard."""
+    """Rows by standard, area and case; a case is there if any report has it."""
     columns = _columns(runs)
     by_column = [{result.case: result for result in column.report.results} for column in columns]
     first_seen: dict[str, CaseResult] = {}
@@ -156,7 +156,7 @@ def build_matrix(runs: list[Run]) -> Matrix:
         for case, result in first_seen.items()
     ]
     specs = list(dict.fromkeys([*SPEC_TITLES, *(row.spec for row in rows)]))
-    rows.sort(key=lambda row: specs.index(row.spec))  # stable: areas and cases keep their order
+    rows.sort(key=lambda row: (specs.index(row.spec), row.area, row.case))
     keys = dict.fromkeys((row.spec, row.area) for row in rows)
     areas = [
         AreaRow(spec=spec, area=area, cells=[_area_cell(cases, spec, area) for cases in by_column])

@@ -17,10 +17,11 @@ MAX_CONNECTIONS = 6
 BROKER = "broker"
 
 _TIME_WIDTH = 84
-_GAP = 340
+_GAPS = {1: 620, 2: 440}
+_NARROW_GAP = 360
 _HEAD = 52
 _STEP = 40
-_LABEL_CHARACTERS = 38
+_CHARACTER_WIDTH = 7.9
 
 
 class Lifeline(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,15 +68,17 @@ def layout(transcript: Transcript) -> Sequence | None:
     drawn = [line for line in transcript.lines if line.connection in {*connections, ""}][:MAX_MESSAGES]
     if not drawn or not connections:
         return None
-    lifelines = _lifelines(connections)
+    gap = _GAPS.get(len(connections), _NARROW_GAP)
+    lifelines = _lifelines(connections, gap)
+    room = int((gap - 2 * _STEP) / _CHARACTER_WIDTH)
     by_name = {line.name: line for line in lifelines if line.index >= 0}
     broker_x = next(line.x for line in lifelines if line.index < 0)
     messages = [
-        _message(line, by_name.get(line.connection), broker_x, _HEAD + _STEP * (row + 1))
+        _message(line, by_name.get(line.connection), broker_x, _HEAD + _STEP * (row + 1), room)
         for row, line in enumerate(drawn)
     ]
     return Sequence(
-        width=_TIME_WIDTH + _GAP * (len(lifelines) - 1) + 2 * 80,
+        width=_TIME_WIDTH + gap * (len(lifelines) - 1) + 2 * 80,
         height=_HEAD + _STEP * (len(drawn) + 1),
         lifelines=lifelines,
         messages=messages,
@@ -83,16 +86,16 @@ def layout(transcript: Transcript) -> Sequence | None:
     )
 
 
-def _lifelines(connections: list[str]) -> list[Lifeline]:
+def _lifelines(connections: list[str], gap: int) -> list[Lifeline]:
     half = (len(connections) + 1) // 2
     names: list[tuple[str, int]] = [(name, index) for index, name in enumerate(connections)]
     names.insert(half, (BROKER, -1))
     return [
-        Lifeline(name=name, index=index, x=_TIME_WIDTH + 80 + _GAP * place) for place, (name, index) in enumerate(names)
+        Lifeline(name=name, index=index, x=_TIME_WIDTH + 80 + gap * place) for place, (name, index) in enumerate(names)
     ]
 
 
-def _message(line: WireLine, own: Lifeline | None, broker_x: int, y: int) -> Message:
+def _message(line: WireLine, own: Lifeline | None, broker_x: int, y: int, room: int) -> Message:
     full = line.decoded or (f"{(len(line.hex) + 1) // 2} bytes" if line.hex else "")
     own_x = own.x if own else broker_x  # a note of the case itself stands in the middle
     from_x, to_x = {"send": (own_x, broker_x), "recv": (broker_x, own_x)}.get(line.direction, (own_x, own_x))
@@ -102,6 +105,6 @@ def _message(line: WireLine, own: Lifeline | None, broker_x: int, y: int) -> Mes
         to_x=to_x,
         index=own.index if own else -1,
         time=duration_us(line.t_ns / 1_000),
-        label=shortened(full, _LABEL_CHARACTERS),
+        label=shortened(full, room),
         full=shortened(full),
     )

@@ -19,7 +19,7 @@ from plotly.offline import get_plotlyjs
 from reference_broker.trace.conformance import CaseResult, Clause
 from reference_broker.trace.results import RunKind, Verdict
 from reports import humanise, transcripts
-from reports.attention import needs_attention
+from reports.attention import first_of_each_run, needs_attention
 from reports.badge import encode_badge
 from reports.charts import percentile_ladder, timeline
 from reports.collect import MARKER_FILE, RESULT_FILE, Collection, ReportError, Run, collect, slugify
@@ -31,12 +31,13 @@ from reports.matrix import Column, Matrix, SpecCoverage, build_coverage, build_m
 from reports.raw_files import RawFile, RawFiles, path_inside
 from reports.run_views import bench_charts, check_gauge, compare_runs, evidence_table, scenario_pairs
 from reports.sequence import layout
-from reports.verdicts import CASE_LOOKS, CLAUSE_LOOKS, KIND_LABELS, KIND_QUESTIONS, RUN_LOOKS, look_of
+from reports.verdicts import CASE_GRAVITY, CASE_LOOKS, CLAUSE_LOOKS, KIND_LABELS, KIND_QUESTIONS, RUN_LOOKS, look_of
 
 REPORT_SCHEMA = "assay.report/1"
 SCRIPTS = ("theme.js", "site.js", "filter.js", "charts.js")
 MAX_FINDINGS = 100
-MAX_ATTENTION_ON_INDEX = 8
+MAX_ATTENTION_PER_RUN = 4
+MAX_ATTENTION_ON_INDEX = 24
 
 
 class ReportedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,7 +141,8 @@ class SiteWriter:
     def write(self) -> None:
         """Every page."""
         raw = {run.slug: self._run_files(run) for run in self._collection.runs}
-        self._page("index.html", "index.html.j2", attention=needs_attention(self._collection))
+        items = first_of_each_run(needs_attention(self._collection), MAX_ATTENTION_PER_RUN)
+        self._page("index.html", "index.html.j2", attention=items[:MAX_ATTENTION_ON_INDEX])
         for run in self._collection.runs:
             self._write_run(run, raw[run.slug])
         for name, runs in self._pairs.items():
@@ -171,6 +173,8 @@ class SiteWriter:
             "hex_bytes": transcripts.hex_bytes,
             "hex_left_out": transcripts.hex_left_out,
             "shortened": transcripts.shortened,
+            "paragraphs": transcripts.paragraphs,
+            "by_gravity": by_gravity,
             "safe_link": safe_link,
         }
         environment.globals |= {
@@ -198,7 +202,6 @@ class SiteWriter:
             "case_path": self._case_path,
             "clause_path": self._clause_path,
             "max_findings": MAX_FINDINGS,
-            "max_attention": MAX_ATTENTION_ON_INDEX,
         }
         return environment
 
@@ -293,6 +296,11 @@ def coverage_path(spec: str) -> str:
 def safe_link(url: str) -> str:
     """The address if a reader may follow it from a report, else empty: no ``javascript:`` from a result file."""
     return url if url.startswith(("https://", "http://")) else ""
+
+
+def by_gravity(results: list[CaseResult]) -> list[CaseResult]:
+    """Gravest verdicts first, otherwise in the order of the cases."""
+    return sorted(results, key=lambda result: -CASE_GRAVITY.index(result.verdict))
 
 
 def _case_paths(column: Column) -> Iterable[tuple[CaseResult, str]]:

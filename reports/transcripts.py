@@ -61,6 +61,11 @@ def hex_left_out(text: str) -> int:
     return max(0, (len(text) + 1) // 2 - MAX_HEX_BYTES)
 
 
+def paragraphs(text: str) -> list[str]:
+    """Prose that was wrapped for an editor, one string per paragraph, to be wrapped again by the page."""
+    return [" ".join(part.split()) for part in text.split("\n\n") if part.strip()]
+
+
 def shortened(text: str, limit: int = MAX_DECODED_CHARACTERS) -> str:
     """Text cut at ``limit`` characters with an ellipsis."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -80,7 +80,7 @@ def test_long_hex_is_cut() -> None:
 def test_a_detail_is_split_into_expected_and_seen(text: str, parts: tuple[str, str, str]) -> None:
     detail = split_detail(text)
     assert detail is not None
-    assert (detail.connection, detail.expected, detail.seen) == parts
+    assert (detail.place, detail.expected, detail.seen) == parts
 
 
 @pytest.mark.parametrize("text", ["", "known bug", "we expected better", "c1: expected CONNACK"])

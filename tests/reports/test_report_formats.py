@@ -12,6 +12,7 @@ from report_samples import case_result, load_run, write_conformance, write_repor
 
 from reference_broker.trace.conformance import CaseVerdict, Footer, Header
 from reference_broker.trace.results import RunKind, RunResult, Verdict, write_result
+from reports.attention import first_of_each_run, needs_attention
 from reports.badge import encode_badge
 from reports.collect import collect
 from reports.junit import junit_xml
@@ -134,3 +135,16 @@ def test_the_badge_counts_cases_that_were_judged(sample_runs: Path) -> None:
 def test_a_badge_without_data_is_grey(tmp_path: Path) -> None:
     write_result(tmp_path, RunResult(kind=RunKind.LOAD, name="x", verdict=Verdict.PASS, summary=""))
     assert json.loads(encode_badge(collect(tmp_path)))["color"] == "lightgrey"
+
+
+def test_a_run_with_many_failures_leaves_room_for_others(tmp_path: Path) -> None:
+    results = [case_result(f"mqtt5/connect/c{index}", CaseVerdict.FAIL) for index in range(9)]
+    write_report(tmp_path / "a", [HEADER, *results, Footer(counts={}, exit_code=1, duration_s=1)])
+    write_result(tmp_path / "b", load_run(verdict=Verdict.FAIL))
+    shown = first_of_each_run(needs_attention(collect(tmp_path)), 3)
+    assert [(item.case or item.title, left_out) for item, left_out in shown] == [
+        ("mqtt5/connect/c0", 0),
+        ("mqtt5/connect/c1", 0),
+        ("mqtt5/connect/c2", 6),
+        ("publish p99 misses its target", 0),
+    ]

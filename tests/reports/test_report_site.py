@@ -106,7 +106,7 @@ def test_a_case_page_tells_the_whole_story(sample_site: Path) -> None:
     for part in (
         "A second CONNECT ends the connection",
         "Expected the broker to end the connection",
-        "Seen PINGRESP on connection c2",
+        "Seen PINGRESP at c2",
         "The case sends a packet that the clause forbids.",
         "A client opens with CONNECT and with nothing else.",  # the sentence of 5.0, not that of 3.1.1
         "10 10 00 04 4d 51 54 54",
