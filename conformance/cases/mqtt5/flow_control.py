@@ -265,6 +265,34 @@ async def packet_size(ctx: CaseContext) -> None:
 
 
 @case(
+    "mqtt5/flow-control/client-maximum-packet-size-is-exact",
+    clauses=("MQTT-3.1.2-24",),
+    requires=("qos2",),
+    mutant="v5-client-packet-size-off-by-one",
+    near_miss="v5-writes-in-pieces",
+)
+async def packet_size_exact(ctx: CaseContext) -> None:
+    """The client's Maximum Packet Size counts every byte of a packet, the fixed header included.
+
+    For each QoS, one message whose packet has exactly the maximum and one whose packet has one byte more are
+    published. What arrives is never larger than the maximum; the exact fit should arrive.
+    """
+    limit = 120
+    client = await ctx.connect(name="client", properties=Properties(maximum_packet_size=limit))
+    publisher = await ctx.connect(name="publisher")
+    for qos in (0, 1, 2):
+        topic = ctx.topic(f"q{qos}")
+        (granted,) = await client.subscribe(topic, qos=qos)
+        fitting = limit - wire_size(Publish(topic=topic, qos=granted, packet_id=1))
+        for size in (fitting + 1, fitting):
+            await publisher.publish(topic, b"x" * size, qos=qos)
+        found = await delivered(ctx, publisher, client, qos=granted)
+        for message in found:
+            ctx.must(wire_size(message) <= limit, f"client: expected at most {limit} bytes; seen {wire_size(message)}")
+        ctx.should(len(found) == 1, f"client: expected the message of exactly {limit} bytes; seen {len(found)}")
+
+
+@case(
     "mqtt5/flow-control/dropped-message-counts-as-delivered",
     clauses=("MQTT-3.1.2-25", "MQTT-4.9.0-2"),
     requires=("qos1",),

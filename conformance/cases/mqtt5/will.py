@@ -9,6 +9,7 @@ from conformance.cases.mqtt5.support import LASTING, arrives, resume
 from conformance.wire import Disconnect, Properties, Publish, Subscription, Will, describe
 
 _DISCONNECT_WITH_WILL = 0x04
+_UNSPECIFIED_ERROR = 0x80
 _AT_ONCE_S = 3.0
 """Grace for a will that is due at once."""
 
@@ -75,6 +76,26 @@ async def disconnect_with_will(ctx: CaseContext) -> None:
     client = await ctx.connect(name="client", will=Will(topic=topic, payload=b"on request"))
     client.send(Disconnect(reason_code=_DISCONNECT_WITH_WILL))
     await watcher.expect_publish(topic, b"on request")
+
+
+@case(
+    "mqtt5/will/published-after-disconnect-with-error",
+    clauses=("MQTT-3.1.2-8", "MQTT-3.1.2-10"),
+    mutant="v5-any-disconnect-drops-the-will",
+    near_miss="v5-connack-says-more",
+)
+async def disconnect_with_error(ctx: CaseContext) -> None:
+    """Only DISCONNECT 0x00 deletes the will.
+
+    A client with a will sends DISCONNECT 0x80, which says that it leaves because of an error. The subscriber of the
+    will topic gets the will.
+    """
+    topic = ctx.topic("will")
+    watcher = await ctx.connect(name="watcher")
+    await watcher.subscribe(topic)
+    client = await ctx.connect(name="client", will=Will(topic=topic, payload=b"in trouble"))
+    client.send(Disconnect(reason_code=_UNSPECIFIED_ERROR))
+    await watcher.expect_publish(topic, b"in trouble")
 
 
 @case(
