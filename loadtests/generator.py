@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from conformance.targets import Endpoint
 from loadtests.client import LoadClient, LoadClientError
-from loadtests.ledger import Ledger, PublisherLog
+from loadtests.ledger import ConnectTime, Ledger, PublisherLog
 from loadtests.packets import user_property
 from loadtests.payload import RUN_ID_BYTES
 from loadtests.profile import Load, Profile, PubSubLoad, QueueLoad
@@ -44,14 +44,6 @@ class RunClock:
 
     def __call__(self) -> int:
         return time.perf_counter_ns() - self.origin_ns
-
-
-class ConnectTime(msgspec.Struct, frozen=True, kw_only=True):
-    """A handshake, in ns since the start of the schedule (negative: it comes before)."""
-
-    client: str
-    started_ns: int
-    completed_ns: int
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):

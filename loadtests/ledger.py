@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from array import array
 
+import msgspec
+
 from loadtests.schedule import Nanoseconds
 
 MAX_EXAMPLES = 20
@@ -25,6 +27,14 @@ class Irregularities:
         self.count += 1
         if len(self.examples) < MAX_EXAMPLES:
             self.examples.append(value)
+
+
+class ConnectTime(msgspec.Struct, frozen=True, kw_only=True):
+    """A handshake, in ns since the start of the schedule (negative: it comes before)."""
+
+    client: str
+    started_ns: int
+    completed_ns: int
 
 
 class PublisherLog:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hdrh.histogram import HdrHistogram
 
-from loadtests.ledger import Ledger, PublisherLog
+from loadtests.ledger import ConnectTime, Ledger, PublisherLog
 from loadtests.profile import Phases
 from loadtests.schedule import NS_PER_S
 from reference_broker.trace.results import Percentiles
@@ -142,6 +142,24 @@ def collect(ledger: Ledger, *, ended_ns: int) -> list[Samples]:
             # A message that was never delivered has nothing to settle; its loss is counted as a delivery.
             found.append(samples.only(np.array(delivered) != 0))
     return found
+
+
+def collect_connects(connects: Sequence[ConnectTime]) -> list[Samples]:
+    """Handshake times as samples; they come before the schedule, so their times are negative."""
+    return [
+        Samples(
+            workload="connections",
+            client=connect.client,
+            operation=LatencyOperation.CONNECT,
+            qos=0,
+            seq=np.zeros(1, np.int64),
+            intended_ns=np.array([connect.started_ns], np.int64),
+            sent_ns=np.array([connect.started_ns], np.int64),
+            completed_ns=np.array([connect.completed_ns], np.int64),
+            status=np.array([OK]),
+        )
+        for connect in connects
+    ]
 
 
 def in_phase(samples: Samples, phases: Phases, phase: str) -> Samples:
