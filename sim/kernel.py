@@ -1,0 +1,144 @@
+"""The kernel of a simulated world: SimPy's event queue, made reproducible.
+
+One seed decides everything: which of two simultaneous events comes first, and every random stream. A stream has a name
+and is derived from (seed, name) alone, so that removing one user of chance (a fault, a client) does not shift the
+others; that is what makes a schedule shrinkable. Everything that happens is appended to one running hash: two runs with
+the same hash did the same things at the same times.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import struct
+from collections.abc import Callable
+from heapq import heappush
+from typing import Final
+
+from simpy import Environment, Event
+from simpy.core import SimTime
+from simpy.events import NORMAL, EventPriority
+
+EPOCH_S: Final = 1_767_225_600.0
+"""Where simulated time starts, in Unix seconds: 2026-01-01 00:00 UTC."""
+_TIE_BITS: Final = 24
+_NUMBER_BITS: Final = 40
+_pack_time = struct.Struct("<d").pack
+
+
+def substream(seed: int, name: str) -> random.Random:
+    """A random stream that depends on the seed and the name only, not on the process or on other streams."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest()
+    return random.Random(int.from_bytes(digest, "little"))
+
+
+class SeededEnvironment(Environment):
+    """SimPy's environment, whose simultaneous events come in an order drawn from the seed."""
+
+    def __init__(self, ties: random.Random, initial_time: float) -> None:
+        super().__init__(initial_time)
+        self._draw = ties.getrandbits
+
+    def schedule(self, event: Event, priority: EventPriority = NORMAL, delay: SimTime = 0) -> None:
+        """As SimPy's; see the class."""
+        self.schedule_at(event, self._now + delay, priority)
+
+    def schedule_at(self, event: Event, when: SimTime, priority: EventPriority = NORMAL) -> None:
+        """Schedule for a time that is not rounded by way of a delay; a past one means now."""
+        tie = self._draw(_TIE_BITS) << _NUMBER_BITS | next(self._eid)
+        heappush(self._queue, (max(when, self._now), priority, tie, event))
+
+
+class Call(Event):
+    """A callback at a given time; :meth:`cancel` is idempotent."""
+
+    def __init__(self, env: SeededEnvironment, when: float, action: Callable[[], None]) -> None:
+        super().__init__(env)
+        self.when = when
+        self._action: Callable[[], None] | None = action
+        self.callbacks.append(self._fire)
+        self._ok = True
+        self._value = None
+        env.schedule_at(self, when)
+
+    def cancel(self) -> None:
+        """Do nothing when the time comes."""
+        self._action = None
+
+    def _fire(self, event: Event) -> None:
+        action, self._action = self._action, None
+        if action is not None:
+            action()
+
+
+class Kernel:
+    """Time, order, chance and trace of one run."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.env = SeededEnvironment(substream(seed, "kernel/ties"), EPOCH_S)
+        self.trace_count = 0
+        """Things that happened so far."""
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    @property
+    def now(self) -> float:
+        """Unix seconds of the simulated world."""
+        return float(self.env.now)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Simulated seconds since the start."""
+        return float(self.env.now) - EPOCH_S
+
+    def stream(self, name: str) -> random.Random:
+        """The random stream of this name, from its start."""
+        return substream(self.seed, name)
+
+    def at(self, when: float, action: Callable[[], None]) -> Call:
+        """Call ``action`` at a time in Unix seconds; a past time means as soon as possible."""
+        return Call(self.env, when, action)
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> Call:
+        """Call ``action`` after a delay."""
+        return Call(self.env, self.env.now + delay_s, action)
+
+    def trace(self, what: str, data: bytes = b"") -> None:
+        """Append to the running hash: the time, what happened, and the bytes involved."""
+        self.trace_count += 1
+        self._hash.update(_pack_time(self.env.now) + what.encode() + b"\x00" + data)
+
+    @property
+    def trace_hash(self) -> str:
+        """Hash of all that happened so far, in hex."""
+        return self._hash.hexdigest()
+
+
+class Alarm:
+    """One wake-up that is moved often and mostly later: it re-arms itself instead of filling the queue."""
+
+    def __init__(self, kernel: Kernel, action: Callable[[], None]) -> None:
+        self._kernel = kernel
+        self._action = action
+        self._deadline: float | None = None
+        self._call: Call | None = None
+
+    def set(self, deadline: float | None) -> None:
+        """Wake up at ``deadline`` instead of whenever it was set to before; None = not at all."""
+        self._deadline = deadline
+        if deadline is None:
+            return
+        if self._call is None or self._call.when > deadline:
+            if self._call is not None:
+                self._call.cancel()
+            self._call = self._kernel.at(deadline, self._ring)
+
+    def _ring(self) -> None:
+        self._call = None
+        if self._deadline is None:
+            return
+        if self._kernel.now < self._deadline:
+            self._call = self._kernel.at(self._deadline, self._ring)
+        else:
+            self._deadline = None
+            self._action()

@@ -1,0 +1,328 @@
+"""Drives the real broker code in simulated time: turns, syncs, timers, crash, power loss, pause, restart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+
+from reference_broker.config import BrokerConfig
+from reference_broker.core.broker_state import Tracer
+from reference_broker.core.queues import SyncJob
+from reference_broker.mqtt.connection import MqttConnection
+from reference_broker.node import BrokerNode
+from sim.disk import Flush, SimDisk
+from sim.kernel import Alarm, Kernel
+from sim.network import Link
+
+TURN_S = 0.00005
+"""From the first input to the output of a turn of the event loop: what arrives in between shares the turn."""
+MAX_SYNCS_AT_ONCE = 2
+"""As many as the server has sync threads."""
+
+
+class BrokerDiedError(RuntimeError):
+    """Broker code raised, where a real process would have ended. The cause is the exception."""
+
+
+class _Session:
+    """The node's end of one link."""
+
+    def __init__(self, node: SimNode, link: Link, connection: MqttConnection) -> None:
+        self.link = link
+        self.connection = connection
+        self._node = node
+        self._unread: list[bytes] = []
+        """What arrived while the connection asked for a pause."""
+        self._closed = False
+
+    def received(self, data: bytes) -> None:
+        """Bytes from the client."""
+        self._node.do(lambda: self._receive(data))
+
+    def disconnected(self) -> None:
+        """The client is gone."""
+        self._node.do(self._lost)
+
+    def _receive(self, data: bytes) -> None:
+        if self._closed:
+            return
+        if self._unread or self.connection.wants_pause:
+            self._unread.append(data)
+        else:
+            self._node.broker.receive(self.connection, data, self._node.now)
+
+    def _lost(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._node.forget(self)
+        self._node.broker.connection_lost(self.connection, self._node.now)
+
+    def resume_reading(self) -> None:
+        """Give the connection what waited, as far as it takes it."""
+        while self._unread and not self.connection.wants_pause and not self._closed:
+            self._node.broker.receive(self.connection, self._unread.pop(0), self._node.now)
+
+    def flush(self) -> None:
+        """End of a turn: send, and close if asked."""
+        if self._closed:
+            return
+        stream = self.link.to_client
+        data = self.connection.take_output()
+        stream.send(data)
+        backlog = self.connection.backlog_bytes = stream.in_flight_bytes
+        if backlog > self._node.broker.config.mqtt.max_unread_bytes:
+            self.connection.transport_stalled(self._node.now)
+            stream.send(self.connection.take_output())
+        if self.connection.closing:
+            self.link.close_from_node()
+            self._node.do(self._lost)
+
+
+class SimNode:
+    """One broker process on its machine. Every event of broker code happens inside :meth:`do`."""
+
+    def __init__(self, name: str, config: BrokerConfig, disk: SimDisk, kernel: Kernel, tracer: Tracer | None) -> None:
+        self.name = name
+        self.disk = disk
+        self.starts = 0
+        self.turns = 0
+        self._config = config
+        self._kernel = kernel
+        self._tracer = tracer
+        self._broker: BrokerNode | None = None
+        self._sessions: dict[MqttConnection, _Session] = {}
+        self._accepting: dict[Link, None] = {}
+        """Accepted by the operating system, not yet seen by the process."""
+        self._orphans: list[Link] = []
+        """Links whose clients believe in them although the machine lost power."""
+        self._powered = True
+        self._paused = False
+        self._stopped_inputs: list[Callable[[], None]] = []
+        self._turn_planned = False
+        self._waiting_syncs: list[SyncJob] = []
+        self._running_syncs = 0
+        self._busy_until = 0.0
+        self._alarm = Alarm(kernel, self._wake)
+        self._rng = kernel.stream(f"node/{name}/links")
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        return self._kernel.now
+
+    @property
+    def up(self) -> bool:
+        """The process runs, perhaps paused."""
+        return self._broker is not None
+
+    @property
+    def broker(self) -> BrokerNode:
+        if self._broker is None:
+            message = f"node {self.name} is down"
+            raise RuntimeError(message)
+        return self._broker
+
+    # -- life and death ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Boot the process: open the disk and recover. Raises :class:`BrokerDiedError`."""
+        if self._broker is not None:
+            return
+        self._kernel.trace(f"start {self.name}")
+        self.starts += 1
+        self._powered = True
+        rng = self._kernel.stream(f"node/{self.name}/{self.starts}")
+        try:
+            self._broker = BrokerNode(self._config, self.disk, rng, self.now, self._tracer)
+        except Exception as error:
+            message = f"the broker does not start: {error}"
+            raise BrokerDiedError(message) from error
+        self._busy_until = self.now + self.disk.take_blocked_s()
+        for link in self._orphans:
+            link.node_is_back(self._rng.uniform(0, 1.0))
+        self._orphans.clear()
+        self._plan_turn()
+
+    @property
+    def powered(self) -> bool:
+        """The machine is on, and answers a dial even when the process is down."""
+        return self._powered
+
+    def crash(self) -> None:
+        """kill -9: memory is gone; the operating system keeps what was written and closes the connections."""
+        if self._broker is None:
+            return
+        self._die(silently=False)
+        self.disk.crash()
+        self._kernel.trace(f"crash {self.name}")
+
+    def lose_power(self) -> None:
+        """The machine is gone: so is what was not synced, and nobody closes the connections."""
+        self._powered = False
+        self._die(silently=True)
+        outcome = self.disk.power_loss()
+        self._kernel.trace(f"power loss {self.name} {outcome}")
+
+    def _die(self, *, silently: bool) -> None:
+        self._broker = None
+        links = [*(session.link for session in self._sessions.values()), *self._accepting]
+        self._sessions = {}
+        self._accepting = {}
+        for link in links:
+            link.node_died(silently=silently, rng=self._rng)
+            if silently:
+                self._orphans.append(link)
+        self._waiting_syncs.clear()
+        self._running_syncs = 0
+        self._stopped_inputs.clear()
+        self._alarm.set(None)
+        self._turn_planned = False
+        self._paused = False
+
+    def pause(self) -> None:
+        """SIGSTOP: nothing happens in the process; the network and a sync that is under way go on."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """SIGCONT: everything that waited happens at once, late timers first."""
+        self._paused = False
+        if self._broker is not None:
+            inputs, self._stopped_inputs = self._stopped_inputs, []
+            self._wake()
+            for action in inputs:
+                self.do(action)
+
+    # -- work ----------------------------------------------------------------------------------------------------
+
+    def accept(self, link: Link) -> None:
+        """A client's connection arrived. While paused, the operating system accepts and the process does not see it."""
+        self._accepting[link] = None
+        pending = _Pending(self, link)
+        link.to_node.target = pending
+        self.do(pending.admit)
+
+    def admit(self, link: Link) -> _Session:
+        """The process sees a new connection."""
+        self._accepting.pop(link, None)
+        connection = self.broker.accept(link.name, self.now)
+        session = self._sessions[connection] = _Session(self, link, connection)
+        link.to_node.target = session
+        return session
+
+    def forget(self, session: _Session) -> None:
+        """The connection ended."""
+        self._sessions.pop(session.connection, None)
+
+    def do(self, action: Callable[[], None]) -> None:
+        """Run an input of the broker now, or when its process is resumed; a turn follows. Nothing when it is down."""
+        if self._broker is None:
+            return
+        if self._paused:
+            self._stopped_inputs.append(action)
+            return
+        self._guarded(action)
+        self._plan_turn()
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except BrokerDiedError:
+            raise
+        except Exception as error:
+            if not _passed_through_broker(error.__traceback__):
+                raise
+            message = f"broker code raised {type(error).__name__}: {error}"
+            raise BrokerDiedError(message) from error
+
+    def _plan_turn(self) -> None:
+        if not self._turn_planned:
+            self._turn_planned = True
+            broker = self._broker
+            when = max(self._kernel.now + TURN_S, self._busy_until)
+            self._kernel.at(when, lambda: self._begin_turn(broker))
+
+    def _begin_turn(self, broker: BrokerNode | None) -> None:
+        if broker is not self._broker:
+            return  # planned before a crash
+        self._turn_planned = False
+        if self._paused:
+            self._stopped_inputs.append(_nothing)
+            return
+        self.turns += 1
+        self._guarded(self._turn)
+        self._busy_until = self._kernel.now + self.disk.take_blocked_s()
+
+    def _turn(self) -> None:
+        broker, now = self.broker, self.now
+        for connection in broker.take_dirty(now):
+            session = self._sessions.get(connection)
+            if session is not None:
+                session.flush()
+        for session in list(self._sessions.values()):
+            session.resume_reading()
+        self._waiting_syncs += broker.take_sync_jobs(now)
+        self._start_syncs()
+        self._alarm.set(broker.next_deadline())
+
+    def _start_syncs(self) -> None:
+        while self._waiting_syncs and self._running_syncs < MAX_SYNCS_AT_ONCE:
+            job = self._waiting_syncs.pop(0)
+            self._running_syncs += 1
+            with self.disk.deferred() as flush:
+                job.run()
+            self._kernel.after(self.disk.sync_latency_s(), partial(self._synced, self.broker, job, flush))
+
+    def _synced(self, broker: BrokerNode, job: SyncJob, flush: Flush) -> None:
+        if broker is not self._broker:
+            return  # the process, or the whole machine, is gone
+        error = self.disk.finish(flush)
+        self._kernel.trace(f"synced {error}")
+
+        def done() -> None:
+            self._running_syncs -= 1
+            broker.sync_done(job, error, self.now)
+            self._start_syncs()
+
+        self.do(done)
+
+    def _wake(self) -> None:
+        self.do(lambda: self.broker.tick(self.now))
+
+
+class _Pending:
+    """The node's end of a link that the process has not accepted yet."""
+
+    def __init__(self, node: SimNode, link: Link) -> None:
+        self._node = node
+        self._link = link
+        self._session: _Session | None = None
+
+    def admit(self) -> None:
+        self._session = self._node.admit(self._link)
+
+    def received(self, data: bytes) -> None:
+        """Bytes arrived first; inputs keep their order, so the session exists when this one's turn comes."""
+        self._node.do(lambda: self._pass(lambda session: session.received(data)))
+
+    def disconnected(self) -> None:
+        self._node.do(lambda: self._pass(lambda session: session.disconnected()))
+
+    def _pass(self, action: Callable[[_Session], None]) -> None:
+        if self._session is not None:
+            action(self._session)
+
+
+def _passed_through_broker(traceback: TracebackType | None) -> bool:
+    """Whether an exception came out of broker code, and not only out of ours."""
+    while traceback is not None:
+        if traceback.tb_frame.f_globals.get("__name__", "").startswith("reference_broker."):
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _nothing() -> None:
+    """An input that only asks for a turn."""

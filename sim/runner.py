@@ -1,0 +1,250 @@
+"""Runs a scenario in simulation, judges its history, and writes ``history.jsonl`` and ``result.json``."""
+
+from __future__ import annotations
+
+import operator
+import os
+import platform
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from conformance.checkers import CheckOutcome, build_tables, check_history
+from conformance.mutants import applied
+from faults.scenario import Scenario, ScenarioError, Target, World
+from reference_broker.core.broker_state import Tracer
+from reference_broker.trace.files import HistoryWriter, TraceWriter
+from reference_broker.trace.results import (
+    Check,
+    Finding,
+    Machine,
+    RunKind,
+    RunResult,
+    Severity,
+    Verdict,
+    worst,
+    write_result,
+)
+from reference_broker.trace.schema import HistoryHeader, TraceEvent, TraceHeader, TraceKind
+from sim import measure
+from sim.kernel import EPOCH_S, Kernel
+from sim.world import World as SimulatedWorld
+from sim.world import WorldProfile, WorldRun
+
+HISTORY_NAME: Final = "history.jsonl"
+TRACE_NAME: Final = "trace.jsonl"
+_RELATIONS: Final[dict[str, Callable[[float, float], bool]]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+}
+
+
+class SimOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """A run and its judgement."""
+
+    header: HistoryHeader
+    run: WorldRun
+    judgement: CheckOutcome
+    findings: list[Finding]
+    """The checkers' findings, and the broker's death if it died."""
+    verdict: Verdict
+    wall_s: float
+    """Real seconds that the simulation itself took."""
+
+    @property
+    def signature(self) -> frozenset[tuple[str, str]]:
+        """What was found: (checker, anomaly) of the safety findings."""
+        return frozenset(
+            (finding.checker, finding.anomaly) for finding in self.findings if finding.severity is Severity.SAFETY
+        )
+
+
+def require_sim(scenario: Scenario) -> None:
+    """Raises :class:`ScenarioError` for a scenario that is not meant for the simulated world."""
+    if World.SIM not in scenario.worlds:
+        message = f"scenario {scenario.name!r} cannot be simulated: its worlds are {', '.join(scenario.worlds)}"
+        raise ScenarioError(message)
+
+
+def simulate(
+    scenario: Scenario,
+    seed: int,
+    *,
+    mutants: tuple[str, ...] = (),
+    profile: WorldProfile | None = None,
+    tracer: Callable[[Kernel], Tracer] | None = None,
+    on_progress: Callable[[float], None] | None = None,
+) -> SimOutcome:
+    """Run once and judge. Raises ``ScenarioError``, ``ConfigError``, ``UnknownMutantError``, ``WorldError``."""
+    require_sim(scenario)
+    with applied(*mutants) if mutants else nullcontext():
+        world = SimulatedWorld(scenario, seed, profile=profile, tracer=tracer, on_progress=on_progress)
+        started = time.perf_counter()
+        run = world.run()
+        wall_s = time.perf_counter() - started
+    header = HistoryHeader(
+        run_id=f"sim-{scenario.name}-{seed}",
+        scenario=scenario.name,
+        world=World.SIM.value,
+        seed=seed,
+        contract=scenario.contract,
+    )
+    judgement = check_history(header, run.events)
+    findings = judgement.findings
+    verdict = judgement.verdict
+    if run.died:
+        findings = [_death(run), *findings]
+        verdict = Verdict.FAIL
+    return SimOutcome(header=header, run=run, judgement=judgement, findings=findings, verdict=verdict, wall_s=wall_s)
+
+
+def _death(run: WorldRun) -> Finding:
+    return Finding(
+        checker="broker_alive",
+        anomaly="G-L7",
+        severity=Severity.SAFETY,
+        message=f"the broker's process ended by itself after {run.simulated_s:.3f} simulated seconds: {run.died}",
+    )
+
+
+def run_scenario(
+    scenario: Scenario,
+    *,
+    seed: int | None = None,
+    out: Path | None = None,
+    mutants: tuple[str, ...] = (),
+    profile: WorldProfile | None = None,
+    trace: bool = False,
+    command: str = "",
+    on_progress: Callable[[float], None] | None = None,
+) -> RunResult:
+    """Run, judge and, with ``out``, write the run's folder; ``trace`` adds the broker's own ``trace.jsonl``.
+
+    Raises as :func:`simulate`, and :class:`OSError` when the folder cannot be written.
+    """
+    used_seed = scenario.seed if seed is None else seed
+    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    writer: TraceWriter | None = None
+    if trace and out is not None:
+        node = scenario.topology.nodes[0]
+        writer = TraceWriter(out / TRACE_NAME, TraceHeader(run_id=f"sim-{scenario.name}-{used_seed}", node=node))
+    try:
+        outcome = simulate(
+            scenario,
+            used_seed,
+            mutants=mutants,
+            profile=profile,
+            tracer=None if writer is None else _tracer(writer, scenario.topology.nodes[0]),
+            on_progress=on_progress,
+        )
+    finally:
+        if writer is not None:
+            writer.close()
+    result = to_result(scenario, outcome, mutants=mutants, started_at=started_at, command=command)
+    if out is not None:
+        artefacts = {"history": HISTORY_NAME} | ({"trace": TRACE_NAME} if writer is not None else {})
+        with HistoryWriter(out / HISTORY_NAME, outcome.header) as history:
+            for event in outcome.run.events:
+                history.write(event)
+        result = msgspec.structs.replace(result, artefacts=artefacts)
+        write_result(out, result)
+    return result
+
+
+def _tracer(writer: TraceWriter, node: str) -> Callable[[Kernel], Tracer]:
+    def make(kernel: Kernel) -> Tracer:
+        def record(kind: TraceKind, fields: dict[str, str | int]) -> None:
+            data = {"seq": writer.count, "time_ns": round((kernel.now - EPOCH_S) * 1e9), "node": node, "kind": kind}
+            writer.write(msgspec.convert(data | fields, TraceEvent))
+
+        return record
+
+    return make
+
+
+def to_result(
+    scenario: Scenario, outcome: SimOutcome, *, mutants: tuple[str, ...], started_at: str, command: str
+) -> RunResult:
+    """The one schema of verdicts, with figures in simulated time."""
+    run, counts = outcome.run, outcome.judgement.counts
+    tables = build_tables(run.events)
+    samples = measure.latencies(run.events, tables)
+    rows = measure.percentiles(samples)
+    metrics: dict[str, float | int | str] = {
+        "trace_hash": run.trace_hash,
+        "simulated_s": round(run.simulated_s, 3),
+        "wall_s": round(outcome.wall_s, 3),
+        "sim_real_ratio": round(run.simulated_s / outcome.wall_s, 1),
+        "events_per_s": round(run.trace_count / outcome.wall_s),
+        "publish_gap_max_s": round(measure.longest_publish_gap_s(run.events), 6),
+        **run.metrics,
+        **counts,
+    }
+    for row in rows:
+        for name in ("p50", "p90", "p99", "p999", "max"):
+            metrics[f"{row.name}_{name}_ms"] = round(getattr(row, f"{name}_us") / 1e3, 6)
+    checks = [_judge_target(target, metrics) for target in scenario.targets]
+    return RunResult(
+        kind=RunKind.SIM,
+        name=scenario.name,
+        verdict=worst([outcome.verdict, *(check.verdict for check in checks)]),
+        summary=_summary(outcome, mutants),
+        target="reference" + "".join(f"+{mutant}" for mutant in mutants),
+        world=World.SIM.value,
+        seed=outcome.header.seed,
+        started_at=started_at,
+        duration_s=round(outcome.wall_s, 3),
+        command=command,
+        findings=outcome.findings,
+        checks=checks,
+        metrics=metrics,
+        percentiles=rows,
+        series=measure.series(run.events, samples, run.simulated_s),
+        bands=measure.bands(tables, run.simulated_s),
+        machine=Machine(
+            platform=platform.platform(), python=platform.python_version(), cpus=len(os.sched_getaffinity(0))
+        ),
+    )
+
+
+def _judge_target(target: Target, metrics: dict[str, float | int | str]) -> Check:
+    value = metrics.get(target.metric)
+    known = isinstance(value, (int, float))
+    verdict = Verdict.UNKNOWN
+    number: float | None = None
+    if isinstance(value, (int, float)):
+        number = float(value)
+        verdict = Verdict.PASS if _RELATIONS[target.relation](number, target.bound) else Verdict.FAIL
+    unit = target.metric.rpartition("_")[2] if known else ""
+    return Check(
+        name=target.metric,
+        value=number,
+        unit=unit,
+        bound=target.bound,
+        relation=target.relation,
+        verdict=verdict,
+        source=target.source,
+    )
+
+
+def _summary(outcome: SimOutcome, mutants: tuple[str, ...]) -> str:
+    counts = outcome.judgement.counts
+    broker = f"Broken on purpose ({', '.join(mutants)}): " if mutants else ""
+    said = {
+        Verdict.PASS: "nothing was lost, invented, repeated without cause or reordered",
+        Verdict.UNKNOWN: f"no claim is possible: {'; '.join(outcome.judgement.reasons)}",
+        Verdict.FAIL: "; ".join(finding.message for finding in outcome.findings[:3]),
+        Verdict.ERROR: "the simulation failed",
+    }[outcome.verdict]
+    return (
+        f"{broker}{counts['sends_ok']} publishes confirmed, {counts['deliveries']} deliveries, "
+        f"{counts['faults']} faults in {outcome.run.simulated_s:.1f} simulated seconds: {said}."
+    )

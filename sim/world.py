@@ -1,0 +1,213 @@
+"""One run of a scenario in simulated time: broker, disk, network, clients and faults, from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from typing import Final
+
+import msgspec
+from simpy import Event
+
+from faults.scenario import Fault, FaultKind, Scenario
+from faults.workload import ClientRole, HistoryRecorder, WorkloadPlan
+from reference_broker.config import parse_config
+from reference_broker.core.broker_state import Tracer
+from reference_broker.trace.schema import HistoryEvent, OpKind, OpType
+from sim.clients import SimClient
+from sim.disk import DiskProfile, SimDisk
+from sim.guard import deterministic
+from sim.kernel import EPOCH_S, Alarm, Kernel
+from sim.network import Conditions, Impairment, NetworkProfile
+from sim.node import BrokerDiedError, SimNode
+
+FAULT_PROCESS: Final = "faults"
+"""Who records the faults."""
+_GOODBYE_S: Final = 0.5
+"""After the plan has finished, for DISCONNECT packets to arrive."""
+_PATIENCE_S: Final = 60.0
+"""Beyond the scenario's own limits."""
+_ROLES: Final = {"producers": (ClientRole.PRODUCER,), "consumers": (ClientRole.CONSUMER,)}
+
+
+class WorldError(RuntimeError):
+    """The simulation itself went wrong, so that nothing is said of the broker."""
+
+
+class WorldProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """The healthy machine around the broker."""
+
+    disk: DiskProfile = DiskProfile()
+    network: NetworkProfile = NetworkProfile()
+
+
+class WorldRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run left behind."""
+
+    events: list[HistoryEvent]
+    trace_hash: str
+    trace_count: int
+    """Things that happened: chunks that arrived, syncs, history events, faults."""
+    simulated_s: float
+    died: str = ""
+    """Why the broker's process ended by itself; empty when it did not."""
+    metrics: dict[str, float | int | str] = {}
+
+
+class World:
+    """Use once: build, then :meth:`run`."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        seed: int,
+        *,
+        profile: WorldProfile | None = None,
+        tracer: Callable[[Kernel], Tracer] | None = None,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> None:
+        """Raises ``ConfigError`` when the scenario's broker section is wrong."""
+        self.scenario = scenario
+        self.events: list[HistoryEvent] = []
+        self.kernel = Kernel(seed)
+        self.conditions = Conditions()
+        profile = profile or WorldProfile()
+        # The folder is a name only: the simulated disk has no place in the file system.
+        config = parse_config({**scenario.topology.broker, "data_dir": "simulated"}, where="topology.broker")
+        self.disk = SimDisk(self.kernel.stream("disk"), profile.disk)
+        trace = None if tracer is None else tracer(self.kernel)
+        self.node = SimNode(scenario.topology.nodes[0], config, self.disk, self.kernel, trace)
+        self.history = HistoryRecorder(self._record, EPOCH_S)
+        self.plan = WorkloadPlan(scenario, self.history, seed)
+        self.clients = [
+            SimClient(client, self.node, self.kernel, self.conditions, profile.network, self._after_turn)
+            for client in self.plan.clients
+        ]
+        self._on_progress = on_progress
+        self._done: Event = self.kernel.env.event()
+        self._leaving = False
+        self._phase = self.plan.phase
+        self._plan_alarm = Alarm(self.kernel, self._after_turn)
+
+    def run(self) -> WorldRun:
+        """Play the scenario to its end. Raises :class:`WorldError` when it does not end within its own limits."""
+        died = ""
+        with deterministic():
+            try:
+                self._play()
+            except BrokerDiedError as error:
+                died = str(error)
+        return WorldRun(
+            events=self.events,
+            trace_hash=self.kernel.trace_hash,
+            trace_count=self.kernel.trace_count,
+            simulated_s=self.kernel.elapsed_s,
+            died=died,
+            metrics={
+                "broker_starts": self.node.starts,
+                "broker_turns": self.node.turns,
+                "disk_syncs": self.disk.sync_count,
+                "disk_bytes": self.disk.used_bytes,
+            },
+        )
+
+    def _play(self) -> None:
+        env, kernel, scenario = self.kernel.env, self.kernel, self.scenario
+        self.node.start()
+        self.plan.start(kernel.now)
+        for fault in scenario.faults:
+            env.process(self._fault(fault))
+        if self._on_progress is not None:
+            env.process(self._report_progress(self._on_progress))
+        limit_s = scenario.production_limit_s + scenario.drain_timeout_s + _PATIENCE_S
+        kernel.after(limit_s, self._give_up)
+        for client in self.clients:
+            client.pump()
+        env.run(self._done)
+
+    def _give_up(self) -> None:
+        if not self._done.triggered:
+            message = f"scenario {self.scenario.name!r} did not end after {self.kernel.elapsed_s:.0f} simulated seconds"
+            self._done.fail(WorldError(message))
+
+    def _record(self, event: HistoryEvent) -> None:
+        self.events.append(event)
+        self.kernel.trace(f"{event.process} {event.f.value} {event.type.value} {event.value}")
+
+    def _after_turn(self) -> None:
+        plan = self.plan
+        plan.update(self.kernel.now)
+        if not plan.finished:
+            self._plan_alarm.set(plan.next_deadline())
+        elif not self._leaving:
+            self._leaving = True
+            self.kernel.after(_GOODBYE_S, self._finish)
+        if plan.phase is not self._phase:
+            # The plan told every client something new.
+            self._phase = plan.phase
+            for client in self.clients:
+                client.pump()
+
+    def _finish(self) -> None:
+        if not self._done.triggered:
+            self._done.succeed()
+
+    def _report_progress(self, report: Callable[[float], None]) -> Generator[Event, None, None]:
+        while True:
+            yield self.kernel.env.timeout(0.5)
+            report(self.kernel.elapsed_s)
+
+    # -- faults --------------------------------------------------------------------------------------------------
+
+    def _fault(self, fault: Fault) -> Generator[Event, None, None]:
+        """A SimPy process: wait, begin, wait, end; both moments go into the history."""
+        env, kernel = self.kernel.env, self.kernel
+        detail = f"{fault.kind.value} {fault.target}"
+        yield env.timeout(fault.at_s)
+        op = self.history.record(kernel.now, FAULT_PROCESS, OpKind.FAULT, OpType.INVOKE, detail=detail)
+        end = self._begin(fault)
+        yield env.timeout(fault.for_s)
+        end()
+        self.history.record(kernel.now, FAULT_PROCESS, OpKind.FAULT, OpType.OK, op=op, detail=detail)
+
+    def _begin(self, fault: Fault) -> Callable[[], None]:
+        """Start a fault; returns what ends it."""
+        node = self.node
+        match fault.kind:
+            case FaultKind.CRASH:
+                node.crash()
+                return node.start
+            case FaultKind.POWER_LOSS:
+                node.lose_power()
+                return node.start
+            case FaultKind.PAUSE:
+                node.pause()
+                return node.resume
+            case FaultKind.RESET:
+                for client in self._hit(fault):
+                    client.reset()
+                return _nothing
+            case _:
+                handle = self.conditions.add(self._roles(fault), _impairment(fault))
+                return lambda: self.conditions.remove(handle)
+
+    def _roles(self, fault: Fault) -> Iterable[ClientRole]:
+        return _ROLES.get(fault.target, tuple(ClientRole))
+
+    def _hit(self, fault: Fault) -> list[SimClient]:
+        roles = tuple(self._roles(fault))
+        return [client for client in self.clients if client.client.role in roles]
+
+
+def _impairment(fault: Fault) -> Impairment:
+    kind = fault.kind
+    return Impairment(
+        latency_s=fault.latency_ms / 1e3 if kind is FaultKind.LATENCY else 0.0,
+        jitter_s=fault.jitter_ms / 1e3 if kind is FaultKind.LATENCY else 0.0,
+        loss_rate=fault.rate if kind is FaultKind.LOSS else 0.0,
+        bytes_per_s=fault.rate * 1_000 if kind is FaultKind.BANDWIDTH else 0.0,
+        partitioned=kind is FaultKind.PARTITION,
+    )
+
+
+def _nothing() -> None:
+    """The end of a fault that is over at once."""

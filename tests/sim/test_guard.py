@@ -1,0 +1,82 @@
+"""Broker code must not ask the machine for time or chance, and cannot within a run."""
+
+from __future__ import annotations
+
+import ast
+import os
+import random
+import secrets
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+import faults.workload
+import reference_broker
+from sim.guard import NondeterminismError, deterministic
+
+CALLS = {
+    "time.time": time.time,
+    "time.monotonic": time.monotonic,
+    "random.random": random.random,
+    "random.choice": lambda: random.choice([1]),
+    "os.urandom": lambda: os.urandom(1),
+    "uuid.uuid4": uuid.uuid4,
+    "secrets.token_hex": secrets.token_hex,
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_machine_is_out_of_reach_within_a_run(name: str) -> None:
+    module_name, function = name.split(".")
+    module = {"time": time, "random": random, "os": os, "uuid": uuid, "secrets": secrets}[module_name]
+    arguments = {"choice": ([1],), "urandom": (1,)}.get(function, ())
+    with deterministic():
+        with pytest.raises(NondeterminismError, match=name.replace(".", r"\.")):
+            getattr(module, function)(*arguments)
+        assert random.Random(7).random() == random.Random(7).random()
+    getattr(module, function)(*arguments)
+
+
+def test_other_threads_go_on() -> None:
+    seen: list[float] = []
+    with deterministic():
+        thread = threading.Thread(target=lambda: seen.append(time.time()))
+        thread.start()
+        thread.join()
+    assert len(seen) == 1
+
+
+SANS_IO = ("core", "storage", "mqtt", "node.py", "auth.py")
+FORBIDDEN_MODULES = {"time", "secrets", "uuid", "asyncio", "threading", "socket"}
+
+
+def sources() -> list[Path]:
+    root = Path(reference_broker.__file__).parent
+    paths: list[Path] = []
+    for name in SANS_IO:
+        path = root / name
+        paths += [path] if path.is_file() else sorted(path.rglob("*.py"))
+    return [*paths, *sorted(Path(faults.workload.__file__).parent.glob("*.py"))]
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_sans_io_code_does_not_import_clocks_or_chance(path: Path) -> None:
+    """What a patch at run time cannot see: names imported from modules, and generators without a seed."""
+    problems = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            problems += [alias.name for alias in node.names if alias.name.split(".")[0] in FORBIDDEN_MODULES]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            root = node.module.split(".")[0]
+            if root in FORBIDDEN_MODULES or (root == "random" and {a.name for a in node.names} - {"Random"}):
+                problems.append(node.module)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            called = node.func.attr
+            if called == "Random" and not node.args:
+                problems.append("random.Random() without a seed")
+            if called in {"utcnow", "today"} or (called == "now" and getattr(node.func.value, "id", "") == "datetime"):
+                problems.append(f"datetime.{called}")
+    assert problems == []

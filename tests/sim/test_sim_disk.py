@@ -1,0 +1,293 @@
+"""What a simulated disk keeps and loses."""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reference_broker.storage.disk import DirectoryInUseError, RealDisk
+from sim.disk import DiskProfile, Persistence, SimDisk
+
+NOTHING = (Persistence.NONE,)
+
+
+def disk(seed: int = 1, **profile: object) -> SimDisk:
+    return SimDisk(random.Random(seed), DiskProfile(**profile))
+
+
+def durable_file(on: SimDisk, path: str, data: bytes) -> None:
+    file = on.open(path, create=True)
+    file.append(data)
+    file.sync()
+    on.sync_folder(path.rpartition("/")[0])
+
+
+def content(on: SimDisk, path: str) -> bytes:
+    file = on.open(path)
+    return file.read_at(0, file.size)
+
+
+def test_a_crash_of_the_process_loses_nothing_that_was_written() -> None:
+    device = disk()
+    file = device.open("log", create=True)
+    file.append(b"unsynced")
+    device.crash()
+    assert content(device, "log") == b"unsynced"
+    with pytest.raises(OSError, match="descriptor"):
+        file.append(b"from beyond")
+
+
+def test_power_loss_loses_what_was_not_synced() -> None:
+    device = disk()
+    durable_file(device, "log", b"kept")
+    file = device.open("log")
+    file.append(b"lost")
+    assert content(device, "log") == b"keptlost"
+    device.power_loss(NOTHING)
+    assert content(device, "log") == b"kept"
+
+
+def test_power_loss_never_loses_what_was_synced() -> None:
+    for seed in range(200):
+        device = disk(seed)
+        durable_file(device, "log", b"0123456789" * 200)
+        file = device.open("log")
+        for number in range(5):
+            file.append(bytes([65 + number]) * 300)
+        outcome = device.power_loss()
+        assert content(device, "log")[:2000] == b"0123456789" * 200, outcome
+
+
+def test_power_loss_shows_every_kind_of_damage() -> None:
+    """Over many seeds: nothing, a prefix, a torn write, a hole, zeros, everything."""
+    seen: Counter[str] = Counter()
+    writes = [bytes([65 + number]) * 1000 for number in range(4)]
+    for seed in range(300):
+        device = disk(seed)
+        durable_file(device, "log", b"")
+        file = device.open("log")
+        for data in writes:
+            file.append(data)
+        device.power_loss()
+        left = content(device, "log")
+        if left == b"".join(writes):
+            seen["all"] += 1
+        elif not left:
+            seen["nothing"] += 1
+        elif left == bytes(4000):
+            seen["zeros"] += 1
+        elif b"\x00" in left:
+            seen["hole"] += 1
+        elif len(left) % 1000:
+            seen["torn"] += 1
+        else:
+            seen["prefix"] += 1
+    assert set(seen) == {"all", "nothing", "zeros", "hole", "torn", "prefix"}, seen
+
+
+def test_a_file_whose_folder_was_not_synced_may_be_gone() -> None:
+    gone = 0
+    for seed in range(50):
+        device = disk(seed)
+        file = device.open("new", create=True)
+        file.append(b"data")
+        file.sync()
+        device.power_loss()
+        gone += not device.exists("new")
+    assert 5 < gone < 45
+
+
+def test_a_folder_that_was_not_synced_takes_its_files_with_it() -> None:
+    device = disk()
+    device.make_folder("queues/orders")
+    durable_file(device, "queues/orders/log", b"data")
+    device.power_loss(NOTHING)
+    assert not device.exists("queues")
+    assert device.list("queues/orders") == []
+
+
+def test_synced_folders_stay() -> None:
+    device = disk()
+    device.make_folder("queues/orders")
+    durable_file(device, "queues/orders/log", b"data")
+    device.sync_folder("queues")
+    device.sync_folder("")
+    device.power_loss(NOTHING)
+    assert content(device, "queues/orders/log") == b"data"
+
+
+def test_a_rename_is_old_or_new_and_never_neither() -> None:
+    results = set()
+    for seed in range(40):
+        device = disk(seed)
+        durable_file(device, "state", b"old")
+        temporary = device.open("state.tmp", create=True)
+        temporary.append(b"new")
+        temporary.sync()
+        device.rename("state.tmp", "state")
+        assert content(device, "state") == b"new"
+        device.power_loss()
+        results.add(content(device, "state"))
+    assert results == {b"old", b"new"}
+
+
+def test_a_rename_is_durable_after_a_folder_sync() -> None:
+    device = disk()
+    durable_file(device, "state", b"old")
+    durable_file(device, "state.tmp", b"new")
+    device.rename("state.tmp", "state")
+    device.sync_folder("")
+    device.power_loss(NOTHING)
+    assert content(device, "state") == b"new"
+    assert not device.exists("state.tmp")
+
+
+def test_a_deferred_sync_covers_what_was_written_before_it_and_counts_when_committed() -> None:
+    device = disk()
+    durable_file(device, "log", b"")
+    file = device.open("log")
+    file.append(b"before")
+    with device.deferred() as flush:
+        file.sync()
+    file.append(b"after")
+    assert device.finish(flush) is None
+    device.power_loss(NOTHING)
+    assert content(device, "log") == b"before"
+
+
+def test_a_deferred_sync_that_did_not_finish_covers_nothing() -> None:
+    device = disk()
+    durable_file(device, "log", b"")
+    file = device.open("log")
+    file.append(b"before")
+    with device.deferred():
+        file.sync()
+    device.power_loss(NOTHING)
+    assert content(device, "log") == b""
+
+
+def test_a_sync_outside_deferred_costs_its_caller_time() -> None:
+    device = disk(stall_rate=0.0, sync_s=(0.25, 0.25))
+    device.open("log", create=True).sync()
+    assert device.take_blocked_s() == 0.25
+    assert device.take_blocked_s() == 0.0
+
+
+def test_a_failed_sync_forgets_what_it_did_not_write() -> None:
+    device = disk(sync_error_rate=1.0)
+    file = device.open("log", create=True)
+    file.append(b"data")
+    with pytest.raises(OSError) as caught:
+        file.sync()
+    assert caught.value.errno == errno.EIO
+    device.profile = DiskProfile()
+    file.sync()  # says yes, although the data is lost: the pages are no longer dirty
+    device.sync_folder("")
+    assert content(device, "log") == b"data"
+    device.power_loss((Persistence.ALL,))
+    assert content(device, "log") == b""
+
+
+def test_a_lying_sync_keeps_nothing() -> None:
+    device = disk()
+    durable_file(device, "log", b"honest")
+    device.profile = DiskProfile(lying_sync=True)
+    file = device.open("log")
+    file.append(b"lie")
+    file.sync()
+    device.power_loss(NOTHING)
+    assert content(device, "log") == b"honest"
+
+
+def test_a_full_disk_refuses_growth_and_takes_it_again_after_a_removal() -> None:
+    device = disk(capacity_bytes=10)
+    first = device.open("a", create=True)
+    first.append(b"12345678")
+    second = device.open("b", create=True)
+    with pytest.raises(OSError) as caught:
+        second.append(b"345")
+    assert caught.value.errno == errno.ENOSPC
+    assert second.size == 0
+    first.write_at(0, b"overwritten"[:8])
+    device.remove("a")
+    second.append(b"345")
+
+
+def test_one_owner_at_a_time_and_none_after_a_crash() -> None:
+    device = disk()
+    device.lock()
+    with pytest.raises(DirectoryInUseError):
+        device.lock()
+    device.crash()
+    device.lock()
+
+
+def test_the_same_seed_loses_the_same() -> None:
+    def lost(seed: int) -> bytes:
+        device = disk(seed)
+        durable_file(device, "log", b"x")
+        file = device.open("log")
+        for number in range(10):
+            file.append(bytes([number]) * 700)
+        device.power_loss()
+        return content(device, "log")
+
+    assert [lost(seed) for seed in range(20)] == [lost(seed) for seed in range(20)]
+    assert len({lost(seed) for seed in range(20)}) > 5
+
+
+OPERATIONS = st.one_of(
+    st.tuples(st.just("append"), st.sampled_from("abc"), st.binary(max_size=20)),
+    st.tuples(st.just("write"), st.sampled_from("abc"), st.integers(0, 60), st.binary(max_size=10)),
+    st.tuples(st.just("truncate"), st.sampled_from("abc"), st.integers(0, 60)),
+    st.tuples(st.just("rename"), st.sampled_from("abc"), st.sampled_from("abc")),
+    st.tuples(st.just("remove"), st.sampled_from("abc")),
+    st.tuples(st.just("sync"), st.sampled_from("abc")),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(operations=st.lists(OPERATIONS, max_size=30))
+def test_without_faults_it_is_a_disk_like_any_other(
+    tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[object, ...]]
+) -> None:
+    simulated, real = disk(), RealDisk(tmp_path_factory.mktemp("real"))
+
+    def apply(on: SimDisk | RealDisk) -> list[object]:
+        seen: list[object] = []
+        for kind, name, *arguments in operations:
+            try:
+                if kind == "rename":
+                    on.rename(str(name), str(arguments[0]))
+                elif kind == "remove":
+                    on.remove(str(name))
+                else:
+                    file = on.open(str(name), create=kind != "sync")
+                    if kind == "append":
+                        seen.append(file.append(arguments[0]))
+                    elif kind == "write":
+                        file.write_at(arguments[0], arguments[1])
+                    elif kind == "truncate":
+                        file.truncate(arguments[0])
+                    else:
+                        file.sync()
+                    seen.append((file.size, file.read_at(0, 1000)))
+                    file.close()
+            except FileNotFoundError:
+                seen.append("absent")
+        return [*seen, [(name, content_of(on, name)) for name in on.list("")]]
+
+    assert apply(simulated) == apply(real)
+
+
+def content_of(on: SimDisk | RealDisk, name: str) -> bytes:
+    file = on.open(name)
+    try:
+        return file.read_at(0, file.size)
+    finally:
+        file.close()
