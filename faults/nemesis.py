@@ -69,14 +69,18 @@ class Nemesis:
         self._broker_lock = asyncio.Lock()
 
     async def run(self, started_at: float) -> None:
-        """All faults, each in a task of its own, since they may overlap. Raises :class:`NemesisError`."""
+        """All faults, each in a task of its own, since they may overlap.
+
+        Raises :class:`BrokerRestartError` for a broker that does not come back, :class:`NemesisError` or
+        :class:`ToxiproxyError` for a fault that could not be made.
+        """
         try:
             async with asyncio.TaskGroup() as group:
                 for number, fault in enumerate(self._scenario.faults):
                     group.create_task(self._execute(number, fault, started_at + fault.at_s))
         except BaseExceptionGroup as errors:
-            first = errors.exceptions[0]
-            raise NemesisError(str(first)) from first
+            # One failure ends the schedule; the rest of the group are its cancellations.
+            raise errors.exceptions[0] from errors
 
     async def _execute(self, number: int, fault: Fault, at: float) -> None:
         await self._until(at)

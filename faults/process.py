@@ -22,6 +22,10 @@ class BrokerStartError(Exception):
     """The broker did not become ready; the text holds the end of its log."""
 
 
+class BrokerRestartError(BrokerStartError):
+    """The broker did not come back on its own data: a finding, not a failure of the harness."""
+
+
 class _Ready(msgspec.Struct, frozen=True, kw_only=True):
     """First line of the adapter's output."""
 
@@ -60,7 +64,10 @@ class BrokerProcess:
         return None if self._process is None else self._process.returncode
 
     async def start(self) -> None:
-        """Start and wait for the ready line, which follows a real handshake. Raises :class:`BrokerStartError`."""
+        """Start and wait for the ready line, which follows a real handshake.
+
+        Raises :class:`BrokerStartError`; :class:`BrokerRestartError` when it had run before.
+        """
         config_path = self._write_config()
         if self._log is None:
             self._log = self.log_path.open("ab")
@@ -82,8 +89,9 @@ class BrokerProcess:
             ready = msgspec.json.decode(line, type=_Ready)
         except (TimeoutError, msgspec.DecodeError, ValueError) as error:
             await self.stop()
+            kind = BrokerRestartError if self.starts else BrokerStartError
             message = f"the broker did not start (status {self.exit_status}): {self.log_tail() or error}"
-            raise BrokerStartError(message) from error
+            raise kind(message) from error
         self.host, self.port, self.version = ready.host, ready.port, ready.version
         self.starts += 1
 

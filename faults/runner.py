@@ -17,17 +17,28 @@ import msgspec
 from conformance.checkers import CheckOutcome, check_history
 from faults.measure import check_targets, measure, unknown_metrics
 from faults.nemesis import PROXIES, Nemesis, NemesisError
-from faults.process import BrokerProcess, BrokerStartError
+from faults.process import BrokerProcess, BrokerRestartError, BrokerStartError
 from faults.pump import Clock, Pump
 from faults.scenario import Scenario, World
 from faults.toxiproxy import Endpoint, ToxiproxyClient, ToxiproxyError, toxiproxy_endpoint
 from faults.workload import ClientRole, HistoryRecorder, WorkloadClient, WorkloadPlan
 from reference_broker.trace.files import HistoryWriter
-from reference_broker.trace.results import Check, Machine, RunKind, RunResult, Verdict, worst, write_result
+from reference_broker.trace.results import (
+    Check,
+    Finding,
+    Machine,
+    RunKind,
+    RunResult,
+    Severity,
+    Verdict,
+    worst,
+    write_result,
+)
 from reference_broker.trace.schema import HistoryEvent, HistoryHeader
 
 HISTORY_FILE: Final = "history.jsonl"
 _WATCHDOG_SLACK_S: Final = 30.0
+_MAX_MESSAGE_CHARS: Final = 1_000
 
 Progress = Callable[[str, int], None]
 """Called with the phase and the number of history events, several times a second."""
@@ -78,7 +89,8 @@ class _Run:
             seed=options.seed,
             contract=scenario.contract,
         )
-        self.drained = False
+        self.broker_failure = ""
+        """Why the broker process itself is to blame; empty when it is not."""
 
     async def execute(self, progress: Progress | None) -> None:
         """Drive everything until the final read is over."""
@@ -127,7 +139,10 @@ class _Run:
         except TimeoutError as error:
             message = f"the run did not end within {limit_s:g} s, which is a defect of the runner"
             raise RunError(message) from error
-        self.drained = plan.drained
+        if not self.broker.running:
+            self.broker_failure = (
+                f"the broker ended by itself, status {self.broker.exit_status}: {self.broker.log_tail()}"
+            )
 
     async def _report(self, plan: WorkloadPlan, progress: Progress | None) -> None:
         while progress is not None:
@@ -179,7 +194,10 @@ async def _guarded(run: _Run, progress: Progress | None) -> None:
         await run.execute(progress)
     except BaseExceptionGroup as errors:
         # One failure ends the run; the rest of the group are its cancellations.
-        raise errors.exceptions[0] from errors
+        first = errors.exceptions[0]
+        if not isinstance(first, BrokerRestartError):
+            raise first from errors
+        run.broker_failure = str(first)
 
 
 def _clear(folder: Path) -> None:
@@ -195,6 +213,14 @@ def _judge(run: _Run) -> RunResult:
     measures = measure(run.events)
     metrics = {**outcome.counts, **measures.metrics}
     checks = check_targets(run.scenario.targets, metrics)
+    if run.broker_failure:
+        finding = Finding(
+            checker="process",
+            anomaly="G-L7",
+            severity=Severity.SAFETY,
+            message=run.broker_failure[-_MAX_MESSAGE_CHARS:],
+        )
+        outcome = msgspec.structs.replace(outcome, verdict=Verdict.FAIL, findings=[finding, *outcome.findings])
     verdict = worst([outcome.verdict, *(check.verdict for check in checks)])
     return RunResult(
         kind=RunKind.FAULTS,

@@ -1,0 +1,134 @@
+"""The scenario file: what is wrong is named, and the scenarios that come with Assay are consistent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from faults.runner import check_runnable
+from faults.scenario import (
+    Scenario,
+    ScenarioError,
+    World,
+    find_scenario,
+    load_scenario,
+    parse_scenario,
+    shipped_scenarios,
+)
+from reference_broker.config import Durability, QueueConfig, parse_config, queue_defaults
+from reference_broker.trace.schema import AckedMeans
+
+GOOD: dict[str, Any] = {"name": "x", "workload": [{"queue": "q"}], "contract": {"delivery_timeout_s": 1.0}}
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    return GOOD | changes
+
+
+def workload(**changes: Any) -> dict[str, Any]:
+    return changed(workload=[{"queue": "q"} | changes])
+
+
+def fault(**changes: Any) -> dict[str, Any]:
+    return changed(faults=[{"at_s": 1.0} | changes])
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (changed(workload=[]), "workload: at least one"),
+        (changed(workload=[{"queue": "q"}, {"queue": "q"}]), "a queue of its own"),
+        (changed(topology={"nodes": ["a", "b"]}), "exactly one node"),
+        (changed(worlds=[]), "worlds"),
+        (changed(drain_timeout_s=1.5), "drain_timeout_s: must exceed the 2 s"),
+        (changed(surprise=1), "surprise"),
+        (workload(producers=0), r"workload\[0\].producers"),
+        (workload(rate_per_s=0), r"workload\[0\].rate_per_s"),
+        (workload(process_s=[2.0, 1.0]), r"workload\[0\].process_s"),
+        (workload(groups=[]), r"workload\[0\].groups"),
+        (workload(groups=["a", "a"]), r"workload\[0\].groups"),
+        (workload(settlement={"ack": 0}), r"workload\[0\].settlement"),
+        (workload(settlement={"ack": 2, "nack": -1}), r"workload\[0\].settlement"),
+        (workload(queue="a/+/b"), r"workload\[0\].queue"),
+        (workload(queue="a/$ack"), r"workload\[0\].queue"),
+        (workload(payload_bytes=2_000_000), r"workload\[0\].payload_bytes"),
+        (workload(messages_per_producer=100_000_000), r"workload\[0\].messages_per_producer"),
+        (workload(keep_alive_s=0), r"workload\[0\].keep_alive_s"),
+        (fault(kind="explode"), "kind"),
+        (fault(kind="crash", at_s=-1), r"faults\[0\].at_s"),
+        (fault(kind="crash", target="clients"), r"faults\[0\].target: crash takes broker"),
+        (fault(kind="latency", for_s=1, target="nobody", latency_ms=5), r"faults\[0\].target: latency takes clients"),
+        (fault(kind="latency", for_s=1, target="clients"), r"faults\[0\].latency_ms"),
+        (fault(kind="latency", for_s=1, latency_ms=5, jitter_ms=6), r"faults\[0\].latency_ms"),
+        (fault(kind="loss", for_s=1, rate=1.0), r"faults\[0\].rate: loss"),
+        (fault(kind="bandwidth", for_s=1), r"faults\[0\].rate: bandwidth"),
+        (fault(kind="partition"), r"faults\[0\].for_s: partition needs a duration"),
+        (fault(kind="power_loss"), "power_loss can only be simulated"),
+    ],
+)
+def test_what_is_wrong_is_named(data: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ScenarioError, match=problem):
+        parse_scenario(data)
+
+
+def test_several_problems_are_told_at_once() -> None:
+    with pytest.raises(ScenarioError, match=r"producers.*keys"):
+        parse_scenario(workload(producers=0, keys=0))
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match="No such file"):
+        load_scenario(tmp_path / "absent.yaml")
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("a: [")
+    with pytest.raises(ScenarioError, match="not YAML"):
+        load_scenario(bad)
+    with pytest.raises(ScenarioError, match="crash-restart"):
+        find_scenario("no-such-scenario")
+
+
+@pytest.mark.parametrize("name", sorted(shipped_scenarios()))
+def test_shipped_scenarios_agree_with_their_own_broker(name: str) -> None:
+    """The contract must be one that the configured broker promises, else a finding would accuse the innocent."""
+    scenario = find_scenario(name)
+    assert scenario.name == name
+    assert scenario.description
+    config = parse_config({**scenario.topology.broker, "data_dir": "somewhere"})
+    for each in scenario.workload:
+        queue: QueueConfig = queue_defaults(config.queues, each.queue)
+        contract = scenario.contract
+        assert contract.max_deliveries == queue.retry.max_retries + 1
+        assert contract.delivery_timeout_s == queue.delivery_timeout_s
+        assert contract.dead_letters == queue.dead_letters
+        assert (contract.acked_means is AckedMeans.DISK) == (queue.durability is Durability.FSYNC)
+        longest_silence_s = queue.delivery_timeout_s + queue.retry.max_backoff_s
+        assert scenario.quiet_s > longest_silence_s, "silence must outlast any redelivery"
+
+
+@pytest.mark.parametrize("name", sorted(shipped_scenarios()))
+def test_shipped_scenarios_run_where_they_say(name: str) -> None:
+    scenario = find_scenario(name)
+    assert (check_runnable(scenario) == []) == (World.REAL in scenario.worlds)
+
+
+def test_what_show_prints_can_be_read_again() -> None:
+    scenario = find_scenario("crash-restart")
+    assert parse_scenario(yaml.safe_load(yaml.safe_dump(msgspec.to_builtins(scenario)))) == scenario
+
+
+def test_the_runner_refuses_what_it_cannot_do() -> None:
+    scenario: Scenario = parse_scenario(
+        changed(
+            worlds=["sim"],
+            targets=[{"metric": "happiness", "bound": 1}],
+            topology={"broker": {"data_dir": "/elsewhere"}},
+        )
+    )
+    problems = "\n".join(check_runnable(scenario))
+    assert "assay sim run" in problems
+    assert "happiness" in problems
+    assert "data_dir" in problems
