@@ -167,6 +167,11 @@ def decode_batch(batch: bytes) -> list[LogRecord]:
     """The records of one whole batch, verified. Raises :class:`BatchError`."""
     header = decode_header(batch)
     verify_checksum(header, batch)
+    return decode_verified(header, batch)
+
+
+def decode_verified(header: BatchHeader, batch: bytes) -> list[LogRecord]:
+    """The records of one whole batch whose checksum was verified. Raises :class:`BatchError`."""
     body = batch[HEADER_BYTES : header.total_bytes]
     if header.flags & BatchFlag.COMPRESSED:
         body = _decompress(header.compression, body)

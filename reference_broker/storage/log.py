@@ -92,6 +92,9 @@ class SegmentedLog:
                 message = f"{segment.path} overlaps the segment before it; one of them does not belong here"
                 raise LogError(message)
             self._segments.append(segment)
+        if self._segments and not self._volatile:
+            # A broker that was killed may have left writes to the operating system; the next sync covers them.
+            self._unsynced[self._segments[-1]] = None
 
     def _report(self, segment: Segment, scan: SegmentScan) -> None:
         for damage in scan.damages:

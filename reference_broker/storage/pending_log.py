@@ -210,7 +210,8 @@ class PendingLogFile:
                 file.sync()
             self._disk.rename(temporary, self._path)
             if not self._volatile:
-                self._disk.sync_folder(self._path.rpartition("/")[0])
+                for folder in self._folders_to_sync(renamed=True):
+                    self._disk.sync_folder(folder)
         except OSError as error:
             if file is not None:
                 file.close()
@@ -229,10 +230,16 @@ class PendingLogFile:
             return None
         self._dirty = False
         self._syncing = True
-        folder = self._path.rpartition("/")[0]
-        folders = [folder, folder.rpartition("/")[0]] if self._new_file else []
+        folders = self._folders_to_sync(renamed=False)
         self._new_file = False
         return FileSync(self._disk, [self._file], folders)
+
+    def _folders_to_sync(self, *, renamed: bool) -> list[str]:
+        """A new log also needs its folder's own entry in the folder above."""
+        folder = self._path.rpartition("/")[0]
+        if self._new_file:
+            return [folder, folder.rpartition("/")[0]]
+        return [folder] if renamed else []
 
     def finish_sync(self, error: OSError | None) -> None:
         """See :meth:`PendingLog.finish_sync`."""

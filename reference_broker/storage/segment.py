@@ -12,8 +12,8 @@ from reference_broker.storage.batch import (
     BatchError,
     BatchHeader,
     BatchProblem,
-    decode_batch,
     decode_header,
+    decode_verified,
     verify_checksum,
 )
 from reference_broker.storage.disk import Disk, DiskFile
@@ -70,22 +70,38 @@ class _Window:
     def next_batch(self, position: int, least_offset: int) -> tuple[int, BatchHeader] | None:
         """The first sound batch after a bad one at ``position``; None when there is none.
 
-        When the bad batch's own header looks sound, its length says where to go on: a byte search would meet batches
-        that a publisher has put into a payload.
+        While headers look sound their lengths say where to go on: a byte search would meet batches that a publisher
+        has put into a payload. Only a broken header leaves no other way.
         """
         size = self._file.size
-        ends_file = False
-        try:
-            header = decode_header(self.bytes_at(position, HEADER_BYTES))
-        except BatchError:
-            pass
-        else:
-            at = position + header.total_bytes
-            ends_file = at == size
+        bad = position
+        while (header := self._header_or_none(bad)) is not None:
+            at = bad + header.total_bytes
+            if at >= size:
+                return self._search(bad, position, least_offset, to_the_end=True)
             if (found := self._plausible(at, position, least_offset)) is not None:
                 return at, found
-        at = position + 1
-        while at < size:
+            if self._header_or_none(at) is None:
+                break
+            bad = at
+        return self._search(bad, position, least_offset, to_the_end=False)
+
+    def _header_or_none(self, position: int) -> BatchHeader | None:
+        try:
+            return decode_header(self.bytes_at(position, HEADER_BYTES))
+        except BatchError:
+            return None
+
+    def _search(
+        self, bad: int, position: int, least_offset: int, *, to_the_end: bool
+    ) -> tuple[int, BatchHeader] | None:
+        """Look for a sound batch byte by byte behind a bad one.
+
+        ``to_the_end``: the bad one claims all that is left, as a torn write does. Then what is found in it only counts
+        when it is a chain of sound batches up to the end, so that it is the length that must be wrong.
+        """
+        at = bad + 1
+        while at < self._file.size:
             chunk = self.bytes_at(at, _WINDOW_BYTES)
             hit = chunk.find(MAGIC_BYTES)
             if hit < 0:
@@ -93,7 +109,7 @@ class _Window:
                 continue
             at += hit
             found = self._plausible(at, position, least_offset)
-            if found is not None and (not ends_file or self._chains_to_end(at)):
+            if found is not None and (not to_the_end or self._chains_to_end(at)):
                 return at, found
             at += 1
         return None
@@ -192,13 +208,15 @@ class Segment:
         least_offset = self.base_offset
         while position < self.size and len(records) < limit:
             try:
-                header = decode_header(window.bytes_at(position, HEADER_BYTES))
+                header = window.sound_batch(position)
+                if header.base_offset < least_offset:
+                    raise BatchError(BatchProblem.BAD_HEADER, f"offset {header.base_offset} goes back")
                 least_offset = header.base_offset + header.record_count
                 if least_offset > offset:
-                    batch = decode_batch(window.bytes_at(position, header.total_bytes))
+                    batch = decode_verified(header, window.bytes_at(position, header.total_bytes))
                     records += [record for record in batch if record.offset >= offset]
             except BatchError as error:
-                found = window.next_batch(position, max(least_offset, self.base_offset))
+                found = window.next_batch(position, least_offset)
                 end = self.size if found is None else found[0]
                 damages.append(Damage(start=position, end=end, problem=str(error)))
                 position = end

@@ -14,6 +14,7 @@ DEAD_LETTER_PREFIX = "$dlq/"
 DEAD_LETTER_ALIAS = "$queue/dlq/"
 MAX_QUEUE_NAME_BYTES = 512
 MAX_GROUP_BYTES = 1_024
+_MAX_DIGITS = 19
 
 
 class Verb(StrEnum):
@@ -122,17 +123,13 @@ def parse_message_id(message_id: str) -> tuple[str, int, int]:
 
     Raises :class:`QueueError` (BAD_ADDRESS).
     """
-    queue, partition, offset = ("", "", "")
     parts = message_id.rsplit(":", 2)
-    if len(parts) == 3:
+    # isdecimal also holds for digits of other scripts; those are no message ids.
+    if len(parts) == 3 and parts[0] and parts[1].isdecimal() and parts[2].isdecimal():
         queue, partition, offset = parts
-    if not queue or not _is_number(partition) or not _is_number(offset):
-        raise _bad(f"the message id {message_id[:80]!r} is not <queue>:<partition>:<offset>")
-    return queue, int(partition), int(offset)
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= 19
+        if len(partition) <= _MAX_DIGITS and len(offset) <= _MAX_DIGITS and partition.isascii() and offset.isascii():
+            return queue, int(partition), int(offset)
+    raise _bad(f"the message id {message_id[:80]!r} is not <queue>:<partition>:<offset>")
 
 
 def _utf8_length(text: str) -> int:

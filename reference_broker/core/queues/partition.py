@@ -52,6 +52,8 @@ class QueuePartition(SyncPoint):
         self._records: list[NewRecord] = []
         self._messages: list[StoredMessage] = []
         self._confirms: list[Confirm] = []
+        if log.next_offset > log.start_offset and not volatile:
+            agenda.unsynced[self] = None
 
     @property
     def unwritten(self) -> int:

@@ -37,28 +37,35 @@ def find_entry(
 
     Raises :class:`QueueError`: NOT_PENDING, AMBIGUOUS, or STORAGE_FAILED when its group cannot write.
     """
-    found: list[tuple[ConsumerGroup, PendingEntry]] = []
+    found: tuple[ConsumerGroup, PendingEntry] | None = None
     for group in groups:
         entry = group.pending_entry(partition, offset)
-        if entry is not None and (
-            consumer_id is None or (entry.consumer is not None and entry.consumer.consumer_id == consumer_id)
-        ):
-            found.append((group, entry))
-    message_id = message_id_of(queue, partition, offset)
-    if not found:
-        text = f"{message_id} is not pending for this consumer: it is settled, timed out, or was never delivered to it"
+        if entry is None or (consumer_id is not None and not _holds(entry, consumer_id)):
+            continue
+        if found is not None:
+            text = (
+                f"{message_id_of(queue, partition, offset)} is pending in several groups, {found[0].group_id!r} and "
+                f"{group.group_id!r} among them: name one by group-id"
+            )
+            raise QueueError(QueueErrorCode.AMBIGUOUS, text)
+        found = (group, entry)
+    if found is None:
+        text = (
+            f"{message_id_of(queue, partition, offset)} is not pending for this consumer: it is settled, timed out, or "
+            "was never delivered to it"
+        )
         raise QueueError(QueueErrorCode.NOT_PENDING, text)
-    if len(found) > 1:
-        names = ", ".join(repr(group.group_id) for group, _ in found[:8])
-        text = f"{message_id} is pending in several groups ({names}): name one by group-id"
-        raise QueueError(QueueErrorCode.AMBIGUOUS, text)
-    group, entry = found[0]
+    group = found[0]
     if group.failure is not None:
         raise group.failure
     if group.agenda.now < group.stalled_until:
         text = f"the disk refused to write the state of group {group.group_id!r}; try again later"
         raise QueueError(QueueErrorCode.STORAGE_FAILED, text)
-    return group, entry
+    return found
+
+
+def _holds(entry: PendingEntry, consumer_id: str) -> bool:
+    return entry.consumer is not None and entry.consumer.consumer_id == consumer_id
 
 
 def settle(
