@@ -93,8 +93,19 @@ class Outbound:
 
     def on_run(self, kind: PacketType, ids: bytes, now: float) -> None:
         """Acknowledgements in their short form, successful all. Raises :class:`ProtocolError`."""
+        in_flight = self._connection.active_session.in_flight
+        expected = OutgoingState.WAIT_PUBACK if kind is PacketType.PUBACK else OutgoingState.WAIT_PUBCOMP
         for packet_id in runs.numbers(ids):
-            self._on_one(kind, packet_id, now)
+            outgoing = in_flight.get(packet_id)
+            if (
+                kind is not PacketType.PUBREC
+                and outgoing is not None
+                and outgoing.state is expected
+                and outgoing.delivery is None
+            ):
+                del in_flight[packet_id]
+            else:
+                self._on_one(kind, packet_id, now)
         self._go_on(now)
 
     def _on_one(self, kind: PacketType, packet_id: int, now: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference_broker.core.message import Message
 from reference_broker.mqtt.packets import NO_PROPERTIES, V5, Properties
-from reference_broker.mqtt.properties import encode_properties
+from reference_broker.mqtt.properties import encode_properties, encode_user_properties
 from reference_broker.mqtt.wire_types import encode_string, encode_variable_integer
 
 _MAX_CACHED_TOPICS = 4_096
@@ -36,16 +36,19 @@ class PublishEncoder:
 
 
 def _message_properties(message: Message, identifiers: tuple[int, ...], now: float) -> bytes:
-    if not (
+    rare = (
         identifiers
-        or message.user_properties
         or message.expires_at
         or message.payload_format is not None
         or message.content_type is not None
         or message.response_topic is not None
         or message.correlation_data is not None
-    ):
-        return b"\0"
+    )
+    if not rare:
+        if not message.user_properties:
+            return b"\0"
+        body = encode_user_properties(message.user_properties)
+        return encode_variable_integer(len(body)) + body
     interval = None
     if message.expires_at:
         interval = min(max(0, round(message.expires_at - now)), 0xFFFFFFFF)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from enum import Enum, auto
+from functools import lru_cache
+from typing import Any
 
 import msgspec
 
@@ -89,12 +91,15 @@ RULES: tuple[Rule, ...] = (
     _rule(0x29, "subscription_identifier_available", Kind.FLAG, {_T.CONNACK}),
     _rule(0x2A, "shared_subscription_available", Kind.FLAG, {_T.CONNACK}),
 )
+_SUBSCRIPTION_IDENTIFIER = 0x0B
+_USER_PROPERTY = 0x26
+"""May stand in every packet that has properties, any number of times."""
 _BY_IDENTIFIER = {rule.identifier: rule for rule in RULES}
 MAX_PROPERTIES = 4_096
 """Most properties one packet may carry: more is refused as a protocol error."""
 
 
-def _read_value(reader: Reader, kind: Kind) -> int | str | bytes | tuple[str, str]:
+def _read_value(reader: Reader, kind: Kind) -> int | str | bytes:
     if kind in (Kind.BYTE, Kind.FLAG):
         return reader.byte()
     if kind is Kind.TWO_BYTES:
@@ -105,9 +110,7 @@ def _read_value(reader: Reader, kind: Kind) -> int | str | bytes | tuple[str, st
         return reader.variable_integer()
     if kind is Kind.STRING:
         return reader.string()
-    if kind is Kind.BINARY:
-        return reader.binary()
-    return (reader.string(), reader.string())
+    return reader.binary()
 
 
 def read_properties(reader: Reader, packet: int) -> Properties:
@@ -116,8 +119,7 @@ def read_properties(reader: Reader, packet: int) -> Properties:
     if length == 0:
         return NO_PROPERTIES
     section = reader.section(length)
-    fields: dict[str, object] = {}
-    seen: set[int] = set()
+    fields: dict[str, Any] = {}
     pairs: list[tuple[str, str]] = []
     identifiers: list[int] = []
     count = 0
@@ -128,31 +130,27 @@ def read_properties(reader: Reader, packet: int) -> Properties:
                 "too many properties in one packet", "MQTT-4.13.1-1", Reason.IMPLEMENTATION_SPECIFIC_ERROR
             )
         identifier = section.variable_integer()
+        if identifier == _USER_PROPERTY:
+            pairs.append((section.string(), section.string()))
+            continue
         rule = _BY_IDENTIFIER.get(identifier)
         if rule is None or packet not in rule.packets:
             message = f"property 0x{identifier:02x} may not stand in this packet"
             raise MalformedPacketError(message, "MQTT-4.13.1-1")
         value = _read_value(section, rule.kind)
         _check_value(rule, value)
-        if rule.kind is Kind.PAIR:
-            assert isinstance(value, tuple)
-            pairs.append(value)
-        elif rule.name == "subscription_identifier" and packet == PacketType.PUBLISH:
+        if identifier == _SUBSCRIPTION_IDENTIFIER and packet == PacketType.PUBLISH:
             assert isinstance(value, int)
             identifiers.append(value)
-        elif identifier in seen:
+        elif rule.name in fields or (identifier == _SUBSCRIPTION_IDENTIFIER and identifiers):
             message = f"property {rule.name} stands twice in one packet"
             raise ProtocolError(message, "MQTT-4.13.1-1")
-        elif rule.name == "subscription_identifier":
+        elif identifier == _SUBSCRIPTION_IDENTIFIER:
             assert isinstance(value, int)
             identifiers.append(value)
         else:
             fields[rule.name] = value
-        seen.add(identifier)
-    fields["user_property"] = tuple(pairs)
-    fields["subscription_identifier"] = tuple(identifiers)
-    # The table gives each field its type; convert only puts the fields together.
-    return msgspec.convert(fields, Properties)
+    return Properties(user_property=tuple(pairs), subscription_identifier=tuple(identifiers), **fields)
 
 
 def _check_value(rule: Rule, value: object) -> None:
@@ -174,13 +172,26 @@ def encode_properties(properties: Properties) -> bytes:
         if value is None or value == ():
             continue
         if rule.kind is Kind.PAIR:
-            parts.extend(b"\x26" + encode_string(key) + encode_string(text) for key, text in value)
-        elif rule.name == "subscription_identifier":
+            parts.append(encode_user_properties(value))
+        elif rule.identifier == _SUBSCRIPTION_IDENTIFIER:
             parts.extend(b"\x0b" + encode_variable_integer(identifier) for identifier in value)
         else:
             parts.append(bytes((rule.identifier,)) + _encode_value(rule.kind, value))
     body = b"".join(parts)
     return encode_variable_integer(len(body)) + body
+
+
+@lru_cache(maxsize=1_024)
+def _user_property_start(name: str) -> bytes:
+    return b"\x26" + encode_string(name)
+
+
+def encode_user_properties(pairs: Iterable[tuple[str, str]]) -> bytes:
+    """User properties without the section's length, in order."""
+    parts: list[bytes] = []
+    for name, text in pairs:
+        parts += (_user_property_start(name), encode_string(text))
+    return b"".join(parts)
 
 
 def _encode_value(kind: Kind, value: int | str | bytes) -> bytes:

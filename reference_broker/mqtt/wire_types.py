@@ -26,10 +26,12 @@ def encode_string(text: str) -> bytes:
 
 
 def encode_binary(data: bytes) -> bytes:
-    if len(data) > 65_535:
-        message = f"a string or binary field holds at most 65535 bytes, not {len(data)}"
+    """Length-prefixed bytes. Raises :class:`ValueError` over 65,535 bytes."""
+    length = len(data)
+    if length > 65_535:
+        message = f"a string or binary field holds at most 65535 bytes, not {length}"
         raise ValueError(message)
-    return len(data).to_bytes(2, "big") + data
+    return length.to_bytes(2, "big") + data
 
 
 class Reader:
@@ -64,13 +66,18 @@ class Reader:
 
     def two_bytes(self) -> int:
         start = self._take(2)
-        return (self._data[start] << 8) | self._data[start + 1]
+        data = self._data
+        return data[start] << 8 | data[start + 1]
 
     def four_bytes(self) -> int:
         start = self._take(4)
         return int.from_bytes(self._data[start : start + 4], "big")
 
     def variable_integer(self) -> int:
+        position = self._position
+        if position < self._end and (first := self._data[position]) < 0x80:
+            self._position = position + 1
+            return first
         value = 0
         for shift in (0, 7, 14, 21):
             digit = self.byte()
@@ -93,6 +100,14 @@ class Reader:
 
     def string(self) -> str:
         """UTF-8 without surrogates (refused by the decoder) and without U+0000."""
+        data, position = self._data, self._position
+        start = position + 2
+        if start <= self._end:
+            end = start + (data[position] << 8 | data[position + 1])
+            if end <= self._end:
+                self._position = end
+                return decode_string(data[start:end], self.version)
+        self._position = self._end
         return decode_string(self.binary(), self.version)
 
     def rest(self) -> bytes:
