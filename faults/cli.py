@@ -131,6 +131,10 @@ def run(
         result = _run(loaded, options)
     except RunError as error:
         raise _stop(str(error), USAGE) from error
+    except Exception as error:
+        # A defect of ours must not look like a finding: Python itself would end with status 1.
+        errors.print_exception()
+        raise _stop(f"the harness failed: {error!r}", HARNESS) from error
     _print(result, folder)
     raise typer.Exit(EXIT_STATUS[result.verdict])
 

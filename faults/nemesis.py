@@ -31,6 +31,10 @@ _TOXIC: Final[dict[FaultKind, tuple[str, Callable[[Fault], dict[str, int | float
 """Fault to the toxic that makes it; ``loss_retx`` and ``blackhole`` are of the embedded server."""
 
 
+OWN_TOXICS: Final = frozenset({FaultKind.LOSS})
+"""Faults that no other toxiproxy server can make."""
+
+
 class NemesisError(Exception):
     """A fault could not be made or healed: the run says nothing of the broker."""
 
@@ -147,7 +151,7 @@ class Nemesis:
             if error.status != _BAD_REQUEST:
                 raise
             if fault.kind is not FaultKind.PARTITION:
-                message = f"this toxiproxy server has no {kind}; unset TOXIPROXY_URL to use the embedded one ({error})"
+                message = f"{error}; the embedded server has it: run without --url and TOXIPROXY_URL"
                 raise NemesisError(message) from error
             # A foreign server drops what the partition holds back, and cuts the connections when it heals.
             self._proxies.add_toxic(proxy, name, "timeout", stream, {"timeout": 0})

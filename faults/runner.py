@@ -16,7 +16,7 @@ import msgspec
 
 from conformance.checkers import CheckOutcome, check_history
 from faults.measure import check_targets, measure, unknown_metrics
-from faults.nemesis import PROXIES, Nemesis, NemesisError
+from faults.nemesis import OWN_TOXICS, PROXIES, Nemesis, NemesisError
 from faults.process import BrokerProcess, BrokerRestartError, BrokerStartError
 from faults.pump import Clock, Pump
 from faults.scenario import Scenario, World
@@ -163,8 +163,9 @@ def run_scenario(scenario: Scenario, options: RunOptions, progress: Progress | N
     _clear(options.out)
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     began = time.monotonic()
+    own_toxics = any(fault.kind in OWN_TOXICS for fault in scenario.faults)
     try:
-        with toxiproxy_endpoint(options.toxiproxy_url, seed=options.seed) as endpoint:
+        with toxiproxy_endpoint(options.toxiproxy_url, seed=options.seed, own_toxics=own_toxics) as endpoint:
             run = _Run(scenario, options, endpoint)
             asyncio.run(_guarded(run, progress))
         result = _judge(run)

@@ -33,14 +33,15 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def toxiproxy_endpoint(url: str | None = None, *, seed: int = 0) -> Iterator[Endpoint]:
+def toxiproxy_endpoint(url: str | None = None, *, seed: int = 0, own_toxics: bool = False) -> Iterator[Endpoint]:
     """A toxiproxy server for the duration of a ``with`` block.
 
-    ``url``, else ``TOXIPROXY_URL``, names a running one; else ``toxiproxy-server`` is started if the PATH has it; else
-    the embedded server runs in a thread. Raises :class:`ToxiproxyError` when the one chosen does not answer.
+    ``url``, else ``TOXIPROXY_URL``, names a running one; else ``toxiproxy-server`` is started if the PATH has it,
+    unless ``own_toxics`` says that toxics are needed which only the embedded server has; else the embedded server runs
+    in a thread. Raises :class:`ToxiproxyError` when the one chosen does not answer.
     """
     url = url or os.environ.get(URL_VARIABLE)
-    program = shutil.which(PROGRAM)
+    program = None if own_toxics else shutil.which(PROGRAM)
     if url:
         yield Endpoint(url=url, kind="given", version=ToxiproxyClient(url).version())
     elif program:
