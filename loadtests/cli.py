@@ -1,0 +1,157 @@
+"""``assay load``: open-loop load runs, and Locust."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from conformance.targets import ProbeError, RunningTarget, Target, TargetError, TargetStartError, running
+from loadtests import generator
+from loadtests.client import LoadClientError
+from loadtests.endpoint import find_target, has_queues
+from loadtests.exit_status import OF_VERDICT, ExitStatus
+from loadtests.locust_command import LocustPlan, run_locust
+from loadtests.profile import Profile, ProfileError, load_profile, shipped_profiles
+from loadtests.report import show
+from loadtests.runner import asked_rate_per_s, run_load, without_queues
+from reference_broker.trace.results import RunResult
+
+app = typer.Typer(no_args_is_help=True, help="Open-loop load with honest latencies, and Locust users.")
+
+
+def _fail(console: Console, error: Exception, status: ExitStatus) -> typer.Exit:
+    console.print(f"[red]error:[/] {error}", highlight=False)
+    return typer.Exit(status)
+
+
+class _Bars:
+    """Progress of the stages of a run."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def stage(self, name: str) -> generator.Progress:
+        task: TaskID = self._progress.add_task(name, total=None)
+
+        def update(elapsed_s: float, sent: int, total: int) -> None:
+            self._progress.update(task, completed=sent, total=total)
+
+        return update
+
+
+def execute(profile: Profile, broker: RunningTarget, *, folder: Path, seed: int, console: Console) -> RunResult:
+    """Run with progress bars; leaves out queue workloads that the target does not claim."""
+    target = broker.target
+    if profile.has_queues and not has_queues(target):
+        profile = without_queues(profile)
+        console.print(f"{target.name} has no $queue topics: the queue workloads are left out", highlight=False)
+        if not profile.workloads:
+            message = f"nothing of the profile {profile.name} is left to run"
+            raise ProfileError(message)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        return run_load(
+            profile,
+            broker.endpoint,
+            target=target.name,
+            folder=folder,
+            seed=seed,
+            command=f"assay load run {profile.name} --target {target.name} --seed {seed}",
+            stage=_Bars(progress).stage,
+        )
+
+
+@app.command()
+def run(
+    profile: Annotated[str, typer.Argument(help="Name of a shipped profile (assay load profiles) or a .yaml file.")],
+    target: Annotated[
+        str,
+        typer.Option(help="reference, mosquitto, null, a target file, or mqtt://[user[:password]@]host[:port]."),
+    ] = "reference",
+    out: Annotated[Path, typer.Option(help="Folder for result.json, samples.parquet, histograms.jsonl.")] = Path(
+        "out/load"
+    ),
+    seed: Annotated[int | None, typer.Option(help="Replaces the profile's: another schedule.")] = None,
+    queues: Annotated[bool, typer.Option(help="A broker given by URL has $queue topics.")] = False,
+) -> None:
+    """Run a load profile: arrivals on a seeded schedule, latency from when each message was due.
+
+    First the same load runs against the null broker, which shows the generator's ceiling and its own latency. Exit
+    status: 0 pass, 1 fail (loss, disorder, missed bound), 2 usage, 3 broker cannot be reached, 5 unknown: the
+    generator was the limit.
+    """
+    console = Console()
+    try:
+        chosen = load_profile(profile)
+        wanted: Target = find_target(target, queues=queues)
+    except (ProfileError, TargetError) as error:
+        raise _fail(console, error, ExitStatus.USAGE) from error
+    seed = chosen.seed if seed is None else seed
+    try:
+        with running(wanted) as broker:
+            result = execute(chosen, broker, folder=out, seed=seed, console=console)
+    except ProfileError as error:
+        raise _fail(console, error, ExitStatus.USAGE) from error
+    except (TargetStartError, ProbeError, LoadClientError, OSError) as error:
+        raise _fail(console, error, ExitStatus.UNREACHABLE) from error
+    show(console, result)
+    console.print(f"wrote {out / 'result.json'}", highlight=False)
+    raise typer.Exit(OF_VERDICT[result.verdict])
+
+
+@app.command()
+def profiles() -> None:
+    """List the shipped profiles."""
+    table = Table()
+    for name in ("profile", "what", "messages/s", "seconds"):
+        table.add_column(name)
+    for name in shipped_profiles():
+        profile = load_profile(name)
+        table.add_row(name, profile.description, f"{asked_rate_per_s(profile):,.0f}", f"{profile.phases.total_s:g}")
+    Console().print(table)
+
+
+@app.command()
+def locust(
+    target: Annotated[str, typer.Option(help="As for run.")] = "reference",
+    users: Annotated[int, typer.Option(min=1, max=500)] = 10,
+    spawn_rate: Annotated[float, typer.Option(min=0.1, max=500, help="Users started per second.")] = 10,
+    seconds: Annotated[float, typer.Option(min=1, max=3_600, help="Length of a headless run.")] = 20,
+    user: Annotated[
+        list[str] | None, typer.Option(help="MqttUser or QueueUser; repeat. Default: what the target can.")
+    ] = None,
+    ui: Annotated[
+        bool, typer.Option("--ui", help="Locust's web page in place of a headless run; Ctrl-C ends.")
+    ] = False,
+    web_port: Annotated[int, typer.Option(min=0, max=65_535, help="0 = any free port.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for Locust's and our files.")] = Path("out/locust"),
+    queues: Annotated[bool, typer.Option(help="A broker given by URL has $queue topics.")] = False,
+) -> None:
+    """Run Locust users against a broker, in a process of its own, headless or with Locust's web page.
+
+    Locust rounds latencies to whole milliseconds; our own microsecond histograms are printed and written beside its
+    figures. Locust's users wait for answers (closed loop): for latencies under a stated load use `assay load run`.
+    """
+    console = Console()
+    try:
+        wanted = find_target(target, queues=queues)
+    except TargetError as error:
+        raise _fail(console, error, ExitStatus.USAGE) from error
+    plan = LocustPlan(
+        users=users,
+        spawn_rate=spawn_rate,
+        seconds=None if ui else seconds,
+        user_classes=tuple(user or (("MqttUser", "QueueUser") if has_queues(wanted) else ("MqttUser",))),
+        web_port=web_port,
+    )
+    try:
+        with running(wanted) as broker:
+            status = run_locust(plan, broker.endpoint, folder=out, console=console)
+    except (TargetStartError, ProbeError, OSError) as error:
+        raise _fail(console, error, ExitStatus.UNREACHABLE) from error
+    raise typer.Exit(status)
