@@ -60,6 +60,7 @@ async def second_connect(ctx: CaseContext) -> None:
     "mqtt311/connect/wrong-protocol-name-is-not-served",
     clauses=("MQTT-3.1.2-1",),
     mutant="v3-any-protocol-name",
+    near_miss="v3-refuses-names-with-code-1",
 )
 async def protocol_name(ctx: CaseContext) -> None:
     """A CONNECT with another protocol name is not served as MQTT 3.1.1.
@@ -269,6 +270,7 @@ async def plain_client_ids(ctx: CaseContext) -> None:
     "mqtt311/connect/second-connection-takes-over",
     clauses=("MQTT-3.1.4-2", "MQTT-3.1.3-2"),
     mutant="v3-takeover-leaves-both",
+    near_miss="v3-one-packet-at-a-time",
 )
 async def takeover(ctx: CaseContext) -> None:
     """Of two connections with one client identifier the older is ended.
@@ -302,6 +304,7 @@ async def client_id_case(ctx: CaseContext) -> None:
     "mqtt311/connect/packets-behind-connect-are-served",
     clauses=("MQTT-3.1.4-4", "MQTT-3.2.0-1", "MQTT-7.1.1-1"),
     mutant="v3-bytes-behind-connect-packet-lost",
+    near_miss="v3-one-packet-at-a-time",
 )
 async def pipelined(ctx: CaseContext) -> None:
     """A client may send packets right behind its CONNECT, before the CONNACK.

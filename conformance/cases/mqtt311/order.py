@@ -12,6 +12,7 @@ from conformance.wire import Puback, Pubcomp, Publish, Pubrec, Pubrel, describe
     clauses=("MQTT-4.6.0-5", "MQTT-4.6.0-6"),
     requires=("qos1", "qos2"),
     mutant="v3-deliveries-swapped",
+    near_miss="v3-one-packet-at-a-time",
 )
 async def same_order(ctx: CaseContext) -> None:
     """One publisher's messages to one topic at one QoS arrive in the order in which they were published.
@@ -35,6 +36,7 @@ async def same_order(ctx: CaseContext) -> None:
     clauses=("MQTT-4.6.0-2", "MQTT-4.6.0-3", "MQTT-4.6.0-6"),
     requires=("qos1", "qos2"),
     mutant="v3-acknowledgements-swapped",
+    near_miss="v3-one-packet-at-a-time",
 )
 async def acknowledgements(ctx: CaseContext) -> None:
     """PUBACKs come in the order of the QoS 1 PUBLISHes, PUBRECs in the order of the QoS 2 PUBLISHes.
@@ -58,12 +60,13 @@ async def acknowledgements(ctx: CaseContext) -> None:
     "mqtt311/order/pubrels-follow-the-pubrecs",
     clauses=("MQTT-4.6.0-4", "MQTT-4.6.0-6", "MQTT-4.3.3-1"),
     requires=("qos2",),
-    mutant="v3-pubrels-in-order-of-delivery",
+    mutant="v3-pubrels-reversed",
+    near_miss="v3-one-packet-at-a-time",
 )
 async def pubrels(ctx: CaseContext) -> None:
     """The broker sends PUBRELs in the order in which the PUBRECs came.
 
-    Three QoS 2 messages are delivered, and their PUBRECs sent in one write in the order of delivery; so come the PUBRELs.
+    Three QoS 2 messages are delivered, their PUBRECs sent in one write in the order of delivery; so come the PUBRELs.
     """
     topic = ctx.topic()
     subscriber = await ctx.connect(name="subscriber")
@@ -85,6 +88,7 @@ async def pubrels(ctx: CaseContext) -> None:
     clauses=("MQTT-3.3.1-6", "MQTT-3.3.1-9", "MQTT-4.6.0-6"),
     requires=("retain",),
     mutant="v3-retained-sent-twice",
+    near_miss="v3-one-packet-at-a-time",
 )
 async def retained_then_live(ctx: CaseContext) -> None:
     """A subscriber sees the retained message once, and then the live ones in order.

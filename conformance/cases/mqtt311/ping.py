@@ -27,6 +27,7 @@ async def answered(ctx: CaseContext) -> None:
     "mqtt311/ping/silence-beyond-the-keep-alive-ends-the-connection",
     clauses=("MQTT-3.1.2-24",),
     mutant="v3-keep-alive-ignored",
+    near_miss="v3-late-keep-alive",
     limit_s=12.0,
 )
 async def keep_alive(ctx: CaseContext) -> None:

@@ -24,6 +24,7 @@ _PACKET_IDS = (1, 0x0100, 0xFFFF)
     "mqtt311/publish/qos-0-arrives-unchanged",
     clauses=("MQTT-2.3.1-5", "MQTT-4.3.1-1", "MQTT-4.5.0-1", "MQTT-3.3.2-1"),
     mutant="v3-empty-payload-not-routed",
+    near_miss="v3-one-packet-at-a-time",
 )
 async def qos_0(ctx: CaseContext) -> None:
     """A QoS 0 message arrives byte for byte, without packet identifier.
@@ -67,6 +68,7 @@ async def qos_1(ctx: CaseContext) -> None:
     clauses=("MQTT-3.3.4-1", "MQTT-4.3.3-2", "MQTT-4.3.3-1", "MQTT-2.3.1-6"),
     requires=("qos2",),
     mutant="v3-pubcomp-not-sent",
+    near_miss="v3-qos-2-published-at-pubrel",
 )
 async def qos_2(ctx: CaseContext) -> None:
     """A QoS 2 message passes by PUBLISH, PUBREC, PUBREL, PUBCOMP, on both sides.
@@ -95,6 +97,7 @@ async def qos_2(ctx: CaseContext) -> None:
     clauses=("MQTT-4.3.3-2",),
     requires=("qos2",),
     mutant="v3-qos-2-repeat-delivered",
+    near_miss="v3-qos-2-published-at-pubrel",
 )
 async def qos_2_repeat(ctx: CaseContext) -> None:
     """A QoS 2 PUBLISH that is repeated before its PUBREL is acknowledged again and delivered once.
@@ -121,6 +124,7 @@ async def qos_2_repeat(ctx: CaseContext) -> None:
     clauses=("MQTT-4.3.3-2", "MQTT-4.3.3-1"),
     requires=("qos2",),
     mutant="v3-qos-2-identifier-never-freed",
+    near_miss="v3-qos-2-published-at-pubrel",
 )
 async def qos_2_reuse(ctx: CaseContext) -> None:
     """After PUBCOMP the packet identifier belongs to a new message.
@@ -163,6 +167,7 @@ async def unknown_pubrel(ctx: CaseContext) -> None:
     clauses=("MQTT-3.8.4-6", "MQTT-2.3.1-5"),
     requires=("qos1", "qos2"),
     mutant="v3-delivered-at-subscription-qos",
+    near_miss="v3-grants-at-most-qos-1",
 )
 async def lower_qos(ctx: CaseContext) -> None:
     """A message is delivered at the lower of its own QoS and the granted one.
@@ -184,6 +189,7 @@ async def lower_qos(ctx: CaseContext) -> None:
     clauses=("MQTT-3.3.1-3", "MQTT-3.3.1-1"),
     requires=("qos1",),
     mutant="v3-dup-passed-on",
+    near_miss="v3-one-packet-at-a-time",
 )
 async def dup(ctx: CaseContext) -> None:
     """DUP of a delivery says whether the broker repeats it, whatever the publisher said.
@@ -280,6 +286,7 @@ async def empty_topic(ctx: CaseContext) -> None:
     clauses=("MQTT-2.3.1-4", "MQTT-4.3.2-1"),
     requires=("qos1",),
     mutant="v3-delivery-identifier-reused",
+    near_miss="v3-one-packet-at-a-time",
 )
 async def distinct_identifiers(ctx: CaseContext) -> None:
     """Deliveries that are not acknowledged yet have different packet identifiers.
@@ -318,6 +325,7 @@ async def own_messages(ctx: CaseContext) -> None:
     "mqtt311/publish/every-subscriber-gets-it",
     clauses=("MQTT-4.5.0-1", "MQTT-3.3.2-3"),
     mutant="v3-last-subscriber-forgotten",
+    near_miss="v3-one-copy-per-subscription",
 )
 async def every_subscriber(ctx: CaseContext) -> None:
     """Each client with a matching subscription gets the message, and nobody else.

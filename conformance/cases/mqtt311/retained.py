@@ -12,6 +12,7 @@ from conformance.wire import Publish
     clauses=("MQTT-3.3.1-5", "MQTT-3.3.1-6", "MQTT-3.3.1-8"),
     requires=("retain", "qos1"),
     mutant="v3-retained-flag-not-set",
+    near_miss="v3-retained-qos-0-not-kept",
 )
 async def new_subscriber(ctx: CaseContext) -> None:
     """A new subscriber gets the retained message at once, with RETAIN 1 and the QoS it was stored with.
@@ -32,6 +33,7 @@ async def new_subscriber(ctx: CaseContext) -> None:
     clauses=("MQTT-3.3.1-9",),
     requires=("retain",),
     mutant="v3-retained-flag-passed-on",
+    near_miss="v3-retained-qos-0-not-kept",
 )
 async def existing_subscriber(ctx: CaseContext) -> None:
     """Who is subscribed already gets a retained message like any other, with RETAIN 0.
@@ -51,6 +53,7 @@ async def existing_subscriber(ctx: CaseContext) -> None:
     clauses=("MQTT-3.3.1-5", "MQTT-3.3.1-7"),
     requires=("retain", "qos1"),
     mutant="v3-retained-first-stays",
+    near_miss="v3-retained-qos-0-not-kept",
 )
 async def replaced(ctx: CaseContext) -> None:
     """The newest retained message of a topic replaces the one before.
@@ -78,6 +81,7 @@ async def replaced(ctx: CaseContext) -> None:
     clauses=("MQTT-3.3.1-10", "MQTT-3.3.1-11"),
     requires=("retain",),
     mutant="v3-empty-retained-kept",
+    near_miss="v3-retained-qos-0-not-kept",
 )
 async def removed(ctx: CaseContext) -> None:
     """An empty retained message removes what was retained and is not retained itself.
@@ -102,6 +106,7 @@ async def removed(ctx: CaseContext) -> None:
     clauses=("MQTT-3.3.1-12",),
     requires=("retain",),
     mutant="v3-everything-retained",
+    near_miss="v3-retained-qos-0-not-kept",
 )
 async def left_alone(ctx: CaseContext) -> None:
     """A message with RETAIN 0 neither becomes retained nor touches what is retained.
@@ -127,6 +132,7 @@ async def left_alone(ctx: CaseContext) -> None:
     clauses=("MQTT-3.3.1-6", "MQTT-3.3.1-8"),
     requires=("retain", "wildcards"),
     mutant="v3-retained-not-for-wildcards",
+    near_miss="v3-retained-qos-0-not-kept",
 )
 async def wildcards(ctx: CaseContext) -> None:
     """A wildcard filter gets the retained message of every topic it matches.
@@ -150,6 +156,7 @@ async def wildcards(ctx: CaseContext) -> None:
     clauses=("MQTT-3.1.2-7",),
     requires=("retain",),
     mutant="v3-retained-dies-with-the-session",
+    near_miss="v3-retained-qos-0-not-kept",
 )
 async def outlives_session(ctx: CaseContext) -> None:
     """Retained messages are no part of a session and stay when it ends.
@@ -166,18 +173,19 @@ async def outlives_session(ctx: CaseContext) -> None:
 
 
 @case(
-    "mqtt311/retained/qos-2-is-stored-when-accepted",
+    "mqtt311/retained/keeps-its-qos",
     clauses=("MQTT-3.3.1-5", "MQTT-3.8.4-6"),
     requires=("retain", "qos2"),
     mutant="v3-retained-qos-lost",
+    near_miss="v3-grants-at-most-qos-1",
 )
 async def qos_kept(ctx: CaseContext) -> None:
     """A retained message keeps its QoS, and is delivered at the lower of that and the granted one.
 
-    Messages retained at QoS 0, 1 and 2 are delivered to a subscriber that asked for QoS 2.
+    Messages retained at QoS 1 and 2, in the place of one at QoS 0, are delivered to a subscriber that asked for QoS 2.
     """
     publisher = await ctx.connect(name="publisher")
-    for qos in (0, 1, 2):
+    for qos in (1, 2):
         publisher.send(Publish(topic=ctx.topic(f"{qos}"), retain=True, payload=b"any"))
         await publisher.publish(ctx.topic(f"{qos}"), b"kept", qos=qos, retain=True)
         await publisher.expect_nothing()

@@ -202,6 +202,7 @@ async def resend_pubrel(ctx: CaseContext) -> None:
     clauses=("MQTT-4.3.3-2", "MQTT-3.1.2-4", "MQTT-4.4.0-1"),
     requires=("persistent_sessions", "qos2"),
     mutant="v3-received-qos-2-forgotten",
+    near_miss="v3-qos-2-published-at-pubrel",
 )
 async def inbound_qos_2(ctx: CaseContext) -> None:
     """The broker remembers across connections which QoS 2 messages it has received.
@@ -230,7 +231,8 @@ async def inbound_qos_2(ctx: CaseContext) -> None:
     "mqtt311/session/owed-release-finishes-after-reconnect",
     clauses=("MQTT-4.3.3-2", "MQTT-3.1.2-5"),
     requires=("persistent_sessions", "qos2"),
-    mutant="v3-message-lost-with-publisher-session",
+    mutant="v3-message-lost-with-publisher-connection",
+    near_miss="v3-qos-2-published-at-pubrel",
 )
 async def release_after_reconnect(ctx: CaseContext) -> None:
     """A publisher that was cut off after PUBREC can release its message on the next connection.

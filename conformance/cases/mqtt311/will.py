@@ -73,6 +73,7 @@ async def violation(ctx: CaseContext) -> None:
     clauses=("MQTT-3.1.2-8", "MQTT-3.8.4-6"),
     requires=("qos2",),
     mutant="v3-will-qos-lost",
+    near_miss="v3-grants-at-most-qos-1",
 )
 async def qos(ctx: CaseContext) -> None:
     """The will is published at its own QoS.
@@ -116,6 +117,7 @@ async def retain(ctx: CaseContext) -> None:
     "mqtt311/will/published-when-the-keep-alive-passes",
     clauses=("MQTT-3.1.2-8", "MQTT-3.1.2-24"),
     mutant="v3-no-will-on-keep-alive",
+    near_miss="v3-late-keep-alive",
     limit_s=12.0,
 )
 async def keep_alive(ctx: CaseContext) -> None:
