@@ -102,9 +102,14 @@ def will_bits_unchecked(patch: Patch) -> None:
     _ignore_flags(patch, lambda flags: flags if flags & 0x04 else flags & ~0x38)
 
 
-@mutant("v3-will-qos-3-accepted", "a will of QoS 3 is accepted")
+@mutant("v3-will-qos-3-accepted", "a will of QoS 3 is taken for one of QoS 2")
 def will_qos_3_accepted(patch: Patch) -> None:
-    _ignore_flags(patch, lambda flags: flags & ~0x08 if flags & 0x1C == 0x1C else flags)
+    def seen(flags: int) -> int:
+        return flags & ~0x08 if flags & 0x1C == 0x1C else flags
+
+    read_will = codec._read_will
+    _ignore_flags(patch, seen)
+    patch.replace(codec, "_read_will", lambda reader, flags, version: read_will(reader, seen(flags), version))
 
 
 @mutant("v3-password-without-user-name", "a password is accepted without a user name")

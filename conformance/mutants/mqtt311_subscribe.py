@@ -12,7 +12,7 @@ from conformance.mutants.mqtt311_ways import replace_text_decoder, walk_with_fla
 from reference_broker.core.broker_state import BrokerState, SubscribeOutcome
 from reference_broker.core.routing import Subscription
 from reference_broker.core.session import Session
-from reference_broker.core.topics import TopicError, matches
+from reference_broker.core.topics import TopicError, matches, validate_filter
 from reference_broker.mqtt import codec, handlers
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.mqtt.errors import malformed
@@ -128,7 +128,7 @@ def bad_filters_get_code_80(patch: Patch) -> None:
         connection: MqttConnection, request: SubscriptionRequest, identifier: int, group: str | None, now: float
     ) -> tuple[int, SubscribeOutcome | None, Subscription | None]:
         try:
-            handlers.validate_filter(request.topic_filter)
+            validate_filter(request.topic_filter)
         except TopicError:
             return 0x80, None, None
         return subscribe_one(connection, request, identifier, group, now)
@@ -171,7 +171,9 @@ def unsubscribe_matches_wildcards(patch: Patch) -> None:
     def make(original: _StateUnsubscribe) -> _StateUnsubscribe:
         def unsubscribe(self: BrokerState, session: Session, topic_filter: str, now: float) -> bool:
             concerned = [known for known in session.subscriptions if matches(topic_filter, known)]
-            return any([original(self, session, known, now) for known in concerned])
+            for known in concerned:
+                original(self, session, known, now)
+            return bool(concerned)
 
         return unsubscribe
 
