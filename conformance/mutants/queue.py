@@ -1,0 +1,286 @@
+"""Planted bugs of the durable queues: each loses, invents, repeats or reorders messages in its own way.
+
+They are what the history checkers are judged by, in simulation and on real processes. Bugs that depend on the disk
+show when the process is killed, and those of the sync only when power fails, which only the simulator can do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from conformance.mutants import Patch, mutant, variation
+from reference_broker.config import Durability, QueueConfig, RetryConfig
+from reference_broker.core.queues import dispatcher, group, settlement
+from reference_broker.core.queues.address import Verb
+from reference_broker.core.queues.consumer import Consumer
+from reference_broker.core.queues.delivery import Delivery
+from reference_broker.core.queues.dispatcher import Dispatcher
+from reference_broker.core.queues.group import ConsumerGroup
+from reference_broker.core.queues.partitioner import Partitioner
+from reference_broker.core.queues.pending import PendingEntry
+from reference_broker.core.queues.queue import DurableQueue
+from reference_broker.core.queues.retry import RETRIES_EXCEEDED
+from reference_broker.core.queues.stored_message import StoredMessage
+from reference_broker.storage.disk import DiskFile
+from reference_broker.storage.log import SegmentedLog
+from reference_broker.storage.offset_index import OffsetIndex
+from reference_broker.storage.pending_log import PendingLogFile
+from reference_broker.storage.segment import Segment, SegmentScan
+
+_BUFFER_BYTES: Final = 16 * 1024
+_CUT_BATCHES: Final = 16
+_EVERY: Final = 25
+"""The bugs that strike now and then strike at offsets that leave this remainder of one."""
+
+
+@mutant("queue-confirms-before-sync", "a durability of fsync confirms after the write and syncs once a second")
+def confirms_before_sync(patch: Patch) -> None:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def build(self: DurableQueue, config: QueueConfig, *args: object, **kwargs: object) -> None:
+            if config.durability is Durability.FSYNC:
+                config = msgspec.structs.replace(config, durability=Durability.INTERVAL)
+            original(self, config, *args, **kwargs)
+
+        return build
+
+    patch.wrap(DurableQueue, "__init__", make)
+
+
+class _BufferedFile:
+    """A file whose appends wait in the process's memory, and whose sync forgets them."""
+
+    def __init__(self, file: DiskFile) -> None:
+        self._file = file
+        self._buffer = bytearray()
+
+    @property
+    def size(self) -> int:
+        return self._file.size + len(self._buffer)
+
+    def _write_out(self) -> None:
+        data, self._buffer = bytes(self._buffer), bytearray()
+        if data:
+            self._file.append(data)
+
+    def append(self, data: bytes) -> int:
+        position = self.size
+        self._buffer += data
+        if len(self._buffer) > _BUFFER_BYTES:
+            self._write_out()
+        return position
+
+    def write_at(self, position: int, data: bytes) -> None:
+        self._write_out()
+        self._file.write_at(position, data)
+
+    def read_at(self, position: int, length: int) -> bytes:
+        self._write_out()
+        return self._file.read_at(position, length)
+
+    def truncate(self, size: int) -> None:
+        self._write_out()
+        self._file.truncate(size)
+
+    def sync(self) -> None:
+        self._file.sync()
+
+    def close(self) -> None:
+        self._write_out()
+        self._file.close()
+
+
+@mutant("queue-confirms-before-write", "the log's writes wait in a buffer that a sync does not write out")
+def confirms_before_write(patch: Patch) -> None:
+    def make(original: Callable[..., DiskFile]) -> Callable[..., DiskFile]:
+        def file(self: Segment, *, create: bool = False) -> DiskFile:
+            opened = original(self, create=create)
+            if not isinstance(opened, _BufferedFile):
+                opened = self._file = _BufferedFile(opened)
+            return opened
+
+        return file
+
+    patch.wrap(Segment, "file", make)
+
+
+class _RecordingIndex(OffsetIndex):
+    """Remembers where every batch is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: list[tuple[int, int]] = []
+
+    def add(self, base_offset: int, position: int) -> None:
+        super().add(base_offset, position)
+        self.places.append((base_offset, position))
+
+
+@mutant("queue-recovery-cuts-too-much", "recovery takes the last sixteen batches of a log for a torn tail")
+def recovery_cuts_too_much(patch: Patch) -> None:
+    def make(original: Callable[[Segment], SegmentScan]) -> Callable[[Segment], SegmentScan]:
+        def scan(self: Segment) -> SegmentScan:
+            batches = _RecordingIndex()
+            self.index = batches
+            found = original(self)
+            if not batches.places:
+                return found
+            offset, position = batches.places[max(0, len(batches.places) - _CUT_BATCHES)]
+            return SegmentScan(sound_bytes=position, end_offset=offset, damages=(), tail_problem="planted")
+
+        return scan
+
+    patch.wrap(Segment, "scan", make)
+
+
+@mutant("queue-ack-not-persisted", "an ack is confirmed but not written to the log of pending entries")
+def ack_not_persisted(patch: Patch) -> None:
+    def ack(self: PendingLogFile, partition: int, offset: int) -> None:
+        """Forget it."""
+
+    patch.replace(PendingLogFile, "ack", ack)
+
+
+def _settling(patch: Patch, wrong: Verb, instead: Callable[..., None]) -> None:
+    """Settle one verb in another way."""
+
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def settle(
+            holder: ConsumerGroup, entry: PendingEntry, verb: Verb, reason: str, now: float, on_done: object
+        ) -> None:
+            (instead if verb is wrong else original)(holder, entry, verb, reason, now, on_done)
+
+        return settle
+
+    patch.wrap(settlement, "settle", make)
+
+
+@mutant("queue-reject-discards", "a rejected message is settled without reaching the dead-letter queue")
+def reject_discards(patch: Patch) -> None:
+    def discard(holder: ConsumerGroup, entry: PendingEntry, verb: Verb, reason: str, now: float, on_done: Any) -> None:
+        holder.remove(entry, on_done)
+
+    _settling(patch, Verb.REJECT, discard)
+
+
+@mutant("queue-nack-settles", "a nacked message is settled for good instead of being delivered again")
+def nack_settles(patch: Patch) -> None:
+    def remove(holder: ConsumerGroup, entry: PendingEntry, verb: Verb, reason: str, now: float, on_done: Any) -> None:
+        holder.remove(entry, on_done)
+
+    _settling(patch, Verb.NACK, remove)
+
+
+@mutant("queue-timeout-fires-early", "a delivery times out after a tenth of its time")
+def timeout_fires_early(patch: Patch) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def build(self: Dispatcher, served: ConsumerGroup) -> None:
+            original(self, served)
+            self._timeout_s /= 10
+
+        return build
+
+    patch.wrap(Dispatcher, "__init__", make)
+
+
+@mutant("queue-key-ignored", "the partition key does not choose the partition, so a key's messages overtake each other")
+def key_ignored(patch: Patch) -> None:
+    def make(original: Callable[..., int]) -> Callable[..., int]:
+        def choose(self: Partitioner, key: str | None, partitions: int) -> int:
+            return original(self, None, partitions)
+
+        return choose
+
+    patch.wrap(Partitioner, "choose", make)
+
+
+@mutant("queue-wrong-payload", "now and then a delivery carries the message before it in the partition")
+def wrong_payload(patch: Patch) -> None:
+    def make(original: Callable[..., bool]) -> Callable[..., bool]:
+        def hand_over(
+            self: Dispatcher, entry: PendingEntry, stored: StoredMessage, consumer: Consumer, now: float
+        ) -> bool:
+            if entry.offset % _EVERY == 1:
+                stored = entry.place.partition.cached.get(entry.offset - 1, stored)
+            return original(self, entry, stored, consumer, now)
+
+        return hand_over
+
+    patch.wrap(Dispatcher, "_hand_over", make)
+
+
+@mutant("queue-delivers-to-two", "now and then a message goes to two consumers of a group at once")
+def delivers_to_two(patch: Patch) -> None:
+    def make(original: Callable[..., bool]) -> Callable[..., bool]:
+        def hand_over(
+            self: Dispatcher, entry: PendingEntry, stored: StoredMessage, consumer: Consumer, now: float
+        ) -> bool:
+            real, handed = consumer.deliver, list[Delivery]()
+
+            def deliver(delivery: Delivery) -> bool:
+                handed.append(delivery)
+                return real(delivery)
+
+            consumer.deliver = deliver
+            try:
+                taken = original(self, entry, stored, consumer, now)
+            finally:
+                consumer.deliver = real
+            others = [other for other in self._group.consumers.values() if other is not consumer]
+            if taken and others and entry.offset % _EVERY == 1:
+                others[0].deliver(handed[0])
+            return taken
+
+        return hand_over
+
+    patch.wrap(Dispatcher, "_hand_over", make)
+
+
+@mutant("queue-dead-letters-early", "the first failure of a delivery dead-letters the message")
+def dead_letters_early(patch: Patch) -> None:
+    def exhausted_reason(retry: RetryConfig, delivery_count: int, age_s: float) -> str | None:
+        return RETRIES_EXCEEDED
+
+    patch.replace(group, "exhausted_reason", exhausted_reason)
+    patch.replace(dispatcher, "exhausted_reason", exhausted_reason)
+
+
+@mutant("queue-lost-session-settles", "what a consumer held when its session ended counts as settled")
+def lost_session_settles(patch: Patch) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def detach(self: ConsumerGroup, consumer: Consumer, now: float) -> None:
+            held = [entry for place in self.places for entry in place.pending.values() if entry.consumer is consumer]
+            for entry in held:
+                self.remove(entry, None)
+            original(self, consumer, now)
+
+        return detach
+
+    patch.wrap(ConsumerGroup, "_detach", make)
+
+
+@variation("queue-retry-waits-longer", "a failed delivery waits twice as long as configured before it is tried again")
+def retry_waits_longer(patch: Patch) -> None:
+    def make(original: Callable[..., float]) -> Callable[..., float]:
+        def backoff_s(retry: RetryConfig, failures: int) -> float:
+            return 2 * original(retry, failures)
+
+        return backoff_s
+
+    patch.wrap(settlement, "backoff_s", make)
+
+
+@variation("queue-one-batch-per-message", "every message is written as a batch of its own")
+def one_batch_per_message(patch: Patch) -> None:
+    def make(original: Callable[..., int]) -> Callable[..., int]:
+        def append(self: SegmentedLog, records: list[Any]) -> int:
+            base_offset = original(self, records[:1])
+            for record in records[1:]:
+                original(self, [record])
+            return base_offset
+
+        return append
+
+    patch.wrap(SegmentedLog, "append", make)
