@@ -9,11 +9,16 @@ import msgspec
 from reference_broker.trace.conformance import CaseResult
 from reference_broker.trace.results import GRAVITY, Check, RunKind, Severity, Verdict
 from reports.collect import Collection, Run
-from reports.humanise import plural, quantity, relation, words
+from reports.humanise import check_name, plural, quantity, relation, words
 from reports.verdicts import CASE_LOOKS, FAILING_CASES, KIND_LABELS, RUN_LOOKS, Look
 
 MAX_ITEMS = 2_000
 _MAX_FINDINGS_PER_RUN = 50
+_SELF_CHECK_TITLES = {
+    "survives": "The suite does not notice a broken broker",
+    "accused": "The suite accuses a legal broker",
+    "problem": "A broken broker could not be judged",
+}
 
 
 class Attention(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,11 +94,12 @@ def _of_run(run: Run) -> list[Attention]:
 
 
 def _of_check(run: Run, check: Check) -> Attention:
+    name = check_name(check.name, check.unit)
     return Attention(
         run=run,
         gravity=GRAVITY.index(check.verdict),
         look=RUN_LOOKS[check.verdict],
-        title=f"{words(check.name)} misses its target" if check.verdict is Verdict.FAIL else words(check.name),
+        title=f"{name} misses its target" if check.verdict is Verdict.FAIL else name,
         detail=describe_check(check),
         reproduce=run.result.command,
     )
@@ -107,7 +113,7 @@ def _of_findings(run: Run) -> list[Attention]:
             run=run,
             gravity=GRAVITY.index(Verdict.FAIL),
             look=RUN_LOOKS[Verdict.FAIL],
-            title=f"{words(finding.checker)} ({finding.anomaly})",
+            title=_SELF_CHECK_TITLES.get(finding.anomaly, f"{words(finding.checker)} ({finding.anomaly})"),
             detail=finding.message,
             reproduce=result.command,
         )

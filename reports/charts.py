@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from reference_broker.trace.results import Band, Percentiles, RunResult, Series
+from reference_broker.trace.results import Band, Percentiles, RunKind, RunResult, Series
 from reports.humanise import quantity, words
 
 Json = dict[str, "Json"] | list["Json"] | str | float | int | bool | None
@@ -61,6 +61,7 @@ def timeline(result: RunResult, name: str = "timeline") -> Chart | None:
     series = _scaled([line for line in result.series if any(_finite(value) for value in line.y)][:MAX_SERIES])
     if not series:
         return None
+    rounds = result.kind is RunKind.BENCH  # its x is the number of the round
     rows: dict[tuple[str, str], list[Series]] = {}
     for line in series:
         rows.setdefault((line.group or line.name, line.unit), []).append(line)
@@ -71,17 +72,24 @@ def timeline(result: RunResult, name: str = "timeline") -> Chart | None:
         _add_row(layout, annotations, index, len(rows), group, unit, lines)
         traces += [_trace(line, place, index) for place, line in enumerate(lines)]
     last = "" if len(rows) == 1 else str(len(rows))
-    layout["xaxis"] = {"title": {"text": "seconds since the start"}, "anchor": f"y{last}", "rangemode": "tozero"}
+    layout["xaxis"] = {
+        "title": {"text": "round" if rounds else "seconds since the start"},
+        "anchor": f"y{last}",
+        "rangemode": "tozero",
+    }
     bands = sorted(result.bands, key=lambda band: band.from_s)[:MAX_BANDS]
     layout["shapes"] = [_band_shape(band) for band in bands]
     layout["annotations"] = [*annotations, *_band_labels(bands)]
     dropped = len(result.series) - len(series)
     return Chart(
         name=name,
-        title="Over time",
+        title="Round by round" if rounds else "Over time",
         description=_describe_timeline(series, bands),
         figure={"data": traces, "layout": layout},
-        head=["seconds", *(f"{line.name} ({line.unit})" if line.unit else line.name for line in series)],
+        head=[
+            "round" if rounds else "seconds",
+            *(f"{line.name} ({line.unit})" if line.unit else line.name for line in series),
+        ],
         rows=_series_table(series),
         note=f"{dropped} series without data, or beyond the first {MAX_SERIES}, are left out." if dropped else "",
     )
@@ -122,42 +130,6 @@ def percentile_ladder(percentiles: Sequence[Percentiles], name: str = "percentil
         figure={"data": traces, "layout": layout},
         head=[],
         rows=[],
-    )
-
-
-def bars(name: str, title: str, unit: str, values: dict[str, dict[str, float]]) -> Chart | None:
-    """Grouped bars: ``values[series][category]``; ``None`` without values."""
-    categories = list(dict.fromkeys(category for row in values.values() for category in row))
-    if not categories:
-        return None
-    traces: list[Json] = [
-        {
-            "type": "bar",
-            "name": _plain(series),
-            "x": [_plain(category) for category in categories],
-            "y": [row.get(category) for category in categories],
-            "text": [quantity(row[category]) if category in row else "" for category in categories],
-            "textposition": "auto",
-            "meta": {"colour": index % 8},
-        }
-        for index, (series, row) in enumerate(values.items())
-    ]
-    layout: dict[str, Json] = {
-        "height": 340,
-        "barmode": "group",
-        "yaxis": {"title": {"text": unit}, "rangemode": "tozero"},
-        "xaxis": {"type": "category"},
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
-    }
-    return Chart(
-        name=name,
-        title=title,
-        description=f"{title} in {unit} for {', '.join(values)}",
-        figure={"data": traces, "layout": layout},
-        head=["", *categories],
-        rows=[
-            [series, *(quantity(row.get(category), unit) for category in categories)] for series, row in values.items()
-        ],
     )
 
 

@@ -6,17 +6,17 @@ import re
 
 from reference_broker.trace.conformance import CaseVerdict
 from reference_broker.trace.results import RunKind, Verdict
+from reports.bench import BenchCase, bench_cases
 from reports.collect import Collection, Run
-from reports.humanise import metric, plural, quantity, words
+from reports.humanise import metric, number, plural, quantity, words
 from reports.verdicts import CASE_LOOKS, RUN_LOOKS
 
 _MAX_FIGURES = 4
 _PREFERRED: dict[RunKind, tuple[str, ...]] = {
     RunKind.SELF_CHECK: ("killed", "mutant", "surviv"),
-    RunKind.SIM: ("trace_hash", "ratio", "seed", "real"),
-    RunKind.FAULTS: ("recover", "lost", "redeliver", "duplicat"),
+    RunKind.SIM: ("trace_hash", "ratio", "recovery_max", "gap"),
+    RunKind.FAULTS: ("recovery_max", "recovery", "gap", "redeliver"),
     RunKind.LOAD: ("rate", "per_s", "lateness", "headroom"),
-    RunKind.BENCH: ("ratio", "per_s"),
     RunKind.SPARK: ("rows", "events", "samples"),
 }
 """Parts of metric keys that make good headlines, best first; any other metric may fill the remaining places."""
@@ -52,6 +52,10 @@ def key_figures(run: Run) -> list[tuple[str, str]]:
             if verdict is not CaseVerdict.UNSUPPORTED
         ]
         return figures[:_MAX_FIGURES]
+    cases = bench_cases(result)
+    if cases:
+        figures += [_bench_figure(case) for case in cases]
+        return figures[:_MAX_FIGURES]
     if result.kind in {RunKind.LOAD, RunKind.FAULTS, RunKind.SIM}:
         figures += [
             (f"{words(row.name)} p99", quantity(row.p99_us, "µs")) for row in result.percentiles[:2] if row.count
@@ -61,6 +65,13 @@ def key_figures(run: Run) -> list[tuple[str, str]]:
         held = sum(1 for check in result.checks if check.verdict is Verdict.PASS)
         figures.append(("checks held", f"{held} of {len(result.checks)}"))
     return [(label, _short(value)) for label, value in figures[:_MAX_FIGURES]]
+
+
+def _bench_figure(case: BenchCase) -> tuple[str, str]:
+    """The ratio to the first other product; the rate itself where there is none."""
+    if case.peers and case.peers[0].ratio is not None:
+        return f"{words(case.name)} over {case.peers[0].broker}", f"{number(case.peers[0].ratio)}×"
+    return f"{words(case.name)}, {case.rows[0].broker}", f"{number(case.rows[0].rate_per_s)} /s"
 
 
 def _ranked(kind: RunKind, keys: list[str]) -> list[str]:
@@ -74,4 +85,4 @@ def _ranked(kind: RunKind, keys: list[str]) -> list[str]:
 
 def _short(value: str) -> str:
     """A hash needs only its beginning to be compared by eye."""
-    return f"{value[:12]}…" if re.fullmatch(r"[0-9a-f]{20,}", value) else value
+    return f"{value[:8]}…" if re.fullmatch(r"[0-9a-f]{20,}", value) else value

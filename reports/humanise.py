@@ -15,7 +15,6 @@ _SUFFIX_UNITS = (
     ("_mib", "MiB"),
     ("_pct", "%"),
     ("_percent", "%"),
-    ("_ratio", "×"),
 )
 _TIME_US = {"ns": 1e-3, "µs": 1.0, "us": 1.0, "ms": 1e3, "s": 1e6}
 _INITIALISMS = {"qos": "QoS", "mqtt": "MQTT", "dlq": "DLQ", "cpu": "CPU", "rss": "RSS", "id": "id", "sim": "sim"}
@@ -62,7 +61,7 @@ def quantity(value: float | None, unit: str = "") -> str:
     text = number(value)
     if not unit or text == NO_DATA:
         return text
-    return f"{text}{'' if unit in {'%', '×', 'x'} else ' '}{unit}"
+    return f"{text}×" if unit in {"x", "×"} else f"{text}{'' if unit == '%' else ' '}{unit}"
 
 
 def bytes_size(size: int) -> str:
@@ -95,6 +94,12 @@ def words(key: str) -> str:
 def relation(symbol: str) -> str:
     """A comparison as people write it: ``>=`` is ``≥``."""
     return {"<=": "≤", ">=": "≥", "==": "="}.get(symbol, symbol)
+
+
+def check_name(name: str, unit: str) -> str:
+    """A check's name in words; the unit is not said twice where the name ends in it (``gap_max_s`` in s)."""
+    label, named = label_and_unit(name)
+    return label if named == unit else words(name)
 
 
 def metric(key: str, value: float | str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""What the page of a run shows beyond the plain record: gauges, evidence tables, peer charts, worlds side by side."""
+"""What the page of a run shows beyond the plain record: gauges, evidence tables, figures, worlds side by side."""
 
 from __future__ import annotations
 
@@ -7,14 +7,28 @@ import math
 import msgspec
 
 from reference_broker.trace.results import Check, Finding, RunKind, RunResult
-from reports.charts import Chart, bars
+from reports.bench import bench_cases
 from reports.collect import Run, slugify
-from reports.humanise import duration_us, label_and_unit, metric, words
+from reports.humanise import duration_us, metric, words
 
 MAX_EVIDENCE_ROWS = 60
 MAX_EVIDENCE_COLUMNS = 12
 _GAUGE_SCALE = 2.0
 """A gauge ends at this many times the bound."""
+_CHECKERS = (
+    "lost",
+    "phantom",
+    "duplicate",
+    "redelivery_without_cause",
+    "concurrent_delivery",
+    "resurrection",
+    "order",
+    "dlq_loss",
+    "dlq_without_cause",
+    "delivery_count",
+)
+"""Metrics that count what a checker of histories found."""
+_QUANTILES = ("p50", "p90", "p99", "p999", "max")
 _EVIDENCE_FIRST = ("index", "time_ns", "process", "f", "type", "queue", "value")
 
 
@@ -72,6 +86,34 @@ def scenario_pairs(runs: list[Run]) -> dict[str, list[Run]]:
     return pairs
 
 
+def checker_counts(result: RunResult) -> list[tuple[str, int]]:
+    """What the checkers looked for and how often they found it; empty where the run does not say."""
+    counts = [(key, result.metrics[key]) for key in _CHECKERS if key in result.metrics]
+    return [(words(key), count) for key, count in counts if isinstance(count, int)]
+
+
+def plain_metrics(result: RunResult) -> dict[str, float | int | str]:
+    """The metrics that no other part of the page shows."""
+    cases = bench_cases(result)
+    brokers = {row.broker for case in cases for row in case.rows}
+    return {
+        key: value
+        for key, value in _told_once(result).items()
+        if key not in _CHECKERS and not any(key.startswith(f"{broker}.") for broker in brokers)
+    }
+
+
+def _told_once(result: RunResult) -> dict[str, float | int | str]:
+    """Metrics without those that repeat a percentile of the latency table."""
+    repeated = {
+        f"{row.name}_{quantile}_{unit}"
+        for row in result.percentiles
+        for quantile in _QUANTILES
+        for unit in ("us", "ms")
+    }
+    return {key: value for key, value in result.metrics.items() if key not in repeated}
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of several runs, one column each."""
 
@@ -89,7 +131,7 @@ def compare_runs(runs: list[Run]) -> Comparison:
     for name in operations:
         for label, quantile in (("p50", "p50_us"), ("p99", "p99_us"), ("max", "max_us")):
             rows.append((f"{words(name)} {label}", [_percentile(run.result, name, quantile) for run in runs]))
-    for key in dict.fromkeys(key for run in runs for key in run.result.metrics):
+    for key in dict.fromkeys(key for run in runs for key in _told_once(run.result)):
         values = [run.result.metrics.get(key) for run in runs]
         texts = ["" if value is None else metric(key, value)[1] for value in values]
         rows.append((metric(key, next(value for value in values if value is not None))[0], texts))
@@ -99,23 +141,6 @@ def compare_runs(runs: list[Run]) -> Comparison:
 def _percentile(result: RunResult, name: str, quantile: str) -> str:
     found = next((row for row in result.percentiles if row.name == name and row.count), None)
     return "" if found is None else duration_us(float(getattr(found, quantile)))
-
-
-def bench_charts(result: RunResult) -> list[Chart]:
-    """Bars per unit of a bench whose metrics are named ``<broker>.<measure>_<unit>``."""
-    if result.kind is not RunKind.BENCH:
-        return []
-    by_unit: dict[str, dict[str, dict[str, float]]] = {}
-    for key, value in result.metrics.items():
-        broker, dot, measure = key.partition(".")
-        if dot and not isinstance(value, str):
-            label, unit = label_and_unit(measure)
-            by_unit.setdefault(unit, {}).setdefault(broker, {})[label] = value
-    charts = [
-        bars(f"bench-{index}", "Side by side", unit or "value", values)
-        for index, (unit, values) in enumerate(by_unit.items())
-    ]
-    return [chart for chart in charts if chart is not None]
 
 
 def _evidence_cell(key: str, value: str | float | bool) -> str:

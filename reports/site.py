@@ -21,6 +21,7 @@ from reference_broker.trace.results import RunKind, Verdict
 from reports import humanise, transcripts
 from reports.attention import first_of_each_run, needs_attention
 from reports.badge import encode_badge
+from reports.bench import bench_cases
 from reports.charts import percentile_ladder, timeline
 from reports.collect import MARKER_FILE, RESULT_FILE, Collection, ReportError, Run, collect, slugify
 from reports.detail import split_detail
@@ -29,7 +30,14 @@ from reports.junit import junit_xml
 from reports.markdown import summary_markdown
 from reports.matrix import Column, Matrix, SpecCoverage, build_coverage, build_matrix, clause_anchor, spec_title
 from reports.raw_files import RawFile, RawFiles, path_inside
-from reports.run_views import bench_charts, check_gauge, compare_runs, evidence_table, scenario_pairs
+from reports.run_views import (
+    check_gauge,
+    checker_counts,
+    compare_runs,
+    evidence_table,
+    plain_metrics,
+    scenario_pairs,
+)
 from reports.sequence import layout
 from reports.verdicts import CASE_GRAVITY, CASE_LOOKS, CLAUSE_LOOKS, KIND_LABELS, KIND_QUESTIONS, RUN_LOOKS, look_of
 
@@ -191,6 +199,10 @@ class SiteWriter:
             "look_of": look_of,
             "key_figures": key_figures,
             "metric": humanise.metric,
+            "check_name": humanise.check_name,
+            "plain_metrics": plain_metrics,
+            "checker_counts": checker_counts,
+            "bench_cases": bench_cases,
             "check_gauge": check_gauge,
             "evidence_table": evidence_table,
             "compare_runs": compare_runs,
@@ -239,14 +251,13 @@ class SiteWriter:
 
     def _write_run(self, run: Run, raw: list[RawFile]) -> None:
         column = next((column for column in self._matrix.columns if column.run.slug == run.slug), None)
-        charts = [*bench_charts(run.result), timeline(run.result)]
         self._page(
             run_path(run),
             "run.html.j2",
             run=run,
             raw=raw,
             column=column,
-            charts=[chart for chart in charts if chart is not None],
+            timeline=timeline(run.result),
             ladder=percentile_ladder(run.result.percentiles),
             pair=run.result.name if run.result.name in self._pairs and run in self._pairs[run.result.name] else "",
         )

@@ -14,12 +14,16 @@ from report_samples import bench_run, fault_run, load_run
 
 from reference_broker.trace.results import Band, RunKind, RunResult, Series
 from reports.charts import MAX_LABELLED_BANDS, Chart, percentile_ladder, thin, timeline
-from reports.run_views import bench_charts
+
+
+def rounds_run() -> RunResult:
+    line = Series(name="reference", unit="messages/s", x_s=[0, 1, 2], y=[3.0, 4.0, 5.0], group="QoS 0 by round")
+    return msgspec.structs.replace(bench_run(), series=[line])
 
 
 def all_charts() -> list[Chart]:
     charts = [timeline(run) for run in (fault_run(RunKind.SIM), fault_run(RunKind.FAULTS), load_run())]
-    charts += [percentile_ladder(load_run().percentiles), *bench_charts(bench_run())]
+    charts += [percentile_ladder(load_run().percentiles), timeline(rounds_run())]
     assert None not in charts
     return [chart for chart in charts if chart is not None]
 
@@ -74,7 +78,6 @@ def test_no_chart_is_made_of_nothing() -> None:
     assert timeline(with_series(empty, gaps)) is None
     assert percentile_ladder([]) is None
     assert percentile_ladder([msgspec.structs.replace(load_run().percentiles[0], count=0)]) is None
-    assert bench_charts(msgspec.structs.replace(bench_run(), metrics={})) == []
 
 
 def test_times_are_shown_in_a_readable_unit() -> None:
@@ -83,6 +86,13 @@ def test_times_are_shown_in_a_readable_unit() -> None:
     assert chart is not None
     assert json.loads(chart.json)["data"][0]["y"] == [0.9, None, 180]
     assert chart.head[1] == "p99 (ms)"
+
+
+def test_a_bench_counts_rounds_not_seconds() -> None:
+    chart = timeline(rounds_run())
+    assert chart is not None
+    assert chart.title == "Round by round"
+    assert json.loads(chart.json)["layout"]["xaxis"]["title"]["text"] == "round"
 
 
 def test_a_label_cannot_end_the_script_element_it_stands_in() -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
-from report_samples import wire_lines, write_transcript
+from report_samples import fault_run, wire_lines, write_transcript
 
 from reference_broker.trace.conformance import WireLine
-from reference_broker.trace.results import Check, Finding, Severity, Verdict
+from reference_broker.trace.results import Check, Finding, RunKind, Severity, Verdict
 from reports.detail import split_detail
-from reports.humanise import bytes_size, duration_us, metric, plural, quantity, words
-from reports.run_views import check_gauge, evidence_table
+from reports.humanise import bytes_size, check_name, duration_us, metric, plural, quantity, words
+from reports.run_views import check_gauge, checker_counts, evidence_table, plain_metrics
 from reports.sequence import MAX_MESSAGES, layout
 from reports.transcripts import MAX_HEX_BYTES, Transcript, hex_bytes, hex_left_out, read_transcript
 
@@ -96,7 +97,7 @@ def test_other_details_stay_whole(text: str) -> None:
         (quantity(0, "µs"), "0 µs"),
         (quantity(2.1, "ms"), "2.10 ms"),
         (quantity(0.0021, "s"), "2.10 ms"),
-        (quantity(3.44, "×"), "3.44×"),
+        (quantity(3.44, "x"), "3.44×"),
         (quantity(12_345.6, "messages/s"), "12,346 messages/s"),
         (duration_us(151_000), "151 ms"),
         (duration_us(3_600e6), "60 min 0 s"),
@@ -120,11 +121,26 @@ def test_figures_read_well(shown: str, expected: str) -> None:
         ("messages_per_s", 1998.4, ("messages", "1,998 /s")),
         ("trace_hash", "9f9f", ("trace hash", "9f9f")),
         ("messages_lost", 0, ("messages lost", "0")),
-        ("sim_to_real_ratio", 38.4, ("sim to real", "38.4×")),
+        ("publish_ok_ratio", 0.992, ("publish ok ratio", "0.992")),
     ],
 )
 def test_metrics_name_their_unit(key: str, value: float | str, expected: tuple[str, str]) -> None:
     assert metric(key, value) == expected
+
+
+def test_a_check_does_not_say_its_unit_twice() -> None:
+    assert check_name("publish_gap_max_s", "s") == "publish gap max"
+    assert check_name("publish_gap_max_s", "ms") == "publish gap max s"
+    assert check_name("client headroom, QoS 0", "x") == "client headroom, QoS 0"
+
+
+def test_figures_are_told_once() -> None:
+    run = fault_run(RunKind.FAULTS)
+    repeated: dict[str, float | int | str] = {**run.metrics, "publish_to_deliver_p99_ms": 92.0, "phantom": 3}
+    run = msgspec.structs.replace(run, metrics=repeated)
+    assert checker_counts(run) == [("lost", 0), ("phantom", 3)]
+    assert not {"publish_to_deliver_p99_ms", "lost", "phantom"} & set(plain_metrics(run))
+    assert "recovery_max_s" in plain_metrics(run)
 
 
 def test_a_gauge_sets_the_figure_against_its_bound() -> None:

@@ -149,7 +149,7 @@ def test_both_worlds_of_a_scenario_share_a_page(sample_site: Path) -> None:
     assert {"plot-timeline-sim-crash-and-cut-reference-sim", "plot-timeline-faults-crash-and-cut-reference-real"} <= (
         found.ids
     )
-    assert "recovery 412 ms 412 ms" in " ".join(found.text.split())
+    assert "recovery max 412 ms 412 ms" in " ".join(found.text.split())
 
 
 @pytest.mark.parametrize("verdict", [Verdict.FAIL, Verdict.UNKNOWN, Verdict.ERROR])
