@@ -106,7 +106,7 @@ class NodeDriver:
         self._turn_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_deadline: float | None = None
-        self._syncer = ThreadPoolExecutor(max_workers=2, thread_name_prefix="assay-sync")
+        self._syncer = ThreadPoolExecutor(max_workers=4, thread_name_prefix="assay-sync")
         self._syncs: set[asyncio.Future[None]] = set()
         self._servers: list[asyncio.Server] = []
         self._closed = False
