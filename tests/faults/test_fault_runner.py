@@ -177,7 +177,7 @@ def test_a_broker_that_dies_by_itself_is_a_finding(run: Any, tmp_path: Path) -> 
                 os.kill(pid, signal.SIGKILL)
 
     wanted = scenario(
-        workload={"messages_per_producer": 20, "settlement": {"ack": 1}}, drain_timeout_s=2.0, drain_quiet_s=1.5
+        workload={"messages_per_producer": 20, "settlement": {"ack": 1}}, drain_timeout_s=1.0, drain_quiet_s=0.8
     )
     result = run_scenario(wanted, RunOptions(out=tmp_path, seed=7), stab)
     assert killed
