@@ -25,6 +25,8 @@ QUANTILES: Final[dict[str, float]] = {"p50_us": 0.5, "p90_us": 0.9, "p99_us": 0.
 STEADY: Final = "steady"
 ANY_QOS: Final = -1
 """``qos`` of a row that covers every QoS."""
+UNSENT: Final = "unsent"
+"""Status of a sample that the generator never sent; it says nothing of the broker."""
 SERIES_POINTS_MAX: Final = 1200
 NS_PER_S: Final = 1_000_000_000
 
@@ -68,7 +70,7 @@ def latencies(samples: DataFrame) -> DataFrame:
 
 def with_any_qos(rows: DataFrame) -> DataFrame:
     """The rows, and all of them again as ``qos`` :data:`ANY_QOS`, so that one grouping gives both answers."""
-    return rows.unionByName(rows.withColumn("qos", sf.lit(ANY_QOS)))
+    return rows.where(sf.col("qos") != ANY_QOS).unionByName(rows.withColumn("qos", sf.lit(ANY_QOS)))
 
 
 def percentiles(rows: DataFrame, by: list[str], *, value: str = "latency_ns", exact: bool = True) -> DataFrame:
@@ -142,29 +144,20 @@ def span_s(samples: DataFrame) -> float:
 def per_second(samples: DataFrame, *, width_s: int = 1, exact: bool = True) -> DataFrame:
     """``run_id, operation, second, count, rate_per_s, p50_us, ...``: by the second in which a sample was due.
 
-    ``second`` counts from the run's first intended time and is a multiple of ``width_s``.
+    ``second`` counts from the zero of the samples' clock, the start of the run, and is a multiple of ``width_s``.
     """
-    width_ns = width_s * NS_PER_S
-    starts = samples.groupBy("run_id").agg(sf.min("intended_ns").alias("start_ns"))
-    rows = (
-        latencies(samples)
-        .join(sf.broadcast(starts), "run_id")
-        .selectExpr(
-            "run_id",
-            "operation",
-            "latency_ns",
-            f"(intended_ns - start_ns) DIV {width_ns} * {width_s} AS second",
-        )
-    )
+    second = f"CAST(floor(intended_ns / {width_s * NS_PER_S}D) AS BIGINT) * {width_s} AS second"
+    rows = latencies(samples).selectExpr("run_id", "operation", "latency_ns", second)
     table = percentiles(rows, ["run_id", "operation", "second"], exact=exact)
     return table.withColumn("rate_per_s", sf.expr(f"count / {width_s}D"))
 
 
 def throughput_table(samples: DataFrame) -> DataFrame:
-    """``run_id, operation, offered, completed, span_s, offered_per_s, completed_per_s`` of the steady phase.
+    """``run_id, operation, offered, completed, unfinished, offered_per_s, completed_per_s`` of the steady phase.
 
-    Offered counts what was due, whatever became of it; completed counts the samples that are ok. Both are divided by
-    the time from the first to the last due sample (completed: to the last completion).
+    Offered counts what was due, whatever became of it; completed counts the samples that are ok; unfinished those that
+    were sent and lost or refused. Offered is divided by the time from the first to the last due sample, completed by
+    that from the first due to the last completed.
     """
     return (
         samples.where(f"phase = '{STEADY}'")
@@ -172,12 +165,21 @@ def throughput_table(samples: DataFrame) -> DataFrame:
         .agg(
             sf.count("*").alias("offered"),
             sf.count_if(sf.col("status") == "ok").alias("completed"),
+            sf.count_if(~sf.col("status").isin("ok", UNSENT)).alias("unfinished"),
             sf.expr(f"(max(intended_ns) - min(intended_ns)) / {NS_PER_S}D").alias("due_s"),
-            sf.expr(f"(max(completed_ns) - min(intended_ns)) / {NS_PER_S}D").alias("span_s"),
+            sf.expr(f"(max(IF(status = 'ok', completed_ns, NULL)) - min(intended_ns)) / {NS_PER_S}D").alias("span_s"),
         )
         .withColumn("offered_per_s", sf.expr("try_divide(CAST(offered AS DOUBLE), due_s)"))
         .withColumn("completed_per_s", sf.expr("try_divide(CAST(completed AS DOUBLE), span_s)"))
     )
+
+
+def lateness_table(samples: DataFrame, *, exact: bool) -> DataFrame:
+    """``run_id, operation, count, p50_us, ...``: how much later than due the samples of the steady phase were sent."""
+    rows = samples.where(f"phase = '{STEADY}' AND status <> '{UNSENT}'").selectExpr(
+        "run_id", "operation", "sent_ns - intended_ns AS late_ns"
+    )
+    return percentiles(rows, ["run_id", "operation"], value="late_ns", exact=exact)
 
 
 def fault_window_table(samples: DataFrame, bands: DataFrame, *, exact: bool) -> DataFrame:
@@ -195,7 +197,7 @@ def fault_window_table(samples: DataFrame, bands: DataFrame, *, exact: bool) -> 
 
 
 def as_percentiles(table: DataFrame) -> list[Percentiles]:
-    """Rows of :func:`percentile_table` as result records, steady phase first, named ``operation [qosN] [phase] [run]``."""
+    """Rows of :func:`percentile_table` as result records, steady first, named ``operation [qosN] [phase] [run]``."""
     rows = table.orderBy(sf.expr(f"phase <> '{STEADY}'"), "run_id", "phase", "operation", "qos").collect()
     several = len({row["run_id"] for row in rows}) > 1
     # A single QoS says the same as their sum.

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StringType, StructField, StructType
 
-from reference_broker.trace.files import COMPRESSED_SUFFIX, MAX_LINE_BYTES, RecordFileError, read_history, read_trace
+from reference_broker.trace.files import COMPRESSED_SUFFIX, MAX_LINE_BYTES, read_history, read_trace
 from reference_broker.trace.schema import (
     HistoryEvent,
     HistoryHeader,
@@ -133,6 +133,12 @@ class Loaded(msgspec.Struct, Generic[_Header], frozen=True, kw_only=True):
     frame: DataFrame
     headers: dict[str, _Header]
     reports: list[SourceReport]
+    cached: DataFrame | None = None
+
+    def release(self) -> None:
+        """Give the parsed lines back; the frame is then computed anew when it is read."""
+        if self.cached is not None:
+            self.cached.unpersist()
 
 
 def _salvaged(path: Path, scratch: Path, number: int) -> tuple[Path, bool]:
@@ -257,7 +263,9 @@ def _load(
         for run_id, error in errors.items()
     ]
     if not saved:
-        empty = spark.createDataFrame([], StructType([StructField("run_id", StringType()), *struct_type(record).fields]))
+        empty = spark.createDataFrame(
+            [], StructType([StructField("run_id", StringType()), *struct_type(record).fields])
+        )
         return Loaded(frame=empty, headers=headers, reports=reports)
     parsed = _parsed(record, _raw_lines(spark, {run_id: path for run_id, (path, _) in saved.items()})).persist()
     counts = _counts(parsed)
@@ -282,7 +290,7 @@ def _load(
                 missing=missing,
             )
         )
-    return Loaded(frame=frame, headers=headers, reports=reports)
+    return Loaded(frame=frame, headers=headers, reports=reports, cached=parsed)
 
 
 def load_histories(spark: SparkSession, files: dict[str, Path], scratch: Path) -> Loaded[HistoryHeader]:
@@ -292,7 +300,7 @@ def load_histories(spark: SparkSession, files: dict[str, Path], scratch: Path) -
     for run_id, path in files.items():
         try:
             headers[run_id], _ = read_history(path)
-        except (RecordFileError, OSError) as error:
+        except (ValueError, OSError) as error:
             errors[run_id] = str(error)
     return _load(spark, "history", HistoryEvent, files, headers, errors, scratch)
 
@@ -304,7 +312,7 @@ def load_traces(spark: SparkSession, files: dict[str, Path], scratch: Path) -> L
     for run_id, path in files.items():
         try:
             headers[run_id], _ = read_trace(path)
-        except (RecordFileError, OSError) as error:
+        except (ValueError, OSError) as error:
             errors[run_id] = str(error)
     return _load(spark, "trace", TraceEvent, files, headers, errors, scratch)
 
@@ -327,7 +335,9 @@ def load_samples(spark: SparkSession, files: dict[str, Path]) -> tuple[DataFrame
             rows = source.select(*filled(LatencySample, source)).withColumn("broken", breaks_schema(LatencySample))
             good, bad = _good_and_bad(rows)
         except PySparkException as error:
-            reports.append(_unread(path, run_id, f"is not readable Parquet ({error.getCondition() or type(error).__name__})"))
+            reports.append(
+                _unread(path, run_id, f"is not readable Parquet ({error.getCondition() or type(error).__name__})")
+            )
             continue
         frame = frame.unionByName(rows.where("NOT broken").drop("broken").withColumn("run_id", sf.lit(run_id)))
         reports.append(SourceReport(path=str(path), run_id=run_id, kind="samples", rows=good, unreadable=bad))

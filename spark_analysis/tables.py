@@ -5,7 +5,7 @@ event's ``index`` (the total order), ``consumer_group`` its ``group``.
 
 ``sends``         one row per value published: first invocation, ``status`` and first completion that is ok
 ``deliveries``    every delivery; ``home`` is the queue without a leading ``$dlq/``, ``is_dead`` whether it had one
-``main``          deliveries that are not dead-lettered, with the number of each in its subject (run, queue, group, value)
+``main``          deliveries that are not dead-lettered; ``nth`` of ``times`` of its subject (run, queue, group, value)
 ``settlements``   one row per ACK, NACK or REJECT invoked, with its completion (``info`` when there is none)
 ``session_ends``  process and moment
 ``faults``        one row per fault: kind, first and last moment
@@ -51,7 +51,11 @@ FROM {events}
 
 SENDS: Final = """
 WITH invoked AS (
-    SELECT run_id, idx, time_ns, queue, key, value, producer, seq FROM {events} WHERE f = 'publish' AND type = 'invoke'
+    SELECT run_id, idx, time_ns, queue, key, value, producer, seq,
+           -- a publish that could not be sent when its schedule wanted it says when that was
+           coalesce(try_cast(nullif(regexp_extract(detail, '^intended_ns=([0-9]+)', 1), '') AS BIGINT), time_ns)
+           AS intended_ns
+    FROM {events} WHERE f = 'publish' AND type = 'invoke'
 ),
 completed AS (  -- the first completion of an invocation counts
     SELECT run_id, op, min_by(struct(type, idx, time_ns), idx) AS first
@@ -61,7 +65,8 @@ completed AS (  -- the first completion of an invocation counts
 SELECT i.run_id, i.value,
        min_by(i.queue, i.idx) AS queue, min_by(i.key, i.idx) AS key,
        min_by(i.producer, i.idx) AS producer, min_by(i.seq, i.idx) AS seq,
-       min(i.idx) AS inv_idx, min_by(i.time_ns, i.idx) AS inv_ns, count(*) AS invocations,
+       min(i.idx) AS inv_idx, min_by(i.time_ns, i.idx) AS inv_ns,
+       min_by(i.intended_ns, i.idx) AS intended_ns, count(*) AS invocations,
        CASE WHEN bool_or(c.first.type = 'ok') THEN 'ok'
             WHEN bool_and(coalesce(c.first.type, 'info') = 'fail') THEN 'fail'
             ELSE 'info' END AS status,
@@ -201,9 +206,7 @@ def pair_faults(events: list[FaultEvent]) -> list[FaultSpan]:
             continue
         ended = opened.pop((event.run_id, event.op), None)
         if ended is None:
-            same = (
-                key for key, span in opened.items() if span.run_id == event.run_id and span.detail == event.detail
-            )
+            same = (key for key, span in opened.items() if span.run_id == event.run_id and span.detail == event.detail)
             key = next(same, None)
             ended = opened.pop(key) if key is not None else None
         if ended is not None:
@@ -251,11 +254,11 @@ class Tables:
             frame.write.mode("append" if number else "overwrite").parquet(folder)
         return self._spark.read.schema(frames[0].schema).parquet(folder)
 
-    def query(self, text: str, **more: DataFrame) -> DataFrame:
-        """Run SQL in which ``{name}`` stands for a relation of that name, of this object or of ``more``."""
-        frames = {**self.frames, **more}
+    def query(self, text: str, parameters: dict[str, int] | None = None, /, **more: DataFrame) -> DataFrame:
+        """Run SQL in which ``{name}`` is a relation, of this object or of ``more``, and ``:name`` a parameter."""
+        frames: dict[str, DataFrame] = {**self.frames, **more}
         named = {name: frames[name] for name in set(re.findall(r"\{(\w+)\}", text))}
-        return self._spark.sql(text, **named)
+        return self._spark.sql(text, parameters, **named)
 
     def small(self, rows: Sequence[tuple[str, ...]], schema: str) -> DataFrame:
         """A literal frame, for joins."""
@@ -272,7 +275,7 @@ class Tables:
 
 
 def _contracts(spark: SparkSession, headers: dict[str, HistoryHeader], faults: list[FaultSpan]) -> DataFrame:
-    """``run_id``, the fields of :class:`Contract`, ``timeout_ns``, and where the last destroying fault began (or -1)."""
+    """``run_id``, the fields of :class:`Contract`, ``timeout_ns``, and where the last destroying fault began, or -1."""
     fields = struct_type(Contract).fields
     schema = StructType(
         [

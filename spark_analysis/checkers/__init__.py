@@ -17,10 +17,11 @@ from spark_analysis.checkers.evidence import findings_by_run
 from spark_analysis.checkers.loss import DLQ_LOSS, LOST
 from spark_analysis.checkers.order import ORDER
 from spark_analysis.checkers.phantom import DELIVERED_TWICE, ONE_OFFSET_TWO_VALUES, PHANTOM, STORED_TWICE
-from spark_analysis.checkers.redelivery import UNJUSTIFIED, WINDOWS
+from spark_analysis.checkers.redelivery import PARAMETERS, UNJUSTIFIED, WINDOWS
 from spark_analysis.tables import Tables
 
 __all__ = ["RULES", "Rule", "anomalies", "findings_by_run"]
+
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """One query and what it looks for."""
@@ -29,6 +30,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     anomalies: dict[str, str]
     """Catalogue id to meaning."""
     sql: str
+    parameters: dict[str, int] = {}
+    """Values of the query's ``:name`` markers."""
 
 
 RULES: Final = (
@@ -62,6 +65,7 @@ RULES: Final = (
             "A15": "delivered again after its settlement was confirmed",
         },
         sql=UNJUSTIFIED,
+        parameters=PARAMETERS,
     ),
     Rule(checkers=("order",), anomalies={"D8": "delivered after a later one of its producer and key"}, sql=ORDER),
     Rule(
@@ -84,4 +88,4 @@ RULES: Final = (
 def anomalies(tables: Tables) -> DataFrame:
     """The rows of all rules, of all runs, computed and stored."""
     windows = tables.stored("windows", tables.query(WINDOWS))
-    return tables.stored("anomalies", *(tables.query(rule.sql, windows=windows) for rule in RULES))
+    return tables.stored("anomalies", *(tables.query(rule.sql, rule.parameters, windows=windows) for rule in RULES))

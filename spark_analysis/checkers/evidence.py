@@ -18,10 +18,10 @@ EVIDENCE_EVENTS_MAX: Final = 40
 FINDINGS_MAX: Final = 2_000
 """Findings of all runs together; the table of anomalies is complete."""
 
-_HEADS: Final = f"""
+_HEADS: Final = """
 WITH firsts AS (
     SELECT run_id, severity, checker, anomaly, queue, consumer_group, value, min(idx) AS idx
-    FROM {{rows}} GROUP BY run_id, severity, checker, anomaly, queue, consumer_group, value
+    FROM {rows} GROUP BY run_id, severity, checker, anomaly, queue, consumer_group, value
 ),
 placed AS (
     SELECT *, row_number() OVER (PARTITION BY run_id, severity, checker, anomaly, queue, consumer_group
@@ -31,11 +31,11 @@ placed AS (
 named AS (
     SELECT run_id, severity, checker, anomaly, queue, consumer_group,
            transform(array_sort(collect_list(struct(place, value))), one -> one.value) AS values
-    FROM placed WHERE place <= {VALUES_MAX} GROUP BY run_id, severity, checker, anomaly, queue, consumer_group
+    FROM placed WHERE place <= :values_max GROUP BY run_id, severity, checker, anomaly, queue, consumer_group
 ),
 counted AS (
     SELECT run_id, severity, checker, anomaly, queue, consumer_group, detail, count(*) AS members
-    FROM {{rows}} GROUP BY run_id, severity, checker, anomaly, queue, consumer_group, detail
+    FROM {rows} GROUP BY run_id, severity, checker, anomaly, queue, consumer_group, detail
 ),
 spread AS (
     SELECT run_id, severity, checker, anomaly, queue, consumer_group, sum(members) AS total,
@@ -46,20 +46,20 @@ spread AS (
 SELECT n.*, s.total, s.spread
 FROM named n JOIN spread s USING (run_id, severity, checker, anomaly, queue, consumer_group)
 ORDER BY run_id, severity = 'quality', checker, anomaly, queue, consumer_group
-LIMIT {FINDINGS_MAX}
+LIMIT :findings_max
 """
 
-_EVIDENCE: Final = f"""
+_EVIDENCE: Final = """
 WITH told AS (
-    SELECT e.*, TRUE AS is_told FROM {{events}} e JOIN {{shown}} s ON s.run_id = e.run_id AND s.value = e.value
+    SELECT e.*, TRUE AS is_told FROM {events} e JOIN {shown} s ON s.run_id = e.run_id AND s.value = e.value
     UNION ALL
-    SELECT e.*, FALSE FROM {{events}} e JOIN (SELECT DISTINCT run_id FROM {{shown}}) s ON s.run_id = e.run_id
+    SELECT e.*, FALSE FROM {events} e JOIN (SELECT DISTINCT run_id FROM {shown}) s ON s.run_id = e.run_id
     WHERE e.f IN ('fault', 'drain') AND e.value = ''
 ),
 placed AS (
     SELECT *, row_number() OVER (PARTITION BY run_id, is_told, value ORDER BY idx) AS place FROM told
 )
-SELECT * FROM placed WHERE place <= {EVIDENCE_EVENTS_MAX} + 1 ORDER BY run_id, idx
+SELECT * FROM placed WHERE place <= :events_max ORDER BY run_id, idx
 """
 
 
@@ -68,7 +68,7 @@ def findings_by_run(tables: Tables, rows: DataFrame) -> dict[str, list[Finding]]
 
     ``rows`` is a frame of anomalies; it is read several times, so persist it.
     """
-    heads = tables.query(_HEADS, rows=rows).collect()
+    heads = tables.query(_HEADS, {"values_max": VALUES_MAX, "findings_max": FINDINGS_MAX}, rows=rows).collect()
     events = _events(tables, heads)
     found: dict[str, list[Finding]] = {}
     for head in heads:
@@ -99,7 +99,10 @@ def _events(tables: Tables, heads: list[Row]) -> dict[str, list[HistoryEvent]]:
     if not shown:
         return {}
     found: dict[str, list[HistoryEvent]] = {}
-    for row in tables.query(_EVIDENCE, shown=tables.small(shown, "run_id string, value string")).toLocalIterator():
+    named = tables.small(shown, "run_id string, value string")
+    # One more than is shown, so that it can be told whether there were too many.
+    told = tables.query(_EVIDENCE, {"events_max": EVIDENCE_EVENTS_MAX + 1}, shown=named)
+    for row in told.toLocalIterator():
         plain = row.asDict()
         plain["index"] = plain.pop("idx")
         plain["group"] = plain.pop("consumer_group")

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import Final
 
-SESSION_END_GRACE_NS: Final = 1_000_000_000
-TIMEOUT_SLACK_NS: Final = 1_000_000_000
+PARAMETERS: Final = {
+    "grace_ns": 1_000_000_000,  # a client may notice the end of its session this much late
+    "slack_ns": 1_000_000_000,  # a timeout may seem this much shorter than it was (half of it at most)
+}
 
 WINDOWS: Final = """
 WITH confirmed AS (  -- the first ACK or REJECT of each subject that the broker confirmed
@@ -53,36 +55,36 @@ SELECT run_id, queue, consumer_group, value, idx, time_ns, process, previous, is
 FROM started
 """
 
-UNJUSTIFIED: Final = f"""
+UNJUSTIFIED: Final = """
 WITH caused AS (
-    SELECT w.run_id, w.idx FROM {{windows}} w JOIN {{settlements}} s
+    SELECT w.run_id, w.idx FROM {windows} w JOIN {settlements} s
         ON s.run_id = w.run_id AND s.queue = w.queue AND s.consumer_group = w.consumer_group AND s.value = w.value
     WHERE s.inv_idx > w.from_idx AND s.inv_idx < w.to_idx AND (s.kind = 'nack' OR s.status <> 'ok')
     UNION ALL
-    SELECT w.run_id, w.idx FROM {{windows}} w
-    JOIN {{main}} m ON m.run_id = w.run_id AND m.queue = w.queue AND m.consumer_group = w.consumer_group
+    SELECT w.run_id, w.idx FROM {windows} w
+    JOIN {main} m ON m.run_id = w.run_id AND m.queue = w.queue AND m.consumer_group = w.consumer_group
         AND m.value = w.value AND m.idx < w.idx
-    JOIN {{session_ends}} e ON e.run_id = m.run_id AND e.process = m.process
+    JOIN {session_ends} e ON e.run_id = m.run_id AND e.process = m.process
     WHERE e.idx > w.from_idx
-      AND (e.idx < w.to_idx OR (NOT w.is_late AND e.time_ns <= w.to_ns + {SESSION_END_GRACE_NS}))
+      AND (e.idx < w.to_idx OR (NOT w.is_late AND e.time_ns <= w.to_ns + :grace_ns))
     UNION ALL
-    SELECT w.run_id, w.idx FROM {{windows}} w JOIN {{faults}} f ON f.run_id = w.run_id
+    SELECT w.run_id, w.idx FROM {windows} w JOIN {faults} f ON f.run_id = w.run_id
     WHERE f.kind IN ('crash', 'power_loss', 'reset', 'partition') AND f.from_idx < w.to_idx AND f.to_idx > w.from_idx
     UNION ALL
-    SELECT w.run_id, w.idx FROM {{windows}} w JOIN {{contracts}} k ON k.run_id = w.run_id
+    SELECT w.run_id, w.idx FROM {windows} w JOIN {contracts} k ON k.run_id = w.run_id
     WHERE k.timeout_ns > 0
-      AND w.to_ns - w.from_ns >= k.timeout_ns - least(k.timeout_ns DIV 2, {TIMEOUT_SLACK_NS})
+      AND w.to_ns - w.from_ns >= k.timeout_ns - least(k.timeout_ns DIV 2, :slack_ns)
 ),
 uncaused AS (
-    SELECT w.* FROM {{windows}} w LEFT ANTI JOIN caused c ON c.run_id = w.run_id AND c.idx = w.idx
+    SELECT w.* FROM {windows} w LEFT ANTI JOIN caused c ON c.run_id = w.run_id AND c.idx = w.idx
 ),
 let_go AS (  -- the consumer before had at least tried to settle
-    SELECT DISTINCT u.run_id, u.idx FROM uncaused u JOIN {{settlements}} s
+    SELECT DISTINCT u.run_id, u.idx FROM uncaused u JOIN {settlements} s
         ON s.run_id = u.run_id AND s.queue = u.queue AND s.consumer_group = u.consumer_group AND s.value = u.value
     WHERE s.process = u.previous.process AND s.inv_idx > u.previous.idx AND s.inv_idx < u.idx
 ),
 excused AS (
-    SELECT DISTINCT u.run_id, u.idx FROM uncaused u JOIN {{faults}} d ON d.run_id = u.run_id AND d.destroys
+    SELECT DISTINCT u.run_id, u.idx FROM uncaused u JOIN {faults} d ON d.run_id = u.run_id AND d.destroys
     WHERE u.is_late AND u.settled_idx < d.from_idx AND d.from_idx < u.idx
 ),
 classed AS (

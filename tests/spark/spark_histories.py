@@ -39,9 +39,7 @@ class Story:
 
     def event(self, f: OpKind, type_: OpType, process: str, **fields: Any) -> HistoryEvent:
         self.now_ns += STEP_NS
-        made = HistoryEvent(
-            index=len(self.events), time_ns=self.now_ns, process=process, f=f, type=type_, **fields
-        )
+        made = HistoryEvent(index=len(self.events), time_ns=self.now_ns, process=process, f=f, type=type_, **fields)
         self.events.append(made)
         return made
 
@@ -62,8 +60,10 @@ class Story:
     def deliver(self, value: str, consumer: str = "c1", **fields: Any) -> HistoryEvent:
         producer, _, seq = value.rpartition("-")
         if "offset" not in fields:
-            fields |= {"partition": 0, "offset": next(
-                (n for n, sent in enumerate(self.sent) if sent.value == value), 10_000 + self.offset)}
+            fields |= {
+                "partition": 0,
+                "offset": next((n for n, sent in enumerate(self.sent) if sent.value == value), 10_000 + self.offset),
+            }
         whole = {"queue": QUEUE, "group": GROUP, "value": value, "producer": producer, "delivery_count": 1, **fields}
         return self.event(OpKind.DELIVER, OpType.OK, consumer, seq=int(seq) if seq.isdigit() else -1, **whole)
 
@@ -249,7 +249,13 @@ def chaos(seed: int, events: int = 60) -> tuple[HistoryHeader, list[HistoryEvent
             group = rng.choice(("", "g", "h")) if rng.random() < 0.3 else ""
             made.append(
                 HistoryEvent(
-                    index=index, time_ns=time_ns, process="drainer", f=OpKind.DRAIN, type=outcome, queue=name, group=group
+                    index=index,
+                    time_ns=time_ns,
+                    process="drainer",
+                    f=OpKind.DRAIN,
+                    type=outcome,
+                    queue=name,
+                    group=group,
                 )
             )
             index += 1
@@ -271,7 +277,16 @@ def _contract(rng: random.Random) -> Contract:
 _KINDS = (
     [OpKind.PUBLISH] * 6
     + [OpKind.DELIVER] * 8
-    + [OpKind.ACK, OpKind.ACK, OpKind.NACK, OpKind.REJECT, OpKind.SUBSCRIBE, OpKind.SESSION_END, OpKind.FAULT, OpKind.DRAIN]
+    + [
+        OpKind.ACK,
+        OpKind.ACK,
+        OpKind.NACK,
+        OpKind.REJECT,
+        OpKind.SUBSCRIBE,
+        OpKind.SESSION_END,
+        OpKind.FAULT,
+        OpKind.DRAIN,
+    ]
 )
 
 

@@ -1,0 +1,408 @@
+"""From the folder of a run to its Spark verdict: ``spark/result.json`` and the tables behind it.
+
+``analyse`` reads every history, trace and sample file below the folder in one session. The judgement is a fold over
+what was found: a safety finding or a missed target fails; damage, an unfinished drain, or nothing to judge is
+``unknown``; only what was measured and met is ``pass``.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+
+from reference_broker.trace.results import (
+    Band,
+    Check,
+    Finding,
+    Machine,
+    Percentiles,
+    RunKind,
+    RunResult,
+    Series,
+    Severity,
+    Verdict,
+    read_result,
+    worst,
+    write_result,
+)
+from spark_analysis import delivery, hops, latency
+from spark_analysis.checkers import anomalies, findings_by_run
+from spark_analysis.session import SessionConfig, open_session
+from spark_analysis.sources import (
+    SPARK_FOLDER,
+    SourceFiles,
+    SourceReport,
+    find_sources,
+    load_histories,
+    load_samples,
+    load_traces,
+)
+from spark_analysis.tables import Tables
+from spark_analysis.targets import Measured, OperationFigures, Targets, judge_all, load_targets
+
+TABLES_FOLDER: Final = "tables"
+SHORT_JOB_MAX_BYTES: Final = 200_000_000
+"""Above this much input the session is tuned for throughput instead of a quick start."""
+CHARTED_RUNS_MAX: Final = 8
+"""Runs whose lines a result carries; the tables hold all."""
+RESULT_FINDINGS_MAX: Final = 200
+GENERATOR_CEILING: Final = "generator.ceiling_messages_per_s"
+"""Metric of a load run's result: messages per second against a broker that does nothing."""
+
+Progress = Callable[[str], None]
+
+
+def _silent(step: str) -> None:
+    del step
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """What the parts of the analysis add up to, before it is a result."""
+
+    reports: list[SourceReport] = []
+    findings: dict[str, list[Finding]] = {}
+    reasons: dict[str, list[str]] = {}
+    counts: dict[str, delivery.RunCounts] = {}
+    bands: dict[str, list[Band]] = {}
+    percentiles: list[Percentiles] = []
+    series: list[Series] = []
+    measured: Measured = Measured()
+    samples: int = 0
+    lost: int | None = None
+    metrics: dict[str, float | int | str] = {}
+    artefacts: dict[str, str] = {}
+
+
+class _Work(msgspec.Struct, frozen=True, kw_only=True):
+    """The session and the folders of one analysis."""
+
+    spark: SparkSession
+    scratch: Path
+    out: Path
+    progress: Progress
+
+    def publish(self, outcome: Outcome, name: str, table: DataFrame) -> DataFrame:
+        """Write a table of the result as Parquet; returns it as read back, so that nothing is computed twice."""
+        folder = self.out / TABLES_FOLDER / f"{name}.parquet"
+        table.coalesce(1).write.mode("overwrite").parquet(str(folder))
+        outcome.artefacts[name] = folder.relative_to(self.out).as_posix()
+        return self.spark.read.schema(table.schema).parquet(str(folder))
+
+
+def analyse(
+    run_folder: Path,
+    *,
+    out: Path | None = None,
+    targets: Targets | None = None,
+    command: str = "",
+    progress: Progress = _silent,
+) -> RunResult:
+    """Analyse everything below ``run_folder``; writes ``result.json`` and tables to ``out`` (``RUN_FOLDER/spark``).
+
+    Raises :class:`FileNotFoundError` for a folder that is not there, :class:`SparkUnavailableError` without Java, and
+    :class:`~spark_analysis.targets.TargetsError`. Damaged input raises nothing: it is counted, and the verdict says so.
+    """
+    began, started_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
+    wanted = targets or load_targets()
+    sources = find_sources(run_folder)
+    folder = out or run_folder / SPARK_FOLDER
+    outcome = Outcome()
+    if not sources.empty:
+        progress("starting Spark")
+        config = SessionConfig(short=_input_bytes(sources) <= SHORT_JOB_MAX_BYTES)
+        with open_session(config) as spark, tempfile.TemporaryDirectory(prefix="assay-spark-") as scratch:
+            work = _Work(spark=spark, scratch=Path(scratch), out=folder, progress=progress)
+            if sources.histories:
+                _analyse_histories(work, sources, outcome)
+            if sources.traces:
+                _analyse_traces(work, sources, outcome)
+            if sources.samples:
+                _analyse_samples(work, sources, outcome)
+    outcome.measured = msgspec.structs.replace(
+        outcome.measured,
+        generator_ceiling_per_s=_generator_ceiling(sources),
+        messages_lost=outcome.lost,
+        histories_drained=bool(outcome.counts) and not outcome.reasons and not _damaged(outcome, "history"),
+    )
+    checks = judge_all(wanted, outcome.measured)
+    result = _result(run_folder, outcome, checks, sources)
+    result = msgspec.structs.replace(
+        result,
+        started_at=started_at,
+        duration_s=round(time.monotonic() - began, 3),
+        command=command or f"assay spark analyse {run_folder}",
+    )
+    write_result(folder, result)
+    return result
+
+
+def _input_bytes(sources: SourceFiles) -> int:
+    total = 0
+    for path in (*sources.histories.values(), *sources.traces.values(), *sources.samples.values()):
+        files = path.rglob("*") if path.is_dir() else (path,)
+        total += sum(file.stat().st_size for file in files if file.is_file())
+    return total
+
+
+def _analyse_histories(work: _Work, sources: SourceFiles, outcome: Outcome) -> None:
+    work.progress(f"reading {len(sources.histories)} histories")
+    loaded = load_histories(work.spark, sources.histories, work.scratch)
+    outcome.reports += loaded.reports
+    if not loaded.headers:
+        return
+    tables = Tables(work.spark, loaded.frame, loaded.headers, work.scratch)
+    loaded.release()
+    work.progress("judging deliveries")
+    rows = work.publish(outcome, "anomalies", anomalies(tables))
+    outcome.findings = findings_by_run(tables, rows)
+    outcome.lost = rows.where("anomaly = 'A1' AND severity = 'safety'").count()
+    counts = work.publish(outcome, "counts", tables.query(delivery.COUNTS))
+    outcome.counts = delivery.counts_by_run(counts)
+    outcome.reasons = delivery.missing_claims(tables, loaded.headers, outcome.counts)
+    work.progress("measuring histories")
+    samples = tables.stored("history_samples", tables.query(delivery.SAMPLES))
+    _measure_history(work, tables, samples, counts, outcome)
+
+
+def _measure_history(work: _Work, tables: Tables, samples: DataFrame, counts: DataFrame, outcome: Outcome) -> None:
+    exact = _is_exact(latency.count_samples(samples).rows)
+    table = work.publish(outcome, "history_percentiles", latency.percentile_table(samples, exact=exact))
+    outcome.percentiles += latency.as_percentiles(table)
+    if tables.fault_spans:
+        recovery = work.publish(outcome, "recovery", tables.query(delivery.RECOVERY, counts=counts))
+        outcome.bands = delivery.fault_bands(recovery)
+        work.publish(outcome, "fault_latency", latency.fault_window_table(samples, recovery, exact=exact))
+        for row in recovery.selectExpr("max(silence_s) AS silence_s", "max(recovered_after_s) AS after_s").collect():
+            if row["silence_s"] is not None:
+                outcome.metrics["longest_silence_in_fault_s"] = round(row["silence_s"], 3)
+            if row["after_s"] is not None:
+                outcome.metrics["slowest_recovery_s"] = round(row["after_s"], 3)
+    width_s = latency.bucket_width_s(latency.span_s(samples))
+    seconds = work.publish(outcome, "history_seconds", latency.per_second(samples, width_s=width_s, exact=exact))
+    backlog = work.publish(outcome, "backlog", tables.query(delivery.BACKLOG))
+    if len(outcome.counts) <= CHARTED_RUNS_MAX:
+        outcome.series += latency.as_series(seconds) + delivery.backlog_series(backlog)
+
+
+def _analyse_traces(work: _Work, sources: SourceFiles, outcome: Outcome) -> None:
+    work.progress(f"reading {len(sources.traces)} broker traces")
+    loaded = load_traces(work.spark, sources.traces, work.scratch)
+    outcome.reports += loaded.reports
+    if loaded.headers:
+        rows = sum(report.rows for report in loaded.reports)
+        work.publish(outcome, "hops", hops.hop_table(work.spark, loaded.frame, exact=_is_exact(rows)))
+        loaded.release()
+
+
+def _analyse_samples(work: _Work, sources: SourceFiles, outcome: Outcome) -> None:
+    work.progress(f"reading {len(sources.samples)} sample files")
+    samples, reports = load_samples(work.spark, sources.samples)
+    outcome.reports += reports
+    counted = latency.count_samples(samples)
+    outcome.samples = counted.rows
+    if not counted.rows:
+        return
+    outcome.metrics["samples_not_ok"] = counted.failed
+    outcome.metrics["samples_completed_before_due"] = counted.backwards
+    work.progress(f"measuring {counted.rows} samples")
+    exact = _is_exact(counted.rows)
+    outcome.metrics["percentile_method"] = "exact" if exact else "log buckets of 1 %"
+    table = work.publish(outcome, "percentiles", latency.percentile_table(samples, exact=exact))
+    outcome.percentiles += latency.as_percentiles(table)
+    throughput = work.publish(outcome, "throughput", latency.throughput_table(samples))
+    lateness = work.publish(outcome, "lateness", latency.lateness_table(samples, exact=exact))
+    outcome.measured = Measured(operations=_operations(table, throughput, lateness))
+    width_s = latency.bucket_width_s(latency.span_s(samples))
+    seconds = work.publish(outcome, "seconds", latency.per_second(samples, width_s=width_s, exact=exact))
+    if len(sources.samples) <= CHARTED_RUNS_MAX:
+        outcome.series += latency.as_series(seconds)
+
+
+def _is_exact(rows: int) -> bool:
+    return rows <= latency.EXACT_ROWS_MAX
+
+
+def _operations(table: DataFrame, throughput: DataFrame, lateness: DataFrame) -> dict[str, OperationFigures]:
+    """The worst steady figures of each operation: highest p99, lowest completed rate, over the runs of the folder."""
+    joined = (
+        throughput.join(
+            table.where(f"phase = '{latency.STEADY}' AND qos = {latency.ANY_QOS}").select(
+                "run_id", "operation", "count", "p99_us"
+            ),
+            ["run_id", "operation"],
+            "left",
+        )
+        .join(lateness.selectExpr("run_id", "operation", "p99_us AS late_us"), ["run_id", "operation"], "left")
+        .orderBy("operation", "run_id")
+    )
+    figures: dict[str, OperationFigures] = {}
+    for row in joined.collect():
+        one = OperationFigures(
+            count=row["count"] or 0,
+            unfinished=row["unfinished"],
+            p99_us=row["p99_us"],
+            lateness_p99_ms=None if row["late_us"] is None else row["late_us"] / 1000,
+            offered_per_s=row["offered_per_s"],
+            completed_per_s=row["completed_per_s"],
+        )
+        known = figures.get(row["operation"])
+        figures[row["operation"]] = one if known is None else _worse(known, one)
+    return figures
+
+
+def _worse(first: OperationFigures, second: OperationFigures) -> OperationFigures:
+    latest = max(first, second, key=lambda figures: figures.p99_us or 0.0)
+    slowest = min(first, second, key=lambda figures: figures.completed_per_s or 0.0)
+    return OperationFigures(
+        count=min(first.count, second.count),
+        unfinished=max(first.unfinished, second.unfinished),
+        p99_us=latest.p99_us,
+        lateness_p99_ms=latest.lateness_p99_ms,
+        offered_per_s=slowest.offered_per_s,
+        completed_per_s=slowest.completed_per_s,
+    )
+
+
+def _generator_ceiling(sources: SourceFiles) -> float | None:
+    """The least ceiling that the load runs of the folder measured; ``None`` when one with samples measured none."""
+    ceilings = []
+    for run_id in sources.samples:
+        path = sources.results.get(run_id)
+        try:
+            ceiling = read_result(path).metrics.get(GENERATOR_CEILING) if path is not None else None
+        except (msgspec.DecodeError, OSError):
+            ceiling = None
+        if not isinstance(ceiling, int | float):
+            return None
+        ceilings.append(float(ceiling))
+    return min(ceilings, default=None)
+
+
+def _damaged(outcome: Outcome, *kinds: str) -> list[SourceReport]:
+    return [report for report in outcome.reports if not report.whole and (not kinds or report.kind in kinds)]
+
+
+def _verdict(outcome: Outcome, checks: Iterable[Check]) -> Verdict:
+    damaged = {report.run_id for report in _damaged(outcome, "history")}
+    verdicts: list[Verdict] = []
+    verdicts += [check.verdict for check in checks if check.verdict is not Verdict.UNKNOWN]
+    for run_id in outcome.counts:
+        if run_id in damaged:
+            # What a damaged history seems to lack may be what could not be read: nobody is accused by it.
+            verdicts.append(Verdict.UNKNOWN)
+        elif any(finding.severity is Severity.SAFETY for finding in outcome.findings.get(run_id, [])):
+            verdicts.append(Verdict.FAIL)
+        else:
+            verdicts.append(Verdict.UNKNOWN if outcome.reasons.get(run_id) else Verdict.PASS)
+    if _damaged(outcome):
+        verdicts.append(Verdict.UNKNOWN)
+    return worst(verdicts)
+
+
+def _result(run_folder: Path, outcome: Outcome, checks: list[Check], sources: SourceFiles) -> RunResult:
+    origin = _origin(sources)
+    return RunResult(
+        kind=RunKind.SPARK,
+        name=f"{origin.name if origin is not None else run_folder.resolve().name} (Spark)",
+        verdict=_verdict(outcome, checks),
+        summary=_summary(outcome, checks),
+        target=origin.target if origin is not None else "",
+        world=origin.world if origin is not None else "",
+        seed=origin.seed if origin is not None else None,
+        findings=_listed_findings(outcome),
+        checks=[*checks, _damage_check(outcome)],
+        metrics=_metrics(outcome),
+        percentiles=outcome.percentiles,
+        series=outcome.series,
+        bands=_listed_bands(outcome),
+        artefacts=outcome.artefacts,
+        machine=Machine(platform=platform.platform(), python=platform.python_version(), cpus=os.cpu_count() or 1),
+    )
+
+
+def _origin(sources: SourceFiles) -> RunResult | None:
+    """The result of the run itself, when the folder holds exactly one."""
+    if len(sources.results) != 1:
+        return None
+    try:
+        return read_result(next(iter(sources.results.values())))
+    except (msgspec.DecodeError, OSError):
+        return None
+
+
+def _damage_check(outcome: Outcome) -> Check:
+    damaged = _damaged(outcome)
+    return Check(
+        name="Damaged sources",
+        value=float(len(damaged)) if outcome.reports else None,
+        unit="files",
+        bound=0.0,
+        relation="==",
+        verdict=Verdict.PASS if outcome.reports and not damaged else Verdict.UNKNOWN,
+        source="; ".join(report.describe() for report in damaged[:5])
+        or ("every record could be read" if outcome.reports else "nothing to read"),
+    )
+
+
+def _listed_findings(outcome: Outcome) -> list[Finding]:
+    several = len(outcome.counts) > 1
+    listed = [
+        msgspec.structs.replace(finding, message=f"{finding.message} [{run_id}]") if several else finding
+        for run_id, found in outcome.findings.items()
+        for finding in found
+    ]
+    listed.sort(key=lambda finding: finding.severity is not Severity.SAFETY)
+    return listed[:RESULT_FINDINGS_MAX]
+
+
+def _listed_bands(outcome: Outcome) -> list[Band]:
+    several = len(outcome.counts) > 1
+    if len(outcome.counts) > CHARTED_RUNS_MAX:
+        return []
+    return [
+        msgspec.structs.replace(band, label=f"{band.label} [{run_id}]") if several else band
+        for run_id, bands in outcome.bands.items()
+        for band in bands
+    ]
+
+
+def _metrics(outcome: Outcome) -> dict[str, float | int | str]:
+    metrics: dict[str, float | int | str] = {
+        "rows": sum(report.rows for report in outcome.reports),
+        "unreadable_rows": sum(report.unreadable for report in outcome.reports),
+        "samples": outcome.samples,
+        "histories": len(outcome.counts),
+    }
+    for field in ("events", "sends_ok", "sends_fail", "sends_info", "recovered", "deliveries", "redeliveries"):
+        metrics[field] = sum(getattr(counts, field) for counts in outcome.counts.values())
+    metrics["dead_lettered"] = sum(counts.dead_lettered for counts in outcome.counts.values())
+    return metrics | outcome.metrics
+
+
+def _summary(outcome: Outcome, checks: list[Check]) -> str:
+    if not outcome.reports:
+        return "Nothing to analyse: the folder holds no history, trace or samples"
+    parts = []
+    safety = sum(f.severity is Severity.SAFETY for found in outcome.findings.values() for f in found)
+    if outcome.counts:
+        events = sum(counts.events for counts in outcome.counts.values())
+        parts.append(f"{len(outcome.counts)} histories with {events} events: {safety or 'no'} safety findings")
+    if outcome.samples:
+        parts.append(f"{outcome.samples} latency samples")
+    met, missed = (sum(check.verdict is verdict for check in checks) for verdict in (Verdict.PASS, Verdict.FAIL))
+    parts.append(f"{met} targets met, {missed} missed, {len(checks) - met - missed} not measured")
+    if damaged := _damaged(outcome):
+        parts.append(f"damaged: {damaged[0].describe()}" + (f" and {len(damaged) - 1} more" if damaged[1:] else ""))
+    if outcome.reasons:
+        run_id, reasons = next(iter(outcome.reasons.items()))
+        parts.append(f"no full claim on {run_id}: {reasons[0]}")
+    return "; ".join(parts)
