@@ -17,7 +17,11 @@ from reports.humanise import quantity, words
 Json = dict[str, "Json"] | list["Json"] | str | float | int | bool | None
 
 MAX_POINTS = 4_000
+MAX_MARKED_POINTS = 150
+"""A point between two gaps is only seen by its marker; a dense line needs none."""
 MAX_SERIES = 40
+MAX_LINES_IN_ROW_LEGEND = 3
+"""More lines than this get their legend at the side."""
 MAX_BANDS = 60
 MAX_LABELLED_BANDS = 10
 MAX_TABLE_ROWS = 120
@@ -78,7 +82,7 @@ def timeline(result: RunResult, name: str = "timeline") -> Chart | None:
         "rangemode": "tozero",
     }
     bands = sorted(result.bands, key=lambda band: band.from_s)[:MAX_BANDS]
-    layout["shapes"] = [_band_shape(band) for band in bands]
+    layout["shapes"] = [_band_shape(band, result.kind) for band in bands]
     layout["annotations"] = [*annotations, *_band_labels(bands)]
     dropped = len(result.series) - len(series)
     return Chart(
@@ -88,7 +92,7 @@ def timeline(result: RunResult, name: str = "timeline") -> Chart | None:
         figure={"data": traces, "layout": layout},
         head=[
             "round" if rounds else "seconds",
-            *(f"{line.name} ({line.unit})" if line.unit else line.name for line in series),
+            *(f"{words(line.name)} ({line.unit})" if line.unit else words(line.name) for line in series),
         ],
         rows=_series_table(series),
         note=f"{dropped} series without data, or beyond the first {MAX_SERIES}, are left out." if dropped else "",
@@ -182,14 +186,15 @@ def _trace(line: Series, place: int, row: int) -> Json:
     axis = "" if row == 0 else str(row + 1)
     return {
         "type": "scatter",
-        "mode": "lines" if len(xs) > 1 else "markers",
-        "name": _plain(line.name),
+        "mode": "lines+markers" if len(xs) <= MAX_MARKED_POINTS else "lines",
+        "name": _plain(words(line.name)),
         "x": list(xs),
         "y": list(ys),
         "xaxis": "x",
         "yaxis": f"y{axis}",
         "legend": f"legend{axis}",
         "line": {"width": 2, "dash": _DASHES[(place // 8) % len(_DASHES)]},
+        "marker": {"size": 4},
         "connectgaps": False,
         "meta": {"colour": place % 8},
     }
@@ -220,11 +225,16 @@ def _add_row(
     annotations.append(
         {**place, "text": f"<b>{_plain(words(group))}</b>", "showarrow": False, "xanchor": "left", "yanchor": "bottom"}
     )
-    layout[f"legend{axis}"] = {"orientation": "h", "x": 1, "xanchor": "right", "y": round(high, 4), "yanchor": "bottom"}
+    layout[f"legend{axis}"] = (
+        {"orientation": "v", "x": 1.01, "xanchor": "left", "y": round(high, 4), "yanchor": "top"}
+        if len(lines) > MAX_LINES_IN_ROW_LEGEND
+        else {"orientation": "h", "x": 1, "xanchor": "right", "y": round(high, 4), "yanchor": "bottom"}
+    )
 
 
-def _band_shape(band: Band) -> Json:
+def _band_shape(band: Band, kind: RunKind) -> Json:
     return {
+        "name": "phase" if kind is RunKind.LOAD else "fault",
         "type": "rect",
         "xref": "x",
         "yref": "paper",
@@ -247,7 +257,7 @@ def _band_labels(bands: list[Band]) -> list[Json]:
             "x": band.from_s,
             "y": 1,
             "yshift": 2 + 14 * (index % 2),
-            "text": _plain(band.label),
+            "text": _plain(words(band.label)),
             "showarrow": False,
             "xanchor": "left",
             "yanchor": "bottom",

@@ -17,7 +17,7 @@ import msgspec
 from plotly.offline import get_plotlyjs
 
 from reference_broker.trace.conformance import CaseResult, Clause
-from reference_broker.trace.results import RunKind, Verdict
+from reference_broker.trace.results import GRAVITY, Check, RunKind, Verdict
 from reports import humanise, transcripts
 from reports.attention import first_of_each_run, needs_attention
 from reports.badge import encode_badge
@@ -183,6 +183,7 @@ class SiteWriter:
             "shortened": transcripts.shortened,
             "paragraphs": transcripts.paragraphs,
             "by_gravity": by_gravity,
+            "gravest_first": gravest_first,
             "safe_link": safe_link,
         }
         environment.globals |= {
@@ -312,6 +313,11 @@ def safe_link(url: str) -> str:
 def by_gravity(results: list[CaseResult]) -> list[CaseResult]:
     """Gravest verdicts first, otherwise in the order of the cases."""
     return sorted(results, key=lambda result: -CASE_GRAVITY.index(result.verdict))
+
+
+def gravest_first(checks: list[Check]) -> list[Check]:
+    """Checks that missed their target before those that held, otherwise in the order of the run."""
+    return sorted(checks, key=lambda check: -GRAVITY.index(check.verdict))
 
 
 def _case_paths(column: Column) -> Iterable[tuple[CaseResult, str]]:

@@ -30,8 +30,14 @@
       }
     }
     for (const shape of layout.shapes || []) {
-      shape.fillcolor = colour("band");
-      shape.line.color = colour("band-edge");
+      shape.fillcolor = colour(shape.name === "phase" ? "phase" : "band");
+      shape.line.color = colour(shape.name === "phase" ? "line" : "band-edge");
+    }
+    for (const name of Object.keys(layout)) {
+      // A legend at the side would leave no room for the lines; the hover label and the table name them.
+      if (narrow && /^legend\d*$/.test(name) && layout[name].orientation === "v") {
+        layout[name].visible = false;
+      }
     }
     const data = figure.data.map(function (trace) {
       const own = colour(`series-${trace.meta.colour + 1}`);

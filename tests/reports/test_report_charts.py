@@ -42,6 +42,7 @@ def test_faults_are_shaded_over_all_rows() -> None:
     chart = timeline(fault_run(RunKind.FAULTS))
     assert chart is not None
     layout = json.loads(chart.json)["layout"]
+    assert {shape["name"] for shape in layout["shapes"]} == {"fault"}
     assert [(shape["x0"], shape["x1"], shape["yref"]) for shape in layout["shapes"]] == [
         (5, 7, "paper"),
         (12, 14, "paper"),
