@@ -15,10 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from conformance.mutants import UnknownMutantError, all_mutants
-from faults.scenario import Scenario, ScenarioError, load_scenario
+from faults.scenario import Scenario, ScenarioError, find_scenario, shipped_scenarios
 from reference_broker.config import ConfigError
 from reference_broker.trace.results import RunResult, Verdict
 from sim.explore import MAX_SEEDS, Exploration, SeedOutcome, explore
+from sim.guard import NondeterminismError
 from sim.runner import require_sim, run_scenario
 from sim.shrink import Shrunk, shrink, write_scenario
 from sim.world import WorldError
@@ -28,7 +29,7 @@ FOUND: Final = 1
 """A finding, or no claim possible."""
 USAGE: Final = 2
 HARNESS: Final = 4
-SCENARIOS: Final = Path(__file__).resolve().parent.parent / "faults" / "scenarios"
+QUEUE_MUTANTS: Final = "conformance.mutants.queue"
 
 app = typer.Typer(
     name="sim",
@@ -42,7 +43,7 @@ console = Console()
 errors = Console(stderr=True)
 
 ScenarioArgument = Annotated[
-    str, typer.Argument(help="A scenario file, or the name of a bundled one (see `assay sim list`).")
+    str, typer.Argument(help="A scenario file, or the name of one that comes with Assay (see `assay sim list`).")
 ]
 MutantOption = Annotated[
     list[str] | None,
@@ -67,7 +68,7 @@ def run(
     Example: assay sim run crash-restart --seed 7 --out runs/crash-7
     """
     with _errors_explained():
-        loaded = _load(scenario)
+        loaded = find_scenario(scenario)
         mutants = tuple(mutant or ())
         used_seed = loaded.seed if seed is None else seed
         with Progress(
@@ -109,7 +110,7 @@ def explore_command(
     Example: assay sim explore crash-restart --seeds 1000 --stop-after 0
     """
     with _errors_explained():
-        loaded = _load(scenario)
+        loaded = find_scenario(scenario)
         require_sim(loaded)
         mutants = tuple(mutant or ())
         found = _explore(loaded, first_seed, seeds, mutants, jobs, stop_after)
@@ -132,32 +133,20 @@ def explore_command(
 
 @app.command(name="list")
 def list_command() -> None:
-    """List the bundled scenarios and the mutants that can be planted."""
-    table = Table("scenario", "worlds", "faults", "what it does")
-    for path in sorted(SCENARIOS.glob("*.yaml")):
+    """List the scenarios that come with Assay, and the bugs that can be planted."""
+    table = Table("scenario", "worlds", "faults", "what it is about", box=None, pad_edge=False)
+    for name in shipped_scenarios():
         with _errors_explained():
-            scenario = load_scenario(path)
-        faults = ", ".join(dict.fromkeys(fault.kind.value for fault in scenario.faults)) or "none"
-        table.add_row(path.stem, ", ".join(scenario.worlds), faults, scenario.description.strip())
+            scenario = find_scenario(name)
+        faults = ", ".join(fault.kind.value for fault in scenario.faults) or "none"
+        table.add_row(name, ", ".join(scenario.worlds), faults, scenario.description.strip())
     console.print(table)
-    mutants = Table("mutant", "what is broken")
+    bugs = Table("mutant", "bug or legal variation", "what is different", box=None, pad_edge=False)
     for name, mutant in all_mutants().items():
-        if mutant.apply.__module__ == "conformance.mutants.queue":
-            mutants.add_row(name, mutant.what)
-    console.print(mutants)
-
-
-def _load(name: str) -> Scenario:
-    """A file, or a bundled scenario by name. Raises :class:`ScenarioError`."""
-    path = Path(name)
-    bundled = SCENARIOS / f"{name}.yaml"
-    if not path.exists() and bundled.exists():
-        path = bundled
-    if not path.exists():
-        known = ", ".join(sorted(each.stem for each in SCENARIOS.glob("*.yaml")))
-        message = f"there is no scenario {name!r}: give a file, or one of {known or 'none bundled'}"
-        raise ScenarioError(message)
-    return load_scenario(path)
+        if mutant.apply.__module__ == QUEUE_MUTANTS:
+            bugs.add_row(name, "variation" if mutant.legal else "bug", mutant.what)
+    console.print()
+    console.print(bugs)
 
 
 @contextmanager
@@ -168,7 +157,7 @@ def _errors_explained() -> Iterator[None]:
     except (ScenarioError, ConfigError, UnknownMutantError, ValueError) as error:
         errors.print(f"[red]error:[/red] {error}", highlight=False)
         raise typer.Exit(USAGE) from error
-    except (WorldError, OSError) as error:
+    except (WorldError, NondeterminismError, OSError) as error:
         errors.print(f"[red]the simulation failed:[/red] {error}", highlight=False)
         raise typer.Exit(HARNESS) from error
 

@@ -52,8 +52,8 @@ class DiskProfile(msgspec.Struct, frozen=True, kw_only=True):
     stall_s: float = 0.2
     capacity_bytes: int = 0
     """Writes beyond it fail with ENOSPC; 0 = no limit."""
-    sync_error_rate: float = 0.0
-    """Share of syncs that fail with EIO."""
+    failing_syncs: tuple[int, ...] = ()
+    """Which syncs fail with EIO, counted from 1 over the life of the disk."""
     lying_sync: bool = False
     """Syncs say yes and do nothing."""
 
@@ -372,7 +372,7 @@ class SimDisk:
     def finish(self, flush: Flush) -> OSError | None:
         """The time of a deferred sync is over: it is durable, or failed."""
         self.sync_count += 1
-        if self.profile.sync_error_rate and self._rng.random() < self.profile.sync_error_rate:
+        if self.sync_count in self.profile.failing_syncs:
             self.sync_failures += 1
             flush.fail()
             return OSError(errno.EIO, os.strerror(errno.EIO))

@@ -11,6 +11,7 @@ import msgspec
 
 from faults.scenario import Scenario
 from reference_broker.trace.results import Verdict
+from sim.guard import NondeterminismError
 from sim.runner import simulate
 from sim.world import WorldError
 
@@ -56,7 +57,7 @@ def run_seed(scenario: Scenario, seed: int, mutants: tuple[str, ...]) -> SeedOut
     started = time.perf_counter()
     try:
         outcome = simulate(scenario, seed, mutants=mutants)
-    except WorldError as error:
+    except (WorldError, NondeterminismError) as error:
         return SeedOutcome(
             seed=seed,
             verdict=Verdict.ERROR,

@@ -40,17 +40,24 @@ class NondeterminismError(RuntimeError):
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Within the block, on this thread, the functions of :data:`FORBIDDEN` raise :class:`NondeterminismError`."""
+    """Within the block, on this thread, the functions of :data:`FORBIDDEN` raise :class:`NondeterminismError`.
+
+    The block raises it again at its end, in case that the code in between had caught it.
+    """
     thread = threading.get_ident()
+    refused: list[str] = []
     with ExitStack() as stack:
         for module, names in FORBIDDEN:
             for name in names:
-                original = getattr(module, name)
-                stack.enter_context(mock.patch.object(module, name, _refusing(module, name, original, thread)))
+                stack.enter_context(mock.patch.object(module, name, _refusing(module, name, thread, refused)))
         yield
+    if refused:
+        raise NondeterminismError(refused[0])
 
 
-def _refusing(module: ModuleType, name: str, original: Callable[..., object], thread: int) -> Callable[..., object]:
+def _refusing(module: ModuleType, name: str, thread: int, refused: list[str]) -> Callable[..., object]:
+    original: Callable[..., object] = getattr(module, name)
+
     def refuse(*args: object, **kwargs: object) -> object:
         if threading.get_ident() != thread:
             return original(*args, **kwargs)
@@ -58,6 +65,7 @@ def _refusing(module: ModuleType, name: str, original: Callable[..., object], th
             f"{module.__name__}.{name} was called inside a simulated run; take the time or the random generator "
             "as an argument instead, or the run cannot be repeated"
         )
+        refused.append(message)
         raise NondeterminismError(message)
 
     return refuse

@@ -12,6 +12,7 @@ from reference_broker.core.queues import SyncJob
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.node import BrokerNode
 from sim.disk import Flush, SimDisk
+from sim.guard import NondeterminismError
 from sim.kernel import Alarm, Kernel
 from sim.network import Link
 
@@ -137,6 +138,8 @@ class SimNode:
         rng = self._kernel.stream(f"node/{self.name}/{self.starts}")
         try:
             self._broker = BrokerNode(self._config, self.disk, rng, self.now, self._tracer)
+        except NondeterminismError:
+            raise
         except Exception as error:
             message = f"the broker does not start: {error}"
             raise BrokerDiedError(message) from error
@@ -229,7 +232,7 @@ class SimNode:
     def _guarded(self, action: Callable[[], None]) -> None:
         try:
             action()
-        except BrokerDiedError:
+        except (BrokerDiedError, NondeterminismError):
             raise
         except Exception as error:
             if not _passed_through_broker(error.__traceback__):

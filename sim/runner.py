@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import platform
 import time
@@ -14,13 +13,13 @@ from typing import Final
 
 import msgspec
 
-from conformance.checkers import CheckOutcome, build_tables, check_history
+from conformance.checkers import CheckOutcome, check_history
 from conformance.mutants import applied
-from faults.scenario import Scenario, ScenarioError, Target, World
+from faults.measure import check_targets, measure
+from faults.scenario import Scenario, ScenarioError, World
 from reference_broker.core.broker_state import Tracer
 from reference_broker.trace.files import HistoryWriter, TraceWriter
 from reference_broker.trace.results import (
-    Check,
     Finding,
     Machine,
     RunKind,
@@ -31,20 +30,12 @@ from reference_broker.trace.results import (
     write_result,
 )
 from reference_broker.trace.schema import HistoryHeader, TraceEvent, TraceHeader, TraceKind
-from sim import measure
 from sim.kernel import EPOCH_S, Kernel
 from sim.world import World as SimulatedWorld
 from sim.world import WorldProfile, WorldRun
 
 HISTORY_NAME: Final = "history.jsonl"
 TRACE_NAME: Final = "trace.jsonl"
-_RELATIONS: Final[dict[str, Callable[[float, float], bool]]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "==": operator.eq,
-}
 
 
 class SimOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,24 +165,19 @@ def to_result(
     scenario: Scenario, outcome: SimOutcome, *, mutants: tuple[str, ...], started_at: str, command: str
 ) -> RunResult:
     """The one schema of verdicts, with figures in simulated time."""
-    run, counts = outcome.run, outcome.judgement.counts
-    tables = build_tables(run.events)
-    samples = measure.latencies(run.events, tables)
-    rows = measure.percentiles(samples)
+    run = outcome.run
+    measures = measure(run.events)
     metrics: dict[str, float | int | str] = {
+        **outcome.judgement.counts,
+        **measures.metrics,
+        **run.metrics,
         "trace_hash": run.trace_hash,
         "simulated_s": round(run.simulated_s, 3),
         "wall_s": round(outcome.wall_s, 3),
         "sim_real_ratio": round(run.simulated_s / outcome.wall_s, 1),
         "events_per_s": round(run.trace_count / outcome.wall_s),
-        "publish_gap_max_s": round(measure.longest_publish_gap_s(run.events), 6),
-        **run.metrics,
-        **counts,
     }
-    for row in rows:
-        for name in ("p50", "p90", "p99", "p999", "max"):
-            metrics[f"{row.name}_{name}_ms"] = round(getattr(row, f"{name}_us") / 1e3, 6)
-    checks = [_judge_target(target, metrics) for target in scenario.targets]
+    checks = check_targets(scenario.targets, metrics)
     return RunResult(
         kind=RunKind.SIM,
         name=scenario.name,
@@ -206,32 +192,12 @@ def to_result(
         findings=outcome.findings,
         checks=checks,
         metrics=metrics,
-        percentiles=rows,
-        series=measure.series(run.events, samples, run.simulated_s),
-        bands=measure.bands(tables, run.simulated_s),
+        percentiles=measures.percentiles,
+        series=measures.series,
+        bands=measures.bands,
         machine=Machine(
             platform=platform.platform(), python=platform.python_version(), cpus=len(os.sched_getaffinity(0))
         ),
-    )
-
-
-def _judge_target(target: Target, metrics: dict[str, float | int | str]) -> Check:
-    value = metrics.get(target.metric)
-    known = isinstance(value, (int, float))
-    verdict = Verdict.UNKNOWN
-    number: float | None = None
-    if isinstance(value, (int, float)):
-        number = float(value)
-        verdict = Verdict.PASS if _RELATIONS[target.relation](number, target.bound) else Verdict.FAIL
-    unit = target.metric.rpartition("_")[2] if known else ""
-    return Check(
-        name=target.metric,
-        value=number,
-        unit=unit,
-        bound=target.bound,
-        relation=target.relation,
-        verdict=verdict,
-        source=target.source,
     )
 
 

@@ -106,6 +106,7 @@ class World:
                 "broker_starts": self.node.starts,
                 "broker_turns": self.node.turns,
                 "disk_syncs": self.disk.sync_count,
+                "disk_sync_failures": self.disk.sync_failures,
                 "disk_bytes": self.disk.used_bytes,
             },
         )
@@ -161,7 +162,7 @@ class World:
     def _fault(self, fault: Fault) -> Generator[Event, None, None]:
         """A SimPy process: wait, begin, wait, end; both moments go into the history."""
         env, kernel = self.kernel.env, self.kernel
-        detail = f"{fault.kind.value} {fault.target}"
+        detail = describe(fault)
         yield env.timeout(fault.at_s)
         op = self.history.record(kernel.now, FAULT_PROCESS, OpKind.FAULT, OpType.INVOKE, detail=detail)
         end = self._begin(fault)
@@ -196,6 +197,18 @@ class World:
     def _hit(self, fault: Fault) -> list[SimClient]:
         roles = tuple(self._roles(fault))
         return [client for client in self.clients if client.client.role in roles]
+
+
+def describe(fault: Fault) -> str:
+    """``<kind> <target> ...`` as histories and charts show it, and as the fault runner writes it."""
+    words = [fault.kind.value, fault.target]
+    if fault.kind is FaultKind.LATENCY:
+        words.append(f"{fault.latency_ms:g}+/-{fault.jitter_ms:g} ms")
+    elif fault.kind is FaultKind.LOSS:
+        words.append(f"{fault.rate:.0%}")
+    elif fault.kind is FaultKind.BANDWIDTH:
+        words.append(f"{fault.rate:g} kB/s")
+    return " ".join(words)
 
 
 def _impairment(fault: Fault) -> Impairment:

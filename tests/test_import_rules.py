@@ -37,6 +37,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "conformance": ("conformance", TRACE),
     "faults.scenario": (TRACE,),
     "faults.workload": (TRACE, "conformance.wire", "faults.scenario"),
+    "faults.measure": (TRACE, "faults.scenario", "faults.workload"),
     "faults": (
         "conformance.targets",
         "conformance.wire",
@@ -65,6 +66,7 @@ RULES: dict[str, tuple[str, ...]] = {
         "conformance.mutants",
         "faults.scenario",
         "faults.workload",
+        "faults.measure",
     ),
     "spark_analysis": (TRACE,),
     "reports": (TRACE,),
