@@ -28,6 +28,10 @@ from reference_broker.trace.results import Finding, RunKind, RunResult, Severity
 PATIENCE_S = 1.5
 """A broken broker often answers nothing at all; waiting the whole limit for each would take minutes."""
 BASELINE = "(unchanged)"
+CRASH = "Traceback"
+"""In the log of a Python process that failed: a mutant that merely crashes proves nothing."""
+LOG_BYTES = 1_000_000
+LOG_SHOWN = 1_500
 GOOD = (CaseVerdict.PASS, CaseVerdict.NON_STRICT)
 
 
@@ -68,10 +72,15 @@ class SelfCheck(msgspec.Struct, frozen=True, kw_only=True):
         return ExitCode.FAILED if self.without_mutant else ExitCode.OK
 
 
-def _run_cases(target: Target, cases: Sequence[Case], arguments: tuple[str, ...], options: RunOptions) -> list[Outcome]:
+def _run_cases(
+    target: Target, cases: Sequence[Case], arguments: tuple[str, ...], options: RunOptions
+) -> tuple[list[Outcome], str]:
+    """The outcomes, and what went wrong within the broker process."""
     with running(target, extra_arguments=arguments) as broker:
         engine = Engine(broker, probe(target, broker.endpoint), options)
-        return asyncio.run(engine.run_all(cases, lambda _outcome: None))
+        outcomes = asyncio.run(engine.run_all(cases, lambda _outcome: None))
+        crash = broker.log_tail(LOG_BYTES).partition(CRASH)
+    return outcomes, f"the broker crashed: {crash[1]}{crash[2][:LOG_SHOWN]}" if crash[1] else ""
 
 
 def _check_one(target: Target, name: str, cases: Sequence[Case]) -> Check:
@@ -89,7 +98,7 @@ def _check_one(target: Target, name: str, cases: Sequence[Case]) -> Check:
     # A broken broker may be silent; a sound one may be slow, so that it gets the whole time.
     options = RunOptions(patience_s=None if entry.legal else PATIENCE_S)
     try:
-        outcomes = _run_cases(target, cases, arguments, options)
+        outcomes, problem = _run_cases(target, cases, arguments, options)
     except (TargetStartError, ProbeError) as error:
         return Check(mutant=name, what=entry.what, legal=entry.legal, cases=case_ids, problem=str(error))
     wanted = GOOD if entry.legal else (CaseVerdict.FAIL,)
@@ -98,7 +107,7 @@ def _check_one(target: Target, name: str, cases: Sequence[Case]) -> Check:
         for outcome in outcomes
         if outcome.result.verdict not in wanted
     )
-    return Check(mutant=name, what=entry.what, legal=entry.legal, cases=case_ids, wrong=wrong)
+    return Check(mutant=name, what=entry.what, legal=entry.legal, cases=case_ids, wrong=wrong, problem=problem)
 
 
 def _work(cases: Sequence[Case], only: str) -> dict[str, list[Case]]:

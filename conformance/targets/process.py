@@ -53,11 +53,11 @@ class RunningTarget:
     def pid(self) -> int | None:
         return None if self.process is None else self.process.pid
 
-    def log_tail(self) -> str:
+    def log_tail(self, size_bytes: int = _LOG_TAIL_BYTES) -> str:
         """The end of what the process wrote."""
         if self.log is None or not self.log.exists():
             return ""
-        return self.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
+        return self.log.read_bytes()[-size_bytes:].decode(errors="replace").strip()
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -131,7 +131,7 @@ def _stop(hook: StartHook, process: subprocess.Popen[bytes], port: int, folder: 
     if hook.stop and process.poll() is None:
         command = [_fill(part, port, folder) for part in hook.stop]
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            subprocess.run(command, check=False, capture_output=True, timeout=_STOP_TIMEOUT_S)  # noqa: S603
+            subprocess.run(command, check=False, capture_output=True, timeout=_STOP_TIMEOUT_S)
     elif process.poll() is None:
         process.terminate()
     try:
@@ -148,7 +148,7 @@ def _version(hook: StartHook) -> str:
         return ""
     command = [_fill(part, 0, Path()) for part in hook.version]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(command, check=False, capture_output=True, timeout=_STOP_TIMEOUT_S)  # noqa: S603
+        done = subprocess.run(command, check=False, capture_output=True, timeout=_STOP_TIMEOUT_S)
         found = _VERSION.search((done.stdout + done.stderr).decode(errors="replace"))
         if found:
             return found.group()
@@ -165,7 +165,7 @@ def _launch(target: Target, hook: StartHook, folder: Path, extra_arguments: tupl
     deadline = time.monotonic() + hook.ready_timeout_s
     try:
         with log.open("wb") as sink:
-            process = subprocess.Popen(  # noqa: S603 - the command is the target file's
+            process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if hook.port_from == "stdout" else sink,
