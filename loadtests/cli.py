@@ -34,9 +34,13 @@ class _Bars:
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
+        self._last: TaskID | None = None
 
     def stage(self, name: str) -> generator.Progress:
-        task: TaskID = self._progress.add_task(name, total=None)
+        """A bar for the stage that begins; the clock of the one before stops."""
+        if self._last is not None:
+            self._progress.stop_task(self._last)
+        task = self._last = self._progress.add_task(name, total=None)
 
         def update(elapsed_s: float, sent: int, total: int) -> None:
             self._progress.update(task, completed=sent, total=total)

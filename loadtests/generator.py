@@ -282,6 +282,8 @@ async def drive(profile: Profile, endpoint: Endpoint, *, seed: int, progress: Pr
             # A repetition may still be on its way although nothing is missing any more.
             await _barriers(cast.clients)
             ended_ns = clock()
+            if progress is not None:
+                progress(ended_ns / NS_PER_S, timetable.next, len(timetable))
         return Recording(
             ledger=ledger,
             connects=[

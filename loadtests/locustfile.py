@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 # Locust patches the standard library for gevent when it is imported; everything that opens sockets comes after it.
 from locust import User, constant_throughput, events, stats, task
@@ -175,5 +175,15 @@ def _report(**_: object) -> None:
         book.write(Path(folder) / "latencies.json")
 
 
-events.request.add_listener(_record)
-events.quitting.add_listener(_report)
+class _Hook(Protocol):
+    """What is used of Locust's event hooks, typed."""
+
+    def add_listener(self, handler: Callable[..., None]) -> object: ...
+
+
+def _listen(hook: _Hook, handler: Callable[..., None]) -> None:
+    hook.add_listener(handler)
+
+
+_listen(events.request, _record)
+_listen(events.quitting, _report)

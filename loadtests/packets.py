@@ -88,7 +88,11 @@ def user_property(name: bytes, value: bytes) -> bytes:
 
 
 def find_user_property(properties: bytes, name: bytes) -> bytes:
-    """Value of a user property in property bytes; empty when absent."""
+    """Value of a user property in property bytes; empty when absent.
+
+    A search for its bytes, since the hot path cannot walk the properties: a foreign property whose name ends with ``&``
+    and whose value is ``name`` would be taken for it.
+    """
     marker = b"\x26" + len(name).to_bytes(2, "big") + name
     at = properties.find(marker)
     if at < 0:

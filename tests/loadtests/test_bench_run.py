@@ -1,0 +1,120 @@
+"""The bench counts exactly, notices what goes missing, and judges ratios and headroom."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from assay.cli import build_app
+from conformance.targets import running
+from loadtests import null_broker
+from loadtests.bench import pump as pump_module
+from loadtests.bench import queue as queue_module
+from loadtests.bench.mqtt import PUB_SUB, BenchPlan, BenchRun, Case, Measurement, measure, run_bench
+from loadtests.bench.peers import Peer, mosquitto, peers, reference
+from loadtests.bench.pump import BenchError, Throughput
+from loadtests.bench.report import checks, result
+from reference_broker.trace.results import RunKind, Verdict, read_result
+
+PLAN = BenchPlan(rounds=1, messages=3_000)
+
+
+def _measured(peer: str, case: Case, rate: float) -> Measurement:
+    throughput = Throughput(qos=case.qos, messages=int(rate), duration_s=1.0, client_cpu_s=0.2)
+    return Measurement(peer=peer, case=case, round=0, throughput=throughput)
+
+
+@pytest.mark.parametrize("case", PUB_SUB)
+@pytest.mark.parametrize("mode", ["pipe", "relay"])
+def test_every_message_goes_all_the_way(mode: str, case: Case) -> None:
+    with running(null_broker.target("--mode", mode)) as broker:
+        throughput = measure(broker.endpoint, case, PLAN, label="test")
+    assert throughput.messages == 3_000
+    assert throughput.rate_per_s > 0
+    assert 0 < throughput.client_cpu_s
+
+
+def test_queue_messages_are_settled_one_by_one() -> None:
+    with running(null_broker.target()) as broker:
+        throughput = measure(broker.endpoint, Case.QUEUE, PLAN, label="test")
+    assert throughput.messages == 3_000
+
+
+@pytest.mark.parametrize("case", [*PUB_SUB, Case.QUEUE])
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("--lose-every", r"out of sequence|nothing arrived|something is missing"),
+        ("--duplicate-every", r"out of sequence|twice"),
+    ],
+)
+def test_a_figure_of_a_broker_that_loses_or_repeats_is_void(
+    case: Case, fault: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pump_module, "STALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(queue_module, "STALL_TIMEOUT_S", 0.3)
+    with running(null_broker.target(fault, "500")) as broker, pytest.raises(BenchError, match=text):
+        measure(broker.endpoint, case, PLAN, label="test")
+
+
+def test_rounds_are_interleaved_and_absent_peers_noted() -> None:
+    relay = Peer(name="relay", target=null_broker.target("--mode", "relay"))
+    absent = Peer(name="absent", target=relay.target, missing="not installed")
+    plan = BenchPlan(rounds=2, messages=200, cases=(Case.QOS_0, Case.QOS_1))
+    bench = run_bench([relay, absent], plan)
+    order = [(m.round, m.case, m.peer) for m in bench.measurements]
+    assert order == [(n, case, peer) for n in (0, 1) for case in plan.cases for peer in ("relay", "null")]
+    assert bench.peers == ["relay"]
+    assert bench.skipped == {"absent": "not installed"}
+    assert bench.median_per_s("absent", Case.QOS_0) is None
+
+
+def test_medians_ratios_and_headroom_decide() -> None:
+    bench = BenchRun(plan=BenchPlan(rounds=3, cases=(Case.QOS_0, Case.QOS_2)))
+    bench.versions = {"a": "1", "b": "2", "null": "null"}
+    for rate in (100.0, 900.0, 300.0):
+        bench.measurements.append(_measured("a", Case.QOS_0, rate))
+    bench.measurements += [_measured("b", Case.QOS_0, 100.0), _measured("null", Case.QOS_0, 400.0)]
+    bench.measurements += [_measured(name, Case.QOS_2, 50.0) for name in ("a", "b", "null")]
+    assert bench.median_per_s("a", Case.QOS_0) == 300.0
+    assert bench.ratio("a", "b", Case.QOS_0) == 3.0
+    verdicts = {check.name: check.verdict for check in checks(bench, aim=3.5)}
+    assert verdicts == {
+        "client headroom, QoS 0": Verdict.UNKNOWN,  # 400 / 300 is too near to the client's ceiling
+        "client headroom, QoS 2": Verdict.UNKNOWN,
+        "a / b, QoS 0": Verdict.FAIL,  # the aim is for QoS 0 and 1 only
+    }
+    found = result(bench, command="c", aim=3.0)
+    assert (found.kind, found.verdict) == (RunKind.BENCH, Verdict.UNKNOWN)
+    assert found.metrics["a.qos0.messages_per_s"] == 300.0
+    assert found.target == "a, b"
+
+
+@pytest.mark.peer
+@pytest.mark.skipif(shutil.which("mosquitto") is None, reason="mosquitto is not on the PATH")
+def test_reference_and_mosquitto_lose_nothing() -> None:
+    bench = run_bench([reference(), mosquitto()], BenchPlan(rounds=1, messages=5_000))
+    assert {m.throughput.messages for m in bench.measurements} == {5_000}
+    assert bench.ratio("reference", "mosquitto", Case.QOS_0) is not None
+
+
+def test_the_command_writes_results_and_exits_by_the_aim(tmp_path: Path) -> None:
+    app = build_app("bench")
+    arguments = ["bench", "mqtt", "--rounds", "1", "--messages", "500", "--qos", "0", "--peer", "reference"]
+    done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "QoS 0" in done.output
+    assert "$ack" in done.output
+    assert read_result(tmp_path / "pubsub" / "result.json").kind is RunKind.BENCH
+    queue = read_result(tmp_path / "queue" / "result.json")
+    assert float(queue.metrics["reference/fsync.queue.messages_per_s"]) > 0
+    assert CliRunner().invoke(app, [*arguments[:-1], "nonsense"]).exit_code == 2
+
+
+def test_peers_take_target_files(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('schema = "assay.target/1"\nname = "mine"\n')
+    assert [peer.name for peer in peers(["reference", str(path)])] == ["reference", "mine"]
