@@ -207,9 +207,10 @@ class BrokerState:
         route = self.tree.route(message.topic)
         qos = message.qos
         retain = message.retain
-        for entry in route.entries:
-            session = entry.session
-            if entry.local_excluded and session is publisher:
+        for merged in route.entries:
+            session = merged.session
+            entry = merged.own if session is publisher else merged
+            if entry is None:
                 continue
             session.deliver(
                 message,

@@ -35,15 +35,18 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
 class RouteEntry:
     """A subscriber of one topic, its overlapping subscriptions merged."""
 
-    __slots__ = ("identifiers", "local_excluded", "qos", "retain_as_published", "session")
+    __slots__ = ("identifiers", "own", "qos", "retain_as_published", "session")
 
     def __init__(self, session: Session, subscriptions: list[Subscription]) -> None:
         self.session = session
         self.qos = max(subscription.qos for subscription in subscriptions)
-        self.local_excluded = all(subscription.no_local for subscription in subscriptions)
-        """The session's own publishes are not for it (No Local on every matching subscription)."""
         self.retain_as_published = any(subscription.retain_as_published for subscription in subscriptions)
         self.identifiers = tuple(subscription.identifier for subscription in subscriptions if subscription.identifier)
+        foreign = [subscription for subscription in subscriptions if not subscription.no_local]
+        self.own: RouteEntry | None = self
+        """What holds for the session's own publishes: No Local subscriptions do not count; None = nothing is left."""
+        if len(foreign) < len(subscriptions):
+            self.own = RouteEntry(session, foreign) if foreign else None
 
 
 class SharedGroup:

@@ -50,6 +50,28 @@ def decode_packet(header: int, data: bytes, start: int, end: int, version: int) 
     return packet
 
 
+_RECEIVED = frozenset((0x00, 0x10, 0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99))
+_REASONS = {
+    PacketType.PUBACK: (_RECEIVED, "MQTT-3.4.2-1"),
+    PacketType.PUBREC: (_RECEIVED, "MQTT-3.5.2-1"),
+    PacketType.PUBREL: (frozenset((0x00, 0x92)), "MQTT-3.6.2-1"),
+    PacketType.PUBCOMP: (frozenset((0x00, 0x92)), "MQTT-3.7.2-1"),
+    PacketType.DISCONNECT: (
+        frozenset((0x00, 0x04, *range(0x80, 0x84), 0x87, 0x89, 0x8B, *range(0x8D, 0x91), *range(0x93, 0xA3))),
+        "MQTT-3.14.2-1",
+    ),
+    PacketType.AUTH: (frozenset((0x00, 0x18, 0x19)), "MQTT-3.15.2-1"),
+}
+"""Reason codes that a packet may carry, whoever sends it (tables 3.4 to 3.11), and the statement that says so."""
+
+
+def check_reason(kind: PacketType, reason: int) -> None:
+    """Raises :class:`ProtocolError` for a reason code that is not defined for the packet."""
+    allowed, statement = _REASONS[kind]
+    if reason not in allowed:
+        raise ProtocolError(f"{kind.name} may not carry reason code 0x{reason:02x}", statement)
+
+
 def _read_packet_id(reader: Reader, version: int) -> int:
     packet_id = reader.two_bytes()
     if packet_id == 0:
@@ -155,6 +177,7 @@ def _decode_acknowledgement(header: int, reader: Reader, version: int) -> p.Ackn
     properties = NO_PROPERTIES
     if version == V5 and reader.remaining:
         reason = reader.byte()
+        check_reason(kind, reason)
         if reader.remaining:
             properties = read_properties(reader, kind)
     return p.Acknowledgement(type=kind, packet_id=packet_id, reason=reason, properties=properties)
@@ -223,6 +246,7 @@ def _decode_disconnect(header: int, reader: Reader, version: int) -> p.Disconnec
     if version != V5 or not reader.remaining:
         return p.Disconnect()
     reason = reader.byte()
+    check_reason(PacketType.DISCONNECT, reason)
     properties = read_properties(reader, PacketType.DISCONNECT) if reader.remaining else NO_PROPERTIES
     return p.Disconnect(reason=reason, properties=properties)
 
@@ -231,6 +255,7 @@ def _decode_auth(header: int, reader: Reader, version: int) -> p.Auth:
     if not reader.remaining:
         return p.Auth()
     reason = reader.byte()
+    check_reason(PacketType.AUTH, reason)
     properties = read_properties(reader, PacketType.AUTH) if reader.remaining else NO_PROPERTIES
     return p.Auth(reason=reason, properties=properties)
 

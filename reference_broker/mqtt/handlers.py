@@ -61,7 +61,7 @@ def handle(connection: MqttConnection, packet: Packet, now: float) -> None:
         case Disconnect():
             _on_disconnect(connection, packet, now)
         case Auth():
-            raise ProtocolError("AUTH without an authentication method in CONNECT", "MQTT-4.12.0-6")
+            raise ProtocolError("AUTH without an authentication method in CONNECT", "MQTT-4.12.0-7")
         case _:
             statement = "MQTT-3.1.0-2" if type(packet).__name__ == "Connect" else "MQTT-4.13.1-1"
             if connection.version != V5 and statement == "MQTT-4.13.1-1":
@@ -166,7 +166,7 @@ def _on_disconnect(connection: MqttConnection, packet: Disconnect, now: float) -
     expiry = packet.properties.session_expiry_interval
     if expiry is not None:
         if connection.session_expiry_s == 0 and expiry:
-            raise ProtocolError("DISCONNECT must not give an expiry to a session that had none", "MQTT-3.14.2-2")
+            raise ProtocolError("DISCONNECT must not give an expiry to a session that had none", "MQTT-4.13.1-1")
         expiry = min(expiry, connection.broker.config.mqtt.max_session_expiry_s)
         session.expiry_s = inf if expiry == NEVER_EXPIRES_S else float(expiry)
     if packet.properties.server_reference is not None:

@@ -175,8 +175,9 @@ class Inbound:
         if route.groups:
             return
         targets: list[MqttConnection] = []
-        for entry in route.entries:
-            if entry.local_excluded and entry.session is connection.session:
+        for merged in route.entries:
+            entry = merged.own if merged.session is connection.session else merged
+            if entry is None:
                 continue
             target = entry.session.connection
             if target is None or entry.identifiers or entry.qos < qos or not isinstance(target, type(connection)):

@@ -146,3 +146,16 @@ def test_bad_share_names_are_refused(topic_filter: str) -> None:
 def test_share_names_are_split_off() -> None:
     assert split_shared("$share/g/a/b") == ("g", "a/b")
     assert split_shared("$shared/g/a") == (None, "$shared/g/a")
+
+
+def test_no_local_subscriptions_do_not_count_for_ones_own_publishes() -> None:
+    tree = SubscriptionTree()
+    session = Session("s", 10)
+    tree.add(session, Subscription(topic_filter="a/#", qos=2, identifier=7, no_local=True))
+    tree.add(session, Subscription(topic_filter="a/b", qos=1, identifier=9))
+    (entry,) = tree.route("a/b").entries
+    assert (entry.qos, sorted(entry.identifiers)) == (2, [7, 9])
+    assert entry.own is not None
+    assert (entry.own.qos, entry.own.identifiers) == (1, (9,))
+    (only,) = tree.route("a/c").entries
+    assert only.own is None

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_broker.mqtt import packets as p
-from reference_broker.mqtt.codec import decode_packet, encode_packet
+from reference_broker.mqtt.codec import _REASONS, decode_packet, encode_packet
 from reference_broker.mqtt.errors import ProtocolError
 from reference_broker.mqtt.packets import NO_PROPERTIES, V5, V311, PacketType, Properties
 from reference_broker.mqtt.properties import RULES, WILL, Kind, read_properties
@@ -53,7 +53,7 @@ def _of(packet: int, version: int) -> st.SearchStrategy[Properties]:
 def packets(draw: st.DrawFn, version: int) -> p.Packet:
     kind = draw(st.sampled_from([kind for kind in PacketType if version == V5 or kind is not PacketType.AUTH]))
     own = draw(_of(kind, version))
-    reason = draw(st.integers(0, 255)) if version == V5 else 0
+    reason = draw(st.sampled_from(sorted(_REASONS[kind][0]))) if version == V5 and kind in _REASONS else 0
     if kind is PacketType.CONNECT:
         will = draw(
             st.none()
@@ -207,6 +207,12 @@ def test_variable_integers_use_as_few_bytes_as_possible(value: int) -> None:
         (0xF0, "", V311, "MQTT-4.8.0-1"),
         (0x00, "", V5, "MQTT-4.13.1-1"),
         (0x32, "000161 0000", V311, "MQTT-2.3.1-1"),
+        (0x40, "0001 45", V5, "MQTT-3.4.2-1"),
+        (0x50, "0001 01", V5, "MQTT-3.5.2-1"),
+        (0x62, "0001 10", V5, "MQTT-3.6.2-1"),
+        (0x70, "0001 91", V5, "MQTT-3.7.2-1"),
+        (0xE0, "01", V5, "MQTT-3.14.2-1"),
+        (0xF0, "04", V5, "MQTT-3.15.2-1"),
         (0x30, "0002c080", V311, "MQTT-1.5.3-1"),
         (0x30, "0003eda080", V5, "MQTT-1.5.4-1"),
         (0x30, "000100", V5, "MQTT-1.5.4-2"),
