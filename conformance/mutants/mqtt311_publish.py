@@ -207,7 +207,7 @@ def delivery_identifier_reused(patch: Patch) -> None:
 @mutant("v3-own-messages-withheld", "clients do not get what they publish themselves")
 def own_messages_withheld(patch: Patch) -> None:
     def change(entry: RouteEntry, _subscriptions: list[Subscription]) -> None:
-        entry.local_excluded = True
+        entry.own = None
 
     _after_entry(patch, change)
 
