@@ -8,6 +8,7 @@ a MUST was seen to be violated                 ``fail``
 the target lacks a required capability         ``unsupported``; known before the case starts, or said by it
 ``fail`` of a case in ``expect_fail``          ``xfail``; if it passes instead, ``xpass``
 anything else was raised, or the limit passed  ``error``: the harness failed
+the harness itself was held up meanwhile       a ``fail`` or ``error`` does not count: the case is run again
 the broker died meanwhile                      ``not_run`` for the cases that had not started
 =============================================  ============================================================
 """
@@ -17,15 +18,15 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
 from conformance.case import Case, CaseContext
 from conformance.connection import Connection
 from conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
+from conformance.stall import StallWatch
 from conformance.targets import CapabilityValue, ProbeError, RunningTarget, Target, handshake
 from conformance.wire import Connack, Publish
 from reference_broker.trace.conformance import CaseResult, CaseVerdict, WireLine
@@ -33,6 +34,10 @@ from reference_broker.trace.conformance import CaseResult, CaseVerdict, WireLine
 DEFAULT_CONCURRENCY = 16
 _CLEANUP_LIMIT_S = 2.0
 _ALIVE_TIMEOUT_S = 5.0
+_MAX_ATTEMPTS = 3
+_STALL_S = 0.25
+"""A harness that was held up for longer than this may have missed a deadline of the protocol, such as a keep alive."""
+_BAD = (CaseVerdict.FAIL, CaseVerdict.ERROR)
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,8 +111,10 @@ class Engine:
         self.broker_died = ""
         """Why no further case is started; empty while the broker answers."""
         # Sessions and retained messages may outlive a run of a broker that is not ours: a fresh token keeps runs apart.
-        self._run_token = f"{secrets.randbelow(36**5):05x}"[-5:]
+        self._run_token = f"{secrets.randbelow(16**4):04x}"
         self._slots = asyncio.Semaphore(options.concurrency)
+        self._stalls = StallWatch()
+        self._attempts = 0
 
     def in_order(self, cases: Iterable[Case]) -> list[Case]:
         """The order in which the seed starts the cases."""
@@ -135,19 +142,34 @@ class Engine:
                 return Outcome(result=blank_result(case, CaseVerdict.NOT_RUN, self.broker_died))
             return await self._execute(case)
 
-    async def _execute(self, case: Case) -> Outcome:
-        began = time.perf_counter()
-        ctx = CaseContext(
+    def _context(self, case: Case) -> CaseContext:
+        self._attempts += 1
+        return CaseContext(
             case,
             self.broker.endpoint,
             self.capabilities,
-            run_token=self._run_token,
+            run_token=f"{self._run_token}{self._attempts:03x}",
             seed=self.options.seed,
             patience_s=self.options.patience_s,
         )
-        verdict, detail = await _judge(case, ctx)
-        ctx.close()
-        duration_ms = (time.perf_counter() - began) * 1_000
+
+    async def _execute(self, case: Case) -> Outcome:
+        stall_s = 0.0
+        for attempt in range(1, _MAX_ATTEMPTS + 1):
+            began = asyncio.get_running_loop().time()
+            ctx = self._context(case)
+            if attempt > 1:
+                ctx.note(f"attempt {attempt}: in the one before, the harness was held up for {stall_s:.2f} s")
+            with self._stalls:
+                verdict, detail = await _judge(case, ctx)
+                stall_s = self._stalls.longest_since(began)
+            ctx.close()
+            if verdict not in _BAD or stall_s < _STALL_S or attempt == _MAX_ATTEMPTS:
+                break
+            # The harness was held up, so that timing means nothing: this attempt does not count.
+            if not await self._why_gone(case.version):
+                await _clean_up(ctx)
+        duration_ms = (asyncio.get_running_loop().time() - began) * 1_000
         if ctx.sent_raw or verdict is CaseVerdict.ERROR:
             gone = await self._why_gone(case.version)
             if gone:
@@ -172,7 +194,7 @@ class Engine:
 async def _judge(case: Case, ctx: CaseContext) -> tuple[CaseVerdict, str]:
     """Run the function of a case: verdict and detail, before ``expect_fail``."""
     try:
-        async with asyncio.timeout(case.limit_s):
+        async with ctx.time_limit(case.limit_s):
             await case.run(ctx)
     except CaseFailureError as error:
         return CaseVerdict.FAIL, str(error)
@@ -190,16 +212,12 @@ async def _judge(case: Case, ctx: CaseContext) -> tuple[CaseVerdict, str]:
     return CaseVerdict.PASS, ""
 
 
-async def _within_cleanup(step: Awaitable[object]) -> None:
-    async with asyncio.timeout(_CLEANUP_LIMIT_S):
-        await step
-
-
 async def _clean_up(ctx: CaseContext) -> None:
     """Delete what the case may have left in the broker. Its outcome has no influence on the verdict."""
     recorded = len(ctx.transcript.lines)
     try:
-        await _within_cleanup(_delete_leftovers(ctx))
+        async with ctx.time_limit(_CLEANUP_LIMIT_S):
+            await _delete_leftovers(ctx)
     except (CaseFailureError, TargetUnreachableError, TimeoutError, OSError) as error:
         del ctx.transcript.lines[recorded:]
         ctx.note(f"clean-up after the case was not complete: {error}")
@@ -210,7 +228,6 @@ async def _clean_up(ctx: CaseContext) -> None:
 
 
 async def _delete_leftovers(ctx: CaseContext) -> None:
-    ctx.extend_deadline(_CLEANUP_LIMIT_S)
     for client_id, version in sorted(ctx.persistent_clients.items()):
         if client_id:
             connection = await ctx.open(version=version)
