@@ -141,6 +141,7 @@ class SiteWriter:
             for column in self._matrix.columns
             for result, path in _case_paths(column)
         }
+        self._cells = {row.case: row.cells for row in self._matrix.cases}
         self._clauses = {
             (coverage.spec, row.clause.id): row.clause for coverage in self._coverage for row in coverage.rows
         }
@@ -269,9 +270,7 @@ class SiteWriter:
             transcript = transcripts.read_transcript(path) if path is not None and path.is_file() else None
             others = [
                 (other, cell)
-                for row in self._matrix.cases
-                if row.case == result.case
-                for other, cell in zip(self._matrix.columns, row.cells, strict=True)
+                for other, cell in zip(self._matrix.columns, self._cells[result.case], strict=True)
                 if cell is not None and other is not column
             ]
             self._page(
