@@ -28,6 +28,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+import gevent
+
 # Locust patches the standard library for gevent when it is imported; everything that opens sockets comes after it.
 from locust import User, constant_throughput, events, stats, task
 
@@ -162,6 +164,11 @@ class QueueUser(_Timed):
         )
 
 
+def _update_loop_clock(**_: object) -> None:
+    """gevent's loop still has the time of before the imports; --run-time would end early by as long as they took."""
+    gevent.get_hub().loop.update_now()
+
+
 def _record(
     request_type: str, name: str, response_time: float, exception: Exception | None = None, **_: object
 ) -> None:
@@ -185,5 +192,6 @@ def _listen(hook: _Hook, handler: Callable[..., None]) -> None:
     hook.add_listener(handler)
 
 
+_listen(events.init, _update_loop_clock)
 _listen(events.request, _record)
 _listen(events.quitting, _report)

@@ -27,23 +27,16 @@ def _measured(peer: str, case: Case, rate: float) -> Measurement:
     return Measurement(peer=peer, case=case, round=0, throughput=throughput)
 
 
-@pytest.mark.parametrize("case", PUB_SUB)
-@pytest.mark.parametrize("mode", ["pipe", "relay"])
-def test_every_message_goes_all_the_way(mode: str, case: Case) -> None:
+@pytest.mark.parametrize(("mode", "cases"), [("pipe", PUB_SUB), ("relay", (*PUB_SUB, Case.QUEUE))])
+def test_every_message_goes_all_the_way(mode: str, cases: tuple[Case, ...]) -> None:
     with running(null_broker.target("--mode", mode)) as broker:
-        throughput = measure(broker.endpoint, case, PLAN, label="test")
-    assert throughput.messages == 3_000
-    assert throughput.rate_per_s > 0
-    assert 0 < throughput.client_cpu_s
+        for case in cases:
+            throughput = measure(broker.endpoint, case, PLAN, label=case)
+            assert throughput.messages == 3_000
+            assert throughput.rate_per_s > 0
+            assert throughput.client_cpu_s > 0
 
 
-def test_queue_messages_are_settled_one_by_one() -> None:
-    with running(null_broker.target()) as broker:
-        throughput = measure(broker.endpoint, Case.QUEUE, PLAN, label="test")
-    assert throughput.messages == 3_000
-
-
-@pytest.mark.parametrize("case", [*PUB_SUB, Case.QUEUE])
 @pytest.mark.parametrize(
     ("fault", "text"),
     [
@@ -52,12 +45,14 @@ def test_queue_messages_are_settled_one_by_one() -> None:
     ],
 )
 def test_a_figure_of_a_broker_that_loses_or_repeats_is_void(
-    case: Case, fault: str, text: str, monkeypatch: pytest.MonkeyPatch
+    fault: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pump_module, "STALL_TIMEOUT_S", 0.3)
     monkeypatch.setattr(queue_module, "STALL_TIMEOUT_S", 0.3)
-    with running(null_broker.target(fault, "500")) as broker, pytest.raises(BenchError, match=text):
-        measure(broker.endpoint, case, PLAN, label="test")
+    with running(null_broker.target(fault, "500")) as broker:
+        for case in (*PUB_SUB, Case.QUEUE):
+            with pytest.raises(BenchError, match=text):
+                measure(broker.endpoint, case, PLAN, label=case)
 
 
 def test_rounds_are_interleaved_and_absent_peers_noted() -> None:
@@ -97,6 +92,7 @@ def test_medians_ratios_and_headroom_decide() -> None:
 @pytest.mark.skipif(shutil.which("mosquitto") is None, reason="mosquitto is not on the PATH")
 def test_reference_and_mosquitto_lose_nothing() -> None:
     bench = run_bench([reference(), mosquitto()], BenchPlan(rounds=1, messages=5_000))
+    assert bench.peers == ["reference", "mosquitto"]
     assert {m.throughput.messages for m in bench.measurements} == {5_000}
     assert bench.ratio("reference", "mosquitto", Case.QOS_0) is not None
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +17,10 @@ import pytest
 from rich.console import Console
 
 from conformance.targets import Endpoint, load_target, running
-from loadtests.locust_command import LocustPlan, endpoint_url, locust_command, run_locust
 from loadtests.latency_book import read_latencies
+from loadtests.locust_command import LocustPlan, endpoint_url, locust_command, run_locust
 
+WEB_PAGE_TIMEOUT_S = 60.0
 LOCUSTFILE = Path(__file__).resolve().parents[2] / "loadtests" / "locustfile.py"
 
 
@@ -53,21 +57,25 @@ def test_a_broker_that_is_gone_counts_as_failures(tmp_path: Path, free_port: Cal
     assert connect.failures > 0
 
 
+def _await_listener(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + WEB_PAGE_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.05)  # the only way to learn that another process listens
+    pytest.fail(f"Locust's web page did not come up:\n{log.read_text()}")
+
+
 def test_web_page_answers_on_loopback(tmp_path: Path, free_port: Callable[[], int]) -> None:
     port = free_port()
     plan = LocustPlan(users=1, spawn_rate=1, seconds=None, user_classes=("MqttUser",), web_port=port)
     command = locust_command(plan, Endpoint(port=1), locustfile=LOCUSTFILE, folder=tmp_path)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path)
-    assert process.stderr is not None
+    log = tmp_path / "locust.log"
+    with log.open("wb") as sink:
+        process = subprocess.Popen(command, stderr=sink, env=environment, cwd=tmp_path)
     try:
-        said = []
-        for line in process.stderr:
-            said.append(line)
-            if f":{port}" in line:
-                break
-        else:
-            pytest.fail("Locust ended: " + "".join(said))
+        _await_listener(port, process, log)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as page:
             assert page.status == 200
             assert "Locust" in page.read().decode()
@@ -76,7 +84,6 @@ def test_web_page_answers_on_loopback(tmp_path: Path, free_port: Callable[[], in
     finally:
         process.terminate()
         process.wait(15)
-        process.stderr.close()
 
 
 def test_locust_is_never_imported_by_the_command() -> None:

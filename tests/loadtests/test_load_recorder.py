@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from hdrh.histogram import HdrHistogram
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtests.latency_book import LatencyBook, read_latencies
@@ -124,6 +124,7 @@ def test_histograms_add_up_to_the_samples(tmp_path: Path) -> None:
     assert {line.phase for line, _ in lines if line.second == 0} == {"warmup"}
 
 
+@settings(max_examples=50)
 @given(st.lists(st.floats(min_value=1.0, max_value=1e8), min_size=1, max_size=300))
 def test_percentiles_are_exact_and_the_histogram_agrees(values: list[float]) -> None:
     latency_us = np.array(values)
