@@ -66,7 +66,7 @@ class SegmentedLog:
         self._failure = ""
         self._closed = False
         self._unsynced: dict[Segment, None] = {}
-        self._folder_changed = False
+        self._names_unsynced = False
         self._syncing: tuple[Segment, ...] | None = None
         self._syncing_to = _Mark(0, 0)
         self._reading: Segment | None = None
@@ -95,6 +95,7 @@ class SegmentedLog:
         if self._segments and not self._volatile:
             # A broker that was killed may have left writes to the operating system; the next sync covers them.
             self._unsynced[self._segments[-1]] = None
+            self._names_unsynced = True
 
     def _report(self, segment: Segment, scan: SegmentScan) -> None:
         for damage in scan.damages:
@@ -200,7 +201,7 @@ class SegmentedLog:
         except OSError as error:
             message = f"cannot create {segment.path}: {error.strerror or error}"
             raise LogError(message) from error
-        self._folder_changed = True
+        self._names_unsynced = True
         self._segments.append(segment)
         return segment
 
@@ -219,9 +220,9 @@ class SegmentedLog:
             return None
         self._syncing = tuple(self._unsynced)
         self._syncing_to = self._end()
-        folders = [self._folder, self._folder.rpartition("/")[0]] if self._folder_changed else []
+        folders = [self._folder, self._folder.rpartition("/")[0]] if self._names_unsynced else []
         self._unsynced.clear()
-        self._folder_changed = False
+        self._names_unsynced = False
         return FileSync(self._disk, [segment.file() for segment in self._syncing], folders)
 
     def finish_sync(self, error: OSError | None) -> None:

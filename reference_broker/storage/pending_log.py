@@ -53,7 +53,7 @@ class PendingLogFile:
         self._claim_structs: dict[str, tuple[struct.Struct, struct.Struct, bytes]] = {}
         self._failure = ""
         self._dirty = False
-        self._new_file = False
+        self._names_unsynced = True
         self._syncing = False
         self._compact_above = _MIN_COMPACT_BYTES
         self.recovered: list[PendingRecord] = []
@@ -104,7 +104,6 @@ class PendingLogFile:
         file = self._disk.open(self._path, create=True)
         file.append(self._header)
         self._dirty = not self._volatile
-        self._new_file = True
         return file
 
     def _quarantine(self, data: bytes, start: int, problem: str) -> None:
@@ -221,7 +220,7 @@ class PendingLogFile:
         self._file.close()
         self._file = file
         self._operations.clear()
-        self._dirty = self._new_file = False
+        self._dirty = self._names_unsynced = False
         self._compact_above = max(_MIN_COMPACT_BYTES, 4 * len(content))
 
     def start_sync(self) -> FileSync | None:
@@ -231,13 +230,13 @@ class PendingLogFile:
         self._dirty = False
         self._syncing = True
         folders = self._folders_to_sync(renamed=False)
-        self._new_file = False
+        self._names_unsynced = False
         return FileSync(self._disk, [self._file], folders)
 
     def _folders_to_sync(self, *, renamed: bool) -> list[str]:
-        """A new log also needs its folder's own entry in the folder above."""
+        """The first sync also covers the names: a log that is found may be new, its creator killed before any sync."""
         folder = self._path.rpartition("/")[0]
-        if self._new_file:
+        if self._names_unsynced:
             return [folder, folder.rpartition("/")[0]]
         return [folder] if renamed else []
 

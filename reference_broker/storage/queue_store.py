@@ -128,23 +128,28 @@ def _create(disk: Disk, folder: str, config: QueueConfig) -> None:
     path = f"{folder}/queue.json"
     wanted = QueueDescription(version=1, name=config.name, partitions=config.partitions)
     encoded = msgspec.json.encode(wanted)
-    if disk.exists(path):
-        file = disk.open(path)
-        current = file.read_at(0, _MAX_DESCRIPTION_BYTES)
+    if not _holds(disk, path, encoded):
+        for name in ("partitions", "consumers"):
+            disk.make_folder(f"{folder}/{name}")
+        temporary = f"{path}.tmp"
+        file = disk.open(temporary, create=True)
+        file.truncate(0)
+        file.append(encoded)
+        file.sync()
         file.close()
-        if current == encoded:
-            return
-    for name in ("partitions", "consumers"):
-        disk.make_folder(f"{folder}/{name}")
-    temporary = f"{path}.tmp"
-    file = disk.open(temporary, create=True)
-    file.truncate(0)
-    file.append(encoded)
-    file.sync()
-    file.close()
-    disk.rename(temporary, path)
+        disk.rename(temporary, path)
+    # Also when it was there: a broker killed while it created the queue did not get this far.
     for changed in (folder, ROOT, ""):
         disk.sync_folder(changed)
+
+
+def _holds(disk: Disk, path: str, content: bytes) -> bool:
+    if not disk.exists(path):
+        return False
+    file = disk.open(path)
+    found = file.read_at(0, _MAX_DESCRIPTION_BYTES)
+    file.close()
+    return found == content
 
 
 class LogQueueFiles:
