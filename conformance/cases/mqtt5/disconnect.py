@@ -15,7 +15,7 @@ _REAUTHENTICATE = 0x19
 @case(
     "mqtt5/disconnect/normal-ends-the-connection",
     clauses=("MQTT-3.14.4-1", "MQTT-3.14.4-2"),
-    mutant="v5-answers-after-disconnect",
+    mutant="v5-disconnect-ignored",
     near_miss="v5-closes-silently",
 )
 async def normal(ctx: CaseContext) -> None:
@@ -132,7 +132,7 @@ async def short_forms(ctx: CaseContext) -> None:
 @case(
     "mqtt5/auth/unexpected-refused",
     clauses=("MQTT-4.12.0-7", "MQTT-4.13.1-1"),
-    mutant="v5-unexpected-auth-ignored",
+    mutant="v5-auth-ignored",
     near_miss="v5-closes-silently",
 )
 async def unexpected_auth(ctx: CaseContext) -> None:
@@ -149,7 +149,7 @@ async def unexpected_auth(ctx: CaseContext) -> None:
 @case(
     "mqtt5/auth/reserved-bits-refused",
     clauses=("MQTT-3.15.1-1", "MQTT-2.1.3-1"),
-    mutant="v5-auth-bits-unchecked",
+    mutant="v5-auth-ignored",
     near_miss="v5-closes-silently",
 )
 async def auth_bits(ctx: CaseContext) -> None:

@@ -144,7 +144,7 @@ async def server_only(ctx: CaseContext) -> None:
 @case(
     "mqtt5/properties/length-beyond-the-packet-refused",
     clauses=("MQTT-4.13.1-1", "MQTT-2.2.2-1"),
-    mutant="v5-property-length-clamped",
+    mutant="v5-bad-property-sections-skipped",
     near_miss="v5-closes-silently",
 )
 async def too_long(ctx: CaseContext) -> None:

@@ -22,7 +22,7 @@ async def _forwarded(ctx: CaseContext, properties: Properties, payload: bytes = 
 @case(
     "mqtt5/publish/payload-and-topic-unchanged",
     clauses=("MQTT-3.3.2-1", "MQTT-3.3.2-3", "MQTT-4.3.1-1", "MQTT-2.2.1-2"),
-    mutant="v5-payload-trimmed",
+    mutant="v5-payload-ends-at-nul",
     near_miss="v5-writes-in-pieces",
 )
 async def payload_unchanged(ctx: CaseContext) -> None:
@@ -409,7 +409,7 @@ async def dup_not_passed_on(ctx: CaseContext) -> None:
     "mqtt5/publish/only-matching-subscribers-get-it",
     clauses=("MQTT-3.3.2-3", "MQTT-4.5.0-1"),
     requires=("wildcards",),
-    mutant="v5-plus-matches-levels",
+    mutant="v5-filters-match-as-prefixes",
     near_miss="v5-writes-in-pieces",
 )
 async def only_matching(ctx: CaseContext) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import delivered, pass_time
+from conformance.cases.mqtt5.support import delivered, ends, pass_time
 from conformance.wire import (
     Properties,
     Puback,
@@ -323,7 +323,7 @@ async def order(ctx: CaseContext) -> None:
     clauses=("MQTT-4.3.3-13", "MQTT-4.3.3-11"),
     requires=("qos2",),
     mutant="v5-expiry-breaks-received-qos2",
-    near_miss="v5-pubcomp-0x92-for-unknown",
+    near_miss="v5-pubcomp-0x00-for-unknown",
     limit_s=7.0,
 )
 async def expired_qos2(ctx: CaseContext) -> None:
@@ -347,19 +347,21 @@ async def expired_qos2(ctx: CaseContext) -> None:
 @case(
     "mqtt5/qos/unexpected-acknowledgements-do-no-harm",
     clauses=("MQTT-4.1.0-1",),
-    mutant="v5-unknown-puback-breaks-session",
+    mutant="v5-stray-acknowledgement-closes-everybody",
     near_miss="v5-closes-silently",
 )
 async def stray_acknowledgements(ctx: CaseContext) -> None:
     """Acknowledgements of deliveries that never happened disturb nobody else.
 
     A client sends PUBACK, PUBREC and PUBCOMP with identifiers that the server never used. What happens to that
-    connection is left open by the standard; another client goes on publishing and receiving.
+    connection is left open by the standard; another client, which was connected before, goes on publishing and
+    receiving.
     """
     topic = ctx.topic()
-    stray = await ctx.connect(name="stray")
-    stray.send(Puback(packet_id=1), Pubrec(packet_id=2), Pubcomp(packet_id=3))
     other = await ctx.connect(name="other")
     await other.subscribe(topic)
+    stray = await ctx.connect(name="stray")
+    stray.send(Puback(packet_id=1), Pubrec(packet_id=2), Pubcomp(packet_id=3))
+    await ends(stray)
     await other.publish(topic, b"alive")
     await other.expect_publish(topic, b"alive")

@@ -34,7 +34,7 @@ async def last_one(ctx: CaseContext) -> None:
     "mqtt5/retained/empty-message-deletes",
     clauses=("MQTT-3.3.1-6", "MQTT-3.3.1-7"),
     requires=("retain",),
-    mutant="v5-empty-retained-stored",
+    mutant="v5-empty-retained-ignored",
     near_miss="v5-retained-before-suback",
 )
 async def empty_deletes(ctx: CaseContext) -> None:

@@ -294,7 +294,7 @@ async def resend_pubrel(ctx: CaseContext) -> None:
     "mqtt5/session/refused-message-is-not-sent-again",
     clauses=("MQTT-4.4.0-2",),
     requires=("persistent_sessions", "qos1", "qos2"),
-    mutant="v5-refused-message-sent-again",
+    mutant="v5-refusals-ignored",
     near_miss="v5-connack-says-more",
 )
 async def refused_not_resent(ctx: CaseContext) -> None:
@@ -382,7 +382,7 @@ async def received_qos2_kept(ctx: CaseContext) -> None:
     clauses=("MQTT-4.3.3-11", "MQTT-4.3.3-8", "MQTT-4.4.0-1"),
     requires=("persistent_sessions", "qos2"),
     mutant="v5-received-qos2-message-lost",
-    near_miss="v5-pubcomp-0x92-for-unknown",
+    near_miss="v5-pubcomp-0x00-for-unknown",
 )
 async def pubrel_after_resume(ctx: CaseContext) -> None:
     """A QoS 2 message answered by PUBREC is delivered, at its QoS, even if PUBREL comes on the next connection.

@@ -119,7 +119,7 @@ async def unsubscribe(ctx: CaseContext) -> None:
     "mqtt5/shared/remaining-members-get-all",
     clauses=("MQTT-4.5.0-1", "MQTT-3.10.4-2"),
     requires=("shared", "qos1"),
-    mutant="v5-left-member-still-served",
+    mutant="v5-share-survives-unsubscribe",
     near_miss="v5-shared-goes-to-first",
 )
 async def remaining(ctx: CaseContext) -> None:

@@ -198,7 +198,7 @@ async def retain_as_published(ctx: CaseContext) -> None:
     "mqtt5/subscribe/same-filter-replaces",
     clauses=("MQTT-3.8.4-3",),
     requires=("qos1",),
-    mutant="v5-resubscribe-adds",
+    mutant="v5-resubscribe-keeps-old",
     near_miss="v5-grants-at-most-qos-1",
 )
 async def replaces(ctx: CaseContext) -> None:
@@ -355,7 +355,7 @@ async def identifier_on_retained(ctx: CaseContext) -> None:
     "mqtt5/subscribe/identifier-is-replaced-too",
     clauses=("MQTT-3.8.4-3", "MQTT-3.3.4-3"),
     requires=("subscription_identifiers",),
-    mutant="v5-old-subscription-identifier-stays",
+    mutant="v5-resubscribe-keeps-old",
     near_miss="v5-writes-in-pieces",
 )
 async def identifier_replaced(ctx: CaseContext) -> None:

@@ -151,7 +151,7 @@ async def ends_with_connection(ctx: CaseContext) -> None:
 @case(
     "mqtt5/topic-alias/not-sent-unless-allowed",
     clauses=("MQTT-3.1.2-27", "MQTT-3.3.2-11"),
-    mutant="v5-publisher-alias-passed-on",
+    mutant="v5-server-aliases-unasked",
     near_miss="v5-writes-in-pieces",
 )
 async def not_sent(ctx: CaseContext) -> None:
@@ -176,7 +176,7 @@ async def not_sent(ctx: CaseContext) -> None:
     "mqtt5/topic-alias/server-stays-within-the-maximum",
     clauses=("MQTT-3.1.2-26", "MQTT-3.3.2-11", "MQTT-3.3.2-8"),
     requires=("wildcards",),
-    mutant="v5-server-alias-above-maximum",
+    mutant="v5-server-aliases-unasked",
     near_miss="v5-server-uses-aliases",
 )
 async def server_within_maximum(ctx: CaseContext) -> None:

@@ -7,9 +7,12 @@ import asyncio
 from conformance.case import CaseContext, case
 from conformance.cases.mqtt5.support import LASTING, arrives, resume
 from conformance.wire import Disconnect, Properties, Publish, Subscription, Will, describe
+from conformance.wire.encode import raw_packet
 
 _DISCONNECT_WITH_WILL = 0x04
 _UNSPECIFIED_ERROR = 0x80
+_UNDEFINED_CODE = 0x45
+_DISCONNECT_BYTE = 0xE0
 _AT_ONCE_S = 3.0
 """Grace for a will that is due at once."""
 
@@ -96,6 +99,27 @@ async def disconnect_with_error(ctx: CaseContext) -> None:
     client = await ctx.connect(name="client", will=Will(topic=topic, payload=b"in trouble"))
     client.send(Disconnect(reason_code=_UNSPECIFIED_ERROR))
     await watcher.expect_publish(topic, b"in trouble")
+
+
+@case(
+    "mqtt5/will/published-after-undefined-disconnect-code",
+    clauses=("MQTT-3.1.2-8", "MQTT-3.14.2-1"),
+    mutant="v5-any-disconnect-drops-the-will",
+    near_miss="v5-closes-silently",
+)
+async def disconnect_with_undefined_code(ctx: CaseContext) -> None:
+    """A DISCONNECT with an undefined reason code does not delete the will.
+
+    A client with a will sends DISCONNECT with the code 0x45, which nobody defined. Malformed or not, it is not the
+    normal disconnection that alone deletes a will: the subscriber of the will topic gets it.
+    """
+    topic = ctx.topic("will")
+    watcher = await ctx.connect(name="watcher")
+    await watcher.subscribe(topic)
+    client = await ctx.connect(name="client", will=Will(topic=topic, payload=b"odd goodbye"))
+    client.send_raw(raw_packet(_DISCONNECT_BYTE, bytes((_UNDEFINED_CODE,))))
+    await client.expect_close()
+    await watcher.expect_publish(topic, b"odd goodbye")
 
 
 @case(

@@ -1,0 +1,225 @@
+"""Legal variations of the reference broker: what MQTT 5.0 leaves to a server, used the other way."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from conformance.mutants import Patch, variation
+from conformance.mutants.mqtt5_support import no_fast_lane
+from reference_broker.core.broker_state import SubscribeOutcome
+from reference_broker.core.message import Message
+from reference_broker.core.queues import QueueError
+from reference_broker.core.routing import Route, RouteEntry, SharedGroup, Subscription, SubscriptionTree
+from reference_broker.core.session import Session
+from reference_broker.mqtt import connection, handlers, handshake
+from reference_broker.mqtt.codec import encode_packet
+from reference_broker.mqtt.connection import MqttConnection
+from reference_broker.mqtt.errors import ProtocolError
+from reference_broker.mqtt.inbound import Inbound
+from reference_broker.mqtt.outbound import Outbound
+from reference_broker.mqtt.packets import (
+    Connack,
+    Connect,
+    Disconnect,
+    Packet,
+    Properties,
+    Publish,
+    Suback,
+    Subscribe,
+    SubscriptionRequest,
+    Unsuback,
+)
+from reference_broker.mqtt.wire_types import encode_string, encode_variable_integer
+
+_PUBCOMP_START = b"\x70\x02"
+_TEXT = "an explanation for people"
+
+
+@variation("v5-closes-silently", "the connection is closed without a DISCONNECT or CONNACK that says why")
+def closes_silently(patch: Patch) -> None:
+    def fail(self: MqttConnection, error: ProtocolError, now: float) -> None:
+        self.error = error
+        self.close_now(now)
+
+    patch.replace(MqttConnection, "fail", fail)
+    patch.replace(MqttConnection, "close_for_takeover", lambda self, _now: self._end())
+    patch.replace(handshake, "_refuse", lambda _connection, _error: None)
+
+
+@variation("v5-connack-says-more", "CONNACK states every default, and has a reason string and user properties")
+def connack_says_more(patch: Patch) -> None:
+    original = handshake._offer
+
+    def offer(connection: MqttConnection) -> Properties:
+        return msgspec.structs.replace(
+            original(connection),
+            retain_available=1,
+            wildcard_subscription_available=1,
+            subscription_identifier_available=1,
+            shared_subscription_available=1,
+            reason_string=_TEXT,
+            user_property=(("region", "here"), ("region", "there")),
+        )
+
+    patch.replace(handshake, "_offer", offer)
+
+
+@variation("v5-writes-in-pieces", "output leaves in small pieces, each with a write of its own")
+def writes_in_pieces(patch: Patch) -> None:
+    original = MqttConnection.take_output
+
+    def take_output(self: MqttConnection) -> bytes:
+        data = original(self)
+        piece = 1 if len(data) <= 64 else len(data) // 8 + 1
+        if self.closing or len(data) <= piece:
+            return data
+        self.send(data[piece:])
+        return data[:piece]
+
+    patch.replace(MqttConnection, "take_output", take_output)
+
+
+@variation("v5-grants-at-most-qos-1", "subscriptions are granted QoS 1 at most")
+def grants_qos_1(patch: Patch) -> None:
+    original = handlers._subscribe_one
+
+    def subscribe_one(
+        connection: MqttConnection, request: SubscriptionRequest, identifier: int, group: str | None, now: float
+    ) -> tuple[int, SubscribeOutcome | None, Subscription | None]:
+        lower = msgspec.structs.replace(request, qos=min(1, request.qos))
+        return original(connection, lower, identifier, group, now)
+
+    patch.replace(handlers, "_subscribe_one", subscribe_one)
+
+
+@variation("v5-one-copy-per-subscription", "overlapping subscriptions get a copy of the message each")
+def one_copy_each(patch: Patch) -> None:
+    def match(self: SubscriptionTree, topic: str) -> Route:
+        nodes = list(self._walk(topic))
+        entries = [
+            RouteEntry(session, [subscription]) for node in nodes for session, subscription in node.subscribers.items()
+        ]
+        return Route(entries, [group for node in nodes for group in node.groups.values()])
+
+    patch.replace(SubscriptionTree, "_match", match)
+
+
+@variation("v5-puback-0x00-without-subscribers", "a message that nobody gets is acknowledged with 0x00, not 0x10")
+def plain_puback(patch: Patch) -> None:
+    original = handlers.acknowledgement
+
+    def acknowledgement(
+        connection: MqttConnection, qos: int, packet_id: int, error: QueueError | None, *, matched: bool
+    ) -> bytes | None:
+        return original(connection, qos, packet_id, error, matched=True)
+
+    patch.replace(handlers, "acknowledgement", acknowledgement)
+
+
+@variation("v5-pubcomp-0x00-for-unknown", "an unknown PUBREL is answered by PUBCOMP 0x00, not 0x92")
+def plain_pubcomp(patch: Patch) -> None:
+    def on_pubrel(self: Inbound, packet_id: int) -> None:
+        self._connection.active_session.inbound_qos2.pop(packet_id, None)
+        self.acknowledge(_PUBCOMP_START + packet_id.to_bytes(2, "big"))
+
+    patch.replace(Inbound, "on_pubrel", on_pubrel)
+
+
+@variation("v5-client-subscription-identifier-ignored", "a Subscription Identifier in a client's PUBLISH is ignored")
+def identifier_ignored(patch: Patch) -> None:
+    original = Inbound._on_publish
+
+    def on_publish(self: Inbound, packet: Publish, now: float) -> None:
+        plain = msgspec.structs.replace(packet.properties, subscription_identifier=())
+        original(self, msgspec.structs.replace(packet, properties=plain), now)
+
+    patch.replace(Inbound, "_on_publish", on_publish)
+
+
+@variation("v5-retained-before-suback", "retained messages are sent before the SUBACK of their subscription")
+def retained_first(patch: Patch) -> None:
+    original = handlers._on_subscribe
+
+    def on_subscribe(connection: MqttConnection, packet: Subscribe, now: float) -> None:
+        already = len(connection._out)
+        original(connection, packet, now)
+        suback, *messages = connection._out[already:]
+        connection._out[already:] = [*messages, suback]
+
+    patch.replace(handlers, "_on_subscribe", on_subscribe)
+
+
+@variation("v5-shared-goes-to-first", "all messages of a share go to its first connected member")
+def shared_to_first(patch: Patch) -> None:
+    def choose(self: SharedGroup) -> tuple[Session, Subscription] | None:
+        members = list(self.members.items())
+        return next((member for member in members if member[0].connection is not None), members[0] if members else None)
+
+    patch.replace(SharedGroup, "choose", choose)
+
+
+@variation("v5-no-reason-texts", "reason strings are never sent")
+def no_texts(patch: Patch) -> None:
+    def encode(packet: Packet, version: int) -> bytes:
+        if isinstance(packet, Connack | Disconnect):
+            plain = msgspec.structs.replace(packet.properties, reason_string=None)
+            packet = msgspec.structs.replace(packet, properties=plain)
+        return encode_packet(packet, version)
+
+    for module in (connection, handshake):
+        patch.replace(module, "encode_packet", encode)
+
+
+@variation("v5-reason-texts-everywhere", "SUBACK and UNSUBACK have a reason string if the client allows it and it fits")
+def texts_everywhere(patch: Patch) -> None:
+    original = MqttConnection.send_packet
+
+    def send_packet(self: MqttConnection, packet: Packet) -> None:
+        if isinstance(packet, Suback | Unsuback) and self.problem_information:
+            explained = msgspec.structs.replace(packet, properties=Properties(reason_string=_TEXT))
+            if len(encode_packet(explained, self.version)) <= self.max_packet_out:
+                packet = explained
+        original(self, packet)
+
+    patch.replace(MqttConnection, "send_packet", send_packet)
+
+
+@variation("v5-server-uses-aliases", "topic aliases are used towards clients that allow them")
+def uses_aliases(patch: Patch) -> None:
+    allowed: WeakKeyDictionary[MqttConnection, int] = WeakKeyDictionary()
+    known: WeakKeyDictionary[MqttConnection, dict[str, int]] = WeakKeyDictionary()
+    accept, send = handshake._accept, Outbound.send_publish
+
+    def remember(connection: MqttConnection, packet: Connect, now: float) -> None:
+        allowed[connection] = packet.properties.topic_alias_maximum or 0
+        accept(connection, packet, now)
+
+    def send_publish(
+        self: Outbound,
+        packet_id: int,
+        message: Message,
+        qos: int,
+        retain: bool,
+        dup: bool,
+        identifiers: tuple[int, ...],
+    ) -> bool:
+        aliases = known.setdefault(self._connection, {})
+        alias = aliases.get(message.topic)
+        if (
+            qos
+            or identifiers
+            or message.user_properties
+            or (alias is None and len(aliases) >= allowed[self._connection])
+        ):
+            return send(self, packet_id, message, qos, retain, dup, identifiers)
+        topic = encode_string("" if alias is not None else message.topic)
+        alias = aliases.setdefault(message.topic, len(aliases) + 1)
+        body = topic + b"\x03\x23" + alias.to_bytes(2, "big") + message.payload
+        self._connection.send(bytes((0x30 | retain,)) + encode_variable_integer(len(body)) + body)
+        return True
+
+    no_fast_lane(patch)
+    patch.replace(handshake, "_accept", remember)
+    patch.replace(Outbound, "send_publish", send_publish)

@@ -1,0 +1,131 @@
+"""Broken wills of MQTT 5.0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from conformance.mutants import Patch, mutant
+from reference_broker.core.broker_state import BrokerState, ConnectRequest
+from reference_broker.core.message import Message
+from reference_broker.core.session import Session, SessionConnection, Will
+from reference_broker.mqtt import handlers, handshake
+from reference_broker.mqtt.connection import MqttConnection
+from reference_broker.mqtt.errors import ProtocolError, Reason
+from reference_broker.mqtt.packets import Disconnect, WillFields
+
+
+def _change_will(patch: Patch, change: Callable[[Will], Will]) -> None:
+    """Change every will on its way from CONNECT to the session."""
+    original = handshake._will
+
+    def will(connection: MqttConnection, fields: WillFields | None, client_id: str) -> Will | None:
+        found = original(connection, fields, client_id)
+        return None if found is None else change(found)
+
+    patch.replace(handshake, "_will", will)
+
+
+def _change_message(patch: Patch, change: Callable[[Message], Message]) -> None:
+    _change_will(patch, lambda will: msgspec.structs.replace(will, message=change(will.message)))
+
+
+@mutant("v5-will-not-published", "a will is never published")
+def not_published(patch: Patch) -> None:
+    def send_will(_self: BrokerState, session: Session, _now: float) -> None:
+        session.will = None
+
+    patch.replace(BrokerState, "_send_will", send_will)
+
+
+@mutant("v5-will-published-after-disconnect", "DISCONNECT does not delete the will")
+def after_disconnect(patch: Patch) -> None:
+    original = MqttConnection.close_now
+    patch.replace(MqttConnection, "close_now", lambda self, now, *, publish_will=True: original(self, now))
+
+
+def _change_reason(patch: Patch, change: Callable[[int], int]) -> None:
+    original = handlers._on_disconnect
+
+    def on_disconnect(connection: MqttConnection, packet: Disconnect, now: float) -> None:
+        original(connection, msgspec.structs.replace(packet, reason=change(packet.reason)), now)
+
+    patch.replace(handlers, "_on_disconnect", on_disconnect)
+
+
+@mutant("v5-disconnect-with-will-drops-it", "DISCONNECT 0x04 is taken for a normal disconnection")
+def with_will_drops(patch: Patch) -> None:
+    _change_reason(patch, lambda reason: Reason.SUCCESS if reason == Reason.DISCONNECT_WITH_WILL else reason)
+
+
+@mutant("v5-any-disconnect-drops-the-will", "every DISCONNECT but 0x04 deletes the will")
+def any_disconnect_drops(patch: Patch) -> None:
+    _change_reason(patch, lambda reason: reason if reason == Reason.DISCONNECT_WITH_WILL else Reason.SUCCESS)
+
+
+@mutant("v5-will-qos-lost", "wills are published at QoS 0")
+def qos_lost(patch: Patch) -> None:
+    _change_message(patch, lambda message: msgspec.structs.replace(message, qos=0))
+
+
+@mutant("v5-will-retain-lost", "wills are never retained")
+def retain_lost(patch: Patch) -> None:
+    _change_message(patch, lambda message: msgspec.structs.replace(message, retain=False))
+
+
+@mutant("v5-will-properties-dropped", "wills are published without their user properties")
+def properties_dropped(patch: Patch) -> None:
+    _change_message(patch, lambda message: msgspec.structs.replace(message, user_properties=()))
+
+
+@mutant("v5-will-delay-ignored", "wills are published at once")
+def delay_ignored(patch: Patch) -> None:
+    _change_will(patch, lambda will: msgspec.structs.replace(will, delay_s=0))
+
+
+@mutant("v5-will-delay-outlasts-session", "a will waits for its delay although its session has ended")
+def delay_outlasts(patch: Patch) -> None:
+    original = BrokerState._detach
+
+    def detach(self: BrokerState, session: Session, now: float, *, publish_will: bool) -> None:
+        will = session.will
+        if publish_will and will is not None and will.delay_s >= session.expiry_s > -1 and will.delay_s:
+            message = will.message
+            session.will = None
+            self.timers.schedule(now + will.delay_s, lambda later: _publish(self, message, later))
+        original(self, session, now, publish_will=publish_will)
+
+    patch.replace(BrokerState, "_detach", detach)
+
+
+def _publish(broker: BrokerState, message: Message, now: float) -> None:
+    broker.publish(message, None, now)
+
+
+@mutant("v5-reconnect-keeps-the-will", "a delayed will is published although its client came back in time")
+def reconnect_keeps(patch: Patch) -> None:
+    original = BrokerState.connect
+
+    def connect(
+        self: BrokerState, connection: SessionConnection, request: ConnectRequest, now: float
+    ) -> tuple[Session, bool]:
+        session = self.sessions.get(request.client_id)
+        if session is not None and session.will_timer is not None and session.will is not None:
+            message = session.will.message
+            self.timers.schedule(session.will_timer.deadline, lambda later: _publish(self, message, later))
+        return original(self, connection, request, now)
+
+    patch.replace(BrokerState, "connect", connect)
+
+
+@mutant("v5-will-dropped-on-protocol-error", "a client that breaks a rule loses its will")
+def dropped_on_error(patch: Patch) -> None:
+    original = MqttConnection.fail
+
+    def fail(self: MqttConnection, error: ProtocolError, now: float) -> None:
+        if self.session is not None:
+            self.session.will = None
+        original(self, error, now)
+
+    patch.replace(MqttConnection, "fail", fail)
