@@ -37,7 +37,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def needs_attention(collection: Collection) -> list[Attention]:
-    """At most ``MAX_ITEMS``, gravest first, otherwise in the order of the runs."""
+    """At most ``MAX_ITEMS`` of the runs that decide, gravest first, otherwise in the order of the runs."""
     items = [
         Attention(
             run=None,
@@ -48,7 +48,7 @@ def needs_attention(collection: Collection) -> list[Attention]:
         )
         for problem in collection.problems
     ]
-    for run in collection.runs:
+    for run in collection.deciding:
         items += _of_run(run)
     items.sort(key=lambda item: -item.gravity)  # stable
     return items[:MAX_ITEMS]

@@ -32,7 +32,7 @@ def badge(collection: Collection) -> Badge:
     """The badge of the overall verdict, with the count of conformance cases where there are any."""
     verdict = collection.verdict
     judged = passed = 0
-    for run in collection.conformance_runs:
+    for run in collection.deciding:
         counts = run.conformance.counts if run.conformance else {}
         passed += counts.get(CaseVerdict.PASS, 0)
         judged += sum(
@@ -40,7 +40,7 @@ def badge(collection: Collection) -> Badge:
             for case_verdict, count in counts.items()
             if case_verdict not in {CaseVerdict.UNSUPPORTED, CaseVerdict.NOT_RUN}
         )
-    scope = f"{passed}/{judged} cases" if judged else plural(len(collection.runs), "run")
+    scope = f"{passed}/{judged} cases" if judged else plural(len(collection.deciding), "run")
     return Badge(
         message=f"{RUN_LOOKS[verdict].label.lower()} · {scope}",
         color=_COLOURS[verdict],

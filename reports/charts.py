@@ -29,6 +29,7 @@ LOG_SPREAD = 50.0
 """A time axis turns logarithmic when its largest value is this many times its median."""
 
 _ROW_HEIGHT = 210
+_LABEL_HEIGHT = 14
 _TO_US = {"ns": 1e-3, "µs": 1.0, "us": 1.0, "ms": 1e3, "s": 1e6}
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _PERCENTILE_NAMES = ("p50", "p90", "p99", "p99.9", "max")
@@ -84,6 +85,7 @@ def timeline(result: RunResult, name: str = "timeline") -> Chart | None:
     bands = sorted(result.bands, key=lambda band: band.from_s)[:MAX_BANDS]
     layout["shapes"] = [_band_shape(band, result.kind) for band in bands]
     layout["annotations"] = [*annotations, *_band_labels(bands)]
+    layout["margin"] = {"t": 30 + _LABEL_HEIGHT * _label_levels(bands)}
     dropped = len(result.series) - len(series)
     return Chart(
         name=name,
@@ -256,7 +258,7 @@ def _band_labels(bands: list[Band]) -> list[Json]:
             "yref": "paper",
             "x": band.from_s,
             "y": 1,
-            "yshift": 2 + 14 * (index % 2),
+            "yshift": 2 + _LABEL_HEIGHT * (index % _label_levels(bands)),
             "text": _plain(words(band.label)),
             "showarrow": False,
             "xanchor": "left",
@@ -265,6 +267,11 @@ def _band_labels(bands: list[Band]) -> list[Json]:
         }
         for index, band in enumerate(bands)
     ]
+
+
+def _label_levels(bands: list[Band]) -> int:
+    """Rows of labels above the chart, so that neighbours do not cover each other."""
+    return 0 if not bands or len(bands) > MAX_LABELLED_BANDS else min(3, len(bands))
 
 
 def _plain(text: str) -> str:

@@ -27,7 +27,16 @@ def report(
         Path, typer.Argument(help="Folder with runs: every result.json and report.jsonl below it is reported.")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Where to write the site.  [default: RUN_FOLDER/report]", show_default=False)
+        Path | None, typer.Option(help="Where to write the site. Default: RUN_FOLDER/report.", show_default=False)
+    ] = None,
+    judge: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only runs of this target decide the verdict, others are shown for comparison; may be repeated. "
+            "Default: every run decides.",
+            show_default=False,
+            metavar="TARGET",
+        ),
     ] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the report in a browser.")] = False,
     check: Annotated[
@@ -46,7 +55,7 @@ def report(
     errors = Console(stderr=True, highlight=False)
     try:
         with errors.status("Writing the report"):
-            summary = build_report(run_folder, site)
+            summary = build_report(run_folder, site, judge or ())
     except ReportError as error:
         errors.print(f"error: {error}", style="red", markup=False)
         raise typer.Exit(EXIT_NOTHING_TO_REPORT) from error
@@ -64,7 +73,8 @@ def _tell(summary: ReportSummary, site: Path, errors: Console) -> None:
     for run in summary.runs:
         look = RUN_LOOKS[run.verdict]
         line = f"{look.glyph} {look.label:<8}{KIND_LABELS[run.kind]:<16}{run.name} ({run.target})"
-        console.print(line, style=_STYLES[run.verdict], markup=False)
+        aside = "" if run.decides else ", for comparison"
+        console.print(line + aside, style=_STYLES[run.verdict] if run.decides else "dim", markup=False)
     look = RUN_LOOKS[summary.verdict]
     console.print(f"{look.glyph} {look.label}: {summary.headline}", style=_STYLES[summary.verdict], markup=False)
     console.print(f"Report: {site / 'index.html'}", markup=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -68,6 +69,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Never milder than ``result.verdict``; ``notes`` say why where it is graver."""
     notes: list[str]
     conformance: ConformanceReport | None = None
+    decides: bool = True
+    """Whether the run counts for the verdict of the report; others are shown beside it for comparison."""
 
     @property
     def title(self) -> str:
@@ -83,8 +86,12 @@ class Collection(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> Verdict:
-        """The gravest of all runs; an unreadable file counts as an error."""
-        return worst([run.verdict for run in self.runs] + [Verdict.ERROR for _ in self.problems])
+        """The gravest of the runs that decide; an unreadable file counts as an error."""
+        return worst([run.verdict for run in self.deciding] + [Verdict.ERROR for _ in self.problems])
+
+    @property
+    def deciding(self) -> list[Run]:
+        return [run for run in self.runs if run.decides]
 
     @property
     def conformance_runs(self) -> list[Run]:
@@ -100,10 +107,11 @@ class Collection(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-def collect(root: Path) -> Collection:
-    """Read every run below ``root``, in a stable order.
+def collect(root: Path, judged: Sequence[str] = ()) -> Collection:
+    """Read every run below ``root``, in a stable order; with ``judged``, only runs of these targets decide.
 
-    Raises :class:`ReportError` when the folder does not exist, holds no run, or holds more than ``MAX_RUNS``.
+    Raises :class:`ReportError` when the folder does not exist, holds no run or more than ``MAX_RUNS``, or when nothing
+    below it is a run of a judged target.
     """
     if not root.is_dir():
         raise ReportError(f"{root} is not a folder. Name the folder that a run wrote, e.g. `assay report out/`.")
@@ -126,7 +134,19 @@ def collect(root: Path) -> Collection:
             runs.append(run)
     kinds = list(KIND_LABELS)
     runs.sort(key=lambda run: (kinds.index(run.result.kind), run.title, run.result.target, run.result.world, run.place))
+    if judged:
+        runs = [msgspec.structs.replace(run, decides=not _brokers(run).isdisjoint(judged)) for run in runs]
+        if not any(run.decides for run in runs):
+            known = sorted(set().union(*map(_brokers, runs))) if runs else []
+            raise ReportError(
+                f"No run below {root} is of the target {', '.join(judged)}; there are {', '.join(known) or 'none'}."
+            )
     return Collection(root=root, runs=_with_unique_slugs(runs), problems=problems)
+
+
+def _brokers(run: Run) -> set[str]:
+    """Targets of a run; a bench names several, and variants as ``broker/variant``."""
+    return {name.strip().partition("/")[0] for name in run.result.target.split(",")}
 
 
 def slugify(text: str) -> str:

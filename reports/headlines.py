@@ -24,11 +24,13 @@ _PREFERRED: dict[RunKind, tuple[str, ...]] = {
 
 def headline(collection: Collection) -> str:
     """One sentence on the whole report."""
-    runs = collection.runs
+    runs = collection.deciding
     by_verdict = {verdict: sum(1 for run in runs if run.verdict is verdict) for verdict in RUN_LOOKS}
-    unreadable = f" {plural(len(collection.problems), 'file')} could not be read." if collection.problems else ""
+    compared = len(collection.runs) - len(runs)
+    extra = f" {plural(len(collection.problems), 'file')} could not be read." if collection.problems else ""
+    extra += f" {plural(compared, 'run')} of other brokers for comparison." if compared else ""
     if collection.verdict is Verdict.PASS:
-        return "The one run passed." if len(runs) == 1 else f"All {len(runs)} runs passed."
+        return ("The one run passed." if len(runs) == 1 else f"All {len(runs)} runs passed.") + extra
     told = {
         Verdict.FAIL: "failed",
         Verdict.ERROR: "ended in error",
@@ -36,7 +38,7 @@ def headline(collection: Collection) -> str:
         Verdict.PASS: "passed",
     }
     parts = [f"{by_verdict[verdict]} {text}" for verdict, text in told.items() if by_verdict[verdict]]
-    return f"{plural(len(runs), 'run')}: {', '.join(parts)}.{unreadable}" if parts else unreadable.strip()
+    return f"{plural(len(runs), 'run')}: {', '.join(parts)}.{extra}" if parts else extra.strip()
 
 
 def key_figures(run: Run) -> list[tuple[str, str]]:

@@ -70,8 +70,18 @@ def _suite(run: Run) -> ElementTree.Element:
     _test_case(
         suite, place, "verdict", tag, RUN_LOOKS[run.verdict].label, "\n".join([result.summary, *run.notes, *safe])
     )
+    if not run.decides:
+        _set_aside(suite)
     _count(suite)
     return suite
+
+
+def _set_aside(suite: ElementTree.Element) -> None:
+    """A run for comparison fails nobody: what went wrong in it is told as skipped."""
+    for case in suite.findall("testcase"):
+        for outcome in [*case.findall("failure"), *case.findall("error")]:
+            outcome.tag = "skipped"
+            outcome.set("message", f"for comparison only: {outcome.get('message')}")
 
 
 def _conformance_case(suite: ElementTree.Element, target: str, case: CaseResult) -> None:

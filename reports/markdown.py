@@ -27,7 +27,8 @@ def summary_markdown(collection: Collection) -> str:
         figures = "; ".join(f"{label} {value}" for label, value in key_figures(run))
         name = f"{KIND_LABELS[run.result.kind]}: {run.title}"
         target = " · ".join(part for part in (run.result.target, run.result.world) if part)
-        cells = [f"{run_look.glyph} {run_look.label}", name, target, run.result.summary, figures]
+        aside = "" if run.decides else " (for comparison)"
+        cells = [f"{run_look.glyph} {run_look.label}{aside}", name, target, run.result.summary, figures]
         lines.append(f"| {' | '.join(escape(cell) for cell in cells)} |")
     lines += ["", *_matrix(collection), *_failures(needs_attention(collection))]
     return "\n".join(lines).rstrip() + "\n"

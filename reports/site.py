@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
@@ -55,6 +55,7 @@ class ReportedRun(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     target: str
     verdict: Verdict
+    decides: bool
     place: str
 
 
@@ -68,13 +69,13 @@ class ReportSummary(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[str]
 
 
-def build_report(run_folder: Path, out: Path) -> ReportSummary:
+def build_report(run_folder: Path, out: Path, judged: Sequence[str] = ()) -> ReportSummary:
     """Read every run below ``run_folder``; write site, ``junit.xml``, ``summary.md`` and ``badge.json`` to ``out``.
 
-    Replaces a former report at ``out``. Raises :class:`ReportError` when there is nothing to report, or when ``out``
-    holds anything that is not a former report.
+    With ``judged``, only runs of these targets decide the verdict. Replaces a former report at ``out``. Raises
+    :class:`ReportError` when there is nothing to report, or when ``out`` holds anything that is not a former report.
     """
-    collection = collect(run_folder)
+    collection = collect(run_folder, judged)
     if out.exists() and not _replaceable(out):
         raise ReportError(
             f"{out} exists and is not a former report, so it is left alone. Name another folder with --out."
@@ -102,7 +103,12 @@ def _write_all(collection: Collection, site: Path) -> ReportSummary:
         headline=headline(collection),
         runs=[
             ReportedRun(
-                kind=run.result.kind, name=run.title, target=run.result.target, verdict=run.verdict, place=run.place
+                kind=run.result.kind,
+                name=run.title,
+                target=run.result.target,
+                verdict=run.verdict,
+                decides=run.decides,
+                place=run.place,
             )
             for run in collection.runs
         ],

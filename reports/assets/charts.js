@@ -21,7 +21,7 @@
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: text, family: window.getComputedStyle(document.body).fontFamily, size: 13 },
-      margin: { l: narrow ? 48 : 64, r: 12, t: (layout.shapes || []).length ? 48 : 30, b: 48 },
+      margin: { l: narrow ? 48 : 64, r: 12, t: 30, b: 48, ...layout.margin },
       hoverlabel: { bgcolor: colour("raised"), bordercolor: grid, font: { color: text } },
     });
     for (const name of Object.keys(layout)) {

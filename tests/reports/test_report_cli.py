@@ -8,9 +8,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from report_samples import load_run
+from report_samples import load_run, write_conformance
 from typer.testing import CliRunner
 
+from reference_broker.trace.conformance import CaseVerdict
 from reference_broker.trace.results import write_result
 from reports.cli import app
 
@@ -32,6 +33,15 @@ def test_check_turns_the_verdict_into_the_exit_status(sample_runs: Path, tmp_pat
     failed = CliRunner().invoke(app, [*arguments, "--check"])
     assert failed.exit_code == 1
     assert "✗ Fail: 8 runs: 3 failed" in failed.output
+
+
+def test_only_the_judged_target_decides(tmp_path: Path) -> None:
+    write_conformance(tmp_path / "m", "mosquitto", {"mqtt5/will/delayed-will": CaseVerdict.FAIL})
+    write_conformance(tmp_path / "r", "reference", {})
+    result = CliRunner().invoke(app, [str(tmp_path), "--judge", "reference", "--check"])
+    assert result.exit_code == 0
+    assert "mqtt (mosquitto), for comparison" in result.output
+    assert "for comparison, does not decide" in (tmp_path / "report" / "index.html").read_text()
 
 
 def test_unreadable_files_are_told_and_fail_the_check(tmp_path: Path) -> None:

@@ -160,3 +160,8 @@ def test_a_slug_cannot_leave_its_folder(text: str) -> None:
     assert slug
     assert len(slug) <= 100
     assert set(slug) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+
+
+def test_a_judged_target_that_no_run_has_is_an_error(sample_runs: Path) -> None:
+    with pytest.raises(ReportError, match=r"target emqx; there are mosquitto, reference"):
+        collect(sample_runs, ["emqx"])

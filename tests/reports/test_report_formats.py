@@ -148,3 +148,22 @@ def test_a_run_with_many_failures_leaves_room_for_others(tmp_path: Path) -> None
         ("mqtt5/connect/c2", 6),
         ("publish p99 misses its target", 0),
     ]
+
+
+def test_other_brokers_can_be_shown_without_deciding(sample_runs: Path, tmp_path: Path) -> None:
+    write_conformance(tmp_path / "m", "mosquitto", {"mqtt5/will/delayed-will": CaseVerdict.FAIL})
+    write_conformance(tmp_path / "r", "reference", {})
+    assert collect(tmp_path).verdict is Verdict.FAIL
+    judged = collect(tmp_path, ["reference"])
+    assert judged.verdict is Verdict.PASS
+    assert [(run.result.target, run.decides) for run in judged.runs] == [("mosquitto", False), ("reference", True)]
+    assert needs_attention(judged) == []
+    assert json.loads(encode_badge(judged))["message"] == "pass · 8/8 cases"
+    text = summary_markdown(judged)
+    assert "1 run of other brokers for comparison" in text
+    assert "| ✗ Fail \\(for comparison\\) |" in text
+    document = ElementTree.fromstring(junit_xml(judged))
+    assert [document.get(key) for key in ("failures", "errors", "skipped")] == ["0", "0", "2"]
+    assert collect(sample_runs, ["mosquitto"]).verdict is Verdict.FAIL
+    decide = [run.result.kind.value for run in collect(sample_runs, ["mosquitto"]).deciding]
+    assert decide == ["conformance", "bench"], "a bench names several brokers"
