@@ -21,6 +21,7 @@ from loadtests.verdict import (
     GeneratorState,
     Tally,
     checks,
+    drift,
     findings,
     generator_checks,
     generator_state,
@@ -37,7 +38,7 @@ from reference_broker.trace.results import (
     Verdict,
     worst,
     write_result,
-)
+)from reference_broker.trace.schema import LatencyOperation
 
 BASELINE_WARM_UP_S = 0.3
 CEILING_TIMEOUT_S = 10.0
@@ -167,6 +168,10 @@ def _metrics(run: LoadRun) -> dict[str, float | int | str]:
         metrics["generator.headroom"] = round(run.state.headroom or 0.0, 2)
         for figure in run.baseline.percentiles.values():
             metrics[f"null broker, {figure.name}, p99_us"] = figure.p99_us
+    for (workload, operation, _), group in merged(run.samples).items():
+        ratio = drift(group, profile.phases)
+        if operation is LatencyOperation.PUBLISH_TO_DELIVER and ratio is not None:
+            metrics[f"{workload}.p50_drift"] = round(ratio, 2)
     for counts in run.tallies:
         for field in ("sent", "acknowledged", "delivered", "expected", "lost", "duplicates", "disorder"):
             metrics[f"{counts.workload}.{field}"] = getattr(counts, field)

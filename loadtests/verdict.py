@@ -13,7 +13,7 @@ import numpy as np
 
 from loadtests.generator import Recording, lateness_us
 from loadtests.ledger import Irregularities
-from loadtests.profile import LatencyTarget, Load, Profile, PubSubLoad
+from loadtests.profile import LatencyTarget, Load, Phases, Profile, PubSubLoad
 from loadtests.recorder import LOST, OK, REFUSED, Key, Samples, in_phase, percentiles
 from loadtests.schedule import NS_PER_S
 from reference_broker.trace.results import Check, Finding, Percentiles, Series, Severity, Verdict
@@ -71,6 +71,18 @@ def steady_percentiles(groups: dict[Key, Samples], profile: Profile) -> dict[Key
         if len(steady.seq):
             found[key] = percentiles(key_name(key), steady.latency_us)
     return found
+
+
+def drift(group: Samples, phases: Phases) -> float | None:
+    """Median latency of the last third of the steady phase over that of its first third.
+
+    Near 1 when the run was steady; well above 1 when a backlog grew. None when a third has no sample.
+    """
+    steady = in_phase(group, phases, "steady")
+    since_s = steady.intended_ns / NS_PER_S - phases.warmup_s
+    thirds = (since_s < phases.steady_s / 3, since_s >= phases.steady_s * 2 / 3)
+    first, last = (steady.latency_us[chosen] for chosen in thirds)
+    return float(np.median(last) / np.median(first)) if len(first) and len(last) else None
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):

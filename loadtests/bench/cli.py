@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 
@@ -14,9 +15,8 @@ from loadtests.bench.mqtt import PUB_SUB, BenchPlan, BenchRun, Case, run_bench
 from loadtests.bench.peers import Peer, peers, reference_queues
 from loadtests.bench.pump import BenchError
 from loadtests.bench.report import result, table
-from reference_broker.trace.results import Verdict, write_result
-
-FAILED, USAGE, UNREACHABLE, HARNESS = 1, 2, 3, 4
+from loadtests.exit_status import ExitStatus
+from reference_broker.trace.results import RunResult, Verdict, write_result
 
 app = typer.Typer(no_args_is_help=True, help="Measure throughput against other brokers in one run.")
 
@@ -32,10 +32,23 @@ def _run(console: Console, brokers: list[Peer], plan: BenchPlan) -> BenchRun:
             return run_bench(brokers, plan, progress=status.update)
         except (TargetStartError, ProbeError, HandshakeError, OSError) as error:
             console.print(f"[red]error:[/] {error}", highlight=False)
-            raise typer.Exit(UNREACHABLE) from error
+            raise typer.Exit(ExitStatus.UNREACHABLE) from error
         except BenchError as error:
             console.print(f"[red]error:[/] {error}: the figures of this run are void", highlight=False)
-            raise typer.Exit(HARNESS) from error
+            raise typer.Exit(ExitStatus.HARNESS) from error
+
+
+def _report(console: Console, bench: BenchRun, *, aim: float, folder: Path | None) -> RunResult:
+    console.print(table(bench))
+    for name, reason in bench.skipped.items():
+        console.print(f"[yellow]skipped[/] {name}: {reason}", highlight=False)
+    found = result(bench, command="assay bench mqtt", aim=aim)
+    for check in found.checks:
+        if check.verdict is Verdict.UNKNOWN:
+            console.print(f"[yellow]unknown[/] {check.name}: {check.source}", highlight=False)
+    if folder is not None:
+        console.print(f"wrote {write_result(folder, found)}", highlight=False)
+    return found
 
 
 @app.command()
@@ -79,28 +92,11 @@ def mqtt(
         brokers = peers(names)
     except TargetError as error:
         console.print(f"[red]error:[/] {error}", highlight=False)
-        raise typer.Exit(USAGE) from error
-    bench = _run(console, brokers, plan)
-    console.print(table(bench))
-    for name, reason in bench.skipped.items():
-        console.print(f"[yellow]skipped[/] {name}: {reason}", highlight=False)
-    found = result(bench, command="assay bench mqtt", aim=aim)
+        raise typer.Exit(ExitStatus.USAGE) from error
+    found = _report(console, _run(console, brokers, plan), aim=aim, folder=None if out is None else out / "pubsub")
     if queues and "reference" in names:
-        durable = [reference_queues("memory"), reference_queues("interval"), reference_queues("fsync")]
-        queue_plan = BenchPlan(
-            rounds=rounds,
-            seconds=seconds,
-            messages=messages,
-            cases=(Case.QUEUE,),
-            payload_bytes=payload_bytes,
-            window=window,
-        )
-        queue_bench = _run(console, durable, queue_plan)
-        console.print(table(queue_bench))
-        if out is not None:
-            path = write_result(out / "queue", result(queue_bench, command="assay bench mqtt"))
-            console.print(f"wrote {path}")
-    if out is not None:
-        console.print(f"wrote {write_result(out / 'pubsub', found)}")
+        durable = [reference_queues(durability) for durability in ("memory", "interval", "fsync")]
+        queue_bench = _run(console, durable, msgspec.structs.replace(plan, cases=(Case.QUEUE,)))
+        _report(console, queue_bench, aim=0.0, folder=None if out is None else out / "queue")
     if found.verdict is Verdict.FAIL:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(ExitStatus.FAIL)

@@ -26,7 +26,9 @@ TOPIC = "b/t"
 NULL = "null"
 WARM_UP_S = 0.2
 HEADROOM_MIN = 1.5
-"""The null broker must be this much faster than the fastest broker, or the client may be the limit."""
+"""The null broker must be this much faster than the fastest broker ..."""
+CLIENT_LOAD_MAX = 0.5
+"""... or the client must use less than this share of a core with it; else the client may be the limit."""
 
 
 class Case(StrEnum):
@@ -105,11 +107,14 @@ class BenchRun(msgspec.Struct, kw_only=True):
         mine, theirs = self.median_per_s(peer, case), self.median_per_s(other, case)
         return mine / theirs if mine and theirs else None
 
+    def fastest(self, case: Case) -> str:
+        """Name of the fastest peer; empty when none was measured."""
+        rates = {name: self.median_per_s(name, case) or 0.0 for name in self.peers}
+        return max(rates, key=lambda name: rates[name], default="")
+
     def headroom(self, case: Case) -> float | None:
-        """Null broker's rate over the fastest peer's; below ``HEADROOM_MIN`` the client may be the limit."""
-        ceiling = self.median_per_s(NULL, case)
-        fastest = max((self.median_per_s(name, case) or 0.0 for name in self.peers), default=0.0)
-        return ceiling / fastest if ceiling and fastest else None
+        """Null broker's rate over the fastest peer's; None when one is missing."""
+        return self.ratio(NULL, self.fastest(case), case)
 
 
 def measure(endpoint: Endpoint, case: Case, plan: BenchPlan, *, label: str) -> Throughput:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from loadtests.bench.mqtt import HEADROOM_MIN, NULL, BenchRun, Case
+from loadtests.bench.mqtt import CLIENT_LOAD_MAX, HEADROOM_MIN, NULL, BenchRun, Case
 from loadtests.machine import this_machine
 from reference_broker.trace.results import Check, RunKind, RunResult, Series, Verdict, worst
 
@@ -12,7 +12,7 @@ TITLES = {
     Case.QOS_0: "QoS 0",
     Case.QOS_1: "QoS 1",
     Case.QOS_2: "QoS 2",
-    Case.QUEUE: "queue publish -> deliver -> $ack",
+    Case.QUEUE: "queue, to $ack",
 }
 AIM_CASES = (Case.QOS_0, Case.QOS_1)
 """The project aims at a multiple of the peer's rate at QoS 0 and 1 only."""
@@ -35,14 +35,14 @@ def table(bench: BenchRun) -> Table:
     )
     found = Table(title=title, title_justify="left")
     found.add_column("case")
-    found.add_column("broker")
+    found.add_column("broker", overflow="fold")
     for name in ("median/s", "range", "client load", "ratio"):
         found.add_column(name, justify="right")
     baseline = bench.peers[1] if len(bench.peers) > 1 else ""
     for case in plan.cases:
         for peer in [*bench.peers, NULL]:
             share = bench.client_share(peer, case)
-            ratio = bench.ratio(peer, baseline, case) if baseline else None
+            ratio = bench.ratio(peer, baseline, case) if baseline and case is not Case.QUEUE else None
             label = "null (ceiling)" if peer == NULL else f"{peer} {bench.versions[peer]}".strip()
             found.add_row(
                 TITLES[case] if peer == (bench.peers or [NULL])[0] else "",
@@ -60,8 +60,9 @@ def checks(bench: BenchRun, *, aim: float = 0.0) -> list[Check]:
     """The client's headroom in every case; with ``aim`` > 0 also the first peer's ratio to the second."""
     found = []
     for case in bench.plan.cases:
-        headroom = bench.headroom(case)
-        enough = headroom is not None and headroom >= HEADROOM_MIN
+        headroom, load = bench.headroom(case), bench.client_share(bench.fastest(case), case)
+        # The null broker is Python too: where it is slow, an idle client still proves that it is not the limit.
+        enough = (headroom is not None and headroom >= HEADROOM_MIN) or (load is not None and load < CLIENT_LOAD_MAX)
         found.append(
             Check(
                 name=f"client headroom, {TITLES[case]}",
@@ -71,7 +72,10 @@ def checks(bench: BenchRun, *, aim: float = 0.0) -> list[Check]:
                 relation=">=",
                 # A client without headroom says nothing about the brokers: unknown, not failed.
                 verdict=Verdict.PASS if enough else Verdict.UNKNOWN,
-                source="null broker in the same run",
+                source=(
+                    f"null broker in the same run; or a client load below {CLIENT_LOAD_MAX:.0%}, "
+                    f"measured {'none' if load is None else f'{load:.0%}'}"
+                ),
             )
         )
     if aim > 0 and len(bench.peers) > 1:

@@ -27,6 +27,7 @@ from loadtests.recorder import (
     write_histograms,
     write_parquet,
 )
+from loadtests.verdict import drift
 from reference_broker.trace.schema import LatencyOperation, LatencySample
 
 MS = 1_000_000
@@ -153,6 +154,17 @@ def test_merged_joins_publishers_and_drops_what_failed() -> None:
     groups = merged(collect(Ledger(b"12345678", [first, second]), ended_ns=ENDED_NS))
     assert len(groups["w", LatencyOperation.PUBLISH_TO_ACK, 1].seq) == 4
     assert len(groups["w", LatencyOperation.PUBLISH_TO_DELIVER, 1].seq) == 5
+
+
+def test_drift_tells_a_growing_backlog_from_a_steady_run() -> None:
+    key = ("w", LatencyOperation.PUBLISH_TO_DELIVER, 1)
+    log = _log()
+    assert drift(merged(collect(Ledger(b"12345678", [log]), ended_ns=ENDED_NS))[key], PHASES) == pytest.approx(1.0)
+    for seq, intended_ns in enumerate(log.intended_ns):
+        log.delivered_ns[0][seq] = intended_ns + (1 + seq) * MS
+    growing = merged(collect(Ledger(b"12345678", [log]), ended_ns=ENDED_NS))[key]
+    assert (drift(growing, PHASES) or 0) > 1.5
+    assert drift(growing.only(growing.seq < 12), PHASES) is None
 
 
 def test_latency_book_counts_failures_apart(tmp_path: Path) -> None:
