@@ -81,7 +81,6 @@ SELECT run_id, idx, time_ns, process, queue, consumer_group, value, message_id, 
        redelivered, reason,
        startswith(queue, '$dlq/') AS is_dead,
        regexp_replace(queue, '^[$]dlq/', '') AS home,
-       regexp(detail, '^\\\\s*corrupt(\\\\s|$)') AS is_corrupt,
        row_number() OVER (PARTITION BY run_id, queue, consumer_group, value ORDER BY idx) AS nth,
        count(*) OVER (PARTITION BY run_id, queue, consumer_group, value) AS times
 FROM {events} WHERE f = 'deliver' AND type = 'ok'

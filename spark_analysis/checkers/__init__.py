@@ -13,6 +13,7 @@ import msgspec
 from pyspark.sql import DataFrame
 
 from spark_analysis.checkers.attempts import DELIVERY_COUNT, DLQ_WITHOUT_CAUSE
+from spark_analysis.checkers.attempts import PARAMETERS as ATTEMPT_PARAMETERS
 from spark_analysis.checkers.evidence import findings_by_run
 from spark_analysis.checkers.loss import DLQ_LOSS, LOST
 from spark_analysis.checkers.order import ORDER
@@ -73,7 +74,12 @@ RULES: Final = (
         anomalies={"A11": "rejected or out of retries, and not in the dead-letter queue"},
         sql=DLQ_LOSS,
     ),
-    Rule(checkers=("dlq_without_cause",), anomalies={"A12": "dead-lettered without a cause"}, sql=DLQ_WITHOUT_CAUSE),
+    Rule(
+        checkers=("dlq_without_cause",),
+        anomalies={"A12": "dead-lettered without a cause"},
+        sql=DLQ_WITHOUT_CAUSE,
+        parameters=ATTEMPT_PARAMETERS,
+    ),
     Rule(
         checkers=("delivery_count",),
         anomalies={

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+PARAMETERS: Final = {"slack_ns": 50_000_000}  # a timer may fire this much early
+
 DLQ_WITHOUT_CAUSE: Final = """
 WITH attempts AS (
     SELECT run_id, queue, value, max(greatest(times, delivery_count)) AS most FROM {main} GROUP BY run_id, queue, value
@@ -16,7 +18,9 @@ suspects AS (
     JOIN {sends} s ON s.run_id = d.run_id AND s.value = d.value
     LEFT JOIN attempts a ON a.run_id = d.run_id AND a.queue = d.home AND a.value = d.value
     LEFT ANTI JOIN rejected r ON r.run_id = d.run_id AND r.queue = d.home AND r.value = d.value
-    WHERE d.is_dead AND NOT startswith(d.reason, 'expired') AND coalesce(a.most, 0) < k.max_deliveries
+    WHERE d.is_dead AND NOT startswith(d.reason, 'expired')
+      AND coalesce(a.most, 0) + CASE WHEN k.timeout_ns > 0  -- deliveries may have timed out before anybody saw them
+              THEN greatest(0, d.time_ns - s.inv_ns + :slack_ns) DIV k.timeout_ns ELSE 0 END < k.max_deliveries
 ),
 disturbed AS (  -- deliveries that no client saw may have used up the attempts
     SELECT s.run_id, s.idx FROM suspects s JOIN {faults} f ON f.run_id = s.run_id
@@ -35,7 +39,11 @@ GROUP BY run_id, queue, value
 
 DELIVERY_COUNT: Final = """
 WITH told AS (
-    SELECT m.*, s.inv_idx, s.inv_ns, k.max_deliveries, k.delivery_timeout_s
+    SELECT m.*, s.inv_idx, s.inv_ns, k.max_deliveries, k.delivery_timeout_s,
+           row_number() OVER (PARTITION BY m.run_id, m.queue, m.consumer_group, m.value, m.delivery_count
+                              ORDER BY m.idx) AS nth_of_count,
+           row_number() OVER (PARTITION BY m.run_id, m.queue, m.consumer_group, m.value, m.redelivered
+                              ORDER BY m.idx) AS nth_of_flag
     FROM {main} m
     JOIN {contracts} k ON k.run_id = m.run_id
     LEFT JOIN {sends} s ON s.run_id = m.run_id AND s.value = m.value
@@ -60,8 +68,8 @@ SELECT run_id, 'delivery_count' AS checker, 'B7' AS anomaly, 'safety' AS severit
 FROM told WHERE max_deliveries > 0 AND delivery_count > max_deliveries
 UNION ALL
 SELECT run_id, 'delivery_count', 'B4', 'safety', queue, consumer_group, value, idx,
-       'redelivery not called one, or counted too low'
-FROM calm WHERE nth > 1 AND (NOT redelivered OR (delivery_count > 0 AND delivery_count < nth))
+       'redelivery not called one, or counted as another'
+FROM calm WHERE (delivery_count > 0 AND nth_of_count > 1) OR (NOT redelivered AND nth_of_flag > 1)
 UNION ALL
 SELECT run_id, 'delivery_count', 'B4', 'quality', queue, consumer_group, value, idx,
        'first delivery called a redelivery'

@@ -1,7 +1,8 @@
 """``order`` (D8): a producer's messages of one key reached a group in another order than they were sent.
 
 Of two deliveries at consumers that are connected at the same time nothing is known; what counts is an earlier delivery
-to the same consumer, or one before this consumer came.
+to the same consumer, or one before this consumer came. After a crash the broker may no longer know that it had
+delivered the message before, to a third consumer that never saw it; then only the same consumer's deliveries count.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Final
 
 ORDER: Final = """
 WITH firsts AS (
-    SELECT m.run_id, m.queue, m.consumer_group, s.producer, s.key, m.process, m.idx, m.value, s.seq, p.since
+    SELECT m.run_id, m.queue, m.consumer_group, s.producer, s.key, m.process, m.idx, m.value, s.seq, s.inv_idx, p.since
     FROM {main} m
     JOIN {contracts} k ON k.run_id = m.run_id AND k.order = 'per_producer_key'
     JOIN {sends} s ON s.run_id = m.run_id AND s.value = m.value AND s.status = 'ok'
@@ -33,8 +34,17 @@ compared AS (
                             ORDER BY f.idx ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS at_this_one
     FROM firsts f JOIN reached r ON r.turn = 0 AND r.run_id = f.run_id AND r.queue = f.queue
         AND r.consumer_group = f.consumer_group AND r.producer = f.producer AND r.key = f.key AND r.process = f.process
+),
+behind AS (
+    SELECT *, coalesce(seq < at_this_one, FALSE) AS behind_its_own FROM compared
+    WHERE seq < greatest(before_it_came, at_this_one)
+),
+crashed AS (
+    SELECT DISTINCT b.run_id, b.idx FROM behind b JOIN {faults} f ON f.run_id = b.run_id
+    WHERE f.kind IN ('crash', 'power_loss') AND f.from_idx < b.idx AND f.to_idx > b.inv_idx
 )
-SELECT run_id, 'order' AS checker, 'D8' AS anomaly, 'safety' AS severity, queue, consumer_group, value, idx,
+SELECT b.run_id, 'order' AS checker, 'D8' AS anomaly, 'safety' AS severity, b.queue, b.consumer_group, b.value, b.idx,
        'after a later one of its producer and key' AS detail
-FROM compared WHERE seq < greatest(before_it_came, at_this_one)
+FROM behind b LEFT JOIN crashed c ON c.run_id = b.run_id AND c.idx = b.idx
+WHERE b.behind_its_own OR c.idx IS NULL
 """

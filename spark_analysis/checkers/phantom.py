@@ -7,7 +7,7 @@ from typing import Final
 PHANTOM: Final = """
 WITH judged AS (
     SELECT d.*,
-           CASE WHEN d.is_corrupt THEN 'A7'
+           CASE WHEN s.value IS NULL AND startswith(d.value, 'corrupt:') THEN 'A7'
                 WHEN s.value IS NULL THEN 'A5'
                 WHEN s.inv_idx > d.idx THEN 'A9'
                 WHEN s.queue <> d.home THEN 'A6'

@@ -1,8 +1,8 @@
 """Second deliveries without a cause: B3 ``redelivery_without_cause``, B6 ``concurrent_delivery``, A15 ``resurrection``.
 
-Each delivery after the first of its subject is judged in a window of the history: from the delivery before it (or,
-when the network was slow, from the send) to itself (or, when it came after its settlement was confirmed, to that
-confirmation). Anything in the window that lets a broker deliver again is a cause.
+Clients see deliveries late and in any order, so the rule counts: between two deliveries of a message the broker needs a
+cause, and each cause serves once. A delivery is judged by the causes before its end: itself or, when it came after its
+settlement was confirmed, that confirmation.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 PARAMETERS: Final = {
-    "grace_ns": 1_000_000_000,  # a client may notice the end of its session this much late
-    "slack_ns": 1_000_000_000,  # a timeout may seem this much shorter than it was (half of it at most)
+    "grace_ns": 5_000_000_000,  # a client may notice the end of its session this much late
+    "slack_ns": 50_000_000,  # a timer may fire this much early
 }
 
 WINDOWS: Final = """
@@ -22,61 +22,62 @@ WITH confirmed AS (  -- the first ACK or REJECT of each subject that the broker 
 ),
 ordered AS (
     SELECT m.*, c.first.cpl_idx AS settled_idx, c.first.cpl_ns AS settled_ns,
-           lag(struct(m.idx, m.time_ns, m.process)) OVER (
-               PARTITION BY m.run_id, m.queue, m.consumer_group, m.value ORDER BY m.idx) AS previous,
-           max(CASE WHEN m.idx < c.first.cpl_idx THEN struct(m.idx, m.time_ns) END) OVER (
-               PARTITION BY m.run_id, m.queue, m.consumer_group, m.value) AS last_unsettled
+           coalesce(c.first.cpl_idx < m.idx, FALSE) AS is_late,
+           lag(struct(m.idx, m.process)) OVER (
+               PARTITION BY m.run_id, m.queue, m.consumer_group, m.value ORDER BY m.idx) AS previous
     FROM {main} m LEFT JOIN confirmed c ON c.run_id = m.run_id AND c.queue = m.queue
         AND c.consumer_group = m.consumer_group AND c.value = m.value
     WHERE m.times > 1
-),
-again AS (
-    SELECT o.*, coalesce(o.settled_idx < o.idx, FALSE) AS is_late,
-           coalesce(s.inv_idx, 0) AS sent_idx, coalesce(s.inv_ns, 0) AS sent_ns
-    FROM ordered o LEFT JOIN {sends} s ON s.run_id = o.run_id AND s.value = o.value
-    WHERE o.nth > 1
-),
-slow AS (  -- clients may have seen these long after the broker sent them
-    SELECT DISTINCT a.run_id, a.idx FROM again a JOIN {faults} f ON f.run_id = a.run_id
-    WHERE f.kind IN ('latency', 'loss', 'bandwidth', 'partition', 'pause')
-      AND f.from_idx < a.idx AND f.to_idx > a.sent_idx
-),
-started AS (
-    SELECT a.*, CASE WHEN a.is_late THEN a.last_unsettled ELSE struct(a.previous.idx, a.previous.time_ns) END AS before,
-           w.idx IS NOT NULL AS is_slow
-    FROM again a LEFT JOIN slow w ON w.run_id = a.run_id AND w.idx = a.idx
 )
-SELECT run_id, queue, consumer_group, value, idx, time_ns, process, previous, is_late,
-       CASE WHEN is_late THEN settled_idx ELSE -1 END AS settled_idx,
-       CASE WHEN is_slow OR before IS NULL THEN sent_idx ELSE before.idx END AS from_idx,
-       CASE WHEN is_slow OR before IS NULL THEN sent_ns ELSE before.time_ns END AS from_ns,
-       CASE WHEN is_late THEN settled_idx ELSE idx END AS to_idx,
-       CASE WHEN is_late THEN settled_ns ELSE time_ns END AS to_ns
-FROM started
+SELECT o.run_id, o.queue, o.consumer_group, o.value, o.idx, o.process, o.nth, o.previous, o.is_late,
+       CASE WHEN o.is_late THEN o.settled_idx ELSE -1 END AS settled_idx,
+       CASE WHEN o.is_late THEN o.settled_idx ELSE o.idx END AS end_idx,
+       CASE WHEN o.is_late THEN o.settled_ns ELSE o.time_ns END AS end_ns,
+       coalesce(s.inv_idx, 0) AS sent_idx, coalesce(s.inv_ns, 0) AS sent_ns
+FROM ordered o LEFT JOIN {sends} s ON s.run_id = o.run_id AND s.value = o.value
+WHERE o.nth > 1
 """
 
 UNJUSTIFIED: Final = """
-WITH caused AS (
-    SELECT w.run_id, w.idx FROM {windows} w JOIN {settlements} s
-        ON s.run_id = w.run_id AND s.queue = w.queue AND s.consumer_group = w.consumer_group AND s.value = w.value
-    WHERE s.inv_idx > w.from_idx AND s.inv_idx < w.to_idx AND (s.kind = 'nack' OR s.status <> 'ok')
-    UNION ALL
-    SELECT w.run_id, w.idx FROM {windows} w
+WITH holders AS (  -- who had received the message before
+    SELECT DISTINCT w.run_id, w.idx, w.end_idx, w.end_ns, w.is_late, m.process
+    FROM {windows} w
     JOIN {main} m ON m.run_id = w.run_id AND m.queue = w.queue AND m.consumer_group = w.consumer_group
         AND m.value = w.value AND m.idx < w.idx
-    JOIN {session_ends} e ON e.run_id = m.run_id AND e.process = m.process
-    WHERE e.idx > w.from_idx
-      AND (e.idx < w.to_idx OR (NOT w.is_late AND e.time_ns <= w.to_ns + :grace_ns))
+),
+causes AS (
+    SELECT w.run_id, w.idx, count(*) AS number FROM {windows} w JOIN {settlements} s
+        ON s.run_id = w.run_id AND s.queue = w.queue AND s.consumer_group = w.consumer_group AND s.value = w.value
+    WHERE s.inv_idx < w.end_idx AND (s.kind = 'nack' OR s.status <> 'ok')
+    GROUP BY w.run_id, w.idx
     UNION ALL
-    SELECT w.run_id, w.idx FROM {windows} w JOIN {faults} f ON f.run_id = w.run_id
-    WHERE f.kind IN ('crash', 'power_loss', 'reset', 'partition') AND f.from_idx < w.to_idx AND f.to_idx > w.from_idx
+    SELECT h.run_id, h.idx, count(*) FROM holders h
+    JOIN {session_ends} e ON e.run_id = h.run_id AND e.process = h.process
+    WHERE e.idx < h.end_idx OR (NOT h.is_late AND e.time_ns <= h.end_ns + :grace_ns)
+    GROUP BY h.run_id, h.idx
     UNION ALL
-    SELECT w.run_id, w.idx FROM {windows} w JOIN {contracts} k ON k.run_id = w.run_id
+    SELECT w.run_id, w.idx, count(*) FROM {windows} w JOIN {faults} f ON f.run_id = w.run_id
+    WHERE f.kind IN ('crash', 'power_loss', 'reset', 'partition') AND f.from_idx < w.end_idx AND f.to_idx > w.sent_idx
+    GROUP BY w.run_id, w.idx
+    UNION ALL
+    SELECT w.run_id, w.idx, greatest(0, w.end_ns - w.sent_ns + :slack_ns) DIV k.timeout_ns
+    FROM {windows} w JOIN {contracts} k ON k.run_id = w.run_id
     WHERE k.timeout_ns > 0
-      AND w.to_ns - w.from_ns >= k.timeout_ns - least(k.timeout_ns DIV 2, :slack_ns)
+),
+summed AS (SELECT run_id, idx, sum(number) AS causes FROM causes GROUP BY run_id, idx),
+counted AS (
+    SELECT w.*, coalesce(s.causes, 0) AS causes
+    FROM {windows} w LEFT JOIN summed s ON s.run_id = w.run_id AND s.idx = w.idx
+),
+judged AS (  -- redeliveries justified before this one: each needed a cause of its own
+    SELECT *, nth - 1 + least(-1, coalesce(min(causes - nth) OVER (
+                  PARTITION BY run_id, queue, consumer_group, value ORDER BY idx
+                  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), -1)) AS justified_before
+    FROM counted
 ),
 uncaused AS (
-    SELECT w.* FROM {windows} w LEFT ANTI JOIN caused c ON c.run_id = w.run_id AND c.idx = w.idx
+    SELECT * FROM judged
+    WHERE CASE WHEN is_late THEN nth - 1 > causes ELSE justified_before >= causes END
 ),
 let_go AS (  -- the consumer before had at least tried to settle
     SELECT DISTINCT u.run_id, u.idx FROM uncaused u JOIN {settlements} s
@@ -100,8 +101,8 @@ SELECT run_id,
                     ELSE 'redelivery_without_cause' END AS checker,
        anomaly, CASE WHEN is_excused THEN 'quality' ELSE 'safety' END AS severity,
        queue, consumer_group, value, idx,
-       CASE anomaly WHEN 'A15' THEN 'delivered after its settlement was confirmed'
+       CASE anomaly WHEN 'A15' THEN 'came after its settlement was confirmed'
                     WHEN 'B6' THEN 'another consumer still held it'
-                    ELSE 'no cause since the delivery before' END AS detail
+                    ELSE 'more deliveries than causes' END AS detail
 FROM classed
 """

@@ -129,7 +129,8 @@ def _misrouted(story: Story) -> None:
 
 
 def _corrupt(story: Story) -> None:
-    story.consume(story.publish("p", 10), detail="corrupt crc32 0badf00d")
+    story.publish("p", 10, OpType.INFO)
+    story.consume("corrupt:0badf00d", offset=906, partition=0)
 
 
 def _early(story: Story) -> None:
@@ -323,14 +324,13 @@ def _random_event(
             type=OpType.OK if rng.random() < 0.97 else OpType.INFO,
             queue=queue,
             group=group,
-            value=value if rng.random() < 0.95 else "ghost-1",
+            value=value if rng.random() < 0.93 else rng.choice(("ghost-1", "corrupt:0badf00d")),
             offset=rng.choice((-1, 0, 1, 2)),
             partition=rng.choice((0, 0, 1)),
             message_id=rng.choice(("", "m1", "m2")),
             delivery_count=rng.choice((0, 1, 1, 2, 3, 4)),
             redelivered=rng.random() < 0.4,
             reason=rng.choice(("", "expired ttl", "rejected")),
-            detail="corrupt crc" if rng.random() < 0.03 else "",
         )
     if kind in (OpKind.ACK, OpKind.NACK, OpKind.REJECT):
         settled = {"queue": queue, "group": group, "value": value}

@@ -1,0 +1,90 @@
+"""Executes the report notebook for a run: leaves ``report.ipynb`` and ``report.html`` in its ``spark`` folder."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+import jupytext
+import msgspec
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbconvert import HTMLExporter
+
+from spark_analysis.sources import SPARK_FOLDER
+
+NOTEBOOK: Final = "broker_report.py"
+PARAMETERS: Final = "parameters"
+"""Tag of the cell whose assignments are replaced."""
+_ELSEWHERE: Final = ("jquery_url", "mathjax_url", "mermaid_js_url", "mermaid_layout_elk_js_url", "require_js_url")
+"""Scripts that the page would fetch from the network; it needs none of them."""
+
+
+class NotebookError(RuntimeError):
+    """A cell of the notebook failed; the text is its error."""
+
+
+class ExecutedNotebook(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the executed notebook is."""
+
+    ipynb: Path
+    html: Path
+
+
+def notebook_text() -> str:
+    """The notebook as ``py:percent`` text."""
+    return (resources.files("spark_analysis") / "notebooks" / NOTEBOOK).read_text(encoding="utf-8")
+
+
+def with_parameters(text: str, parameters: dict[str, str]) -> nbformat.NotebookNode:
+    """The notebook with the cell tagged :data:`PARAMETERS` replaced. Raises :class:`ValueError` when it has none."""
+    notebook: nbformat.NotebookNode = jupytext.reads(text, fmt="py:percent")
+    for cell in notebook.cells:
+        if PARAMETERS in cell.metadata.get("tags", []):
+            cell.source = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
+            return notebook
+    message = f"the notebook has no cell tagged {PARAMETERS!r}"
+    raise ValueError(message)
+
+
+def execute_notebook(run_folder: Path, *, timeout_s: int = 300) -> ExecutedNotebook:
+    """Execute the report for an analysed run.
+
+    Raises :class:`FileNotFoundError` when the run has not been analysed, :class:`NotebookError` when a cell fails or
+    one takes longer than ``timeout_s``.
+    """
+    folder = run_folder / SPARK_FOLDER
+    if not (folder / "result.json").exists():
+        message = f"{run_folder} has not been analysed: run `assay spark analyse {run_folder}` first"
+        raise FileNotFoundError(message)
+    notebook = with_parameters(notebook_text(), {"run_folder": str(run_folder.resolve())})
+    with tempfile.TemporaryDirectory(prefix="assay-notebook-") as private:
+        client = NotebookClient(notebook, timeout=timeout_s, kernel_name="python3", resources={"metadata": {}})
+        try:
+            client.execute(env=_kernel_environment(Path(private)))
+        except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+            message = f"the notebook failed: {error}"
+            raise NotebookError(message) from error
+    executed = ExecutedNotebook(ipynb=folder / "report.ipynb", html=folder / "report.html")
+    nbformat.write(notebook, executed.ipynb)
+    executed.html.write_text(_as_html(notebook), encoding="utf-8")
+    return executed
+
+
+def _kernel_environment(private: Path) -> dict[str, str]:
+    """The kernel finds this very package, and keeps its own files to itself."""
+    package_parent = Path(__file__).resolve().parent.parent
+    path = os.pathsep.join(part for part in (str(package_parent), os.environ.get("PYTHONPATH", "")) if part)
+    return {**os.environ, "PYTHONPATH": path, "IPYTHONDIR": str(private)}
+
+
+def _as_html(notebook: nbformat.NotebookNode) -> str:
+    exporter = HTMLExporter()
+    for name in _ELSEWHERE:
+        setattr(exporter, name, "")
+    body, _ = exporter.from_notebook_node(notebook)
+    return str(body)

@@ -1,0 +1,1 @@
+"""Notebooks as text (jupytext ``py:percent``); ``assay spark notebook`` executes them. Not meant to be imported."""
