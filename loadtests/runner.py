@@ -38,7 +38,8 @@ from reference_broker.trace.results import (
     Verdict,
     worst,
     write_result,
-)from reference_broker.trace.schema import LatencyOperation
+)
+from reference_broker.trace.schema import LatencyOperation
 
 BASELINE_WARM_UP_S = 0.3
 CEILING_TIMEOUT_S = 10.0
