@@ -83,6 +83,13 @@ def _run_cases(
     return outcomes, f"the broker crashed: {crash[1]}{crash[2][:LOG_SHOWN]}" if crash[1] else ""
 
 
+def _wanted(*, legal: bool, advisory: bool) -> tuple[CaseVerdict, ...]:
+    """The verdicts that a case must come to; a case about a SHOULD never fails, it only reports."""
+    if legal:
+        return GOOD
+    return (CaseVerdict.FAIL, CaseVerdict.NON_STRICT) if advisory else (CaseVerdict.FAIL,)
+
+
 def _check_one(target: Target, name: str, cases: Sequence[Case]) -> Check:
     """Run the cases against the reference broker with the mutant ``name``."""
     case_ids = tuple(case.id for case in cases)
@@ -101,11 +108,11 @@ def _check_one(target: Target, name: str, cases: Sequence[Case]) -> Check:
         outcomes, problem = _run_cases(target, cases, arguments, options)
     except (TargetStartError, ProbeError) as error:
         return Check(mutant=name, what=entry.what, legal=entry.legal, cases=case_ids, problem=str(error))
-    wanted = GOOD if entry.legal else (CaseVerdict.FAIL,)
+    advisory = {case.id for case in cases if case.level != "MUST"}
     wrong = tuple(
         f"{outcome.result.case}: {outcome.result.verdict.value} {outcome.result.detail}".strip()
         for outcome in outcomes
-        if outcome.result.verdict not in wanted
+        if outcome.result.verdict not in _wanted(legal=entry.legal, advisory=outcome.result.case in advisory)
     )
     return Check(mutant=name, what=entry.what, legal=entry.legal, cases=case_ids, wrong=wrong, problem=problem)
 

@@ -247,17 +247,24 @@ def assigned_id_repeats(patch: Patch) -> None:
 
 @mutant("v5-assigned-id-not-used", "the session of an assigned identifier is kept under another one")
 def assigned_id_not_used(patch: Patch) -> None:
-    def make(original: Attach) -> Attach:
-        def connect(
-            self: BrokerState, connection: SessionConnection, request: ConnectRequest, now: float
-        ) -> tuple[Session, bool]:
-            if request.client_id.startswith("auto-") and request.client_id not in self.sessions:
-                request = msgspec.structs.replace(request, client_id=f"{request.client_id}-kept")
-            return original(self, connection, request, now)
+    assigned: set[str] = set()
+    choose, attach = BrokerState.next_client_id, BrokerState.connect
 
-        return connect
+    def next_client_id(self: BrokerState) -> str:
+        client_id = choose(self)
+        assigned.add(client_id)
+        return client_id
 
-    patch.wrap(BrokerState, "connect", make)
+    def connect(
+        self: BrokerState, connection: SessionConnection, request: ConnectRequest, now: float
+    ) -> tuple[Session, bool]:
+        if request.client_id in assigned:
+            assigned.remove(request.client_id)
+            request = msgspec.structs.replace(request, client_id=f"{request.client_id}-kept")
+        return attach(self, connection, request, now)
+
+    patch.replace(BrokerState, "next_client_id", next_client_id)
+    patch.replace(BrokerState, "connect", connect)
 
 
 @mutant("v5-refused-connection-stays-open", "after a refusing CONNACK the connection is left open")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from conformance.mutants import Patch, mutant
-from conformance.mutants.mqtt5_support import ignore_flags, tolerate
+from conformance.mutants.mqtt5_support import ignore_flags, no_fast_lane, tolerate
 from reference_broker.mqtt import codec, connection, handlers, inbound, properties, wire_types
 from reference_broker.mqtt.codec import encode_packet
 from reference_broker.mqtt.connection import MqttConnection
@@ -29,6 +29,7 @@ from reference_broker.mqtt.packets import (
     Unsuback,
     Unsubscribe,
 )
+from reference_broker.mqtt.phase import Phase
 from reference_broker.mqtt.properties import Kind, Rule, read_properties
 from reference_broker.mqtt.wire_types import Reader, decode_string
 
@@ -80,9 +81,19 @@ def server_packets(patch: Patch) -> None:
     _ignore_packets(patch, Connack, Suback, Unsuback, Pingresp)
 
 
-@mutant("v5-disconnect-ignored", "after DISCONNECT the broker goes on reading")
-def disconnect_ignored(patch: Patch) -> None:
-    _ignore_packets(patch, Disconnect)
+@mutant("v5-disconnect-acts-late", "what arrives together with a DISCONNECT is still processed")
+def disconnect_late(patch: Patch) -> None:
+    original = handlers._on_disconnect
+
+    def on_disconnect(connection: MqttConnection, packet: Disconnect, now: float) -> None:
+        connection.broker.timers.schedule(now, lambda later: original(connection, packet, later))
+
+    patch.replace(handlers, "_on_disconnect", on_disconnect)
+
+
+@mutant("v5-reason-codes-unchecked", "undefined reason codes are taken")
+def reason_codes(patch: Patch) -> None:
+    patch.replace(codec, "check_reason", lambda _kind, _reason: None)
 
 
 @mutant("v5-pingreqs-answered-once", "several PINGREQs that arrive together get one PINGRESP")
@@ -126,8 +137,9 @@ def voids_chunk(patch: Patch) -> None:
     original = MqttConnection.receive
 
     def receive(self: MqttConnection, data: bytes, now: float) -> None:
-        at = data.find(b"\x00\x00", max(0, len(data) - 2))
-        original(self, data if at < 0 else data[at:], now)
+        at = data[1] + 2 if len(data) > 3 else len(data)
+        bad_follows = self.phase is Phase.CONNECTED and data[at : at + 1] == b"\x00"
+        original(self, data[at:] if bad_follows else data, now)
 
     patch.replace(MqttConnection, "receive", receive)
 
@@ -329,6 +341,7 @@ def normalised(patch: Patch) -> None:
 
 @mutant("v5-long-topics-cut", "strings are cut after 255 characters")
 def long_topics(patch: Patch) -> None:
+    no_fast_lane(patch)
     _decode_strings(patch, lambda data, version: decode_string(data, version)[:255])
 
 

@@ -76,6 +76,8 @@ def writes_in_pieces(patch: Patch) -> None:
         if self.closing or len(data) <= piece:
             return data
         self.send(data[piece:])
+        # A due timer makes the driver run another turn.
+        self.broker.timers.schedule(self.broker.now, lambda _now: None)
         return data[:piece]
 
     patch.replace(MqttConnection, "take_output", take_output)

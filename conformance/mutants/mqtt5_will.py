@@ -10,7 +10,7 @@ from conformance.mutants import Patch, mutant
 from reference_broker.core.broker_state import BrokerState, ConnectRequest
 from reference_broker.core.message import Message
 from reference_broker.core.session import Session, SessionConnection, Will
-from reference_broker.mqtt import handlers, handshake
+from reference_broker.mqtt import codec, handlers, handshake
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.mqtt.errors import ProtocolError, Reason
 from reference_broker.mqtt.packets import Disconnect, WillFields
@@ -61,6 +61,7 @@ def with_will_drops(patch: Patch) -> None:
 
 @mutant("v5-any-disconnect-drops-the-will", "every DISCONNECT but 0x04 deletes the will")
 def any_disconnect_drops(patch: Patch) -> None:
+    patch.replace(codec, "check_reason", lambda _kind, _reason: None)
     _change_reason(patch, lambda reason: reason if reason == Reason.DISCONNECT_WITH_WILL else Reason.SUCCESS)
 
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 from conformance.case import CaseContext, case
 from conformance.cases.mqtt5.support import LASTING, resume, wire_size
 from conformance.connection import Connection
-from conformance.wire import Connack, Disconnect, Pingreq, Pingresp, Properties, Subscription, describe, encode
+from conformance.wire import (
+    Connack,
+    Disconnect,
+    Pingreq,
+    Pingresp,
+    Properties,
+    Suback,
+    Subscribe,
+    Subscription,
+    describe,
+    encode,
+)
 
 _UNKNOWN_METHOD = Properties(authentication_method="ASSAY-NO-SUCH-METHOD")
 _BAD_METHOD_CODES = (0x80, 0x82, 0x83, 0x87, 0x8C)
@@ -248,22 +259,26 @@ async def stated_limits(ctx: CaseContext) -> None:
 
 
 @case(
-    "mqtt5/connack/one-byte-at-a-time",
+    "mqtt5/connack/packets-in-pieces",
     clauses=("MQTT-4.2.0-1", "MQTT-3.1.4-5"),
     mutant="v5-needs-whole-packets",
     near_miss="v5-connack-says-more",
 )
-async def byte_by_byte(ctx: CaseContext) -> None:
+async def in_pieces(ctx: CaseContext) -> None:
     """TCP carries a stream: packets may arrive in any pieces.
 
-    CONNECT and PINGREQ are sent one byte at a time, and after that three PINGREQs in one piece. All are answered.
+    CONNECT is sent one byte at a time. Then a SUBSCRIBE is cut at each of its bytes in turn: the part before the cut
+    travels together with a PINGREQ, and the rest follows once the PINGRESP has come, so that the broker has seen the
+    part alone. Every SUBSCRIBE is answered.
     """
     connection = await ctx.open()
     await connection.send_bytewise(encode(ctx.connect_packet(), 5))
     connack = await connection.expect(Connack)
     ctx.must(connack.reason_code == 0, f"expected to be accepted; seen {describe(connack)}")
-    await connection.send_bytewise(encode(Pingreq(), 5))
-    await connection.expect(Pingresp)
-    connection.send(Pingreq(), Pingreq(), Pingreq())
-    for _ in range(3):
+    ping = encode(Pingreq(), 5)
+    frame = encode(Subscribe(packet_id=5, subscriptions=(Subscription(filter="t"),)), 5)
+    for cut in range(1, len(frame)):
+        connection.send_raw(ping + frame[:cut])
         await connection.expect(Pingresp)
+        connection.send_raw(frame[cut:])
+        await connection.expect(Suback)

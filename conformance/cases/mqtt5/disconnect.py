@@ -15,7 +15,7 @@ _REAUTHENTICATE = 0x19
 @case(
     "mqtt5/disconnect/normal-ends-the-connection",
     clauses=("MQTT-3.14.4-1", "MQTT-3.14.4-2"),
-    mutant="v5-disconnect-ignored",
+    mutant="v5-disconnect-acts-late",
     near_miss="v5-closes-silently",
 )
 async def normal(ctx: CaseContext) -> None:
