@@ -165,8 +165,11 @@ class WorkloadPlan:
         return all(producer.finished for producer in self.producers)
 
     def _silent_at(self, queue: _QueuePlan) -> float:
-        """When the final read of a queue may end if nothing more happens; never while a reader is not connected."""
-        if queue.drained is not None or not all(reader.ready for reader in queue.readers):
+        """When the final read of a queue may end if nothing more happens.
+
+        Never while a reader is not connected, or has deliveries left to settle.
+        """
+        if queue.drained is not None or any(reader.busy or not reader.ready for reader in queue.readers):
             return math.inf
         return queue.ledger.last_progress + self._silence_s(queue)
 
@@ -176,7 +179,7 @@ class WorkloadPlan:
         The short one still waits for a delivery timeout (if that is short), so that a broker which delivers a settled
         message again is caught.
         """
-        if queue.ledger.open_count == 0 and not any(reader.busy for reader in queue.readers):
+        if queue.ledger.open_count == 0:
             return min(self.scenario.contract.delivery_timeout_s + _LINGER_MARGIN_S, MAX_LINGER_S)
         return self.scenario.quiet_s
 

@@ -28,6 +28,7 @@ from faults.workload import HistoryRecorder, WorkloadClient, WorkloadPlan
 from reference_broker.trace.schema import HistoryEvent
 
 EPOCH = 1_000_000.0
+MAX_TURNS = 100_000
 
 
 class FakeConnection:
@@ -42,6 +43,7 @@ class FakeConnection:
         self.queue = ""
         self.open = True
         self.held: dict[int, tuple[str, int]] = {}
+        self.unanswered: set[int] = set()
         self.packet_ids = itertools.cycle(range(1, 60_000))
 
     def receive(self, data: bytes) -> None:
@@ -67,7 +69,10 @@ class FakeBroker:
         self.silent: Callable[[Publish], bool] = lambda packet: False
         self.refuse: Callable[[Publish], bool] = lambda packet: False
         self.lose: Callable[[Publish], bool] = lambda packet: False
-        self.most_in_flight = 0
+        self.release: Callable[[Publish], bool] = lambda packet: False
+        """When true for a publish, the confirms withheld so far are sent, late, before its own."""
+        self.withheld: list[tuple[FakeConnection, int]] = []
+        self.violations: list[str] = []
 
     def accept(self) -> FakeConnection:
         connection = FakeConnection(self)
@@ -105,6 +110,16 @@ class FakeBroker:
                 pass
 
     def publish(self, connection: FakeConnection, packet: Publish) -> None:
+        if packet.packet_id in connection.unanswered:
+            self.violations.append(f"packet identifier {packet.packet_id} is in use")
+        connection.unanswered.add(packet.packet_id)
+        if len(connection.unanswered) > self.receive_maximum:
+            self.violations.append(f"{len(connection.unanswered)} publishes in flight")
+        if self.release(packet):
+            for other, packet_id in self.withheld:
+                other.send(Puback(packet_id=packet_id))
+                other.unanswered.discard(packet_id)
+            self.withheld.clear()
         code = 0
         base, _, verb = packet.topic.rpartition("/$")
         if base:
@@ -113,8 +128,11 @@ class FakeBroker:
             code = 0x97
         elif not self.lose(packet):
             self.messages.setdefault(packet.topic, []).append(packet)
-        if not self.silent(packet):
+        if self.silent(packet):
+            self.withheld.append((connection, packet.packet_id))
+        else:
             connection.send(Puback(packet_id=packet.packet_id, reason_code=code))
+            connection.unanswered.discard(packet.packet_id)
         self.dispatch()
 
     def settle(self, connection: FakeConnection, verb: str, message_id: str) -> int:
@@ -171,6 +189,9 @@ class VirtualRun:
         self.plan = WorkloadPlan(scenario, HistoryRecorder(self.events.append, EPOCH), seed)
         self.links: dict[WorkloadClient, FakeConnection] = {}
         self.cut: Callable[[float], bool] = lambda now: False
+        """Dials fail at this time."""
+        self.hang: Callable[[WorkloadClient], bool] = lambda client: False
+        """Dials of this client never end."""
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
 
@@ -180,6 +201,7 @@ class VirtualRun:
     def run(self, limit_s: float = 1_000.0) -> list[HistoryEvent]:
         self.plan.start(self.now)
         dialling: set[WorkloadClient] = set()
+        turns = 0
         while not (self.plan.finished and not self.links):
             assert self.now < EPOCH + limit_s, f"no end after {limit_s} s: {self.plan.phase}"
             for client in self.plan.clients:
@@ -193,6 +215,8 @@ class VirtualRun:
             times = [time for time in due if time is not None] + [entry[0] for entry in self._agenda[:1]]
             if not times:
                 break
+            turns += 1
+            assert turns < MAX_TURNS, f"{turns} turns: time does not pass"
             assert min(times) > self.now or self._agenda[0][0] <= self.now, "a deadline is stuck in the past"
             self.now = max(self.now, min(times))
             while self._agenda and self._agenda[0][0] <= self.now:
@@ -201,6 +225,7 @@ class VirtualRun:
                 deadline = client.next_deadline()
                 if deadline is not None and deadline <= self.now:
                     client.tick(self.now)
+        assert not self.broker.violations, self.broker.violations
         return self.events
 
     def cut_connections(self) -> None:
@@ -208,6 +233,8 @@ class VirtualRun:
             self._close(client)
 
     def _dialled(self, client: WorkloadClient, dialling: set[WorkloadClient]) -> None:
+        if self.hang(client):
+            return
         dialling.discard(client)
         if self.cut(self.now):
             client.connection_lost(self.now)

@@ -101,6 +101,22 @@ def test_bandwidth_takes_a_second_per_thousand_times_rate() -> None:
     assert max(len(item) for _, item in line.out if isinstance(item, bytes)) <= 10_000
 
 
+@pytest.mark.parametrize(
+    ("one", "parts"),
+    [
+        (toxic("bandwidth", rate=100), 10),
+        (toxic("slicer", average_size=10_000, delay=100_000), 9),
+    ],
+    ids=["bandwidth", "slicer"],
+)
+def test_timers_that_fire_late_do_not_slow_the_stream_down(one: Toxic, parts: int) -> None:
+    line = Line(one)
+    line.send(*[b"x" * 10_000] * parts)
+    line.now = 101.01
+    line.collect()
+    assert len(line.data) == parts * 10_000
+
+
 @pytest.mark.parametrize("rate", [0, -5])
 def test_bandwidth_without_rate_is_no_limit(rate: int) -> None:
     line = Line(toxic("bandwidth", rate=rate))
@@ -121,6 +137,12 @@ def test_timeout_drops_and_closes_after_silence() -> None:
     line.send(b"lost")
     line.until(1.0)
     assert line.out == [(0.18, CLOSE)], "data restarts the wait"
+
+
+def test_timeout_closes_a_connection_that_never_sends() -> None:
+    line = Line(toxic("timeout", timeout=100))
+    line.until(1.0)
+    assert line.out == [(0.1, CLOSE)]
 
 
 def test_timeout_zero_never_closes_but_its_removal_does() -> None:

@@ -441,6 +441,19 @@ def test_our_own_toxics_on_the_wire(embedded: Api, echo: str) -> None:
         assert time.monotonic() - began >= 0.005
 
 
+def test_what_a_toxic_holds_is_bounded(embedded: Api, echo: str) -> None:
+    listen = embedded("POST", "/proxies", {"name": "full", "upstream": echo})[1]["listen"]
+    embedded("POST", "/proxies/full/toxics", {"type": "blackhole", "stream": "upstream"})
+    most, sent, blob = 64_000_000, 0, bytes(1_000_000)
+    with dial(listen) as client:
+        client.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            while sent < most:
+                sent += client.send(blob)
+    assert 4_000_000 < sent < most, "the proxy stops reading, and the sender feels it"
+    assert embedded("DELETE", "/proxies/full")[0] == 204
+
+
 # Clients
 
 

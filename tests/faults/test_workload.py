@@ -13,6 +13,7 @@ from faults.workload import PayloadError, decode_payload, encode_payload, intend
 from reference_broker.trace.schema import HistoryEvent, OpKind, OpType
 
 NAMES = st.text(alphabet="abcdefgh0123456789./", min_size=1, max_size=12)
+SETTLEMENTS = (OpKind.ACK, OpKind.NACK, OpKind.REJECT)
 COMPLETIONS = (OpType.OK, OpType.FAIL, OpType.INFO)
 OPERATIONS = (OpKind.CONNECT, OpKind.SUBSCRIBE, OpKind.PUBLISH, OpKind.ACK, OpKind.NACK, OpKind.REJECT)
 
@@ -32,6 +33,10 @@ def assert_well_formed(events: list[HistoryEvent]) -> None:
             assert same == (event.f, event.process, event.value, event.key, event.group, event.message_id)
     sent = [event.value for event in events if event.f is OpKind.PUBLISH and event.type is OpType.INVOKE]
     assert len(sent) == len(set(sent)), "no value is ever sent twice"
+    held = {(event.process, event.value, event.message_id) for event in events if event.f is OpKind.DELIVER}
+    for event in events:
+        if event.f in SETTLEMENTS:
+            assert (event.process, event.value, event.message_id) in held, "settled in another session than delivered"
     retired: set[str] = set()
     for event in events:
         if event.type is OpType.INVOKE:
@@ -91,13 +96,44 @@ def test_the_drain_acknowledges_what_was_ignored(virtual_run: Any, fake_broker: 
 
 
 # The fixtures are factories without state.
+def test_the_drain_acknowledges_what_was_to_be_nacked(virtual_run: Any, fake_broker: Any, scenario_of: Any) -> None:
+    workload = {"process_s": [5.0, 5.0], "settlement": {"ack": 0, "nack": 1}}
+    events = virtual_run(scenario_of(workload=workload), fake_broker).run()
+    assert count(events, OpKind.NACK, OpType.INVOKE) == 0
+    assert count(events, OpKind.ACK, OpType.OK) == 40
+
+
+def test_a_settlement_without_answer_ends_the_session(virtual_run: Any, fake_broker: Any, scenario_of: Any) -> None:
+    settled: list[str] = []
+
+    def silent(packet: Any) -> bool:
+        if packet.topic.endswith("/$ack"):
+            settled.append(packet.topic)
+            return len(settled) == 20
+        return False
+
+    fake_broker.silent = silent
+    events = virtual_run(scenario_of(workload={"publish_timeout_s": 0.1}), fake_broker).run()
+    assert_well_formed(events)
+    unknown = next(event for event in events if event.f is OpKind.ACK and event.type is OpType.INFO)
+    end = next(event for event in events if event.f is OpKind.SESSION_END and event.process == unknown.process)
+    assert end.detail == "a settlement got no answer"
+    assert end.time_ns - unknown.time_ns < 10_000_000
+    assert any(event.process != unknown.process and event.f is OpKind.DELIVER for event in events[end.index :])
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), cuts=st.lists(st.floats(0.0, 0.6), max_size=4), dark_s=st.floats(0.0, 0.3))
 def test_cut_connections_leave_a_well_formed_history(
     virtual_run: Any, broker_of: Any, scenario_of: Any, seed: int, cuts: list[float], dark_s: float
 ) -> None:
     scenario = scenario_of(
-        workload={"producers": 2, "consumers_per_group": 2, "settlement": {"ack": 3, "nack": 1, "reject": 1}}
+        workload={
+            "producers": 2,
+            "consumers_per_group": 2,
+            "process_s": [0.0, 0.2],
+            "settlement": {"ack": 3, "nack": 1, "reject": 1},
+        }
     )
     run = virtual_run(scenario, broker_of(), seed=seed, delay_s=0.003)
     start = run.now
@@ -126,13 +162,17 @@ def test_a_silent_broker_makes_publishes_unknown_and_their_late_confirm_is_ignor
 ) -> None:
     silent = {f"p0-{seq}" for seq in range(5, 10)}
     fake_broker.silent = lambda packet: bool(packet.payload) and decode_payload(packet.payload).value in silent
-    run = virtual_run(scenario_of(workload={"publish_timeout_s": 0.5}), fake_broker)
+    fake_broker.release = lambda packet: bool(packet.payload) and decode_payload(packet.payload).seq == 35
+    run = virtual_run(scenario_of(workload={"publish_timeout_s": 0.05}), fake_broker)
     events = run.run()
     assert_well_formed(events)
     unknown = {event.value for event in events if event.f is OpKind.PUBLISH and event.type is OpType.INFO}
     assert unknown == silent
     assert count(events, OpKind.PUBLISH, OpType.OK) == 35
     assert count(events, OpKind.ACK, OpType.OK) == 40, "an unknown publish may well have happened"
+    assert not fake_broker.withheld, "the late confirms were sent"
+    ends = [event for event in events if event.f is OpKind.SESSION_END and event.process.startswith("p0")]
+    assert [event.detail for event in ends] == ["disconnect"], "and they did not end the connection"
 
 
 def test_a_refusal_fails_and_is_not_retried(virtual_run: Any, fake_broker: Any, scenario_of: Any) -> None:
@@ -163,6 +203,38 @@ def test_a_dead_broker_ends_the_run_as_not_drained(virtual_run: Any, fake_broker
     assert {event.type for event in events if event.f is OpKind.DRAIN} == {OpType.INFO}
     assert "not connected: c0" in next(event.detail for event in events if event.f is OpKind.DRAIN)
     assert not run.plan.drained
+
+
+def test_a_queue_is_not_called_empty_while_a_consumer_is_away(
+    virtual_run: Any, fake_broker: Any, scenario_of: Any
+) -> None:
+    run = virtual_run(scenario_of(workload={"consumers_per_group": 2}), fake_broker)
+    run.hang = lambda client: client.client_id == "c1"
+    events = run.run()
+    first = next(event for event in events if event.f is OpKind.PUBLISH)
+    assert 5.0e9 <= first.time_ns < 6.0e9, "producers wait for the consumers, but not for ever"
+    drains = [event for event in events if event.f is OpKind.DRAIN]
+    assert {(event.type, event.detail) for event in drains} == {
+        (OpType.INFO, "not empty after 10 s; not connected: c1")
+    }
+
+
+def test_the_drain_waits_for_a_redelivery_after_the_ack(virtual_run: Any, fake_broker: Any, scenario_of: Any) -> None:
+    """Everything is settled, yet a broker that forgot an ack would show it one delivery timeout later."""
+    run = virtual_run(scenario_of(), fake_broker)
+    settle = fake_broker.settle
+
+    def forget(connection: Any, verb: str, message_id: str) -> int:
+        if message_id == "$queue/tasks:39":
+            run.at(run.now + 1.2, lambda: fake_broker.deliver(connection, 39))
+        return int(settle(connection, verb, message_id))
+
+    fake_broker.settle = forget
+    events = run.run()
+    again = [event for event in events if event.f is OpKind.DELIVER and event.value == "p0-39"]
+    assert len(again) >= 2
+    drain = next(event for event in events if event.f is OpKind.DRAIN)
+    assert drain.index > again[1].index
 
 
 def test_late_publishes_tell_when_they_were_due(virtual_run: Any, fake_broker: Any, scenario_of: Any) -> None:
