@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -447,7 +448,7 @@ def test_what_a_toxic_holds_is_bounded(embedded: Api, echo: str) -> None:
     most, sent, blob = 64_000_000, 0, bytes(1_000_000)
     with dial(listen) as client:
         client.settimeout(0.3)
-        with pytest.raises(TimeoutError):
+        with contextlib.suppress(TimeoutError):
             while sent < most:
                 sent += client.send(blob)
     assert 4_000_000 < sent < most, "the proxy stops reading, and the sender feels it"
