@@ -110,8 +110,8 @@ class Connection(asyncio.Protocol):
         pending = self._decoder.pending
         try:
             for frame in self._decoder.feed_frames(data):
-                position += len(frame)
                 packet = decode_packet(frame, self.version)
+                position += len(frame)
                 self.ctx.transcript.add(self.name, "recv", frame, describe(packet))
                 if len(self._inbox) >= _MAX_INBOX_PACKETS:
                     message = f"more than {_MAX_INBOX_PACKETS} packets that the case did not ask for"

@@ -23,7 +23,8 @@ class StallWatch:
     def __enter__(self) -> Self:
         self._users += 1
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._watch())
+            loop = asyncio.get_running_loop()
+            self._task = loop.create_task(self._watch(loop.time() + _TICK_S))
         return self
 
     def __exit__(
@@ -34,11 +35,10 @@ class StallWatch:
             self._task.cancel()
             self._task = None
 
-    async def _watch(self) -> None:
+    async def _watch(self, due: float) -> None:
         loop = asyncio.get_running_loop()
-        due = loop.time() + _TICK_S
         while True:
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(max(0.0, due - loop.time()))
             now = loop.time()
             if now - due > _TICK_S:
                 self._stalls.append((now, now - due))

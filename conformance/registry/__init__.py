@@ -6,9 +6,11 @@ durable queues. ``case_ids.txt`` is the permanent list of case ids: an id once l
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -36,10 +38,11 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     statement: tuple[Statement, ...]
 
 
-def load_statements(spec: str) -> dict[str, Statement]:
+@functools.cache
+def load_statements(spec: str) -> Mapping[str, Statement]:
     """Statements of one specification by id. Raises :class:`msgspec.ValidationError` with the path of a wrong key."""
     text = files(__package__).joinpath(f"{spec}.toml").read_text(encoding="utf-8")
-    return {statement.id: statement for statement in msgspec.toml.decode(text, type=_File).statement}
+    return MappingProxyType({entry.id: entry for entry in msgspec.toml.decode(text, type=_File).statement})
 
 
 def listed_case_ids() -> list[str]:

@@ -94,6 +94,8 @@ def probe(target: Target, endpoint: Endpoint, *, timeout_s: float = HANDSHAKE_TI
         raise ProbeError("; ".join(errors))
     shown = _stated(connack) if connack is not None else {}
     for name, value in {**target.capabilities, **shown}.items():
+        if name in ("mqtt311", "mqtt5"):
+            continue
         declared = target.capabilities.get(name, value)
         found[name] = declared and value if isinstance(value, bool) else value
     for name in ("mqtt311", "mqtt5"):

@@ -1,0 +1,129 @@
+"""The cases as data: ids are permanent, statements exist, every case is proved by a mutant that exists."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from conformance.case import CaseContext, case, load_cases
+from conformance.mutants import UnknownMutantError, all_mutants, applied, find
+from conformance.registry import SPECS, clauses, home_of, listed_case_ids, load_statements
+from conformance.targets import CAPABILITIES, load_target, shipped_targets
+from reference_broker.core.broker_state import BrokerState
+from reference_broker.trace.conformance import ClauseStatus
+
+CASES = load_cases()
+
+
+def test_every_case_is_in_the_permanent_list_and_nothing_was_taken_out() -> None:
+    """An id, once published, is never renamed or reused: new ids are added to conformance/registry/case_ids.txt."""
+    listed = listed_case_ids()
+    assert Counter(listed).most_common(1)[0][1] == 1
+    assert listed == sorted(listed)
+    assert set(CASES) - set(listed) == set(), "add these to case_ids.txt"
+    assert set(listed) - set(CASES) == set(), "these ids are gone"
+
+
+@pytest.mark.parametrize("spec", ["mqtt311", "mqtt5", "queue"])
+def test_every_statement_that_a_case_cites_exists(spec: str) -> None:
+    for known in CASES.values():
+        if known.spec == spec:
+            assert known.clauses, known.id
+            for clause in known.clauses:
+                assert clause in load_statements(home_of(known, clause)), f"{known.id} cites {clause}"
+
+
+def test_every_case_names_a_bug_that_it_must_find() -> None:
+    mutants = all_mutants()
+    for known in CASES.values():
+        assert known.mutant in mutants, known.id
+        assert not mutants[known.mutant].legal, known.id
+        if known.near_miss:
+            assert mutants[known.near_miss].legal, known.id
+
+
+def test_every_mqtt_mutant_is_named_by_a_case() -> None:
+    """Mutants of the queues also serve the history checkers; those of MQTT exist for the cases alone."""
+    named = {known.mutant for known in CASES.values()} | {known.near_miss for known in CASES.values()}
+    unused = [name for name in all_mutants() if name.startswith("v3-") and name not in named]
+    assert unused == []
+
+
+def test_cases_require_known_capabilities_only() -> None:
+    for known in CASES.values():
+        assert set(known.requires) <= set(CAPABILITIES), known.id
+
+
+def test_mqtt311_is_covered_widely() -> None:
+    own = [known for known in CASES.values() if known.spec == "mqtt311"]
+    assert len(own) >= 90
+    server = [clause for clause in clauses(CASES.values(), ["mqtt311"]) if clause.status is not ClauseStatus.UNTESTABLE]
+    tested = [clause for clause in server if clause.status is ClauseStatus.TESTED]
+    assert len(tested) / len(server) > 0.85
+
+
+def test_statements_know_their_cases() -> None:
+    found = {(clause.spec, clause.id): clause for clause in clauses(CASES.values(), SPECS)}
+    first = found["mqtt311", "MQTT-3.1.0-1"]
+    assert "mqtt311/connect/first-packet-must-be-connect" in first.cases
+    assert all(not name.startswith("mqtt5/") for name in first.cases)
+    assert found["queue", "Q-ACK-1"].cases == ["queue/settle/acked-is-gone"]
+    for clause in found.values():
+        assert (clause.status is ClauseStatus.TESTED) == bool(clause.cases)
+        assert clause.reason or clause.status is not ClauseStatus.UNTESTABLE
+
+
+@pytest.mark.parametrize("name", shipped_targets())
+def test_expected_failures_name_cases_that_exist(name: str) -> None:
+    for entry in load_target(name).expect_fail:
+        assert entry.case in CASES
+        assert entry.link.startswith("https://")
+
+
+async def documented(ctx: CaseContext) -> None:
+    """A rule.
+
+    What is expected.
+    """
+
+
+async def undocumented(ctx: CaseContext) -> None:
+    """Only a title."""
+
+
+@pytest.mark.parametrize("case_id", ["mqtt311/connect", "mqtt9/connect/x", "mqtt311/Connect/x", "mqtt311/connect/x y"])
+def test_bad_case_ids_are_refused(case_id: str) -> None:
+    with pytest.raises(ValueError, match="case id"):
+        case(case_id, clauses=("MQTT-3.1.0-1",))(documented)
+
+
+def test_a_case_without_expectation_is_refused() -> None:
+    with pytest.raises(ValueError, match="docstring"):
+        case("mqtt311/connect/no-docstring", clauses=("MQTT-3.1.0-1",))(undocumented)
+
+
+def test_a_case_id_used_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="used twice"):
+        case("mqtt311/connect/first-packet-must-be-connect", clauses=("MQTT-3.1.0-1",))(documented)
+
+
+def test_a_mutant_is_undone_at_the_end() -> None:
+    original = BrokerState.next_client_id
+    with applied("v3-empty-client-ids-shared"):
+        assert BrokerState.next_client_id is not original
+    assert BrokerState.next_client_id is original
+
+
+@pytest.mark.parametrize("name", all_mutants())
+def test_every_mutant_applies_and_is_undone(name: str) -> None:
+    """A patch of something that is no longer there would raise."""
+    mutant = find(name)
+    assert mutant.what
+    with applied(name):
+        pass
+
+
+def test_an_unknown_mutant_is_refused() -> None:
+    with pytest.raises(UnknownMutantError, match="known: "):
+        find("v3-no-such-mutant")
