@@ -156,7 +156,7 @@ def test_other_brokers_can_be_shown_without_deciding(sample_runs: Path, tmp_path
     assert collect(tmp_path).verdict is Verdict.FAIL
     judged = collect(tmp_path, ["reference"])
     assert judged.verdict is Verdict.PASS
-    assert [(run.result.target, run.decides) for run in judged.runs] == [("mosquitto", False), ("reference", True)]
+    assert [(run.result.target, run.decides) for run in judged.runs] == [("reference", True), ("mosquitto", False)]
     assert needs_attention(judged) == []
     assert json.loads(encode_badge(judged))["message"] == "pass · 8/8 cases"
     text = summary_markdown(judged)
