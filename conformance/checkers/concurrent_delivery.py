@@ -1,6 +1,6 @@
 """``concurrent_delivery`` (B6): one message in the hands of two consumers of a group at once.
 
-The deliveries of class B6 in :mod:`conformance.checkers.redeliveries`, which defines causes, windows and severities.
+The deliveries of class B6 in :mod:`conformance.checkers.redeliveries`, which defines causes and severities.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 For the main deliveries d_1, d_2, ... of one subject in order of idx, s being the send of the value::
 
     undisturbed(d) = no fault of any kind overlaps (s.inv_idx, d.idx)
-    B4 low  = {d_k : k >= 2, undisturbed(d_k), and (not d_k.redelivered, or 0 < d_k.delivery_count < k)}
+    B4 low  = {d_k : undisturbed(d_k), and some d_i, i < k, has the same delivery_count > 0, or neither d_k nor d_i is
+               marked redelivered}
     B4 high = {d_1 : undisturbed(d_1), no session ended in (s.inv_idx, d_1.idx), no delivery timeout fits into the time
                between (d_1.time - s.inv < timeout), and (d_1.redelivered or d_1.delivery_count > 1)}
     B7      = {d : contract.max_deliveries > 0 and d.delivery_count > contract.max_deliveries}
@@ -37,11 +38,18 @@ def check(tables: Tables, contract: Contract) -> list[Anomaly]:
             continue
         if _claims_too_much(tables, contract, send, first):
             rows.append(_row("B4", first, "first delivery called a redelivery", Severity.QUALITY))
-        for number, event in enumerate(events[1:], start=2):
-            low = not event.redelivered or 0 < event.delivery_count < number
-            if low and _undisturbed(tables, send, event):
-                rows.append(_row("B4", event, "redelivery not called one, or counted too low"))
+        for number, event in enumerate(events[1:], start=1):
+            if _counted_twice(events[:number], event) and _undisturbed(tables, send, event):
+                rows.append(_row("B4", event, "redelivery not called one, or counted as another"))
     return rows
+
+
+def _counted_twice(earlier: list[HistoryEvent], event: HistoryEvent) -> bool:
+    """Clients may see deliveries in any order, but no two of them can be the first, or the n-th."""
+    return any(
+        (0 < event.delivery_count == other.delivery_count) or not (event.redelivered or other.redelivered)
+        for other in earlier
+    )
 
 
 def _undisturbed(tables: Tables, send: Send, event: HistoryEvent) -> bool:

@@ -3,8 +3,10 @@
 For every delivery d from ``$dlq/Q`` of a value v that has a send s, over all groups g of Q::
 
     rejected  = a REJECT of some (Q, g, v) was invoked, with any status
-    exhausted = contract.max_deliveries = 0, or some (Q, g, v) was delivered at least max_deliveries times, or with a
-                delivery_count of at least that
+    most      = the greatest number of deliveries that some (Q, g, v) had, in all or as a delivery_count
+    exhausted = contract.max_deliveries = 0, or most + t >= max_deliveries, where t is the number of delivery timeouts
+                that fit into the time from s to d (:func:`conformance.checkers.excuses.timeouts_within`): deliveries
+                may have timed out before their consumer saw them
     unseen    = a fault of a CUTTING or DELAYING kind overlaps (s.inv_idx, d.idx), or a session of any process ended in
                 it: deliveries that no client saw may have used up the retries
     expired   = d.reason begins with "expired" (time to live and total timeout are not part of the contract)
@@ -16,7 +18,7 @@ One row per (Q, v): its first such delivery. Severity: ``safety``; rows carry th
 from __future__ import annotations
 
 from conformance.checkers.anomaly import Anomaly
-from conformance.checkers.excuses import CUTTING, DELAYING, active
+from conformance.checkers.excuses import CUTTING, DELAYING, active, timeouts_within
 from conformance.checkers.tables import DLQ_PREFIX, Tables
 from reference_broker.trace.results import Severity
 from reference_broker.trace.schema import Contract, HistoryEvent, OpKind
@@ -42,8 +44,8 @@ def check(tables: Tables, contract: Contract) -> list[Anomaly]:
         if (
             pair in reported
             or pair in rejected
-            or _most_deliveries(tables, pair, groups) >= contract.max_deliveries
             or _hidden(tables, event)
+            or _most_deliveries(tables, contract, event, groups) >= contract.max_deliveries
         ):
             continue
         reported.add(pair)
@@ -62,14 +64,14 @@ def check(tables: Tables, contract: Contract) -> list[Anomaly]:
     return rows
 
 
-def _most_deliveries(tables: Tables, pair: tuple[str, str], groups: list[str]) -> int:
-    """The greatest number of deliveries of a (queue, value) that any group saw or was told of."""
-    queue, value = pair
+def _most_deliveries(tables: Tables, contract: Contract, event: HistoryEvent, groups: list[str]) -> int:
+    """The greatest number of deliveries that a dead letter may have had: seen, stated, or timed out unseen."""
+    queue, value = event.queue.removeprefix(DLQ_PREFIX), event.value
     most = 0
     for group in groups:
-        for number, event in enumerate(tables.main.get((queue, group, value), ()), start=1):
-            most = max(most, number, event.delivery_count)
-    return most
+        for number, delivery in enumerate(tables.main.get((queue, group, value), ()), start=1):
+            most = max(most, number, delivery.delivery_count)
+    return most + timeouts_within(contract, event.time_ns - tables.sends[value].inv_ns)
 
 
 def _hidden(tables: Tables, event: HistoryEvent) -> bool:

@@ -20,6 +20,16 @@ DESTROYING: dict[AckedMeans, frozenset[str]] = {
 """Faults that may destroy what was acknowledged, by what the contract says an acknowledgement means."""
 
 
+TIMEOUT_SLACK_NS = 50_000_000
+"""A timer may fire a little early."""
+
+
+def timeouts_within(contract: Contract, elapsed_ns: int) -> int:
+    """How many delivery timeouts fit, one after the other, into the time since a send; 0 when there is no timeout."""
+    timeout_ns = int(contract.delivery_timeout_s * 1e9)
+    return max(0, elapsed_ns + TIMEOUT_SLACK_NS) // timeout_ns if timeout_ns > 0 else 0
+
+
 def active(tables: Tables, kinds: frozenset[str], from_idx: int, to_idx: int) -> bool:
     """Whether a fault of these kinds overlaps the open interval of indices."""
     return any(span.kind in kinds and span.overlaps(from_idx, to_idx) for span in tables.faults)

@@ -58,16 +58,18 @@ def _in_fault(events: Events, at: int) -> bool:
 
 
 def _acked_once(events: Events) -> list[tuple[HistoryEvent, HistoryEvent, HistoryEvent]]:
-    """(delivery, ack invocation, ack ok) of values delivered once, acked at once, with nothing else going on."""
+    """(delivery, ack invocation, ack ok) of values delivered once and acked soon, with nothing else since the send."""
     found = []
+    sent = {event.value: event for event in events if event.f is OpKind.PUBLISH and event.type is OpType.INVOKE}
     confirmed = {event.value for event in events if event.f is OpKind.PUBLISH and event.type is OpType.OK}
     for life in _lives(events).values():
         if len(life.deliveries) != 1 or len(life.invoked) != 1 or len(life.completed) != 1:
             continue
         delivery, invoked, completed = life.deliveries[0], life.invoked[0], life.completed[0]
-        quick = completed.time_ns - delivery.time_ns < TIMEOUT_S / 4 * 1e9
+        send = sent[delivery.value]
+        quick = completed.time_ns - send.time_ns < TIMEOUT_S / 2 * 1e9
         plain = completed.f is OpKind.ACK and completed.type is OpType.OK and delivery.value in confirmed
-        if quick and plain and _calm(events, delivery.index, completed.index):
+        if quick and plain and _calm(events, send.index, completed.index):
             found.append((delivery, invoked, completed))
     return found
 

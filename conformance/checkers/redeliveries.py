@@ -1,27 +1,28 @@
 """Which later deliveries of a message have a cause: the ground of B3, B6 and A15.
 
-Take the main deliveries of one subject (queue Q, group g, value v) in order of idx: d1, d2, ... Each d_k, k >= 2, is
-judged in a *window* ``(start, end)`` of indices (open on both sides), whose ends have times too.
+A client sees a delivery some time after the broker made it, and two clients see theirs in any order, so no rule may
+rest on the time *between* two deliveries. What can be proved is a count: between two consecutive deliveries of one
+message the broker needs a cause, and each cause serves once. Take the main deliveries of one subject (queue Q, group
+g, value v) in order of idx: d_1, d_2, ..., d_n; let s be the send of v (idx 0, time 0 without one), and f the ACK or
+REJECT of the subject with status ok and the least cpl_idx, if there is one. For k >= 2:
 
-*Settled before.* Let f be the ACK or REJECT of the subject with status ok and the least cpl_idx. If f.cpl_idx <
-d_k.idx, d_k is a *late* delivery and ``end`` = f's completion: only what happened before the broker confirmed f can
-have put d_k on its way. Else ``end`` = d_k.
+- d_k is *late* when f.cpl_idx < d_k.idx; its ``end`` is f's completion then (only what came before the broker confirmed
+  f can have put d_k on its way), else d_k itself.
+- ``causes(k)`` is the sum of
 
-*Start.* The last delivery of the subject with idx < end; but when a fault of a DELAYING kind overlaps
-(s.inv_idx, d_k.idx), s being the send of v, the start is s's invocation (idx 0, time 0 without a send): clients may
-then see deliveries long after they were made, and in another order.
+  1. NACKs of the subject with inv_idx < end.idx;
+  2. ACKs and REJECTs of the subject with inv_idx < end.idx and status fail or info;
+  3. session ends, with idx < end.idx, of the processes that received one of d_1 .. d_(k-1); when d_k is not late, also
+     those with time <= d_k.time + SESSION_END_GRACE_NS (a client may notice the end of its session late);
+  4. faults of a CUTTING kind with from_idx < end.idx and to_idx > s.inv_idx;
+  5. delivery timeouts that fit in: floor((end.time - s.inv_ns + TIMEOUT_SLACK_NS) / timeout), with timeout =
+     contract.delivery_timeout_s; none when that is 0.
 
-*Causes* in the window:
+- A late d_k is *unjustified* when k - 1 > causes(k). The others are judged in order, with j = 0 at first: if
+  j < causes(k), d_k is justified and j grows by one, else d_k is unjustified. (causes(k) never shrinks as k grows, so
+  j before d_k is (k - 1) + min(-1, min over 2 <= i < k of causes(i) - i).)
 
-1. a NACK of the subject with inv_idx inside;
-2. an ACK or REJECT of the subject with inv_idx inside and status fail or info;
-3. a session end inside of a process that received one of d_1 .. d_(k-1); when ``end`` is d_k itself, also one that came
-   at most SESSION_END_GRACE_NS after d_k (a client may notice the end of its session late);
-4. a fault of a CUTTING kind that overlaps the window;
-5. the delivery timeout: time(end) - time(start) >= timeout - min(timeout / 2, TIMEOUT_SLACK_NS), with timeout =
-   contract.delivery_timeout_s; it never elapses when that is 0.
-
-A d_k without any cause is *unjustified*, and of exactly one class:
+An unjustified d_k is of exactly one class:
 
 - ``A15`` resurrection: it is late;
 - ``B6`` concurrent delivery: not late, it went to another process than d_(k-1), and that process had invoked no
@@ -36,13 +37,12 @@ from enum import StrEnum
 import msgspec
 
 from conformance.checkers.anomaly import Anomaly
-from conformance.checkers.excuses import CUTTING, DELAYING, active, destroying_faults
+from conformance.checkers.excuses import CUTTING, destroying_faults, timeouts_within
 from conformance.checkers.tables import Settlement, Subject, Tables
 from reference_broker.trace.results import Severity
 from reference_broker.trace.schema import Contract, HistoryEvent, OpKind, OpType
 
-SESSION_END_GRACE_NS = 1_000_000_000
-TIMEOUT_SLACK_NS = 1_000_000_000
+SESSION_END_GRACE_NS = 5_000_000_000
 
 
 class RedeliveryClass(StrEnum):
@@ -63,26 +63,11 @@ class Unjustified(msgspec.Struct, frozen=True, kw_only=True):
     """Index of the confirmation that preceded it (A15), else -1."""
 
 
-class _Window(msgspec.Struct, frozen=True, kw_only=True):
-    from_idx: int
-    from_ns: int
-    to_idx: int
-    to_ns: int
-    late: bool
-
-
 def unjustified(tables: Tables, contract: Contract) -> list[Unjustified]:
     """Every unjustified delivery, in order of subject. Linear in the deliveries that have a predecessor."""
-    timeout_ns = int(contract.delivery_timeout_s * 1e9)
-    found = []
+    found: list[Unjustified] = []
     for subject in tables.repeated:
-        events = tables.main[subject]
-        settlements = tables.settlements.get(subject, [])
-        confirmed = _confirmation(settlements)
-        for number in range(1, len(events)):
-            row = _judge(tables, timeout_ns, subject, events, number, settlements, confirmed)
-            if row is not None:
-                found.append(row)
+        found.extend(_Judge(tables, contract, subject).unjustified())
     return found
 
 
@@ -116,78 +101,57 @@ def rows_of(kind: RedeliveryClass, checker: str, detail: str, tables: Tables, co
     return rows
 
 
-def _confirmation(settlements: list[Settlement]) -> Settlement | None:
-    final = [row for row in settlements if row.kind is not OpKind.NACK and row.status is OpType.OK]
-    return min(final, key=lambda row: row.cpl_idx, default=None)
+class _Judge:
+    """The deliveries of one subject against their causes."""
 
+    def __init__(self, tables: Tables, contract: Contract, subject: Subject) -> None:
+        self._tables = tables
+        self._contract = contract
+        self._subject = subject
+        self._events = tables.main[subject]
+        self._settlements = tables.settlements.get(subject, [])
+        final = [row for row in self._settlements if row.kind is not OpKind.NACK and row.status is OpType.OK]
+        self._confirmed: Settlement | None = min(final, key=lambda row: row.cpl_idx, default=None)
+        send = tables.sends.get(subject[2])
+        self._sent_idx, self._sent_ns = (0, 0) if send is None else (send.inv_idx, send.inv_ns)
 
-def _judge(
-    tables: Tables,
-    timeout_ns: int,
-    subject: Subject,
-    events: list[HistoryEvent],
-    number: int,
-    settlements: list[Settlement],
-    confirmed: Settlement | None,
-) -> Unjustified | None:
-    event = events[number]
-    window = _window(tables, subject, events, number, confirmed)
-    if (
-        _settlement_cause(settlements, window)
-        or _session_cause(tables, events, number, window)
-        or active(tables, CUTTING, window.from_idx, window.to_idx)
-        or _timeout_elapsed(timeout_ns, window)
-    ):
-        return None
-    kind = RedeliveryClass.WITHOUT_CAUSE
-    if window.late:
-        kind = RedeliveryClass.RESURRECTION
-    elif _still_held(events[number - 1], event, settlements):
-        kind = RedeliveryClass.CONCURRENT
-    settled = confirmed.cpl_idx if window.late and confirmed is not None else -1
-    return Unjustified(subject=subject, delivery=event, kind=kind, settled_idx=settled)
+    def unjustified(self) -> list[Unjustified]:
+        found = []
+        justified = 0
+        confirmed = self._confirmed
+        for number in range(1, len(self._events)):
+            event = self._events[number]
+            if confirmed is not None and confirmed.cpl_idx < event.index:
+                if number > self._causes(number, confirmed.cpl_idx, confirmed.cpl_ns, grace_ns=-1):
+                    found.append(self._row(event, RedeliveryClass.RESURRECTION, confirmed.cpl_idx))
+            elif justified < self._causes(number, event.index, event.time_ns, grace_ns=SESSION_END_GRACE_NS):
+                justified += 1
+            else:
+                held = self._still_held(number)
+                found.append(
+                    self._row(event, RedeliveryClass.CONCURRENT if held else RedeliveryClass.WITHOUT_CAUSE, -1)
+                )
+        return found
 
+    def _row(self, event: HistoryEvent, kind: RedeliveryClass, settled_idx: int) -> Unjustified:
+        return Unjustified(subject=self._subject, delivery=event, kind=kind, settled_idx=settled_idx)
 
-def _window(
-    tables: Tables, subject: Subject, events: list[HistoryEvent], number: int, confirmed: Settlement | None
-) -> _Window:
-    event = events[number]
-    late = confirmed is not None and confirmed.cpl_idx < event.index
-    to_idx, to_ns = event.index, event.time_ns
-    if late and confirmed is not None:
-        to_idx, to_ns = confirmed.cpl_idx, confirmed.cpl_ns
-    send = tables.sends.get(subject[2])
-    sent_idx, sent_ns = (send.inv_idx, send.inv_ns) if send is not None else (0, 0)
-    before = [earlier for earlier in events[:number] if earlier.index < to_idx]
-    if not before or active(tables, DELAYING, sent_idx, event.index):
-        from_idx, from_ns = sent_idx, sent_ns
-    else:
-        from_idx, from_ns = before[-1].index, before[-1].time_ns
-    return _Window(from_idx=from_idx, from_ns=from_ns, to_idx=to_idx, to_ns=to_ns, late=late)
+    def _causes(self, number: int, end_idx: int, end_ns: int, *, grace_ns: int) -> int:
+        settling = sum(
+            row.inv_idx < end_idx and (row.kind is OpKind.NACK or row.status is not OpType.OK)
+            for row in self._settlements
+        )
+        latest_ns = end_ns + grace_ns if grace_ns >= 0 else -1
+        ends = sum(
+            idx < end_idx or time_ns <= latest_ns
+            for process in {earlier.process for earlier in self._events[:number]}
+            for idx, time_ns in self._tables.session_ends.get(process, ())
+        )
+        faults = sum(span.kind in CUTTING and span.overlaps(self._sent_idx, end_idx) for span in self._tables.faults)
+        return settling + ends + faults + timeouts_within(self._contract, end_ns - self._sent_ns)
 
-
-def _settlement_cause(settlements: list[Settlement], window: _Window) -> bool:
-    return any(
-        window.from_idx < row.inv_idx < window.to_idx and (row.kind is OpKind.NACK or row.status is not OpType.OK)
-        for row in settlements
-    )
-
-
-def _session_cause(tables: Tables, events: list[HistoryEvent], number: int, window: _Window) -> bool:
-    grace = -1 if window.late else window.to_ns + SESSION_END_GRACE_NS
-    for process in {earlier.process for earlier in events[:number]}:
-        for idx, time_ns in tables.session_ends.get(process, ()):
-            if window.from_idx < idx and (idx < window.to_idx or time_ns <= grace):
-                return True
-    return False
-
-
-def _timeout_elapsed(timeout_ns: int, window: _Window) -> bool:
-    slack = min(timeout_ns // 2, TIMEOUT_SLACK_NS)
-    return timeout_ns > 0 and window.to_ns - window.from_ns >= timeout_ns - slack
-
-
-def _still_held(previous: HistoryEvent, event: HistoryEvent, settlements: list[Settlement]) -> bool:
-    return previous.process != event.process and not any(
-        row.process == previous.process and previous.index < row.inv_idx < event.index for row in settlements
-    )
+    def _still_held(self, number: int) -> bool:
+        previous, event = self._events[number - 1], self._events[number]
+        return previous.process != event.process and not any(
+            row.process == previous.process and previous.index < row.inv_idx < event.index for row in self._settlements
+        )

@@ -1,6 +1,6 @@
 """``redelivery_without_cause`` (B3): a message came again although nothing had happened to the delivery before.
 
-The deliveries of class B3 in :mod:`conformance.checkers.redeliveries`, which defines causes, windows and severities.
+The deliveries of class B3 in :mod:`conformance.checkers.redeliveries`, which defines causes and severities.
 """
 
 from __future__ import annotations
@@ -15,4 +15,4 @@ CHECKER = "redelivery_without_cause"
 
 def check(tables: Tables, contract: Contract) -> list[Anomaly]:
     """All B3 rows; ``index`` is the unjustified delivery's."""
-    return rows_of(RedeliveryClass.WITHOUT_CAUSE, CHECKER, "no cause since the delivery before", tables, contract)
+    return rows_of(RedeliveryClass.WITHOUT_CAUSE, CHECKER, "more deliveries than causes", tables, contract)

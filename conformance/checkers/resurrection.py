@@ -1,6 +1,6 @@
 """``resurrection`` (A15): a message came again after the broker had confirmed its settlement.
 
-The deliveries of class A15 in :mod:`conformance.checkers.redeliveries`, which defines causes, windows and severities.
+The deliveries of class A15 in :mod:`conformance.checkers.redeliveries`, which defines causes and severities.
 """
 
 from __future__ import annotations

@@ -380,6 +380,42 @@ class TestRedeliveries:
         history.deliver(value, count=2)
         assert history.found() == []
 
+    def test_a_stalled_client_may_read_several_timeouts_at_once(self) -> None:
+        """The broker delivered at 0, 10 and 20 s; the client woke up at 20 s."""
+        history = History()
+        value = history.send(0)
+        history.wait(20.0)
+        for count in (1, 2, 3):
+            history.deliver(value, count=count)
+        assert history.found() == []
+        history.deliver(value, count=4)
+        assert ("B3", "p-0") in history.found()
+
+    def test_deliveries_may_be_seen_in_another_order(self) -> None:
+        history = History()
+        value = history.send(0)
+        history.wait(10.0)
+        history.deliver(value, count=2, to="c2")
+        history.deliver(value, count=1)
+        assert [row.severity for row in history.rows()] in ([], [Severity.QUALITY])
+
+    def test_a_cause_serves_once_whatever_came_between(self) -> None:
+        history, value = self.delivered()
+        history.settle(value, OpKind.NACK)
+        history.deliver(value, count=2)
+        history.settle(value, OpKind.NACK)
+        history.deliver(value, count=3)
+        assert history.found() == []
+        history.deliver(value, count=3)
+        assert ("B3", "p-0") in history.found()
+
+    def test_an_uncaused_delivery_does_not_use_up_a_later_cause(self) -> None:
+        history, value = self.delivered()
+        history.deliver(value, count=2)
+        history.settle(value, OpKind.NACK)
+        history.deliver(value, count=3)
+        assert history.found() == [("B3", "p-0")]
+
     def test_at_two_consumers_at_once(self) -> None:
         history, value = self.delivered()
         history.deliver(value, count=2, to="c2")
@@ -567,6 +603,15 @@ class TestDeadLetters:
         history.dead_letter(value, reason="max retries exceeded")
         assert history.found() == [("A12", "p-0")]
 
+    def test_timed_out_unseen(self) -> None:
+        """As many timeouts as fit into the time since the send may have used up deliveries that nobody saw."""
+        for waited_s, found in ((20.0, [("A12", "p-0")]), (30.0, [])):
+            history = History()
+            value = history.send(0)
+            history.wait(waited_s)
+            history.dead_letter(value, reason="max retries exceeded")
+            assert history.found() == found
+
     def test_expired(self) -> None:
         history = History()
         history.dead_letter(history.send(0), reason="expired")
@@ -596,6 +641,13 @@ class TestDeliveryCount:
         history, value = self.nacked()
         history.deliver(value, count=2)
         assert history.found() == []
+
+    def test_two_deliveries_with_one_count(self) -> None:
+        history, value = self.nacked()
+        history.deliver(value, count=2)
+        history.settle(value, OpKind.NACK)
+        history.deliver(value, count=2)
+        assert history.found() == [("B4", "p-0")]
 
     def test_a_crash_may_lose_the_count(self) -> None:
         history = History()
