@@ -108,14 +108,13 @@ class LogQueueStore:
         )
 
     def note(self, queue: str, place: str, problem: str) -> None:
-        """Remember something for :meth:`recovery_notes`; the newest are dropped when nobody takes them."""
+        """Remember something for :meth:`recovery_notes`, up to a limit."""
         if len(self._notes) < _MAX_NOTES:
             self._notes.append(RecoveryNote(queue=queue, place=place, problem=problem))
 
     def recovery_notes(self) -> list[RecoveryNote]:
         """See :meth:`QueueStore.recovery_notes`."""
-        notes, self._notes = self._notes, []
-        return notes
+        return list(self._notes)
 
     def close(self) -> None:
         """Give the disk's lock back."""

@@ -67,11 +67,7 @@ class Dispatcher:
         """Up to ``limit`` deliveries from one partition; False when it has no more for now."""
         while limit > 0 and place.waiting:
             entry = place.first_waiting()
-            if entry is None:
-                break
-            if entry.deadline > now:
-                if self._group.ordered:
-                    return False
+            if entry is None or entry.deadline > now:
                 break
             if self._redeliver(entry, consumer, now):
                 limit -= 1

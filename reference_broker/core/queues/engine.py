@@ -65,6 +65,7 @@ class QueueEngine:
         self._sync_due_at: float | None = None
         self._sync_is_due = False
         self._closed = False
+        self._notes_traced = 0
         stored = {queue.name: queue.partitions for queue in store.stored_queues()}
         names = dict.fromkeys([queue.name for queue in config.configured] + list(stored))
         for name in names:
@@ -116,14 +117,15 @@ class QueueEngine:
         return queue
 
     def _trace_recovery(self, queue: DurableQueue) -> None:
-        notes = self._store.recovery_notes()
         if self._tracer is None:
             return
         if queue.depth or queue.groups:
             detail = f"{queue.depth} messages, {len(queue.groups)} groups"
             self._tracer(TraceKind.RECOVERED, {"queue": queue.name, "detail": detail})
-        for note in notes:
+        notes = self._store.recovery_notes()
+        for note in notes[self._notes_traced :]:
             self._tracer(TraceKind.RECOVERED, {"queue": note.queue, "detail": f"{note.place}: {note.problem}"})
+        self._notes_traced = len(notes)
 
     def _dead_letter_queue(self, origin: QueueConfig) -> DurableQueue:
         """Not counted against ``max_queues``: a message that must be dead-lettered cannot wait for room."""

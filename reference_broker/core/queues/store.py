@@ -194,6 +194,6 @@ class QueueStore(Protocol):
         """Open, or create durably. A queue of durability ``memory`` is kept in memory. Raises :class:`LogError`."""
 
     def recovery_notes(self) -> list[RecoveryNote]:
-        """What opening found since the last call."""
+        """What opening the queues found so far, oldest first."""
 
     def close(self) -> None: ...

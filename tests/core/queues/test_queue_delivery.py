@@ -159,7 +159,7 @@ def test_no_room_keeps_the_message_until_resume(bench: QueueBench) -> None:
 
 
 def test_partitions_take_turns(bench_with: BenchWith) -> None:
-    bench = bench_with(partitions=4, max_in_flight=60)
+    bench = bench_with(partitions=4, max_in_flight=130)
     consumer = bench.consumer()
     for number in range(2_000):
         bench.publish(str(number))
@@ -169,9 +169,34 @@ def test_partitions_take_turns(bench_with: BenchWith) -> None:
         for delivery in consumer.take():
             served[delivery.partition] = served.get(delivery.partition, 0) + 1
             consumer.ack(delivery)
+        assert len(served) == 4
+        assert max(served.values()) - min(served.values()) <= 33
         bench.turn()
-    assert len(served) == 4
-    assert max(served.values()) - min(served.values()) <= 64
+
+
+def test_the_memory_of_past_deadlines_is_bounded(bench_with: BenchWith) -> None:
+    bench = bench_with(max_in_flight=10)
+    consumer = bench.consumer()
+    bench.publish("never settled")
+    for number in range(5_000):
+        bench.publish(str(number))
+        bench.turn()
+        for delivery in consumer.take():
+            if delivery.offset > 0:
+                consumer.ack(delivery)
+    assert len(bench.engine._queues["q"].groups["g"].timeouts) < 1_100
+
+
+def test_messages_passed_over_stay_passed_over_after_a_restart(bench_with: BenchWith) -> None:
+    bench = bench_with(MemoryDisk())
+    bench.consumer(pattern="eu/#").leave()
+    bench.consumer(pattern="eu/#")
+    for number in range(5_000):
+        bench.publish(str(number), topic="$queue/q/us/1")
+    bench.turn()
+    assert bench.engine.stats("q").groups[0].lag == 0
+    bench.restart()
+    assert bench.engine.stats("q").groups[0].lag == 0
 
 
 def test_idle_consumers_share_by_partition(bench_with: BenchWith) -> None:

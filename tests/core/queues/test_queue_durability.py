@@ -425,3 +425,27 @@ def test_the_trace_tells_the_life_of_a_message(durable: QueueBench) -> None:
     assert durable.trace[0][1]["client_id"] == "p"
     assert durable.trace[2][1]["client_id"] == "c"
     assert durable.trace[5][1]["delivery_count"] == 2
+
+
+def test_settlements_of_lost_records_do_not_settle_those_that_take_their_offsets(bench_with: BenchWith) -> None:
+    """Power loss took the end of the partition's log, not that of the group's: the group knows too much."""
+    disk = MemoryDisk()
+    bench = bench_with(disk, durability=Durability.INTERVAL)
+    consumer = bench.consumer()
+    for number in range(10):
+        bench.publish(str(number))
+        bench.turn()
+        if number == 2:
+            kept = disk.open("queues/q/partitions/0/00000000000000000000.seg").size
+    for delivery in consumer.got[:-1]:
+        consumer.ack(delivery)
+    bench.turn()
+    disk.open("queues/q/partitions/0/00000000000000000000.seg").truncate(kept)
+    bench.restart()
+    for value in ("new-1", "new-2"):
+        bench.publish(value)
+    bench.turn()
+    bench.restart()
+    again = bench.consumer()
+    bench.turn()
+    assert list(zip(again.values, again.counts, strict=True)) == [("new-1", 1), ("new-2", 1)]

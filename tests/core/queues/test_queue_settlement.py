@@ -57,6 +57,19 @@ def test_who_does_not_hold_it_cannot_settle_it(bench: QueueBench) -> None:
     bench.settle(Verb.ACK, holder.got[0], None)
 
 
+def test_nobody_can_settle_what_waits_for_a_retry(bench_with: BenchWith) -> None:
+    bench = bench_with(profile=Profile.GOQUEUE)
+    consumer = bench.consumer()
+    bench.publish("m")
+    bench.turn()
+    delivery = consumer.got[0]
+    consumer.nack(delivery)
+    for consumer_id in ("c", None):
+        with pytest.raises(QueueError) as caught:
+            bench.settle(Verb.ACK, delivery, consumer_id)
+        assert caught.value.code is QueueErrorCode.NOT_PENDING
+
+
 def settle(
     bench: QueueBench,
     *,
