@@ -16,6 +16,7 @@ from enum import StrEnum
 import msgspec
 
 from conformance.targets import Endpoint, RunningTarget, running
+from loadtests.bench.broker_cpu import process_cpu_s, with_broker_cpu
 from loadtests.bench.frames import PublishFrames
 from loadtests.bench.handshake import connect, subscribe
 from loadtests.bench.peers import Peer, null_pipe, null_relay
@@ -102,6 +103,13 @@ class BenchRun(msgspec.Struct, kw_only=True):
         shares = [throughput.client_cpu_s / throughput.duration_s for throughput in self._of(peer, case)]
         return statistics.median(shares) if shares else None
 
+    def per_cpu_second(self, peer: str, case: Case) -> float | None:
+        """Messages per second of the broker's processor time, all rounds together; None where it cannot be read."""
+        parts = [(found.messages, found.broker_cpu_s) for found in self._of(peer, case)]
+        cpu_s = sum(spent_s for _, spent_s in parts if spent_s is not None)
+        messages = sum(count for count, spent_s in parts if spent_s is not None)
+        return messages / cpu_s if cpu_s else None
+
     def ratio(self, peer: str, other: str, case: Case) -> float | None:
         """Median of ``peer`` over median of ``other``; None when one is missing."""
         mine, theirs = self.median_per_s(peer, case), self.median_per_s(other, case)
@@ -117,8 +125,8 @@ class BenchRun(msgspec.Struct, kw_only=True):
         return self.ratio(NULL, self.fastest(case), case)
 
 
-def measure(endpoint: Endpoint, case: Case, plan: BenchPlan, *, label: str) -> Throughput:
-    """One measurement on fresh connections, after a short warm-up.
+def measure(endpoint: Endpoint, case: Case, plan: BenchPlan, *, label: str, pid: int | None = None) -> Throughput:
+    """One measurement on fresh connections, after a short warm-up; ``pid`` is the broker's process.
 
     Raises :class:`BenchError`, :class:`HandshakeError`.
     """
@@ -131,6 +139,7 @@ def measure(endpoint: Endpoint, case: Case, plan: BenchPlan, *, label: str) -> T
             payload_bytes=plan.payload_bytes,
             window=plan.window,
             warm_up_s=WARM_UP_S,
+            pid=pid,
         )
     with ExitStack() as stack:
         subscriber, _ = connect(endpoint, f"bench-s-{label}")
@@ -140,7 +149,9 @@ def measure(endpoint: Endpoint, case: Case, plan: BenchPlan, *, label: str) -> T
         stack.enter_context(publisher)
         pump = Pump(publisher, subscriber, PublishFrames(TOPIC, case.qos, plan.payload_bytes), window=plan.window)
         pump.run(seconds=WARM_UP_S)
-        return pump.run(messages=plan.messages, seconds=0.0 if plan.messages else plan.seconds)
+        before_s = process_cpu_s(pid)
+        throughput = pump.run(messages=plan.messages, seconds=0.0 if plan.messages else plan.seconds)
+        return with_broker_cpu(throughput, before_s, process_cpu_s(pid))
 
 
 def run_bench(
@@ -167,7 +178,7 @@ def run_bench(
             for case in plan.cases:
                 for name, broker in brokers:
                     progress(f"round {number + 1} of {plan.rounds}, {case}, {name}")
-                    throughput = measure(broker.endpoint, case, plan, label=f"{number}-{case}")
+                    throughput = measure(broker.endpoint, case, plan, label=f"{number}-{case}", pid=broker.pid)
                     bench.measurements.append(Measurement(peer=name, case=case, round=number, throughput=throughput))
     bench.duration_s = time.monotonic() - began
     return bench

@@ -43,6 +43,9 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     client_cpu_s: float
     """Processor time of the client during the measurement; near ``duration_s`` means that the client is the limit."""
 
+    broker_cpu_s: float | None = None
+    """Processor time of the broker; None where it cannot be read."""
+
     @property
     def rate_per_s(self) -> float:
         return self.messages / self.duration_s

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.targets import Endpoint
+from loadtests.bench.broker_cpu import process_cpu_s, with_broker_cpu
 from loadtests.bench.frames import PACKET_IDS, SEQUENCE_BYTES, PublishFrames
 from loadtests.bench.handshake import connect, subscribe
 from loadtests.bench.pump import (
@@ -192,6 +193,7 @@ def measure_queue(
     payload_bytes: int,
     window: int,
     warm_up_s: float,
+    pid: int | None = None,
 ) -> Throughput:
     """One measurement on a queue nobody else uses: ``messages``, or for ``seconds``.
 
@@ -212,4 +214,6 @@ def measure_queue(
                 receive_maximum=receive_maximum,
             )
             pump.run(seconds=warm_up_s)
-            return pump.run(messages=messages, seconds=seconds)
+            before_s = process_cpu_s(pid)
+            throughput = pump.run(messages=messages, seconds=seconds)
+            return with_broker_cpu(throughput, before_s, process_cpu_s(pid))

@@ -33,24 +33,26 @@ def table(bench: BenchRun) -> Table:
         f"Messages per second, {plan.payload_bytes}-byte payload, 1 publisher, 1 subscriber, window {plan.window}, "
         f"median of {plan.rounds} interleaved rounds"
     )
-    found = Table(title=title, title_justify="left")
+    versions = ", ".join(f"{name} {bench.versions[name]}".strip() for name in bench.peers)
+    caption = f"{versions}; null: the client's own ceiling"
+    found = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     found.add_column("case")
-    found.add_column("broker", overflow="fold")
-    for name in ("median/s", "range", "client load", "ratio"):
-        found.add_column(name, justify="right")
+    found.add_column("broker", no_wrap=True)
+    for name in ("median/s", "range", "ratio", "per CPU s", "client load"):
+        found.add_column(name, justify="right", no_wrap=True)
     baseline = bench.peers[1] if len(bench.peers) > 1 else ""
     for case in plan.cases:
         for peer in [*bench.peers, NULL]:
             share = bench.client_share(peer, case)
             ratio = bench.ratio(peer, baseline, case) if baseline and case is not Case.QUEUE else None
-            label = "null (ceiling)" if peer == NULL else f"{peer} {bench.versions[peer]}".strip()
             found.add_row(
                 TITLES[case] if peer == (bench.peers or [NULL])[0] else "",
-                label,
+                peer,
                 _rate(bench.median_per_s(peer, case)),
                 _spread(bench.rates_per_s(peer, case)),
-                "-" if share is None else f"{share:.0%}",
                 "-" if ratio is None else f"{ratio:.2f}x",
+                _rate(bench.per_cpu_second(peer, case)),
+                "-" if share is None else f"{share:.0%}",
             )
         found.add_section()
     return found
@@ -110,6 +112,7 @@ def result(bench: BenchRun, *, command: str, aim: float = 0.0) -> RunResult:
         for case in bench.plan.cases:
             rates = bench.rates_per_s(peer, case)
             metrics[f"{peer}.{case}.messages_per_s"] = round(bench.median_per_s(peer, case) or 0.0, 1)
+            metrics[f"{peer}.{case}.messages_per_cpu_s"] = round(bench.per_cpu_second(peer, case) or 0.0, 1)
             metrics[f"{peer}.{case}.client_load"] = round(bench.client_share(peer, case) or 0.0, 3)
             if peer != NULL:
                 rounds = [float(number) for number in range(len(rates))]

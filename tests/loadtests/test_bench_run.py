@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from conformance.targets import running
 from loadtests import null_broker
 from loadtests.bench import pump as pump_module
 from loadtests.bench import queue as queue_module
+from loadtests.bench.broker_cpu import process_cpu_s
 from loadtests.bench.mqtt import PUB_SUB, BenchPlan, BenchRun, Case, Measurement, measure, run_bench
 from loadtests.bench.peers import Peer, mosquitto, peers, reference
 from loadtests.bench.pump import BenchError, Throughput
@@ -86,6 +88,17 @@ def test_medians_ratios_and_headroom_decide() -> None:
     assert (found.kind, found.verdict) == (RunKind.BENCH, Verdict.UNKNOWN)
     assert found.metrics["a.qos0.messages_per_s"] == 300.0
     assert found.target == "a, b"
+
+
+def test_processor_time_of_the_broker_is_counted() -> None:
+    bench = run_bench([Peer(name="relay", target=null_broker.target())], BenchPlan(messages=20_000, rounds=2))
+    measured = [m.throughput for m in bench.measurements if m.peer == "relay"]
+    assert all(found.broker_cpu_s is not None and found.broker_cpu_s <= found.duration_s + 0.1 for found in measured)
+    per_cpu_s = bench.per_cpu_second("relay", Case.QOS_2)
+    assert per_cpu_s is not None
+    assert per_cpu_s >= min(bench.rates_per_s("relay", Case.QOS_2)) * 0.5
+    assert process_cpu_s(None) is None
+    assert (process_cpu_s(os.getpid()) or 0) > 0
 
 
 @pytest.mark.peer
