@@ -3,6 +3,10 @@
 ``python -m conformance.adapter [--mutant NAME ...] [--config YAML] [--port PORT]`` prints one line of JSON when ready,
 ``{"ready": true, "host": ..., "port": ..., "version": ..., "pid": ...}``, and ends when its standard input is closed,
 so that nothing is left behind when its parent dies. In this process: :func:`reference_broker_endpoint`.
+
+``--fork`` makes it a nursery of broken brokers for the self-check, which spares them the start of Python: each line
+``{"start": MUTANT, "log": FILE}`` on standard input forks a broker with that mutant (none for ""), whose ready line, or
+one with ``error``, is printed; ``{"stop": PID}`` ends that broker, the end of the input ends all of them.
 """
 
 from __future__ import annotations
@@ -13,6 +17,8 @@ import json
 import os
 import signal
 import sys
+import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -20,12 +26,14 @@ from pathlib import Path
 
 import msgspec
 
-from conformance.mutants import UnknownMutantError, applied
+from conformance.mutants import UnknownMutantError, all_mutants, applied
 from conformance.targets.model import Endpoint
 from reference_broker.broker import Broker
 from reference_broker.config import BrokerConfig, ConfigError, ListenerConfig, load_config
 
 USAGE_ERROR = 2
+_STOP_TIMEOUT_S = 3.0
+_POLL_S = 0.005
 
 
 def broker_config(path: Path | None, port: int) -> BrokerConfig:
@@ -51,6 +59,80 @@ def _version() -> str:
         return ""
 
 
+def _ready_line(broker: Broker) -> str:
+    ready = {"ready": True, "host": broker.host, "port": broker.port, "version": _version(), "pid": os.getpid()}
+    return json.dumps(ready)
+
+
+def _forked_broker(mutant: str, log: str, life: int) -> int:
+    """The life of a forked broker: until ``life``, the read end of a pipe, ends. Returns the exit status."""
+    with Path(log).open("wb") as sink:
+        os.dup2(sink.fileno(), sys.stderr.fileno())
+    try:
+        with applied(*filter(None, [mutant])), Broker(broker_config(None, 0)) as broker:
+            print(_ready_line(broker), flush=True)
+            os.read(life, 1)
+    except Exception as error:
+        traceback.print_exc()
+        print(json.dumps({"error": f"{type(error).__name__}: {error}", "pid": os.getpid()}), flush=True)
+        return 1
+    return 0
+
+
+class Nursery:
+    """Forks brokers and ends them."""
+
+    def __init__(self) -> None:
+        self._lives: dict[int, int] = {}
+        """Process id to the write end of the pipe that keeps the broker alive."""
+
+    def start(self, mutant: str, log: str) -> None:
+        """Fork a broker; it prints its own ready line."""
+        life, keep = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            # A child that held the pipes of its siblings would keep them alive.
+            for other in (keep, *self._lives.values()):
+                os.close(other)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os._exit(_forked_broker(mutant, log, life))
+        os.close(life)
+        self._lives[pid] = keep
+
+    def stop(self, pid: int) -> None:
+        """End a broker and wait for its process; twice is fine. One that does not end by itself is killed."""
+        keep = self._lives.pop(pid, None)
+        if keep is None:
+            return
+        os.close(keep)
+        deadline = time.monotonic() + _STOP_TIMEOUT_S
+        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+            if time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                return
+            time.sleep(_POLL_S)  # a blocking wait has no time limit
+
+    def stop_all(self) -> None:
+        for pid in list(self._lives):
+            self.stop(pid)
+
+
+def _serve_nursery() -> int:
+    all_mutants()
+    nursery = Nursery()
+    try:
+        for line in sys.stdin:
+            request = json.loads(line)
+            if "stop" in request:
+                nursery.stop(int(request["stop"]))
+            else:
+                nursery.start(str(request["start"]), str(request["log"]))
+    finally:
+        nursery.stop_all()
+    return 0
+
+
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m conformance.adapter",
@@ -59,6 +141,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--mutant", action="append", default=[], metavar="NAME", help="break the broker (repeatable)")
     parser.add_argument("--config", type=Path, metavar="YAML", help="broker configuration; its listeners are replaced")
     parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; 0 = any free one")
+    parser.add_argument("--fork", action="store_true", help="fork broken brokers on request, for the self-check")
     return parser.parse_args(argv)
 
 
@@ -66,11 +149,12 @@ def main(argv: Sequence[str]) -> int:
     """Run until standard input ends; returns the exit status."""
     arguments = _arguments(argv)
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
+    if arguments.fork:
+        return _serve_nursery()
     try:
         config = broker_config(arguments.config, arguments.port)
         with applied(*arguments.mutant), Broker(config) as broker:
-            ready = {"ready": True, "host": broker.host, "port": broker.port, "version": _version(), "pid": os.getpid()}
-            print(json.dumps(ready), flush=True)
+            print(_ready_line(broker), flush=True)
             with contextlib.suppress(KeyboardInterrupt):
                 while sys.stdin.buffer.read(4_096):
                     pass

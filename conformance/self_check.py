@@ -19,8 +19,9 @@ from rich.table import Table
 from conformance import mutants
 from conformance.case import Case
 from conformance.engine import Engine, Outcome, RunOptions
+from conformance.nursery import Nursery
 from conformance.report import ExitCode, this_machine, utc_now
-from conformance.targets import ProbeError, Target, TargetStartError, load_target, probe, running
+from conformance.targets import ProbeError, Target, TargetStartError, load_target, probe
 from reference_broker.trace import results
 from reference_broker.trace.conformance import CaseVerdict
 from reference_broker.trace.results import Finding, RunKind, RunResult, Severity, Verdict, write_result
@@ -73,10 +74,10 @@ class SelfCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _run_cases(
-    target: Target, cases: Sequence[Case], arguments: tuple[str, ...], options: RunOptions
+    nursery: Nursery, target: Target, mutant: str, cases: Sequence[Case], options: RunOptions
 ) -> tuple[list[Outcome], str]:
     """The outcomes, and what went wrong within the broker process."""
-    with running(target, extra_arguments=arguments) as broker:
+    with nursery.broker(mutant) as broker:
         engine = Engine(broker, probe(target, broker.endpoint), options)
         outcomes = asyncio.run(engine.run_all(cases, lambda _outcome: None))
         crash = broker.log_tail(LOG_BYTES).partition(CRASH)
@@ -90,22 +91,21 @@ def _wanted(*, legal: bool, advisory: bool) -> tuple[CaseVerdict, ...]:
     return (CaseVerdict.FAIL, CaseVerdict.NON_STRICT) if advisory else (CaseVerdict.FAIL,)
 
 
-def _check_one(target: Target, name: str, cases: Sequence[Case]) -> Check:
+def _check_one(nursery: Nursery, target: Target, name: str, cases: Sequence[Case]) -> Check:
     """Run the cases against the reference broker with the mutant ``name``."""
     case_ids = tuple(case.id for case in cases)
     if name == BASELINE:
         entry = mutants.Mutant(name=name, what="the reference broker as it is", apply=lambda _patch: None, legal=True)
-        arguments: tuple[str, ...] = ()
     else:
         try:
             entry = mutants.find(name)
         except mutants.UnknownMutantError as error:
             return Check(mutant=name, what="", legal=False, cases=case_ids, problem=str(error))
-        arguments = ("--mutant", name)
     # A broken broker may be silent; a sound one may be slow, so that it gets the whole time.
     options = RunOptions(patience_s=None if entry.legal else PATIENCE_S)
     try:
-        outcomes, problem = _run_cases(target, cases, arguments, options)
+        planted = "" if name == BASELINE else name
+        outcomes, problem = _run_cases(nursery, target, planted, cases, options)
     except (TargetStartError, ProbeError) as error:
         return Check(mutant=name, what=entry.what, legal=entry.legal, cases=case_ids, problem=str(error))
     advisory = {case.id for case in cases if case.level != "MUST"}
@@ -128,13 +128,13 @@ def _work(cases: Sequence[Case], only: str) -> dict[str, list[Case]]:
 
 
 async def _check_all(
-    target: Target, work: dict[str, list[Case]], jobs: int, report: Callable[[Check], None]
+    nursery: Nursery, target: Target, work: dict[str, list[Case]], jobs: int, report: Callable[[Check], None]
 ) -> list[Check]:
     slots = asyncio.Semaphore(jobs)
 
     async def one(name: str, cases: list[Case]) -> Check:
         async with slots:
-            check = await asyncio.to_thread(_check_one, target, name, cases)
+            check = await asyncio.to_thread(_check_one, nursery, target, name, cases)
         report(check)
         return check
 
@@ -147,17 +147,17 @@ def check_mutants(
     only: str = "",
     jobs: int = 2,
     report: Callable[[Check], None] = lambda _check: None,
-    target: Target | None = None,
 ) -> SelfCheck:
     """Check every mutant and near miss that ``cases`` name; ``report`` gets each check as it is known."""
     began, started_at = time.monotonic(), utc_now()
-    chosen = target or load_target("reference")
+    target = load_target("reference")
     work = _work(cases, only)
     concerned = {case.id: case for named in work.values() for case in named}
-    baseline = _check_one(chosen, BASELINE, list(concerned.values()))
-    checks = [baseline]
-    if not baseline.problem:
-        checks += asyncio.run(_check_all(chosen, work, jobs, report))
+    with Nursery(target) as nursery:
+        baseline = _check_one(nursery, target, BASELINE, list(concerned.values()))
+        checks = [baseline]
+        if not baseline.problem:
+            checks += asyncio.run(_check_all(nursery, target, work, jobs, report))
     return SelfCheck(
         checks=tuple(checks),
         without_mutant=tuple(case.id for case in cases if not case.mutant),

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from conformance import adapter
 from conformance.adapter import broker_config, main, reference_broker_endpoint
-from conformance.targets import handshake
+from conformance.nursery import Nursery
+from conformance.targets import ProbeError, TargetStartError, handshake, load_target
 
 COMMAND = [sys.executable, "-m", "conformance.adapter"]
 
@@ -49,6 +55,38 @@ def test_listeners_of_a_configuration_are_replaced(tmp_path: Path) -> None:
     config = broker_config(path, 0)
     assert config.node == "x"
     assert [(listener.host, listener.port) for listener in config.listeners] == [("127.0.0.1", 0)]
+
+
+def test_a_nursery_forks_brokers_and_ends_them() -> None:
+    with Nursery(load_target("reference")) as nursery:
+        with nursery.broker("") as sound, nursery.broker("v3-every-second-ping-lost") as broken:
+            assert sound.endpoint.port != broken.endpoint.port
+            assert handshake(sound.endpoint, 4).reason_code == handshake(broken.endpoint, 4).reason_code == 0
+            ended = sound.endpoint
+        with nursery.broker("") as later:
+            assert handshake(later.endpoint, 5).reason_code == 0
+        with pytest.raises(ProbeError):
+            handshake(ended, 4)
+
+
+def test_a_nursery_reports_what_does_not_start() -> None:
+    with (
+        Nursery(load_target("reference")) as nursery,
+        pytest.raises(TargetStartError, match="unknown mutant"),
+        nursery.broker("v3-no-such-mutant"),
+    ):
+        pass
+
+
+def test_a_forked_broker_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter, "_STOP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(adapter, "_forked_broker", lambda _mutant, _log, _life: signal.pause())
+    nursery = adapter.Nursery()
+    nursery.start("", "unused")
+    (pid,) = nursery._lives
+    nursery.stop(pid)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_it_runs_in_this_process_too() -> None:

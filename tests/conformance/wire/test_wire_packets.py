@@ -120,7 +120,8 @@ def answers(draw: st.DrawFn, version: int) -> Packet:
     five = version == 5
     kinds: list[type[Packet]] = [Connack, Puback, Pubrec, Pubrel, Pubcomp, Subscribe, Suback, Unsubscribe, Unsuback]
     kinds += [Pingreq, Pingresp, Disconnect]
-    kind: type[Packet] = draw(st.sampled_from([*kinds, Auth] if five else kinds))
+    chosen: st.SearchStrategy[type[Packet]] = st.sampled_from([*kinds, Auth] if five else kinds)
+    kind = draw(chosen)
     properties = draw(properties_of(kind.type)) if five else NO_PROPERTIES
     code = draw(st.sampled_from(sorted(_CODES_5[kind.type]))) if five and kind.type in _CODES_5 else 0
     packet_id = draw(packet_ids)
