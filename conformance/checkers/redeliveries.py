@@ -42,7 +42,7 @@ from conformance.checkers.tables import Settlement, Subject, Tables
 from reference_broker.trace.results import Severity
 from reference_broker.trace.schema import Contract, HistoryEvent, OpKind, OpType
 
-SESSION_END_GRACE_NS = 5_000_000_000
+SESSION_END_GRACE_NS = 1_000_000_000
 
 
 class RedeliveryClass(StrEnum):

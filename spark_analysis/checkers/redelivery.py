@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 PARAMETERS: Final = {
-    "grace_ns": 5_000_000_000,  # a client may notice the end of its session this much late
+    "grace_ns": 1_000_000_000,  # a client may notice the end of its session this much late
     "slack_ns": 50_000_000,  # a timer may fire this much early
 }
 
