@@ -291,7 +291,8 @@ def _damaged(outcome: Outcome, *kinds: str) -> list[SourceReport]:
     return [report for report in outcome.reports if not report.whole and (not kinds or report.kind in kinds)]
 
 
-def _verdict(outcome: Outcome, checks: Iterable[Check]) -> Verdict:
+def verdict_of(outcome: Outcome, checks: Iterable[Check]) -> Verdict:
+    """The gravest of what was judged. A check that was not measured neither helps nor harms."""
     damaged = {report.run_id for report in _damaged(outcome, "history")}
     verdicts: list[Verdict] = []
     verdicts += [check.verdict for check in checks if check.verdict is not Verdict.UNKNOWN]
@@ -313,7 +314,7 @@ def _result(run_folder: Path, outcome: Outcome, checks: list[Check], sources: So
     return RunResult(
         kind=RunKind.SPARK,
         name=f"{origin.name if origin is not None else run_folder.resolve().name} (Spark)",
-        verdict=_verdict(outcome, checks),
+        verdict=verdict_of(outcome, checks),
         summary=_summary(outcome, checks),
         target=origin.target if origin is not None else "",
         world=origin.world if origin is not None else "",

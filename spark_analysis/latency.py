@@ -88,11 +88,11 @@ def _exact(rows: DataFrame, by: list[str], value: str) -> DataFrame:
     ranked = rows.selectExpr(
         *by,
         f"{value} AS value",
-        f"row_number() OVER (PARTITION BY {group} ORDER BY {value}) AS place",
+        f"row_number() OVER (PARTITION BY {group} ORDER BY {value}) AS nth",
         f"count(*) OVER (PARTITION BY {group}) AS total",
     )
     picked = [
-        f"max(CASE WHEN place = greatest(1, ceil(total * {quantile}D)) THEN {_microseconds('value')} END) AS {name}"
+        f"max(CASE WHEN nth = greatest(1, ceil(total * {quantile}D)) THEN {_microseconds('value')} END) AS {name}"
         for name, quantile in QUANTILES.items()
     ]
     aggregates = ["max(total) AS count", *picked, f"max({_microseconds('value')}) AS max_us"]

@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import BinaryIO, Final, Generic, TypeVar
 from urllib.parse import unquote
 
 import msgspec
+import pyarrow.dataset as ds
 import zstandard
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -143,30 +145,34 @@ class Loaded(msgspec.Struct, Generic[_Header], frozen=True, kw_only=True):
 
 def _salvaged(path: Path, scratch: Path, number: int) -> tuple[Path, bool]:
     """The file itself, or, where its zstd stream is cut short, a plain copy of what can still be read."""
-    if path.suffix != COMPRESSED_SUFFIX:
-        return path, False
-    if _is_whole(path):
+    if path.suffix != COMPRESSED_SUFFIX or _unpack(path, None):
         return path, False
     copy = scratch / f"{number}.jsonl"
-    with path.open("rb") as source, copy.open("wb") as target:
-        stream = zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True)
-        try:
-            while chunk := stream.read(_CHUNK_BYTES):
-                target.write(chunk)
-        except zstandard.ZstdError:
-            target.flush()
+    with copy.open("wb") as target:
+        _unpack(path, target)
     return copy, True
 
 
-def _is_whole(path: Path) -> bool:
+def _unpack(path: Path, target: BinaryIO | None) -> bool:
+    """Decompress as far as possible; true when the last zstd frame is whole.
+
+    Frame by frame, because the stream reader may take the end of the file for the end of a frame.
+    """
+    decompressor = zstandard.ZstdDecompressor()
+    frame = decompressor.decompressobj()
     with path.open("rb") as source:
-        stream = zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True)
-        try:
-            while stream.read(_CHUNK_BYTES):
-                pass
-        except zstandard.ZstdError:
-            return False
-    return True
+        while chunk := source.read(_CHUNK_BYTES):
+            while chunk:
+                if frame.eof:
+                    frame = decompressor.decompressobj()
+                try:
+                    data = frame.decompress(chunk)
+                except zstandard.ZstdError:
+                    return False
+                if target is not None:
+                    target.write(data)
+                chunk = frame.unused_data if frame.eof else b""
+    return frame.eof
 
 
 def _literal(path: Path) -> str:
@@ -322,26 +328,32 @@ def load_samples(spark: SparkSession, files: dict[str, Path]) -> tuple[DataFrame
     frame = spark.createDataFrame([], SAMPLE_TYPE)
     reports = []
     for run_id, path in files.items():
+        if problem := _parquet_problem(path):
+            reports.append(_unread(path, run_id, problem))
+            continue
+        source = spark.read.parquet(_literal(path))
+        rows = source.select(*filled(LatencySample, source)).withColumn("broken", breaks_schema(LatencySample))
         try:
-            source = spark.read.parquet(_literal(path))
-            absent = [
-                field.name
-                for field in msgspec.structs.fields(LatencySample)
-                if field.required and field.name not in source.columns
-            ]
-            if absent:
-                reports.append(_unread(path, run_id, f"lacks the columns {', '.join(absent)}"))
-                continue
-            rows = source.select(*filled(LatencySample, source)).withColumn("broken", breaks_schema(LatencySample))
             good, bad = _good_and_bad(rows)
-        except PySparkException as error:
-            reports.append(
-                _unread(path, run_id, f"is not readable Parquet ({error.getCondition() or type(error).__name__})")
-            )
+        except (PySparkException, Py4JJavaError) as error:
+            reports.append(_unread(path, run_id, f"is damaged inside: {str(error).splitlines()[0]}"))
             continue
         frame = frame.unionByName(rows.where("NOT broken").drop("broken").withColumn("run_id", sf.lit(run_id)))
         reports.append(SourceReport(path=str(path), run_id=run_id, kind="samples", rows=good, unreadable=bad))
     return frame, reports
+
+
+def _parquet_problem(path: Path) -> str:
+    """What keeps a file or folder from being samples, by its footers; empty when nothing does."""
+    try:
+        dataset = ds.dataset(path, format="parquet")
+        for fragment in dataset.get_fragments():
+            fragment.ensure_complete_metadata()
+    except (OSError, ValueError) as error:
+        return f"is not readable Parquet: {str(error).splitlines()[0]}"
+    required = [field.name for field in msgspec.structs.fields(LatencySample) if field.required]
+    absent = [name for name in required if name not in dataset.schema.names]
+    return f"lacks the columns {', '.join(absent)}" if absent else ""
 
 
 def _unread(path: Path, run_id: str, error: str) -> SourceReport:

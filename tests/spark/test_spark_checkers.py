@@ -144,14 +144,14 @@ def test_what_cannot_be_claimed_is_the_same(specimens: Runs, judged: Judged) -> 
             assert getattr(sizes, name) == outcome.counts[name], (run_id, name)
 
 
+# One Spark job judges hundreds of histories. A difference names its run, and with it the seed of `chaos`. The filter
+# keeps Hypothesis from spending the one example on its simplest choice, which would be the same every time.
 @settings(max_examples=1, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-@given(rng=st.randoms(use_true_random=True))
+@given(first=st.integers(0, 2**48).filter(lambda first: first > 1_000_000))
 def test_both_say_the_same_of_random_histories(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, rng: random.Random
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, first: int
 ) -> None:
-    # One Spark job judges hundreds of histories. A difference names its run, and with it the seed of `chaos`.
-    seeds = [rng.getrandbits(48) for _ in range(300)]
-    runs = {f"chaos-{seed}": histories.chaos(seed) for seed in seeds}
+    runs = {f"chaos-{seed}": histories.chaos(seed) for seed in range(first, first + 300)}
     expected = rows_in_memory(runs)
     found = in_spark(spark, runs, tmp_path_factory.mktemp("chaos"))
     assert found.rows == expected, difference(expected, found.rows)
