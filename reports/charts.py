@@ -29,8 +29,13 @@ LOG_SPREAD = 50.0
 """A time axis turns logarithmic when its largest value is this many times its median."""
 
 _ROW_HEIGHT = 210
+_ROW_HEAD = 38
+"""Pixels above a row for its heading and legend."""
+_ROW_GAP = 20
+_LEGEND_LINE = 19
 _LABEL_HEIGHT = 14
 _TO_US = {"ns": 1e-3, "µs": 1.0, "us": 1.0, "ms": 1e3, "s": 1e6}
+_UNIT_NAMES = {"1/s": "per second"}
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _PERCENTILE_NAMES = ("p50", "p90", "p99", "p99.9", "max")
 
@@ -67,31 +72,28 @@ def timeline(result: RunResult, name: str = "timeline") -> Chart | None:
     if not series:
         return None
     rounds = result.kind is RunKind.BENCH  # its x is the number of the round
-    rows: dict[tuple[str, str], list[Series]] = {}
-    for line in series:
-        rows.setdefault((line.group or line.name, line.unit), []).append(line)
-    layout: dict[str, Json] = {"height": 110 + _ROW_HEIGHT * len(rows), "hovermode": "x unified"}
-    traces: list[Json] = []
-    annotations: list[Json] = []
-    for index, ((group, unit), lines) in enumerate(rows.items()):
-        _add_row(layout, annotations, index, len(rows), group, unit, lines)
-        traces += [_trace(line, place, index) for place, line in enumerate(lines)]
-    last = "" if len(rows) == 1 else str(len(rows))
+    rows, height = _stack(series)
+    layout: dict[str, Json] = {"height": 110 + height, "hovermode": "x unified"}
+    for row in rows:
+        layout |= _row_layout(row)
     layout["xaxis"] = {
         "title": {"text": "round" if rounds else "seconds since the start"},
-        "anchor": f"y{last}",
+        "anchor": f"y{rows[-1].axis}",
         "rangemode": "tozero",
     }
     bands = sorted(result.bands, key=lambda band: band.from_s)[:MAX_BANDS]
     layout["shapes"] = [_band_shape(band, result.kind) for band in bands]
-    layout["annotations"] = [*annotations, *_band_labels(bands)]
+    layout["annotations"] = [*(_heading(row) for row in rows), *_band_labels(bands)]
     layout["margin"] = {"t": 30 + _LABEL_HEIGHT * _label_levels(bands)}
     dropped = len(result.series) - len(series)
     return Chart(
         name=name,
         title="Round by round" if rounds else "Over time",
         description=_describe_timeline(series, bands),
-        figure={"data": traces, "layout": layout},
+        figure={
+            "data": [_trace(line, place, row.axis) for row in rows for place, line in enumerate(row.lines)],
+            "layout": layout,
+        },
         head=[
             "round" if rounds else "seconds",
             *(f"{words(line.name)} ({line.unit})" if line.unit else words(line.name) for line in series),
@@ -183,9 +185,8 @@ def _percentile_values(row: Percentiles) -> tuple[float, ...]:
     return (row.p50_us, row.p90_us, row.p99_us, row.p999_us, row.max_us)
 
 
-def _trace(line: Series, place: int, row: int) -> Json:
+def _trace(line: Series, place: int, axis: str) -> Json:
     xs, ys = thin(line, MAX_POINTS)
-    axis = "" if row == 0 else str(row + 1)
     return {
         "type": "scatter",
         "mode": "lines+markers" if len(xs) <= MAX_MARKED_POINTS else "lines",
@@ -202,36 +203,77 @@ def _trace(line: Series, place: int, row: int) -> Json:
     }
 
 
-def _add_row(
-    layout: dict[str, Json], annotations: list[Json], index: int, count: int, group: str, unit: str, lines: list[Series]
-) -> None:
-    """One row of the stack: its axis, its heading and its own legend."""
-    axis = "" if index == 0 else str(index + 1)
-    gap = 0.22 / count
-    top = 1 - index / count
-    bottom = top - 1 / count + (gap if index < count - 1 else 0)
-    high = top - gap * 0.62
-    values = sorted(value for line in lines for value in line.y if value is not None and math.isfinite(value))
+class _Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One chart of the stack; ``bottom`` and ``top`` are shares of the stack's height."""
+
+    group: str
+    unit: str
+    lines: list[Series]
+    bottom: float
+    top: float
+    axis: str
+    """Plotly's suffix: empty for the first, then ``2``, ``3``..."""
+
+    @property
+    def crowded(self) -> bool:
+        return len(self.lines) > MAX_LINES_IN_ROW_LEGEND
+
+
+def _stack(series: list[Series]) -> tuple[list[_Row], int]:
+    """Rows by group and unit from top to bottom, and their height in pixels; a crowded row grows with its legend."""
+    grouped: dict[tuple[str, str], list[Series]] = {}
+    for line in series:
+        grouped.setdefault((line.group or line.name, line.unit), []).append(line)
+    heights = [max(_ROW_HEIGHT, _LEGEND_LINE * len(lines) + _ROW_HEAD) for lines in grouped.values()]
+    total = sum(heights)
+    rows: list[_Row] = []
+    above = 0
+    for index, ((group, unit), lines) in enumerate(grouped.items()):
+        under = above + heights[index]
+        last = index == len(heights) - 1
+        rows.append(
+            _Row(
+                group=group,
+                unit=unit,
+                lines=lines,
+                bottom=round(1 - (under - (0 if last else _ROW_GAP)) / total, 4),
+                top=round(1 - (above + _ROW_HEAD) / total, 4),
+                axis="" if index == 0 else str(index + 1),
+            )
+        )
+        above = under
+    return rows, total
+
+
+def _row_layout(row: _Row) -> dict[str, Json]:
+    """The row's axis and its own legend."""
+    values = sorted(value for line in row.lines for value in line.y if value is not None and math.isfinite(value))
     positive = [value for value in values if value > 0]
     logarithmic = (
-        unit in _TO_US and len(positive) == len(values) and values[-1] > LOG_SPREAD * positive[len(positive) // 2]
+        row.unit in _TO_US and len(positive) == len(values) and values[-1] > LOG_SPREAD * positive[len(positive) // 2]
     )
-    yaxis: dict[str, Json] = {
-        "domain": [round(bottom, 4), round(high, 4)],
-        "anchor": "x",
-        "title": {"text": f"{unit} (log)" if logarithmic else unit},
-    }
+    title = f"{row.unit} (log)" if logarithmic else _UNIT_NAMES.get(row.unit, row.unit)
+    yaxis: dict[str, Json] = {"domain": [row.bottom, row.top], "anchor": "x", "title": {"text": _plain(title)}}
     yaxis |= {"type": "log", "dtick": 1} if logarithmic else {"rangemode": "tozero"}
-    layout[f"yaxis{axis}"] = yaxis
-    place: dict[str, Json] = {"xref": "paper", "yref": "paper", "x": 0, "y": round(high, 4)}
-    annotations.append(
-        {**place, "text": f"<b>{_plain(words(group))}</b>", "showarrow": False, "xanchor": "left", "yanchor": "bottom"}
+    legend: dict[str, Json] = (
+        {"orientation": "v", "x": 1.01, "xanchor": "left", "y": row.top, "yanchor": "top"}
+        if row.crowded
+        else {"orientation": "h", "x": 1, "xanchor": "right", "y": row.top, "yanchor": "bottom"}
     )
-    layout[f"legend{axis}"] = (
-        {"orientation": "v", "x": 1.01, "xanchor": "left", "y": round(high, 4), "yanchor": "top"}
-        if len(lines) > MAX_LINES_IN_ROW_LEGEND
-        else {"orientation": "h", "x": 1, "xanchor": "right", "y": round(high, 4), "yanchor": "bottom"}
-    )
+    return {f"yaxis{row.axis}": yaxis, f"legend{row.axis}": legend}
+
+
+def _heading(row: _Row) -> Json:
+    return {
+        "xref": "paper",
+        "yref": "paper",
+        "x": 0,
+        "y": row.top,
+        "text": f"<b>{_plain(words(row.group))}</b>",
+        "showarrow": False,
+        "xanchor": "left",
+        "yanchor": "bottom",
+    }
 
 
 def _band_shape(band: Band, kind: RunKind) -> Json:

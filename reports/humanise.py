@@ -61,6 +61,8 @@ def quantity(value: float | None, unit: str = "") -> str:
     text = number(value)
     if not unit or text == NO_DATA:
         return text
+    if unit == "1/s":
+        return f"{text} /s"
     return f"{text}×" if unit in {"x", "×"} else f"{text}{'' if unit == '%' else ' '}{unit}"
 
 

@@ -64,6 +64,17 @@ def test_groups_stack_and_share_the_time_axis() -> None:
     assert domains[0][0] > domains[1][1], "rows do not overlap"
 
 
+def test_a_row_grows_with_its_legend() -> None:
+    few = [Series(name="one", unit="1/s", x_s=[0], y=[1], group="rate")]
+    many = [Series(name=f"line {at}", unit="ms", x_s=[0], y=[1], group="latency") for at in range(14)]
+    chart = timeline(with_series(*few, *many))
+    assert chart is not None
+    layout = json.loads(chart.json)["layout"]
+    heights = [(high - low) * chart.height for low, high in (layout["yaxis"]["domain"], layout["yaxis2"]["domain"])]
+    assert heights[1] > 14 * 18 > heights[0]
+    assert [layout[name]["orientation"] for name in ("legend", "legend2")] == ["h", "v"]
+
+
 def test_crowded_faults_lose_their_labels_but_not_their_shade() -> None:
     bands = tuple(Band(label=f"b{at}", from_s=at, to_s=at + 0.5) for at in range(MAX_LABELLED_BANDS + 1))
     chart = timeline(with_series(Series(name="a", unit="x", x_s=[0, 1], y=[1, 2]), bands=bands))
