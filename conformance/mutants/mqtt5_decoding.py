@@ -345,25 +345,21 @@ def long_topics(patch: Patch) -> None:
     _decode_strings(patch, lambda data, version: decode_string(data, version)[:255])
 
 
-def _unchecked_texts(patch: Patch, kind: Kind) -> None:
-    original = properties._read_value
+class _LenientReader(Reader):
+    """Reads strings that are not well-formed."""
 
-    def text(reader: Reader) -> str:
-        return reader.binary().decode(errors="replace")
+    __slots__ = ()
 
-    def read_value(reader: Reader, wanted: Kind) -> int | str | bytes | tuple[str, str]:
-        if wanted is not kind:
-            return original(reader, wanted)
-        return (text(reader), text(reader)) if kind is Kind.PAIR else text(reader)
-
-    patch.replace(properties, "_read_value", read_value)
-
-
-@mutant("v5-user-property-utf8-unchecked", "ill-formed UTF-8 in user properties is replaced by question marks")
-def user_property_utf8(patch: Patch) -> None:
-    _unchecked_texts(patch, Kind.PAIR)
+    def string(self) -> str:
+        return self.binary().decode(errors="replace")
 
 
 @mutant("v5-property-utf8-unchecked", "ill-formed UTF-8 in texts among the properties is replaced by question marks")
 def property_utf8(patch: Patch) -> None:
-    _unchecked_texts(patch, Kind.STRING)
+    original = Reader.section
+
+    def section(self: Reader, length: int) -> Reader:
+        found = original(self, length)
+        return _LenientReader(found._data, found._position, found._end, found.version)
+
+    patch.replace(Reader, "section", section)

@@ -11,6 +11,7 @@ from conformance.mutants.mqtt5_support import no_fast_lane
 from reference_broker.core.broker_state import SubscribeOutcome
 from reference_broker.core.message import Message
 from reference_broker.core.queues import QueueError
+from reference_broker.core.retained import RetainedStore
 from reference_broker.core.routing import Route, RouteEntry, SharedGroup, Subscription, SubscriptionTree
 from reference_broker.core.session import Session
 from reference_broker.mqtt import connection, handlers, handshake
@@ -34,6 +35,7 @@ from reference_broker.mqtt.packets import (
 from reference_broker.mqtt.wire_types import encode_string, encode_variable_integer
 
 _PUBCOMP_START = b"\x70\x02"
+_ROOMY_BYTES = 200
 _TEXT = "an explanation for people"
 
 
@@ -53,6 +55,8 @@ def connack_says_more(patch: Patch) -> None:
     original = handshake._offer
 
     def offer(connection: MqttConnection) -> Properties:
+        if connection.max_packet_out < _ROOMY_BYTES:
+            return original(connection)
         return msgspec.structs.replace(
             original(connection),
             retain_available=1,
@@ -225,3 +229,16 @@ def uses_aliases(patch: Patch) -> None:
     no_fast_lane(patch)
     patch.replace(handshake, "_accept", remember)
     patch.replace(Outbound, "send_publish", send_publish)
+
+
+@variation("v5-retained-qos-0-not-kept", "a retained message of QoS 0 is forgotten at once")
+def retained_qos_0(patch: Patch) -> None:
+    original = RetainedStore.store
+
+    def store(self: RetainedStore, message: Message) -> bool:
+        if message.qos == 0 and message.payload:
+            self._remove(message.topic)
+            return True
+        return original(self, message)
+
+    patch.replace(RetainedStore, "store", store)

@@ -5,8 +5,19 @@ from __future__ import annotations
 import string
 
 from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import exchange_raw, expect_error, imposed_keep_alive, pass_time
-from conformance.wire import Connect, Disconnect, Pingreq, Properties, Publish, Subscription, Will, describe, encode
+from conformance.cases.mqtt5.support import Stopwatch, exchange_raw, expect_error, imposed_keep_alive, pass_time
+from conformance.wire import (
+    Connack,
+    Connect,
+    Disconnect,
+    Pingreq,
+    Properties,
+    Publish,
+    Subscription,
+    Will,
+    describe,
+    encode,
+)
 from conformance.wire.encode import connect_flags, connect_raw, raw_packet
 from conformance.wire.encode import string as encoded_string
 
@@ -303,17 +314,22 @@ async def request_flags(ctx: CaseContext) -> None:
 
 @case(
     "mqtt5/connect/will-topic-with-wildcard-refused",
-    clauses=("MQTT-4.7.0-1", "MQTT-4.13.1-1"),
+    clauses=("MQTT-4.7.0-1",),
+    level="SHOULD",
     mutant="v5-will-topic-unchecked",
     near_miss="v5-closes-silently",
 )
 async def will_topic_wildcard(ctx: CaseContext) -> None:
     """The will topic is a topic name, so it has no wildcard.
 
-    A CONNECT whose will topic ends in a wildcard level is refused.
+    A CONNECT whose will topic ends in a wildcard level should be refused. Nothing says that a server must look at it
+    before the will is due, so a broker that accepts is reported and does not fail.
     """
-    will = Will(topic=ctx.topic("will/+"), payload=b"w")
-    await _expect_refused(ctx, encode(ctx.connect_packet(will=will), 5), name="will topic +")
+    connection = await ctx.open()
+    connection.send(ctx.connect_packet(will=Will(topic=ctx.topic("will/+"), payload=b"w")))
+    answer = await connection.receive("CONNACK or the end of the connection")
+    accepted = isinstance(answer, Connack) and answer.reason_code == 0
+    ctx.should(not accepted, "expected the connection to be refused; it was accepted")
 
 
 @case(
@@ -362,15 +378,17 @@ async def keep_alive(ctx: CaseContext) -> None:
     clauses=("MQTT-3.1.2-22", "MQTT-3.12.4-1"),
     mutant="v5-keep-alive-counts-from-connect",
     near_miss="v5-connack-says-more",
-    limit_s=8.0,
+    limit_s=12.0,
 )
 async def keep_alive_kept(ctx: CaseContext) -> None:
     """A client that pings within its keep alive is not disconnected.
 
-    With keep alive 1 s a PINGREQ is sent every 0.6 s for more than twice the time after which a silent client would
-    be dropped; every one is answered.
+    With keep alive 2 s a PINGREQ is sent every 1.2 s for longer than the 3 s after which a silent client would be
+    dropped; every one is answered.
     """
-    connection = await ctx.connect(keep_alive_s=1)
-    for _ in range(6):
-        await pass_time(ctx, 0.6)
+    connection = await ctx.connect(keep_alive_s=2)
+    for _ in range(4):
+        watch = Stopwatch()
+        await pass_time(ctx, 1.2)
         await connection.expect_nothing()
+        watch.demand_less_than(2.9)

@@ -8,6 +8,7 @@ from conformance.cases.mqtt5.support import (
     RECEIVE_MAXIMUM_EXCEEDED,
     delivered,
     resume,
+    subscribe_at,
     wire_size,
 )
 from conformance.connection import Connection
@@ -58,7 +59,7 @@ async def respects_qos1(ctx: CaseContext) -> None:
     """
     topic = ctx.topic()
     subscriber = await ctx.connect(name="subscriber", properties=Properties(receive_maximum=2))
-    await subscriber.subscribe(topic, qos=1)
+    await subscribe_at(ctx, subscriber, topic, qos=1)
     publisher = await ctx.connect(name="publisher")
     for number in range(7):
         await publisher.publish(topic, f"{number}".encode(), qos=1)
@@ -89,7 +90,7 @@ async def respects_qos2(ctx: CaseContext) -> None:
     """
     topic = ctx.topic()
     subscriber = await ctx.connect(name="subscriber", properties=Properties(receive_maximum=1))
-    await subscriber.subscribe(topic, qos=2)
+    await subscribe_at(ctx, subscriber, topic, qos=2)
     publisher = await ctx.connect(name="publisher")
     for number in range(3):
         await publisher.publish(topic, f"{number}".encode(), qos=2)
@@ -117,7 +118,7 @@ async def refusing_pubrec(ctx: CaseContext) -> None:
     """
     topic = ctx.topic()
     subscriber = await ctx.connect(name="subscriber", properties=Properties(receive_maximum=1))
-    await subscriber.subscribe(topic, qos=2)
+    await subscribe_at(ctx, subscriber, topic, qos=2)
     publisher = await ctx.connect(name="publisher")
     for payload in (b"refused", b"taken"):
         await publisher.publish(topic, payload, qos=2)
@@ -141,7 +142,7 @@ async def nothing_else_delayed(ctx: CaseContext) -> None:
     """
     topic, other = ctx.topic("full"), ctx.topic("other")
     client = await ctx.connect(name="client", properties=Properties(receive_maximum=1))
-    await client.subscribe(topic, qos=1)
+    await subscribe_at(ctx, client, topic, qos=1)
     publisher = await ctx.connect(name="publisher")
     for payload in (b"open", b"waiting"):
         await publisher.publish(topic, payload, qos=1)
@@ -171,6 +172,7 @@ async def nothing_else_delayed(ctx: CaseContext) -> None:
     requires=("qos2",),
     mutant="v5-overrun-tolerated",
     near_miss="v5-closes-silently",
+    limit_s=15.0,
 )
 async def overrun(ctx: CaseContext) -> None:
     """A client that exceeds the server's Receive Maximum is disconnected.
@@ -198,6 +200,7 @@ async def overrun(ctx: CaseContext) -> None:
     requires=("qos2",),
     mutant="v5-qos2-identifier-never-freed",
     near_miss="v5-puback-0x00-without-subscribers",
+    limit_s=15.0,
 )
 async def quota_returns(ctx: CaseContext) -> None:
     """Finished exchanges give their part of the server's Receive Maximum back.
@@ -237,7 +240,7 @@ async def resume_quota(ctx: CaseContext) -> None:
     wide = Properties(session_expiry_interval=60, receive_maximum=10)
     narrow = Properties(session_expiry_interval=60, receive_maximum=1)
     first = await ctx.connect(properties=wide, name="first")
-    await first.subscribe(topic, qos=1)
+    await subscribe_at(ctx, first, topic, qos=1)
     await first.disconnect()
     publisher = await ctx.connect(name="publisher")
     for number in range(4):
@@ -316,7 +319,7 @@ async def too_large_frees_quota(ctx: CaseContext) -> None:
     topic = ctx.topic()
     limits = Properties(session_expiry_interval=60, maximum_packet_size=150, receive_maximum=1)
     client = await ctx.connect(name="client", properties=limits)
-    await client.subscribe(topic, qos=1)
+    await subscribe_at(ctx, client, topic, qos=1)
     publisher = await ctx.connect(name="publisher")
     for _ in range(3):
         await publisher.publish(topic, b"x" * 500, qos=1)
@@ -395,7 +398,7 @@ async def resent_count(ctx: CaseContext) -> None:
     topic = ctx.topic()
     limits = Properties(session_expiry_interval=60, receive_maximum=2)
     first = await ctx.connect(properties=limits, name="first")
-    await first.subscribe(topic, qos=1)
+    await subscribe_at(ctx, first, topic, qos=1)
     publisher = await ctx.connect(name="publisher")
     for number in range(4):
         await publisher.publish(topic, f"{number}".encode(), qos=1)

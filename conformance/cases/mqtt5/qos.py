@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import delivered, ends, pass_time
+from conformance.cases.mqtt5.support import delivered, ends, pass_time, subscribe_at
 from conformance.wire import (
     Properties,
     Puback,
@@ -214,7 +214,7 @@ async def qos1_delivery(ctx: CaseContext) -> None:
     """
     topic = ctx.topic()
     subscriber = await ctx.connect(name="subscriber")
-    await subscriber.subscribe(topic, qos=1)
+    await subscribe_at(ctx, subscriber, topic, qos=1)
     publisher = await ctx.connect(name="publisher")
     for _ in range(2):
         messages = []
@@ -243,7 +243,7 @@ async def qos2_delivery(ctx: CaseContext) -> None:
     """
     topic = ctx.topic()
     subscriber = await ctx.connect(name="subscriber")
-    await subscriber.subscribe(topic, qos=2)
+    await subscribe_at(ctx, subscriber, topic, qos=2)
     publisher = await ctx.connect(name="publisher")
     messages = []
     for payload in (b"1", b"2"):
@@ -324,7 +324,7 @@ async def order(ctx: CaseContext) -> None:
     requires=("qos2",),
     mutant="v5-expiry-breaks-received-qos2",
     near_miss="v5-pubcomp-0x00-for-unknown",
-    limit_s=7.0,
+    limit_s=10.0,
 )
 async def expired_qos2(ctx: CaseContext) -> None:
     """A server finishes the QoS 2 exchange of a message that expires during it.

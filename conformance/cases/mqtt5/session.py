@@ -11,6 +11,7 @@ from conformance.cases.mqtt5.support import (
     expect_error,
     pass_time,
     resume,
+    subscribe_at,
 )
 from conformance.wire import (
     Disconnect,
@@ -42,7 +43,7 @@ async def offline_messages(ctx: CaseContext) -> None:
     """
     topics = {1: ctx.topic("one"), 2: ctx.topic("two")}
     first = await ctx.connect(properties=LASTING, name="first")
-    await first.subscribe(*topics.values(), qos=2)
+    await subscribe_at(ctx, first, *topics.values(), qos=2)
     await first.disconnect()
     publisher = await ctx.connect(name="publisher")
     for qos, topic in topics.items():
@@ -107,7 +108,7 @@ async def expiry_zero(ctx: CaseContext) -> None:
     requires=("persistent_sessions",),
     mutant="v5-session-never-expires",
     near_miss="v5-connack-says-more",
-    limit_s=8.0,
+    limit_s=10.0,
 )
 async def expiry_passes(ctx: CaseContext) -> None:
     """A session is gone once its Session Expiry Interval has passed after the end of the connection.
@@ -222,7 +223,7 @@ async def resend_qos1(ctx: CaseContext) -> None:
     """
     topic = ctx.topic()
     first = await ctx.connect(properties=LASTING, name="first")
-    await first.subscribe(topic, qos=1)
+    await subscribe_at(ctx, first, topic, qos=1)
     publisher = await ctx.connect(name="publisher")
     await publisher.publish(topic, b"open", qos=1)
     sent = await first.expect_publish(topic, b"open", qos=1, dup=False, ack=False)
@@ -251,7 +252,7 @@ async def resend_qos2(ctx: CaseContext) -> None:
     """
     topic = ctx.topic()
     first = await ctx.connect(properties=LASTING, name="first")
-    await first.subscribe(topic, qos=2)
+    await subscribe_at(ctx, first, topic, qos=2)
     publisher = await ctx.connect(name="publisher")
     await publisher.publish(topic, b"open", qos=2)
     sent = await first.expect_publish(topic, b"open", qos=2, dup=False, ack=False)
@@ -276,7 +277,7 @@ async def resend_pubrel(ctx: CaseContext) -> None:
     """
     topic = ctx.topic()
     first = await ctx.connect(properties=LASTING, name="first")
-    await first.subscribe(topic, qos=2)
+    await subscribe_at(ctx, first, topic, qos=2)
     publisher = await ctx.connect(name="publisher")
     await publisher.publish(topic, b"half done", qos=2)
     sent = await first.expect_publish(topic, b"half done", qos=2, ack=False)
@@ -305,7 +306,7 @@ async def refused_not_resent(ctx: CaseContext) -> None:
     """
     topic = ctx.topic()
     first = await ctx.connect(properties=LASTING, name="first")
-    await first.subscribe(topic, qos=2)
+    await subscribe_at(ctx, first, topic, qos=2)
     publisher = await ctx.connect(name="publisher")
     await publisher.publish(topic, b"refused", qos=1)
     message = await first.expect_publish(topic, b"refused", qos=1, ack=False)
@@ -325,7 +326,7 @@ async def refused_not_resent(ctx: CaseContext) -> None:
     requires=("qos1",),
     mutant="v5-resends-while-connected",
     near_miss="v5-connack-says-more",
-    limit_s=6.0,
+    limit_s=10.0,
 )
 async def no_resend_while_connected(ctx: CaseContext) -> None:
     """An unacknowledged message is not sent again on the connection that it was sent on.
@@ -335,7 +336,7 @@ async def no_resend_while_connected(ctx: CaseContext) -> None:
     """
     topic = ctx.topic()
     subscriber = await ctx.connect(name="subscriber")
-    await subscriber.subscribe(topic, qos=1)
+    await subscribe_at(ctx, subscriber, topic, qos=1)
     publisher = await ctx.connect(name="publisher")
     await publisher.publish(topic, b"open", qos=1)
     first = await subscriber.expect_publish(topic, b"open", ack=False)
@@ -392,7 +393,7 @@ async def pubrel_after_resume(ctx: CaseContext) -> None:
     """
     topic = ctx.topic()
     subscriber = await ctx.connect(name="subscriber")
-    await subscriber.subscribe(topic, qos=2)
+    await subscribe_at(ctx, subscriber, topic, qos=2)
     first = await ctx.connect(properties=LASTING, name="first")
     first.send(Publish(topic=topic, payload=b"kept", qos=2, packet_id=9))
     await first.expect(Pubrec)
@@ -420,7 +421,7 @@ async def order_of_waiting(ctx: CaseContext) -> None:
     """
     topic = ctx.topic()
     first = await ctx.connect(properties=LASTING, name="first")
-    await first.subscribe(topic, qos=1)
+    await subscribe_at(ctx, first, topic, qos=1)
     await first.disconnect()
     publisher = await ctx.connect(name="publisher")
     payloads = [f"{number}".encode() for number in range(12)]
@@ -446,7 +447,7 @@ async def identifiers_after_resume(ctx: CaseContext) -> None:
     """
     topic = ctx.topic()
     first = await ctx.connect(properties=LASTING, name="first")
-    await first.subscribe(topic, qos=2)
+    await subscribe_at(ctx, first, topic, qos=2)
     publisher = await ctx.connect(name="publisher")
     await publisher.publish(topic, b"old", qos=2)
     old = await first.expect_publish(topic, b"old", ack=False)

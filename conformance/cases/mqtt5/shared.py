@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import LASTING, delivered, expect_error, resume
+from conformance.cases.mqtt5.support import LASTING, delivered, expect_error, resume, subscribe_at
 from conformance.connection import Connection
 from conformance.wire import Puback, Publish, Suback, Subscribe, Subscription, describe
 
@@ -19,7 +19,7 @@ async def _members(ctx: CaseContext, filter_: str, names: tuple[str, ...], *, qo
     members = []
     for name in names:
         member = await ctx.connect(name=name)
-        await member.subscribe(filter_, qos=qos)
+        await subscribe_at(ctx, member, filter_, qos=qos)
         members.append(member)
     return members
 
@@ -202,7 +202,7 @@ async def begun_waits(ctx: CaseContext) -> None:
     """
     topic = ctx.topic()
     first = await ctx.connect(name="first", properties=LASTING)
-    await first.subscribe(_share("g", topic), qos=2)
+    await subscribe_at(ctx, first, _share("g", topic), qos=2)
     publisher = await ctx.connect(name="publisher")
     await publisher.publish(topic, b"begun", qos=2)
     sent = await first.expect_publish(topic, b"begun", qos=2, ack=False)

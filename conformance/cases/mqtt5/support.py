@@ -97,6 +97,30 @@ async def arrives(connection: Connection, topic: str, *, within_s: float = 2.0) 
     return isinstance(packet, Publish) and packet.topic == topic
 
 
+async def subscribe_at(ctx: CaseContext, connection: Connection, *filters: str, qos: int) -> None:
+    """Subscribe and be granted ``qos``; a broker may grant less, and then what follows cannot be asked of it."""
+    granted = min(await connection.subscribe(*filters, qos=qos))
+    if granted < qos:
+        ctx.unsupported(f"the broker grants QoS {granted} where QoS {qos} is asked for")
+
+
+class Stopwatch:
+    """Real time since it was made, so that a case can tell a slow machine from a wrong broker."""
+
+    def __init__(self) -> None:
+        self._began_s = asyncio.get_running_loop().time()
+
+    @property
+    def elapsed_s(self) -> float:
+        return asyncio.get_running_loop().time() - self._began_s
+
+    def demand_less_than(self, seconds: float) -> None:
+        """Raises :class:`TimeoutError` when the machine was too slow for a case to say anything."""
+        if self.elapsed_s >= seconds:
+            message = f"this machine took {self.elapsed_s:.1f} s for what must take less than {seconds:g} s"
+            raise TimeoutError(message)
+
+
 async def pass_time(ctx: CaseContext, seconds: float) -> None:
     """Let time pass where a statement is about elapsed time. Never used to see whether something still arrives."""
     ctx.note(f"the case lets {seconds:g} s pass")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import LASTING, expect_error, resume
+from conformance.cases.mqtt5.support import LASTING, expect_error, resume, subscribe_at
 from conformance.wire import Pubcomp, Pubrec, Pubrel, Unsuback, Unsubscribe, describe
 
 _SUCCESS = 0x00
@@ -20,7 +20,7 @@ async def unsuback(ctx: CaseContext) -> None:
     """UNSUBACK has the identifier of its UNSUBSCRIBE and one reason code for each filter, in their order.
 
     A client has one of the three filters that it unsubscribes from, the first. The answer is one UNSUBACK with that
-    packet identifier and the codes 0x00, 0x11 and 0x11.
+    packet identifier and three codes: 0x00 first, and then twice 0x11, for which a server may also say something else.
     """
     topics = [ctx.topic(f"{number}") for number in range(3)]
     connection = await ctx.connect()
@@ -29,9 +29,10 @@ async def unsuback(ctx: CaseContext) -> None:
     ack = await connection.expect(Unsuback)
     wanted = (_SUCCESS, _NO_SUBSCRIPTION, _NO_SUBSCRIPTION)
     ctx.must(
-        ack.packet_id == 40_001 and ack.reason_codes == wanted,
-        f"expected UNSUBACK 40001 with codes 0x00, 0x11, 0x11; seen {describe(ack)}",
+        ack.packet_id == 40_001 and len(ack.reason_codes) == len(wanted) and ack.reason_codes[0] == _SUCCESS,
+        f"expected UNSUBACK 40001 with three codes, the first of them 0x00; seen {describe(ack)}",
     )
+    ctx.should(ack.reason_codes == wanted, f"expected the codes 0x00, 0x11 and 0x11; seen {describe(ack)}")
     await connection.expect_nothing()
 
 
@@ -95,7 +96,7 @@ async def completes(ctx: CaseContext) -> None:
     """
     topic = ctx.topic()
     client = await ctx.connect(name="client")
-    await client.subscribe(topic, qos=2)
+    await subscribe_at(ctx, client, topic, qos=2)
     publisher = await ctx.connect(name="publisher")
     await publisher.publish(topic, b"begun", qos=2)
     message = await client.expect_publish(topic, b"begun", qos=2, ack=False)
@@ -125,7 +126,7 @@ async def survives_resume(ctx: CaseContext) -> None:
     """
     topic = ctx.topic()
     client = await ctx.connect(name="client", properties=LASTING)
-    await client.subscribe(topic, qos=1)
+    await subscribe_at(ctx, client, topic, qos=1)
     publisher = await ctx.connect(name="publisher")
     await publisher.publish(topic, b"begun", qos=1)
     await client.expect_publish(topic, b"begun", qos=1, ack=False)

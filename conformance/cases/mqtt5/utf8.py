@@ -108,7 +108,7 @@ async def null_character(ctx: CaseContext) -> None:
 @case(
     "mqtt5/utf8/ill-formed-user-properties-refused",
     clauses=("MQTT-1.5.7-1", "MQTT-1.5.4-1"),
-    mutant="v5-user-property-utf8-unchecked",
+    mutant="v5-property-utf8-unchecked",
     near_miss="v5-closes-silently",
 )
 async def user_properties(ctx: CaseContext) -> None:
