@@ -64,7 +64,8 @@ def mqtt(
         typer.Option(help="reference, mosquitto or a target file; repeat. Ratios are first to second."),
     ] = None,
     payload_bytes: Annotated[int, typer.Option(min=8, max=65_536)] = 100,
-    window: Annotated[int, typer.Option(min=8, max=60_000, help="Messages under way, and unacknowledged.")] = 1_000,
+    window: Annotated[int, typer.Option(min=8, max=60_000, help="QoS 0 messages under way.")] = 1_000,
+    in_flight: Annotated[int, typer.Option(min=8, max=60_000, help="QoS 1 and 2 messages under way.")] = 500,
     queues: Annotated[
         bool, typer.Option(help="Also measure queue publish -> deliver -> $ack on the reference broker.")
     ] = True,
@@ -86,6 +87,7 @@ def mqtt(
         cases=cases,
         payload_bytes=payload_bytes,
         window=window,
+        in_flight=in_flight,
     )
     names = peer or ["reference", "mosquitto"]
     try:

@@ -24,7 +24,7 @@ READ_BYTES = 1 << 20
 STALL_TIMEOUT_S = 10.0
 COALESCE_S = 0.000_3
 """Pause after a turn that read little. A broker that writes message by message would otherwise wake this client for
-each one, and the client's waking would be the limit. A window of 1000 messages keeps the broker busy meanwhile."""
+each one, and the client's waking would be the limit. Some hundred messages under way keep the broker busy meanwhile."""
 COALESCE_SHARE = 32
 """A turn read little when it advanced fewer than ``window / 32`` packets."""
 UNBOUNDED_MESSAGES = 1 << 40

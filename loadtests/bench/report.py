@@ -19,38 +19,37 @@ AIM_CASES = (Case.QOS_0, Case.QOS_1)
 
 
 def _rate(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}"
+    return "-" if value is None else f"{value / 1_000:,.1f}k"
 
 
 def _spread(rates: list[float]) -> str:
-    return f"{min(rates) / 1_000:,.0f}k-{max(rates) / 1_000:,.0f}k" if rates else "-"
+    return f"{min(rates) / 1_000:,.0f}-{max(rates) / 1_000:,.0f}k" if rates else "-"
 
 
 def table(bench: BenchRun) -> Table:
-    """Medians, spread, client load and ratio to the second peer, a row per case and broker."""
+    """Medians, spread, client load and ratio to the second peer, a row per broker below each case."""
     plan = bench.plan
     title = (
         f"Messages per second, {plan.payload_bytes}-byte payload, 1 publisher, 1 subscriber, window {plan.window}, "
-        f"median of {plan.rounds} interleaved rounds"
+        f"{plan.in_flight} in flight, median of {plan.rounds} interleaved rounds"
     )
     versions = ", ".join(f"{name} {bench.versions[name]}".strip() for name in bench.peers)
     caption = f"{versions}; null: the client's own ceiling"
     found = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    found.add_column("case")
-    found.add_column("broker", no_wrap=True)
-    for name in ("median/s", "range", "ratio", "per CPU s", "client load"):
+    found.add_column("case and broker", no_wrap=True)
+    for name in ("median/s", "range", "ratio", "per CPU s", "client"):
         found.add_column(name, justify="right", no_wrap=True)
     baseline = bench.peers[1] if len(bench.peers) > 1 else ""
     for case in plan.cases:
+        found.add_row(f"[bold]{TITLES[case]}[/]")
         for peer in [*bench.peers, NULL]:
             share = bench.client_share(peer, case)
             ratio = bench.ratio(peer, baseline, case) if baseline and case is not Case.QUEUE else None
             found.add_row(
-                TITLES[case] if peer == (bench.peers or [NULL])[0] else "",
-                peer,
+                f"  {peer}",
                 _rate(bench.median_per_s(peer, case)),
                 _spread(bench.rates_per_s(peer, case)),
-                "-" if ratio is None else f"{ratio:.2f}x",
+                "-" if ratio is None else f"{ratio:.1f}x",
                 _rate(bench.per_cpu_second(peer, case)),
                 "-" if share is None else f"{share:.0%}",
             )
@@ -104,6 +103,7 @@ def result(bench: BenchRun, *, command: str, aim: float = 0.0) -> RunResult:
     metrics: dict[str, float | int | str] = {
         "payload_bytes": bench.plan.payload_bytes,
         "window": bench.plan.window,
+        "in_flight": bench.plan.in_flight,
         "rounds": bench.plan.rounds,
     }
     series = []
