@@ -88,8 +88,8 @@ def test_every_kind_of_fault(run: Any, tmp_path: Path) -> None:
         {"at_s": 0.3, "kind": "bandwidth", "for_s": 0.1, "target": "consumers", "rate": 50},
         {"at_s": 0.4, "kind": "reset", "target": "clients"},
         {"at_s": 0.6, "kind": "partition", "for_s": 0.2, "target": "producers"},
-        {"at_s": 0.9, "kind": "pause", "for_s": 0.2},
-        {"at_s": 1.2, "kind": "crash", "for_s": 0.1},
+        {"at_s": 0.9, "kind": "crash", "for_s": 0.1},
+        {"at_s": 1.0, "kind": "pause", "for_s": 0.2},
     )
     result, events = run(wanted)
     assert result.verdict is Verdict.PASS, (result.summary, result.findings)
@@ -99,8 +99,8 @@ def test_every_kind_of_fault(run: Any, tmp_path: Path) -> None:
         "bandwidth consumers 50 kB/s",
         "reset clients",
         "partition producers",
-        "pause broker",
         "crash broker",
+        "pause broker",
     ]
     seen = faults_of(events)
     assert [label for label, type_ in seen if type_ == "invoke"] == labels
