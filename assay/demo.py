@@ -179,7 +179,17 @@ def demo(
             progress.advance(task)
         progress.update(task, description="Report")
         reported = subprocess.run(
-            [sys.executable, "-m", "assay.cli", "report", str(out), "--out", str(out / "report")],
+            [
+                sys.executable,
+                "-m",
+                "assay.cli",
+                "report",
+                str(out),
+                "--out",
+                str(out / "report"),
+                "--judge",
+                "reference",
+            ],
             capture_output=True,
             text=True,
             timeout=STEP_TIMEOUT_S,
