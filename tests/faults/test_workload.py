@@ -122,7 +122,7 @@ def test_a_settlement_without_answer_ends_the_session(virtual_run: Any, fake_bro
     assert any(event.process != unknown.process and event.f is OpKind.DELIVER for event in events[end.index :])
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), cuts=st.lists(st.floats(0.0, 0.6), max_size=4), dark_s=st.floats(0.0, 0.3))
 def test_cut_connections_leave_a_well_formed_history(
     virtual_run: Any, broker_of: Any, scenario_of: Any, seed: int, cuts: list[float], dark_s: float
