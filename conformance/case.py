@@ -35,7 +35,6 @@ from conformance.connection import Connection, Transcript
 from conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
 from conformance.targets import CapabilityValue, Endpoint, ProbeError, handshake
 from conformance.wire import (
-    NO_PROPERTIES,
     Connack,
     Connect,
     Packet,
@@ -345,14 +344,3 @@ class CaseContext:
         """Drop every connection of the case."""
         for connection in self._connections:
             connection.close()
-
-
-__all__ = [
-    "NO_PROPERTIES",
-    "Case",
-    "CaseContext",
-    "ConnectFields",
-    "Endpoint",
-    "case",
-    "load_cases",
-]

@@ -70,7 +70,7 @@ def list_cases(
     text: FilterOption = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
 ) -> None:
-    """List the cases with their statements and the mutant that proves each."""
+    """List the cases and the statements they test."""
     cases = _selected(spec, area, text)
     if as_json:
         for case in cases:

@@ -94,12 +94,12 @@ def _read_ready_line(stdout: IO[bytes], process: subprocess.Popen[bytes], deadli
 
 
 def _drain(stdout: IO[bytes], log: Path) -> None:
-    """Keep the pipe of a process empty, so that it never blocks on its own output."""
+    """Keep the pipe of a process empty, so that it never blocks on its own output; closes the pipe at its end."""
 
     def copy() -> None:
-        with log.open("ab") as sink:
-            while chunk := stdout.read1(65_536) if hasattr(stdout, "read1") else stdout.read(65_536):
-                sink.write(chunk)
+        with stdout, log.open("ab") as sink:
+            for line in stdout:
+                sink.write(line)
                 sink.flush()
 
     threading.Thread(target=copy, name="broker output", daemon=True).start()
@@ -139,8 +139,6 @@ def _stop(hook: StartHook, process: subprocess.Popen[bytes], port: int, folder: 
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait(_STOP_TIMEOUT_S)
-    if process.stdout is not None:
-        process.stdout.close()
 
 
 def _version(hook: StartHook) -> str:
@@ -178,7 +176,11 @@ def _launch(target: Target, hook: StartHook, folder: Path, extra_arguments: tupl
     version = ""
     try:
         if process.stdout is not None:
-            ready = _read_ready_line(process.stdout, process, deadline)
+            try:
+                ready = _read_ready_line(process.stdout, process, deadline)
+            except TargetStartError:
+                process.stdout.close()
+                raise
             host, port, version = str(ready["host"]), int(str(ready["port"])), str(ready["version"])
             _drain(process.stdout, log)
         endpoint = Endpoint(host=host, port=port, username=target.endpoint.username, password=target.endpoint.password)

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import conformance.cases
+from conformance.adapter import reference_broker_endpoint
 from conformance.cli import app
 from reference_broker.trace.conformance import CaseResult, CaseVerdict, Footer, read_report
 from reference_broker.trace.results import RunKind, Verdict, read_result
@@ -96,6 +97,15 @@ def test_a_required_case_that_is_unsupported_fails_the_run(tmp_path: Path) -> No
     done = invoke("run", "--target", str(path), "-k", case_id)
     assert done.exit_code == 1
     assert "required" in done.output
+
+
+def test_a_broker_that_already_runs_is_judged_by_host_and_port() -> None:
+    with reference_broker_endpoint() as endpoint:
+        done = invoke("run", "--host", endpoint.host, "--port", str(endpoint.port), "-k", "mqtt311/retained,mqtt5/ping")
+        assert done.exit_code == 0, done.output
+        # Nothing of the run is left behind: a second one finds the same broker.
+        again = invoke("run", "--host", endpoint.host, "--port", str(endpoint.port), "-k", "mqtt311/retained")
+        assert again.exit_code == 0, again.output
 
 
 def test_an_unreachable_broker_is_exit_code_3() -> None:
