@@ -47,7 +47,7 @@ class ClauseStatus(StrEnum):
     """No black-box client can observe it; ``reason`` says why."""
 
 
-class Header(Record, frozen=True, kw_only=True, tag="header", tag_field="type"):
+class Header(Record, frozen=True, kw_only=True, omit_defaults=False, tag="header", tag_field="type"):
     schema: str = CONFORMANCE_SCHEMA
     target: str
     target_version: str = ""

@@ -120,7 +120,7 @@ class Machine(Record, frozen=True, kw_only=True):
     cpus: int
 
 
-class RunResult(Record, frozen=True, kw_only=True):
+class RunResult(Record, frozen=True, kw_only=True, omit_defaults=False):
     """Outcome of one run of any kind."""
 
     schema: str = RESULT_SCHEMA
