@@ -75,8 +75,7 @@ class Run:
         self.results: list[CaseResult] = []
         self._on_outcome = on_outcome
         self._stack = ExitStack()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="conformance engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop
         self._writer: ReportWriter | None = None
         self.broker: RunningTarget
         self.engine: Engine
@@ -100,8 +99,10 @@ class Run:
             if plan.report is not None:
                 self._writer = stack.enter_context(ReportWriter(plan.report, plan.folder))
                 self._writer.begin(self.header, clauses(load_cases().values(), SPECS))
-            self._thread.start()
-            stack.callback(self._stop_loop)
+            self._loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=self._loop.run_forever, name="conformance engine", daemon=True)
+            thread.start()
+            stack.callback(self._stop_loop, thread)
             self._stack = stack.pop_all()
         return self
 
@@ -110,7 +111,7 @@ class Run:
     ) -> None:
         self._stack.close()
 
-    def _stop_loop(self) -> None:
+    def _stop_loop(self, thread: threading.Thread) -> None:
         async def cancel_rest() -> None:
             tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
             for task in tasks:
@@ -119,7 +120,7 @@ class Run:
 
         asyncio.run_coroutine_threadsafe(cancel_rest(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        thread.join()
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
 
