@@ -9,7 +9,7 @@ import pytest
 
 from reference_broker.config import Durability, Profile, QueueConfig
 from reference_broker.core.queues import QueueError, QueueErrorCode, QueueOpenError
-from reference_broker.storage.memory_disk import MemoryDisk
+from reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
 from reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
@@ -75,6 +75,26 @@ def test_interval_queues_sync_each_interval_while_there_is_something(bench_with:
         bench.engine.sync_done(job, None, bench.now)
     bench.engine.dispatch(bench.now)
     assert bench.engine.next_deadline() is None
+
+
+def test_what_is_written_during_a_periodic_sync_is_covered_by_the_next(bench_with: BenchWith) -> None:
+    bench = bench_with(MemoryDisk(), durability=Durability.INTERVAL)
+    log = None
+    running = []
+    for value in "ab":
+        bench.publish(value)
+        bench.engine.dispatch(bench.now)
+        log = bench.engine._queues["q"].partitions[0].log
+        bench.now += 1.0
+        bench.engine.tick(bench.now)
+        running += bench.engine.take_sync_jobs(bench.now)
+    assert len(running) == 1, "the first is still running when the second is due"
+    running[0].run()
+    bench.engine.sync_done(running[0], None, bench.now)
+    assert log is not None
+    assert log.durable_offset == 1
+    bench.advance(1.0)
+    assert log.durable_offset == 2
 
 
 def test_a_settlement_is_confirmed_when_durable(durable: QueueBench) -> None:
@@ -193,22 +213,25 @@ class FailingDisk(MemoryDisk):
         self.fail_sync = ""
         self.fail_write = ""
 
-    def open(self, path: str, *, create: bool = False):  # type: ignore[no-untyped-def]
-        file = super().open(path, create=create)
-        disk = self
+    def open(self, path: str, *, create: bool = False) -> FailingFile:
+        super().open(path, create=create)
+        return FailingFile(self, path, self._files[path])
 
-        class FailingFile(type(file)):  # type: ignore[misc]
-            def append(self, data: bytes) -> int:
-                if disk.fail_write and disk.fail_write in path:
-                    raise OSError(28, "No space left on device")
-                return super().append(data)
 
-            def sync(self) -> None:
-                if disk.fail_sync and disk.fail_sync in path:
-                    raise OSError(5, "Input/output error")
+class FailingFile(MemoryFile):
+    def __init__(self, disk: FailingDisk, path: str, content: bytearray) -> None:
+        super().__init__(content)
+        self._disk = disk
+        self._path = path
 
-        file.__class__ = FailingFile
-        return file
+    def append(self, data: bytes) -> int:
+        if self._disk.fail_write and self._disk.fail_write in self._path:
+            raise OSError(28, "No space left on device")
+        return super().append(data)
+
+    def sync(self) -> None:
+        if self._disk.fail_sync and self._disk.fail_sync in self._path:
+            raise OSError(5, "Input/output error")
 
 
 def test_a_failed_sync_fails_every_waiting_publisher_and_all_later_ones(bench_with: BenchWith) -> None:

@@ -1,1 +1,0 @@
-"""Durable storage behind the Disk interface: batches, segments, partition logs, pending-entry logs."""
