@@ -26,7 +26,6 @@ from reference_broker.mqtt.packets import (
     Disconnect,
     Packet,
     Properties,
-    Publish,
     Suback,
     Subscribe,
     SubscriptionRequest,
@@ -131,17 +130,6 @@ def plain_pubcomp(patch: Patch) -> None:
         self.acknowledge(_PUBCOMP_START + packet_id.to_bytes(2, "big"))
 
     patch.replace(Inbound, "on_pubrel", on_pubrel)
-
-
-@variation("v5-client-subscription-identifier-ignored", "a Subscription Identifier in a client's PUBLISH is ignored")
-def identifier_ignored(patch: Patch) -> None:
-    original = Inbound._on_publish
-
-    def on_publish(self: Inbound, packet: Publish, now: float) -> None:
-        plain = msgspec.structs.replace(packet.properties, subscription_identifier=())
-        original(self, msgspec.structs.replace(packet, properties=plain), now)
-
-    patch.replace(Inbound, "_on_publish", on_publish)
 
 
 @variation("v5-retained-before-suback", "retained messages are sent before the SUBACK of their subscription")

@@ -46,7 +46,15 @@ async def puback(ctx: CaseContext) -> None:
 
 @case(
     "mqtt5/qos/qos2-publish-runs-to-pubcomp",
-    clauses=("MQTT-4.3.3-8", "MQTT-4.3.3-11", "MQTT-2.2.1-5", "MQTT-3.5.2-1", "MQTT-3.7.2-1", "MQTT-3.3.4-1"),
+    clauses=(
+        "MQTT-4.3.3-8",
+        "MQTT-4.3.3-11",
+        "MQTT-2.2.1-5",
+        "MQTT-3.5.2-1",
+        "MQTT-3.7.2-1",
+        "MQTT-3.3.4-1",
+        "MQTT-3.2.2-9",
+    ),
     requires=("qos2",),
     mutant="v5-qos2-acknowledged-as-qos1",
     near_miss="v5-puback-0x00-without-subscribers",

@@ -1,0 +1,99 @@
+"""The MQTT 5.0 cases as data: how much of the standard they cover, and what they leave out and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.case import load_cases
+from conformance.mutants import all_mutants
+from conformance.registry import load_statements
+
+CASES = {case_id: case for case_id, case in load_cases().items() if case.spec == "mqtt5"}
+NEEDS_WEBSOCKET = {"MQTT-6.0.0-1", "MQTT-6.0.0-2", "MQTT-6.0.0-4"}
+NEEDS_AUTHENTICATION = {
+    "MQTT-3.15.2-1",
+    "MQTT-3.15.2-2",
+    "MQTT-3.15.2-3",
+    "MQTT-4.12.0-2",
+    "MQTT-4.12.0-5",
+    "MQTT-4.12.1-1",
+    "MQTT-4.12.1-2",
+}
+NEEDS_A_POOR_BROKER = {"MQTT-3.1.3-8", "MQTT-3.2.2-12", "MQTT-3.2.2-13", "MQTT-4.3.3-9"}
+"""Seen only on a broker that refuses client identifiers, high QoS, retained messages, or a publish by PUBREC."""
+AREAS = {
+    "auth",
+    "connack",
+    "connect",
+    "disconnect",
+    "flow-control",
+    "malformed",
+    "ping",
+    "problem-information",
+    "properties",
+    "publish",
+    "qos",
+    "retained",
+    "session",
+    "shared",
+    "subscribe",
+    "topic-alias",
+    "topics",
+    "unsubscribe",
+    "utf8",
+    "will",
+}
+
+
+def observable_server_duties() -> set[str]:
+    """Statements that bind a server and that a black-box client can see: the ceiling of the suite."""
+    return {
+        name
+        for name, statement in load_statements("mqtt5").items()
+        if statement.role in {"server", "both"} and statement.testable in {"yes", "partly"}
+    }
+
+
+def test_every_observable_duty_of_a_server_is_covered_or_known_to_be_left_out() -> None:
+    covered = {clause for case in CASES.values() for clause in case.clauses}
+    missing = observable_server_duties() - covered
+    assert missing == NEEDS_WEBSOCKET | NEEDS_AUTHENTICATION | NEEDS_A_POOR_BROKER
+
+
+def test_what_no_client_can_observe_is_not_claimed() -> None:
+    untestable = {name for name, statement in load_statements("mqtt5").items() if statement.testable == "no"}
+    assert [case.id for case in CASES.values() if untestable & set(case.clauses)] == []
+
+
+def test_the_suite_does_not_shrink() -> None:
+    assert len(CASES) >= 204
+    assert {case.area for case in CASES.values()} == AREAS
+
+
+def test_every_variation_and_every_bug_is_named_by_a_case() -> None:
+    named = {name for case in CASES.values() for name in (case.mutant, case.near_miss)}
+    assert [name for name in all_mutants() if name.startswith("v5-") and name not in named] == []
+
+
+def test_a_rule_that_only_advises_is_no_must() -> None:
+    """Reactions that are argued over are reported, so their cases must not claim to be about a MUST."""
+    advisory = {case.id for case in CASES.values() if case.level != "MUST"}
+    assert advisory == {
+        "mqtt5/connect/will-topic-with-wildcard-refused",
+        "mqtt5/malformed/longer-length-than-needed",
+        "mqtt5/malformed/undefined-reason-codes-refused",
+        "mqtt5/publish/payload-format-2-refused",
+        "mqtt5/publish/response-topic-with-wildcard-refused",
+        "mqtt5/session/clean-start-takeover-publishes-the-will",
+        "mqtt5/utf8/ill-formed-property-texts",
+        "mqtt5/will/takeover-publishes-a-will-without-delay",
+    }
+
+
+@pytest.mark.parametrize("case_id", sorted(CASES))
+def test_a_case_tells_people_what_it_does(case_id: str) -> None:
+    case = CASES[case_id]
+    assert case.title.endswith("."), case.title
+    assert len(case.expectation) > 40, "the expectation must say what is sent and what is expected"
+    assert case.mutant != case.near_miss
+    assert case.near_miss
