@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from conformance.case import Case, CaseContext, Endpoint
+from conformance.case import Case, CaseContext
 from conformance.cases.mqtt5 import support
 from conformance.outcome import CaseFailureError, UnsupportedError
+from conformance.targets import Endpoint
 from conformance.wire import (
     Connack,
     Connect,
@@ -50,13 +51,13 @@ CASE = Case(
 
 
 def usual(packet: Packet) -> tuple[Packet, ...] | None:
-    """A broker that accepts everybody, answers PINGREQ, and ends the connection for a packet without topic."""
+    """A broker that accepts everybody, answers PINGREQ, and ends the connection for a message to "end"."""
     match packet:
         case Connect():
             return (Connack(),)
         case Pingreq():
             return (Pingresp(),)
-        case Publish(topic=""):
+        case Publish(topic="end"):
             return None
     return ()
 
@@ -155,7 +156,7 @@ def test_ends_tells_a_live_connection_from_a_dead_one() -> None:
     async def steps(ctx: CaseContext) -> None:
         connection = await ctx.connect()
         assert not await support.ends(connection)
-        connection.send(Publish(topic=""))
+        connection.send(Publish(topic="end"))
         assert await support.ends(connection)
 
     run(usual, steps)
@@ -228,7 +229,7 @@ def test_a_long_server_keep_alive_is_not_waited_for(stated: int) -> None:
 def test_a_raw_exchange_returns_what_came_before_the_end() -> None:
     async def steps(ctx: CaseContext) -> None:
         hello = encode(Connect(client_id="a", version=5), 5)
-        answer = await support.exchange_raw(ctx, hello + encode(Publish(topic=""), 5), name="raw")
+        answer = await support.exchange_raw(ctx, hello + encode(Publish(topic="end"), 5), name="raw")
         assert answer == encode(Connack(), 5)
         assert ctx.sent_raw
 
