@@ -1,0 +1,57 @@
+"""Confirms that wait for a log to be synced (group commit)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from reference_broker.core.queues.store import PartitionLog, PendingLog, SyncTask
+
+Confirm = Callable[[QueueError | None], None]
+
+
+class SyncPoint:
+    """A log and the confirms that its next sync releases."""
+
+    def __init__(self, log: PartitionLog | PendingLog) -> None:
+        self._synced_log = log
+        self.waiting: list[Confirm] = []
+        self._running: list[Confirm] = []
+        self.failure: QueueError | None = None
+        """Set for good once a sync failed or a write left the log in doubt."""
+
+    def start_sync(self) -> SyncTask | None:
+        """A sync that covers everything written so far; None when one is running or nothing is to be done."""
+        task = self._synced_log.start_sync()
+        if task is not None:
+            self._running, self.waiting = self.waiting, []
+        return task
+
+    def finish_sync(self, error: OSError | None) -> list[tuple[Confirm, QueueError | None]]:
+        """The confirms to call now. After an error those that wait for a later sync fail as well."""
+        self._synced_log.finish_sync(error)
+        finished, self._running = self._running, []
+        if error is not None:
+            self.fail(f"the disk failed to sync: {error.strerror or error}; restart the broker once it is repaired")
+            finished += self.waiting
+            self.waiting = []
+        return [(confirm, self.failure) for confirm in finished]
+
+    def fail(self, text: str) -> None:
+        """Refuse everything from now on."""
+        if self.failure is None:
+            self.failure = QueueError(QueueErrorCode.STORAGE_FAILED, text)
+
+    def close_log(self) -> None:
+        self._synced_log.close()
+
+    def abandon(self, error: QueueError) -> None:
+        """The engine closes: whoever still waits is told so."""
+        abandoned = [*self._running, *self.waiting]
+        self._running, self.waiting = [], []
+        call_all(abandoned, error)
+
+
+def call_all(confirms: Iterable[Confirm], error: QueueError | None) -> None:
+    for confirm in confirms:
+        confirm(error)

@@ -1,0 +1,71 @@
+"""Messages that failed for good: what the dead-letter queue gets, and when the source lets go of them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import msgspec
+
+from reference_broker.config import QueueConfig
+from reference_broker.core.message import Message
+from reference_broker.core.queues.address import dead_letter_name, message_id_of, topic_of
+from reference_broker.core.queues.pending import PendingEntry
+from reference_broker.core.queues.stored_message import StoredMessage
+
+PROPERTY_PREFIX = "_dlq_"
+ORIGINAL_QUEUE = "_dlq_original_queue"
+ORIGINAL_TOPIC = "_dlq_original_topic"
+ORIGINAL_PARTITION = "_dlq_original_partition"
+ORIGINAL_OFFSET = "_dlq_original_offset"
+ORIGINAL_ID = "_dlq_original_id"
+GROUP = "_dlq_group"
+DELIVERY_COUNT = "_dlq_delivery_count"
+REASON = "_dlq_reason"
+ENQUEUED_AT = "_dlq_enqueued_at"
+LAST_DELIVERED_AT = "_dlq_last_delivered_at"
+MOVED_AT = "_dlq_moved_at"
+_MAX_REASON_CHARACTERS = 1_024
+
+
+def dead_letter_config(origin: QueueConfig) -> QueueConfig:
+    """A dead-letter queue is as durable as its origin; it keeps order, has no time to live, and does not chain."""
+    return msgspec.structs.replace(
+        origin, name=dead_letter_name(origin.name), partitions=1, dead_letters=False, message_ttl_s=0.0
+    )
+
+
+def dead_letter_message(
+    queue: str, group: str, entry: PendingEntry, stored: StoredMessage, reason: str, now: float
+) -> Message:
+    """The message as the dead-letter queue keeps it: the original, and where it came from and why."""
+    message = stored.message
+    partition = entry.place.index
+    history = (
+        (ORIGINAL_QUEUE, queue),
+        (ORIGINAL_TOPIC, message.topic),
+        (ORIGINAL_PARTITION, str(partition)),
+        (ORIGINAL_OFFSET, str(entry.offset)),
+        (ORIGINAL_ID, message_id_of(queue, partition, entry.offset)),
+        (GROUP, group),
+        (DELIVERY_COUNT, str(entry.delivery_count)),
+        (REASON, reason[:_MAX_REASON_CHARACTERS]),
+        (ENQUEUED_AT, rfc3339(stored.enqueued_at)),
+        (LAST_DELIVERED_AT, rfc3339(entry.claimed_at)),
+        (MOVED_AT, rfc3339(now)),
+    )
+    own = tuple(pair for pair in message.user_properties if not pair[0].startswith(PROPERTY_PREFIX))
+    return Message(
+        topic=topic_of(dead_letter_name(queue), stored.routing_key),
+        payload=message.payload,
+        publisher=message.publisher,
+        payload_format=message.payload_format,
+        content_type=message.content_type,
+        response_topic=message.response_topic,
+        correlation_data=message.correlation_data,
+        user_properties=own + history,
+    )
+
+
+def rfc3339(time_s: float) -> str:
+    """UTC, milliseconds: ``2026-01-31T12:00:00.000Z``."""
+    return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

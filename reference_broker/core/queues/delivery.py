@@ -1,0 +1,98 @@
+"""What the engine hands to protocols: deliveries, and the figures of a queue."""
+
+from __future__ import annotations
+
+import msgspec
+
+from reference_broker.core.message import Message
+
+
+class Delivery(msgspec.Struct, kw_only=True, eq=False):
+    """One message pushed to one consumer of a group; it must be settled. Treat as immutable."""
+
+    queue: str
+    partition: int
+    offset: int
+    message_id: str
+    """``<queue>:<partition>:<offset>``"""
+    group: str
+    """Effective group id (``<group>`` or ``<group>@<pattern>``): what a settlement must name."""
+    delivery_count: int
+    """Deliveries to this group, this one included."""
+    topic: str
+    """The topic to deliver on."""
+    message: Message
+
+
+BROKER_PROPERTIES = frozenset(
+    ("message-id", "group-id", "queue", "partition", "partition-id", "offset", "delivery-count")
+)
+
+
+def delivery_properties(delivery: Delivery) -> tuple[tuple[str, str], ...]:
+    """User properties of a delivery: the queue's own, then the publisher's whose names do not clash with them."""
+    partition = str(delivery.partition)
+    own = (
+        ("message-id", delivery.message_id),
+        ("group-id", delivery.group),
+        ("queue", delivery.queue),
+        ("partition", partition),
+        ("partition-id", partition),
+        ("offset", str(delivery.offset)),
+        ("delivery-count", str(delivery.delivery_count)),
+    )
+    theirs = delivery.message.user_properties
+    if not theirs:
+        return own
+    return own + tuple(pair for pair in theirs if pair[0] not in BROKER_PROPERTIES)
+
+
+class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A consumer group now, and what it did since the engine opened."""
+
+    group: str
+    consumers: int
+    lag: int
+    """Messages never delivered to this group yet."""
+    in_flight: int
+    """Delivered, not settled."""
+    retrying: int
+    """Delivered before and waiting for redelivery."""
+    dead_lettering: int
+    """On their way to the dead-letter queue."""
+    generation: int
+    """Assignments made so far; it grows with every consumer that joins or leaves."""
+    delivered: int
+    redelivered: int
+    acked: int
+    nacked: int
+    rejected: int
+    timed_out: int
+    expired: int
+    dead_lettered: int
+    discarded: int
+    """Exhausted or rejected while the queue keeps no dead letters."""
+    unreadable: int
+    """Skipped since their bytes in the log are damaged."""
+
+
+class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue now, and what it did since the engine opened."""
+
+    queue: str
+    partitions: int
+    depth: int
+    """Messages that some group has not settled; all messages while there is no group."""
+    ready: int
+    """Largest number of messages that a group could get now or after a retry wait."""
+    in_flight: int
+    """Unsettled deliveries of all groups."""
+    dead_letters: int
+    """Depth of its dead-letter queue."""
+    consumers: int
+    stored_bytes: int
+    enqueued: int
+    refused: int
+    failed: bool
+    """A write or sync failed for good; the queue refuses work until the broker restarts."""
+    groups: tuple[GroupStats, ...]

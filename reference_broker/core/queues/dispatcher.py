@@ -1,0 +1,250 @@
+"""Delivery: which message goes to which consumer of a group next."""
+
+from __future__ import annotations
+
+from reference_broker.core.queues.address import message_id_of
+from reference_broker.core.queues.consumer import Consumer
+from reference_broker.core.queues.delivery import Delivery
+from reference_broker.core.queues.errors import LogError
+from reference_broker.core.queues.group import ConsumerGroup
+from reference_broker.core.queues.pending import EntryState, GroupPartition, PendingEntry
+from reference_broker.core.queues.retry import exhausted_reason
+from reference_broker.core.queues.stored_message import StoredMessage
+from reference_broker.core.topics import matches
+from reference_broker.trace.schema import TraceKind
+
+QUANTUM = 32
+"""Messages of one partition before the next partition of the consumer has its turn."""
+_SKIPS_PER_TURN = 2_048
+"""Expired or unmatched messages passed over before other groups have their turn."""
+_MATCH_CACHE = 1_024
+_NEVER = float("inf")
+
+
+class Dispatcher:
+    """Delivers for one group."""
+
+    def __init__(self, group: ConsumerGroup) -> None:
+        self._group = group
+        self._matched: dict[str, bool] = {}
+        self._skips = 0
+        self._prefix = group.config.name + ":"
+        timeout_s = group.config.delivery_timeout_s
+        self._timeout_s = timeout_s if timeout_s > 0 else _NEVER
+
+    def serve(self, now: float) -> None:
+        """Give every consumer what it has room for, a few messages of each of its partitions in turn."""
+        group = self._group
+        if group.failure is not None or now < group.stalled_until:
+            return
+        self._skips = 0
+        try:
+            for consumer in list(group.consumers.values()):
+                self._serve_consumer(consumer, now)
+        except LogError:
+            group.stall(now)
+        group.prune_timeouts()
+        if self._skips >= _SKIPS_PER_TURN:
+            group.agenda.groups_to_serve[group] = None
+
+    def _serve_consumer(self, consumer: Consumer, now: float) -> None:
+        limit = self._group.config.max_in_flight
+        count = len(consumer.places)
+        active = [consumer.places[(consumer.next_turn + step) % count] for step in range(count)]
+        while active:
+            still_active: list[GroupPartition] = []
+            for place in active:
+                room = limit - consumer.in_flight
+                if consumer.blocked or not consumer.active or room <= 0:
+                    # The next time begins where this one had to stop.
+                    consumer.next_turn = consumer.places.index(place) if place in consumer.places else 0
+                    return
+                if self._deliver_some(place, consumer, min(room, QUANTUM), now):
+                    still_active.append(place)
+            active = still_active
+
+    def _deliver_some(self, place: GroupPartition, consumer: Consumer, limit: int, now: float) -> bool:
+        """Up to ``limit`` deliveries from one partition; False when it has no more for now."""
+        while limit > 0 and place.waiting:
+            entry = place.first_waiting()
+            if entry is None or entry.deadline > now:
+                break
+            if self._redeliver(entry, consumer, now):
+                limit -= 1
+            if consumer.blocked or not consumer.active:
+                return False
+        return self._deliver_new(place, consumer, limit, now)
+
+    def _deliver_new(self, place: GroupPartition, consumer: Consumer, limit: int, now: float) -> bool:
+        partition = place.partition
+        cached = partition.cached
+        while limit > 0:
+            offset = place.cursor
+            if (
+                offset >= partition.visible_end
+                or self._skips >= _SKIPS_PER_TURN
+                or (place.waiting and place.holds_back)
+            ):
+                return False
+            stored = cached.get(offset)
+            if stored is None:
+                loaded = partition.load(offset)
+                if loaded is None or loaded[0] > offset:
+                    self._pass_damage(place, partition.visible_end if loaded is None else loaded[0])
+                    continue
+                stored = loaded[1]
+            if now >= stored.expires_at:
+                self._skip(place)
+                self._group.counts.expired += 1
+                self._trace_expired(place, offset)
+                continue
+            if self._group.pattern and not self._matches(stored.routing_key):
+                self._skip(place)
+                continue
+            if not self._deliver_first(place, stored, consumer, now):
+                return False
+            limit -= 1
+        return True
+
+    def _deliver_first(self, place: GroupPartition, stored: StoredMessage, consumer: Consumer, now: float) -> bool:
+        """Deliver the message at the cursor; False when the consumer has no room or left."""
+        group = self._group
+        offset = place.cursor
+        entry = PendingEntry(place, offset, 1)
+        entry.enqueued_at = stored.enqueued_at
+        # Everything is in place before the call, since a consumer may settle within it.
+        place.pending[offset] = entry
+        place.cursor = offset + 1
+        group.cursor_total += 1
+        group.unsettled += 1
+        if not self._hand_over(entry, stored, consumer, now):
+            del place.pending[offset]
+            place.cursor = offset
+            group.cursor_total -= 1
+            group.unsettled -= 1
+            return False
+        group.log.add(place.index, offset, consumer.consumer_id, int(now * 1000), 1)
+        if entry.state is EntryState.SETTLED:
+            # Settled within the call: in the log the settlement must follow the delivery.
+            group.log.ack(place.index, offset)
+        group.counts.delivered += 1
+        group.agenda.groups_to_write[group] = None
+        return consumer.active
+
+    def _hand_over(self, entry: PendingEntry, stored: StoredMessage, consumer: Consumer, now: float) -> bool:
+        group = self._group
+        place = entry.place
+        offset = entry.offset
+        deadline = now + self._timeout_s
+        entry.state = EntryState.DELIVERED
+        entry.consumer = consumer
+        entry.deadline = deadline
+        entry.claimed_at = now
+        consumer.in_flight += 1
+        delivery = Delivery(
+            queue=group.config.name,
+            partition=place.index,
+            offset=offset,
+            message_id=f"{self._prefix}{place.index}:{offset}",
+            group=group.group_id,
+            delivery_count=entry.delivery_count,
+            topic=stored.topic,
+            message=stored.message,
+        )
+        if not consumer.deliver(delivery) and entry.state is EntryState.DELIVERED:
+            consumer.blocked = True
+            consumer.in_flight -= 1
+            entry.consumer = None
+            return False
+        if deadline != _NEVER:
+            group.timeouts.append((deadline, entry))
+            if deadline < group.wake_at:
+                group.agenda.wake(group, deadline)
+        if group.tracer is not None:
+            group.trace(TraceKind.DELIVERED, entry)
+        return True
+
+    def _redeliver(self, entry: PendingEntry, consumer: Consumer, now: float) -> bool:
+        """Deliver a waiting entry again, or give it up when it has expired, is damaged or was delivered too often."""
+        group = self._group
+        place = entry.place
+        stored = place.partition.get(entry.offset)
+        place.pop_waiting()
+        if stored is None:
+            group.counts.unreadable += 1
+            group.discard(entry, "unreadable")
+            return False
+        if now >= stored.expires_at:
+            group.counts.expired += 1
+            group.discard(entry, "expired")
+            return False
+        entry.enqueued_at = stored.enqueued_at
+        reason = exhausted_reason(group.config.retry, entry.delivery_count, 0.0)
+        if reason is not None and not group.keeps_exhausted:
+            # Only after a restart: it was to be dead-lettered when the broker stopped.
+            group.dead_letter(entry, reason, now, None)
+            return False
+        due = entry.deadline
+        entry.delivery_count += 1
+        if not self._hand_over(entry, stored, consumer, now):
+            entry.delivery_count -= 1
+            entry.deadline = due
+            entry.state = EntryState.WAITING
+            place.push_waiting(entry)
+            return False
+        group.log.claim(place.index, entry.offset, consumer.consumer_id, int(now * 1000))
+        if entry.state is EntryState.SETTLED:
+            group.log.ack(place.index, entry.offset)
+        group.counts.redelivered += 1
+        group.agenda.groups_to_write[group] = None
+        return True
+
+    # -- passing over --------------------------------------------------------------------------------------------
+
+    def _skip(self, place: GroupPartition) -> None:
+        place.cursor += 1
+        self._skips += 1
+        group = self._group
+        group.cursor_total += 1
+        group.moved[place] = None
+        group.agenda.groups_to_write[group] = None
+
+    def _pass_damage(self, place: GroupPartition, end: int) -> None:
+        group = self._group
+        lost = end - place.cursor
+        group.counts.unreadable += lost
+        if group.tracer is not None:
+            fields: dict[str, str | int] = {
+                "queue": group.config.name,
+                "group": group.group_id,
+                "partition": place.index,
+                "offset": place.cursor,
+                "detail": f"unreadable: {lost} messages",
+            }
+            group.tracer(TraceKind.DISCARDED, fields)
+        place.cursor = end
+        group.cursor_total += lost
+        group.moved[place] = None
+        group.agenda.groups_to_write[group] = None
+
+    def _trace_expired(self, place: GroupPartition, offset: int) -> None:
+        group = self._group
+        if group.tracer is not None:
+            fields: dict[str, str | int] = {
+                "queue": group.config.name,
+                "group": group.group_id,
+                "partition": place.index,
+                "offset": offset,
+                "message_id": message_id_of(group.config.name, place.index, offset),
+                "detail": "expired",
+            }
+            group.tracer(TraceKind.DISCARDED, fields)
+
+    def _matches(self, routing_key: str) -> bool:
+        known = self._matched.get(routing_key)
+        if known is None:
+            known = matches(self._group.pattern, routing_key)
+            if len(self._matched) >= _MATCH_CACHE:
+                self._matched.clear()
+            self._matched[routing_key] = known
+        return known

@@ -1,0 +1,388 @@
+"""The durable queue engine: protocol-neutral and sans-IO. One per broker; not thread-safe, except for sync jobs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import msgspec
+
+from reference_broker.config import QueueConfig, QueuesConfig, queue_defaults
+from reference_broker.core.message import Message
+from reference_broker.core.queues import settlement
+from reference_broker.core.queues.address import (
+    DEAD_LETTER_PREFIX,
+    QueueAddress,
+    Verb,
+    check_queue_name,
+    dead_letter_name,
+    is_dead_letter,
+    parse_address,
+)
+from reference_broker.core.queues.agenda import Agenda
+from reference_broker.core.queues.confirms import Confirm, SyncPoint
+from reference_broker.core.queues.consumer import Consumer, Deliver
+from reference_broker.core.queues.dead_letters import dead_letter_config
+from reference_broker.core.queues.delivery import Delivery, QueueStats, delivery_properties
+from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode, QueueOpenError
+from reference_broker.core.queues.message_cache import MessageCache
+from reference_broker.core.queues.partition import QueuePartition
+from reference_broker.core.queues.partitioner import Partitioner
+from reference_broker.core.queues.queue import DurableQueue
+from reference_broker.core.queues.store import QueueStore
+from reference_broker.core.queues.sync_job import SyncJob
+from reference_broker.trace.schema import TraceKind
+
+Tracer = Callable[[TraceKind, dict[str, str | int]], None]
+
+CACHE_BYTES = 32 * 1024 * 1024
+_ADDRESS_CACHE = 4_096
+_CACHED_TOPIC_LENGTH = 256
+
+
+class QueueEngine:
+    """All queues of a broker.
+
+    A turn of the driver's loop: commands (:meth:`publish`, :meth:`settle`, ...), :meth:`tick` when
+    :meth:`next_deadline` has come, :meth:`dispatch`, :meth:`take_sync_jobs`; each job is run anywhere and reported by
+    :meth:`sync_done`, after which another turn follows. ``now`` is Unix seconds and never steps back.
+    """
+
+    def __init__(
+        self, config: QueuesConfig, store: QueueStore, rng: random.Random, now: float, tracer: Tracer | None = None
+    ) -> None:
+        """Open and recover every stored and configured queue. Raises :class:`QueueOpenError`, :class:`LogError`."""
+        self._config = config
+        self._store = store
+        self._tracer = tracer
+        self._agenda = Agenda()
+        self._agenda.now = now
+        self._cache = MessageCache(CACHE_BYTES)
+        self._partitioner = Partitioner(config.profile, rng)
+        self._queues: dict[str, DurableQueue] = {}
+        self._partition_queue: dict[QueuePartition, DurableQueue] = {}
+        self._addresses: dict[str, QueueAddress] = {}
+        self._sync_due_at: float | None = None
+        self._sync_is_due = False
+        self._closed = False
+        self._notes_traced = 0
+        stored = {queue.name: queue.partitions for queue in store.stored_queues()}
+        names = dict.fromkeys([queue.name for queue in config.configured] + list(stored))
+        for name in names:
+            try:
+                check_queue_name(name)
+            except QueueError as error:
+                raise QueueOpenError(error.text) from error
+            self._open(self._stored_config(name, stored.get(name)), now)
+
+    # -- opening -------------------------------------------------------------------------------------------------
+
+    def _stored_config(self, name: str, stored_partitions: int | None) -> QueueConfig:
+        """The configuration of a queue, which cannot have fewer partitions than it was created with."""
+        config = self._queue_config(name)
+        if stored_partitions is None or stored_partitions == config.partitions:
+            return config
+        configured = any(queue.name == name for queue in self._config.configured)
+        if configured and config.partitions < stored_partitions:
+            text = (
+                f"the queue {name!r} is stored with {stored_partitions} partitions but configured with "
+                f"{config.partitions}: partitions can be added, not removed"
+            )
+            raise QueueOpenError(text)
+        return config if configured else msgspec.structs.replace(config, partitions=stored_partitions)
+
+    def _queue_config(self, name: str) -> QueueConfig:
+        configured = any(queue.name == name for queue in self._config.configured)
+        if is_dead_letter(name) and not configured:
+            return dead_letter_config(queue_defaults(self._config, name[len(DEAD_LETTER_PREFIX) :]))
+        return queue_defaults(self._config, name)
+
+    def _open(self, config: QueueConfig, now: float) -> DurableQueue:
+        """Raises :class:`LogError`."""
+        queue = DurableQueue(
+            config,
+            self._store.open_queue(config),
+            partitioner=self._partitioner,
+            cache=self._cache,
+            agenda=self._agenda,
+            dead_letter_target=lambda: self._dead_letter_queue(config),
+            tracer=self._tracer,
+            now=now,
+        )
+        self._queues[config.name] = queue
+        self._addresses.clear()
+        for partition in queue.partitions:
+            self._partition_queue[partition] = queue
+        self._trace_recovery(queue)
+        return queue
+
+    def _trace_recovery(self, queue: DurableQueue) -> None:
+        if self._tracer is None:
+            return
+        if queue.depth or queue.groups:
+            detail = f"{queue.depth} messages, {len(queue.groups)} groups"
+            self._tracer(TraceKind.RECOVERED, {"queue": queue.name, "detail": detail})
+        notes = self._store.recovery_notes()
+        for note in notes[self._notes_traced :]:
+            self._tracer(TraceKind.RECOVERED, {"queue": note.queue, "detail": f"{note.place}: {note.problem}"})
+        self._notes_traced = len(notes)
+
+    def _dead_letter_queue(self, origin: QueueConfig) -> DurableQueue:
+        """Not counted against ``max_queues``: a message that must be dead-lettered cannot wait for room."""
+        name = dead_letter_name(origin.name)
+        existing = self._queues.get(name)
+        return existing if existing is not None else self._create(self._queue_config(name))
+
+    def _queue(self, name: str) -> DurableQueue:
+        """An existing queue, or one created now. Raises :class:`QueueError`."""
+        if self._closed:
+            raise QueueError(QueueErrorCode.CLOSED, "the broker is closing")
+        queue = self._queues.get(name)
+        if queue is not None:
+            return queue
+        origin_exists = is_dead_letter(name) and name[len(DEAD_LETTER_PREFIX) :] in self._queues
+        if not self._config.auto_create and not origin_exists:
+            text = f"there is no queue {name[:80]!r}, and auto_create is off"
+            raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, text)
+        count = sum(
+            not is_dead_letter(existing) or existing[len(DEAD_LETTER_PREFIX) :] not in self._queues
+            for existing in self._queues
+        )
+        if not origin_exists and count >= self._config.max_queues:
+            text = f"there are {count} queues, which is the limit (queues.max_queues)"
+            raise QueueError(QueueErrorCode.LIMIT, text)
+        check_queue_name(name)
+        return self._create(self._queue_config(name))
+
+    def _create(self, config: QueueConfig) -> DurableQueue:
+        try:
+            return self._open(config, self._agenda.now)
+        except LogError as error:
+            raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
+
+    # -- publishing ----------------------------------------------------------------------------------------------
+
+    def address(self, topic: str) -> QueueAddress:
+        """Where a topic or filter of a queue points to. Raises :class:`QueueError` (BAD_ADDRESS)."""
+        known = self._addresses.get(topic)
+        if known is None:
+            known = parse_address(topic, self._exists)
+            if len(topic) <= _CACHED_TOPIC_LENGTH:
+                if len(self._addresses) >= _ADDRESS_CACHE:
+                    self._addresses.clear()
+                self._addresses[topic] = known
+        return known
+
+    def _exists(self, name: str) -> bool:
+        return name in self._queues
+
+    def publish(self, address: QueueAddress, message: Message, now: float, on_confirmed: Confirm | None = None) -> None:
+        """Enqueue a message.
+
+        Raises :class:`QueueError` when it is refused at once; then ``on_confirmed`` is not called. Otherwise it is
+        called exactly once, later: with None once the message is as durable as its queue promises, or with the error.
+        """
+        if address.verb is not None:
+            raise QueueError(QueueErrorCode.BAD_ADDRESS, "a settlement topic takes no messages")
+        self._agenda.now = now
+        self._queue(address.queue).publish(address.routing_key, message, now, on_confirmed)
+
+    # -- consuming -----------------------------------------------------------------------------------------------
+
+    def subscribe(
+        self, queue: str, *, pattern: str, group: str, consumer_id: str, deliver: Deliver, now: float
+    ) -> Consumer:
+        """Join a group of a queue; a new group starts at the earliest message.
+
+        ``pattern`` filters routing keys (an MQTT filter; empty = all) and makes a group of its own. ``deliver`` is
+        only called by :meth:`dispatch`; it may settle or publish, and returns False when it has no room: the message is
+        kept back until :meth:`resume`. The same id subscribing again replaces the consumer. Raises :class:`QueueError`.
+        """
+        self._agenda.now = now
+        return self._queue(queue).group(group, pattern).join(consumer_id, deliver, now)
+
+    def resume(self, consumer: Consumer, now: float) -> None:
+        """The consumer has room again."""
+        self._agenda.now = now
+        consumer.blocked = False
+        queue = self._queues.get(consumer.queue)
+        if queue is not None and consumer.active and not self._closed:
+            self._agenda.groups_to_serve[queue.groups[consumer.group]] = None
+
+    def unsubscribe(self, consumer: Consumer, now: float) -> None:
+        """Leave the group: what the consumer holds is ready again at once. Twice is fine."""
+        self._agenda.now = now
+        if not self._closed and (queue := self._queues.get(consumer.queue)) is not None:
+            queue.groups[consumer.group].leave(consumer, now)
+
+    def settle(
+        self,
+        verb: Verb,
+        *,
+        queue: str,
+        message_id: str | None,
+        partition: int | None,
+        offset: int | None,
+        group: str | None,
+        consumer_id: str | None,
+        reason: str,
+        now: float,
+        on_done: Confirm | None = None,
+    ) -> None:
+        """Settle a delivery, named by ``message_id`` or by ``partition`` and ``offset``.
+
+        ``group`` may be left out when only one group has it pending. ``consumer_id`` must be that of the consumer which
+        holds it; None stands for an administrator. Raises :class:`QueueError` (NOT_PENDING, AMBIGUOUS, BAD_ADDRESS,
+        ...) and then never calls ``on_done``; otherwise ``on_done`` is called exactly once, when the settlement is as
+        durable as the queue promises, or with the error.
+        """
+        self._agenda.now = now
+        if self._closed:
+            raise QueueError(QueueErrorCode.CLOSED, "the broker is closing")
+        found = self._queues.get(queue)
+        if found is None:
+            raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"there is no queue {queue[:80]!r}")
+        at_partition, at_offset = settlement.place_of(queue, message_id, partition, offset)
+        if group is None:
+            groups = tuple(found.groups.values())
+        else:
+            named = found.groups.get(group)
+            groups = () if named is None else (named,)
+        holder, entry = settlement.find_entry(groups, queue, at_partition, at_offset, consumer_id)
+        settlement.settle(holder, entry, verb, reason, now, on_done)
+
+    def delivery_properties(self, delivery: Delivery) -> tuple[tuple[str, str], ...]:
+        """User properties of a delivery; see :func:`reference_broker.core.queues.delivery.delivery_properties`."""
+        return delivery_properties(delivery)
+
+    # -- turns ---------------------------------------------------------------------------------------------------
+
+    def dispatch(self, now: float) -> None:
+        """Once per turn: write what was published, deliver what can be delivered, write what happened."""
+        agenda = self._agenda
+        agenda.now = now
+        if self._closed:
+            return
+        self._write_partitions()
+        served, agenda.groups_to_serve = agenda.groups_to_serve, {}
+        for group in served:
+            group.owner.serve(group, now)
+        # Deliveries that failed for good went to dead-letter queues, whose confirms settle their sources.
+        self._write_partitions()
+        written, agenda.groups_to_write = agenda.groups_to_write, {}
+        for group in written:
+            group.write(now)
+        if agenda.unsynced and self._sync_due_at is None:
+            self._sync_due_at = now + self._config.sync_interval_s
+
+    def _write_partitions(self) -> None:
+        agenda = self._agenda
+        while agenda.partitions_to_write:
+            partitions, agenda.partitions_to_write = agenda.partitions_to_write, {}
+            for partition in partitions:
+                self._partition_queue[partition].write(partition)
+
+    def next_deadline(self) -> float | None:
+        """When to call :meth:`tick` at the latest; None = never. In the past when work is left for the next turn."""
+        if self._closed:
+            return None
+        if self._agenda.has_immediate_work:
+            return self._agenda.now
+        wake = self._agenda.next_wake()
+        if self._sync_due_at is None:
+            return wake
+        return self._sync_due_at if wake is None else min(wake, self._sync_due_at)
+
+    def tick(self, now: float) -> None:
+        """Do what has become due: delivery timeouts, retries, dead letters, the periodic sync. Dispatch follows."""
+        self._agenda.now = now
+        if self._closed:
+            return
+        for group in self._agenda.due_groups(now):
+            settlement.pass_time(group, now)
+        if self._sync_due_at is not None and now >= self._sync_due_at:
+            self._sync_is_due = True
+
+    # -- durability ----------------------------------------------------------------------------------------------
+
+    def take_sync_jobs(self, now: float) -> list[SyncJob]:
+        """Syncs to run now, in any threads; each must be reported by :meth:`sync_done`."""
+        self._agenda.now = now
+        agenda = self._agenda
+        wanted = agenda.awaited_syncs
+        if self._sync_is_due:
+            self._sync_is_due = False
+            self._sync_due_at = None
+            wanted = {**agenda.unsynced, **wanted}
+            agenda.unsynced = {}
+        jobs: list[SyncJob] = []
+        still_awaited: dict[SyncPoint, None] = {}
+        for point in wanted:
+            task = point.start_sync()
+            if task is not None:
+                agenda.unsynced.pop(point, None)
+                jobs.append(SyncJob(point, task))
+            elif point.waiting:
+                still_awaited[point] = None
+        agenda.awaited_syncs = still_awaited
+        return jobs
+
+    def sync_done(self, job: SyncJob, error: OSError | None, now: float) -> None:
+        """A job ended: the confirms it covers leave. After an error they fail, and so does its log until a restart."""
+        self._agenda.now = now
+        point = job.point
+        for confirm, failure in point.finish_sync(error):
+            confirm(failure)
+        if isinstance(point, QueuePartition):
+            self._partition_queue[point].serve_groups()
+
+    # -- figures -------------------------------------------------------------------------------------------------
+
+    def queues(self) -> list[str]:
+        """Names of all queues, dead-letter queues included, sorted."""
+        return sorted(self._queues)
+
+    def stats(self, queue: str) -> QueueStats:
+        """Raises :class:`QueueError` (UNKNOWN_QUEUE)."""
+        found = self._queues.get(queue)
+        if found is None:
+            raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"there is no queue {queue[:80]!r}")
+        dead_letters = self._queues.get(dead_letter_name(queue))
+        return found.stats(dead_letters.depth if dead_letters is not None else 0)
+
+    # -- closing -------------------------------------------------------------------------------------------------
+
+    def close(self, now: float) -> None:
+        """Write and sync everything, confirm it, close the logs. Blocking; report running sync jobs before.
+
+        Twice is fine.
+        """
+        if self._closed:
+            return
+        self._agenda.now = now
+        self._write_partitions()
+        points = [
+            *self._partition_queue,
+            *(group for queue in self._queues.values() for group in queue.groups.values()),
+        ]
+        # A sync may confirm a dead letter, which settles its source: hence the second round.
+        for _ in range(2):
+            for group in list(self._agenda.groups_to_write):
+                group.write(now)
+            self._agenda.groups_to_write.clear()
+            for point in points:
+                task = point.start_sync()
+                if task is None:
+                    continue
+                error: OSError | None = None
+                try:
+                    task.run()
+                except OSError as failure:
+                    error = failure
+                self.sync_done(SyncJob(point, task), error, now)
+        self._closed = True
+        closing = QueueError(QueueErrorCode.CLOSED, "the broker closed before the disk had confirmed")
+        for point in points:
+            point.abandon(closing)
+            point.close_log()
+        self._store.close()

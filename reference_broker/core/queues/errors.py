@@ -1,0 +1,53 @@
+"""What can go wrong in a queue. Protocols map the code to their own reason codes."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class QueueErrorCode(StrEnum):
+    """Why the engine refused or failed something."""
+
+    BAD_ADDRESS = "bad_address"
+    """The topic, pattern, message id or option is malformed."""
+    UNKNOWN_QUEUE = "unknown_queue"
+    TOO_LARGE = "too_large"
+    """The message is larger than the queue's ``max_message_bytes``."""
+    FULL = "full"
+    """The queue holds ``max_depth`` messages."""
+    NOT_PENDING = "not_pending"
+    """Nothing of that id is unsettled for that consumer: settled before, timed out meanwhile, or never delivered."""
+    AMBIGUOUS = "ambiguous"
+    """Several groups hold that message unsettled; the settlement must name its group."""
+    LIMIT = "limit"
+    """A limit on queues, groups or consumers is reached."""
+    NOT_ALLOWED = "not_allowed"
+    """The client may not do that, whatever the state."""
+    STORAGE_FAILED = "storage_failed"
+    """The disk refused a write or a sync."""
+    CLOSED = "closed"
+    """The engine is closing or closed."""
+
+
+class QueueError(Exception):
+    """A queue operation failed. ``text`` says what to do, for people."""
+
+    def __init__(self, code: QueueErrorCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+class LogError(Exception):
+    """A log cannot do what was asked (raised by implementations of the store protocols).
+
+    ``sticky``: the log refuses everything until it is reopened, since after a failed sync nobody knows what is on disk.
+    """
+
+    def __init__(self, text: str, *, sticky: bool = False) -> None:
+        super().__init__(text)
+        self.sticky = sticky
+
+
+class QueueOpenError(Exception):
+    """A stored queue cannot be opened: its files are of another format, or contradict the configuration."""

@@ -1,0 +1,378 @@
+"""A consumer group: its members, its view of every partition, and its log of pending entries."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+from reference_broker.config import Ordering, QueueConfig
+from reference_broker.core.queues.address import is_dead_letter, message_id_of
+from reference_broker.core.queues.agenda import Agenda
+from reference_broker.core.queues.assignment import assign_ranges
+from reference_broker.core.queues.confirms import Confirm, SyncPoint, call_all
+from reference_broker.core.queues.consumer import Consumer, Deliver
+from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from reference_broker.core.queues.group_counts import GroupCounts
+from reference_broker.core.queues.partition import QueuePartition
+from reference_broker.core.queues.pending import EntryState, GroupPartition, PendingEntry
+from reference_broker.core.queues.retry import exhausted_reason
+from reference_broker.core.queues.store import PendingLog, PendingRecord
+from reference_broker.trace.schema import TraceKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Tracer = Callable[[TraceKind, dict[str, str | int]], None]
+
+MAX_CONSUMERS = 10_000
+WRITE_RETRY_S = 1.0
+"""After a failed write the group rests this long before it tries again."""
+_STALE_TIMEOUTS = 1_024
+_SETTLED_PER_TRIM = 1_024
+
+
+class GroupOwner(Protocol):
+    """What a group needs of its queue."""
+
+    def dead_letter(
+        self, group: ConsumerGroup, entry: PendingEntry, reason: str, now: float, on_done: Confirm | None
+    ) -> None:
+        """Move the entry's message to the dead-letter queue, or give it up where there is none."""
+
+    def serve(self, group: ConsumerGroup, now: float) -> None:
+        """Deliver what the group's consumers have room for."""
+
+    def trim(self) -> None:
+        """Free log space that no group needs."""
+
+
+class ConsumerGroup(SyncPoint):
+    """Every group gets every message; one consumer of the group gets it."""
+
+    def __init__(
+        self,
+        owner: GroupOwner,
+        config: QueueConfig,
+        group_id: str,
+        pattern: str,
+        log: PendingLog,
+        partitions: Sequence[QueuePartition],
+        agenda: Agenda,
+        tracer: Tracer | None,
+        *,
+        confirm_when_synced: bool,
+        volatile: bool,
+    ) -> None:
+        super().__init__(log)
+        self.owner = owner
+        self.config = config
+        self.group_id = group_id
+        self.pattern = pattern
+        self.log = log
+        self.agenda = agenda
+        self.tracer = tracer
+        self.ordered = config.ordering is not Ordering.NONE
+        self.consumers: dict[str, Consumer] = {}
+        self.counts = GroupCounts()
+        self.generation = 0
+        self.unsettled = 0
+        """Pending entries of all partitions."""
+        self.cursor_total = 0
+        """Sum of the cursors of all partitions."""
+        self.wake_at = float("inf")
+        self.stalled_until = 0.0
+        self.timeouts: deque[tuple[float, PendingEntry]] = deque()
+        """Deliveries in order of their deadline; settled ones stay until pruned."""
+        self.moved: dict[GroupPartition, None] = {}
+        """Partitions whose cursor moved without a delivery."""
+        self._retry_times: list[float] = []
+        self._dead_letter_retries: list[tuple[float, int, int, PendingEntry, str]] = []
+        self._confirms: list[Confirm] = []
+        self._confirm_when_synced = confirm_when_synced
+        self._volatile = volatile
+        self._settled_since_trim = 0
+        self.keeps_exhausted = is_dead_letter(config.name)
+        self.places = [GroupPartition(partition, cursor=0, ordered=self.ordered) for partition in partitions]
+
+    # -- opening -------------------------------------------------------------------------------------------------
+
+    def start_at(self, cursors: Sequence[int]) -> None:
+        """A new group: where it begins in each partition."""
+        for place, cursor in zip(self.places, cursors, strict=True):
+            place.cursor = cursor
+            if cursor:
+                self.log.move_cursor(place.index, cursor)
+        self.cursor_total = sum(cursors)
+        self.agenda.groups_to_write[self] = None
+
+    def recover(self, now: float) -> None:
+        """Take up the log's state: what was with a consumer is ready again, what waited for a retry still waits.
+
+        The log may know more than the partitions when power was lost before their last records were synced. Offsets
+        that are given out again must not count as settled, so such knowledge is dropped, durably. Raises LogError.
+        """
+        cursors = self.log.recovered_cursors
+        beyond = False
+        for place in self.places:
+            log = place.partition.log
+            wanted = cursors.get(place.index, log.start_offset)
+            place.cursor = min(max(wanted, log.start_offset), log.next_offset)
+            beyond |= wanted > log.next_offset
+            self.cursor_total += place.cursor
+        for record in self.log.recovered:
+            if record.partition >= len(self.places):
+                continue
+            place = self.places[record.partition]
+            if not place.partition.log.start_offset <= record.offset < place.cursor:
+                beyond |= record.offset >= place.cursor
+                continue
+            entry = PendingEntry(place, record.offset, record.delivery_count)
+            entry.deadline = now if record.consumer else record.due_at_ms / 1000
+            entry.claimed_at = record.claimed_at_ms / 1000
+            place.pending[record.offset] = entry
+            self.unsettled += 1
+            self._wait(entry, now)
+        if beyond:
+            self._snapshot()
+
+    # -- members -------------------------------------------------------------------------------------------------
+
+    def join(self, consumer_id: str, deliver: Deliver, now: float) -> Consumer:
+        """Add a consumer; one of the same id is replaced. Raises :class:`QueueError` (LIMIT)."""
+        if consumer_id not in self.consumers and len(self.consumers) >= MAX_CONSUMERS:
+            text = f"the group {self.group_id!r} has {MAX_CONSUMERS} consumers, which is the limit"
+            raise QueueError(QueueErrorCode.LIMIT, text)
+        previous = self.consumers.get(consumer_id)
+        if previous is not None:
+            self._detach(previous, now)
+        consumer = Consumer(self.config.name, self.group_id, consumer_id, deliver)
+        self.consumers[consumer_id] = consumer
+        self._rebalance()
+        return consumer
+
+    def leave(self, consumer: Consumer, now: float) -> None:
+        """Remove a consumer; what it held is ready at once. One that left or was replaced is ignored."""
+        if consumer.active:
+            self._detach(consumer, now)
+            self._rebalance()
+
+    def _detach(self, consumer: Consumer, now: float) -> None:
+        consumer.active = False
+        del self.consumers[consumer.consumer_id]
+        held = [entry for place in self.places for entry in place.pending.values() if entry.consumer is consumer]
+        for entry in held:
+            self.retry(entry, now, now, "consumer left")
+
+    def _rebalance(self) -> None:
+        self.generation += 1
+        for consumer_id, span in assign_ranges(len(self.places), self.consumers).items():
+            self.consumers[consumer_id].places = self.places[span.start : span.stop]
+        self.agenda.groups_to_serve[self] = None
+
+    def entry_states(self) -> tuple[int, int, int]:
+        """Numbers of entries delivered, waiting, and on their way to the dead-letter queue."""
+        states = [entry.state for place in self.places for entry in place.pending.values()]
+        waiting, moving = states.count(EntryState.WAITING), states.count(EntryState.DEAD_LETTERING)
+        return len(states) - waiting - moving, waiting, moving
+
+    # -- entries -------------------------------------------------------------------------------------------------
+
+    def pending_entry(self, partition: int, offset: int) -> PendingEntry | None:
+        """The entry with a consumer at a place; None when there is none."""
+        if partition >= len(self.places):
+            return None
+        entry = self.places[partition].pending.get(offset)
+        return entry if entry is not None and entry.state is EntryState.DELIVERED else None
+
+    def release(self, entry: PendingEntry) -> None:
+        """Its consumer does not hold it any more."""
+        consumer = entry.consumer
+        if consumer is not None:
+            entry.consumer = None
+            if consumer.in_flight >= self.config.max_in_flight:
+                self.agenda.groups_to_serve[self] = None
+            consumer.in_flight -= 1
+
+    def remove(self, entry: PendingEntry, on_done: Confirm | None) -> None:
+        """Settle for good; ``on_done`` is called when that is as durable as the queue promises."""
+        self.release(entry)
+        entry.state = EntryState.SETTLED
+        del entry.place.pending[entry.offset]
+        self.unsettled -= 1
+        self._settled_since_trim += 1
+        self.log.ack(entry.place.index, entry.offset)
+        self.confirm_when_written(on_done)
+
+    def confirm_when_written(self, on_done: Confirm | None) -> None:
+        """Call it once what the log was told so far is as durable as the queue promises."""
+        if on_done is not None:
+            self._confirms.append(on_done)
+        self.agenda.groups_to_write[self] = None
+
+    def retry(self, entry: PendingEntry, due: float, now: float, cause: str) -> None:
+        """A delivery failed: wait for the next, or dead-letter when it was the last."""
+        self.release(entry)
+        reason = exhausted_reason(self.config.retry, entry.delivery_count, now - entry.enqueued_at)
+        if reason is not None and not self.keeps_exhausted:
+            self.dead_letter(entry, reason, now, None)
+            return
+        entry.deadline = due
+        self.log.expire(entry.place.index, entry.offset, int(due * 1000))
+        self.agenda.groups_to_write[self] = None
+        self.trace(TraceKind.RETRY_SCHEDULED, entry, cause)
+        self._wait(entry, now)
+
+    def _wait(self, entry: PendingEntry, now: float) -> None:
+        entry.state = EntryState.WAITING
+        entry.place.push_waiting(entry)
+        if entry.deadline <= now:
+            self.agenda.groups_to_serve[self] = None
+        else:
+            heapq.heappush(self._retry_times, entry.deadline)
+            self.agenda.wake(self, entry.deadline)
+
+    def dead_letter(self, entry: PendingEntry, reason: str, now: float, on_done: Confirm | None) -> None:
+        """Give the message to the dead-letter queue; it stays pending until that has it."""
+        self.release(entry)
+        entry.state = EntryState.DEAD_LETTERING
+        self.owner.dead_letter(self, entry, reason, now, on_done)
+
+    def dead_lettered(self, entry: PendingEntry, reason: str, on_done: Confirm | None) -> None:
+        """The dead-letter queue has it."""
+        self.counts.dead_lettered += 1
+        self.trace(TraceKind.DEAD_LETTERED, entry, reason)
+        self.remove(entry, on_done)
+
+    def dead_letter_failed(self, entry: PendingEntry, reason: str) -> None:
+        """The dead-letter queue refused it; try again later."""
+        due = self.agenda.now + max(WRITE_RETRY_S, self.config.retry.initial_backoff_s)
+        heapq.heappush(self._dead_letter_retries, (due, entry.place.index, entry.offset, entry, reason))
+        self.agenda.wake(self, due)
+
+    def discard(self, entry: PendingEntry, detail: str, on_done: Confirm | None = None) -> None:
+        """Give a message up, visibly."""
+        self.trace(TraceKind.DISCARDED, entry, detail)
+        self.remove(entry, on_done)
+
+    def trace(self, kind: TraceKind, entry: PendingEntry, detail: str = "") -> None:
+        if self.tracer is not None:
+            partition = entry.place.index
+            fields: dict[str, str | int] = {
+                "queue": self.config.name,
+                "partition": partition,
+                "offset": entry.offset,
+                "message_id": message_id_of(self.config.name, partition, entry.offset),
+                "group": self.group_id,
+                "delivery_count": entry.delivery_count,
+            }
+            if entry.consumer is not None:
+                fields["client_id"] = entry.consumer.consumer_id
+            if detail:
+                fields["detail"] = detail
+            self.tracer(kind, fields)
+
+    # -- log -----------------------------------------------------------------------------------------------------
+
+    def write(self, now: float) -> None:
+        """Write what happened since the last time; settlements are confirmed then, or by the sync that covers them."""
+        for place in self.moved:
+            self.log.move_cursor(place.index, place.cursor)
+        self.moved.clear()
+        confirms, self._confirms = self._confirms, []
+        try:
+            self.log.flush()
+        except LogError as error:
+            if error.sticky:
+                self.fail(str(error))
+            else:
+                self.stall(now)
+            call_all(confirms, QueueError(QueueErrorCode.STORAGE_FAILED, str(error)))
+            return
+        if not self._volatile:
+            self.agenda.unsynced[self] = None
+        if self._confirm_when_synced and confirms:
+            self.waiting += confirms
+            self.agenda.awaited_syncs[self] = None
+        else:
+            call_all(confirms, None)
+        if self.log.wants_snapshot:
+            self._try_snapshot()
+        if self._settled_since_trim >= _SETTLED_PER_TRIM:
+            self._settled_since_trim = 0
+            self.owner.trim()
+
+    def stall(self, now: float) -> None:
+        """The disk refused something that may work later: rest, then try again."""
+        self.stalled_until = now + WRITE_RETRY_S
+        self.agenda.wake(self, self.stalled_until)
+
+    def _try_snapshot(self) -> None:
+        try:
+            self._snapshot()
+        except LogError:
+            # The old log is whole and goes on; it asks again when it has doubled.
+            return
+        covered, self.waiting = self.waiting, []
+        call_all(covered, None)
+
+    def _snapshot(self) -> None:
+        cursors = {place.index: place.cursor for place in self.places}
+        entries = (
+            PendingRecord(
+                place.index,
+                entry.offset,
+                entry.consumer.consumer_id if entry.consumer is not None else "",
+                int(entry.claimed_at * 1000),
+                int(entry.deadline * 1000) if entry.state is EntryState.WAITING else 0,
+                entry.delivery_count,
+            )
+            for place in self.places
+            for entry in place.pending.values()
+        )
+        self.log.write_snapshot(cursors, entries)
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    def due_timeouts(self, now: float) -> list[PendingEntry]:
+        """Deliveries whose time is over."""
+        due: list[PendingEntry] = []
+        timeouts = self.timeouts
+        while timeouts and timeouts[0][0] <= now:
+            deadline, entry = timeouts.popleft()
+            if entry.state is EntryState.DELIVERED and entry.deadline == deadline:
+                due.append(entry)
+        return due
+
+    def due_dead_letters(self, now: float) -> list[tuple[PendingEntry, str]]:
+        """Entries whose move to the dead-letter queue is to be tried again, with the reason."""
+        due: list[tuple[PendingEntry, str]] = []
+        while self._dead_letter_retries and self._dead_letter_retries[0][0] <= now:
+            _, _, _, entry, reason = heapq.heappop(self._dead_letter_retries)
+            due.append((entry, reason))
+        return due
+
+    def rearm(self, now: float) -> None:
+        """Ask to be woken for whatever comes first."""
+        retries = self._retry_times
+        while retries and retries[0] <= now:
+            heapq.heappop(retries)
+        self.prune_timeouts()
+        if self.timeouts:
+            self.agenda.wake(self, self.timeouts[0][0])
+        if retries:
+            self.agenda.wake(self, retries[0])
+        if self._dead_letter_retries:
+            self.agenda.wake(self, self._dead_letter_retries[0][0])
+
+    def prune_timeouts(self) -> None:
+        """Forget settled deliveries: those in front, and all once they are the most."""
+        timeouts = self.timeouts
+        while timeouts and not _is_live(*timeouts[0]):
+            timeouts.popleft()
+        if len(timeouts) > 2 * self.unsettled + _STALE_TIMEOUTS:
+            self.timeouts = deque(pair for pair in timeouts if _is_live(*pair))
+
+
+def _is_live(deadline: float, entry: PendingEntry) -> bool:
+    return entry.state is EntryState.DELIVERED and entry.deadline == deadline

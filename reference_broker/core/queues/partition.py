@@ -1,0 +1,148 @@
+"""One partition of a queue: what was published this turn, the log, and the messages still in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from reference_broker.core.queues.agenda import Agenda
+from reference_broker.core.queues.confirms import Confirm, SyncPoint, call_all
+from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from reference_broker.core.queues.message_cache import MessageCache
+from reference_broker.core.queues.store import NewRecord, PartitionLog
+from reference_broker.core.queues.stored_message import MessageCodec, StoredMessage
+
+_READ_AHEAD = 128
+
+
+def _nobody(error: QueueError | None) -> None:
+    """A confirm that nobody waits for."""
+
+
+class QueuePartition(SyncPoint):
+    """Collects what is published in a turn and writes it as one batch."""
+
+    def __init__(
+        self,
+        index: int,
+        log: PartitionLog,
+        codec: MessageCodec,
+        cache: MessageCache,
+        agenda: Agenda,
+        *,
+        confirm_when_synced: bool,
+        volatile: bool,
+        on_confirmed: Callable[[int, int, StoredMessage], None] | None = None,
+    ) -> None:
+        """``on_confirmed`` is told the partition, offset and message of each confirm, for the trace."""
+        super().__init__(log)
+        self.index = index
+        self.log = log
+        self.cached: dict[int, StoredMessage] = {}
+        self.visible_end = log.next_offset
+        """Messages below it may be delivered: those that are as durable as their confirm says."""
+        self.head = log.start_offset
+        """Messages below it have expired; only moves while the queue has no group."""
+        self.unreadable = 0
+        self._codec = codec
+        self._cache = cache
+        self._agenda = agenda
+        self._confirm_when_synced = confirm_when_synced
+        self._volatile = volatile
+        self._on_confirmed = on_confirmed
+        self._records: list[NewRecord] = []
+        self._messages: list[StoredMessage] = []
+        self._confirms: list[Confirm] = []
+        if log.next_offset > log.start_offset and not volatile:
+            agenda.unsynced[self] = None
+
+    @property
+    def unwritten(self) -> int:
+        """Messages that :meth:`write` will write."""
+        return len(self._records)
+
+    def add(self, record: NewRecord, message: StoredMessage, confirm: Confirm | None) -> None:
+        """Enqueue; :meth:`write` writes it."""
+        if not self._records:
+            self._agenda.partitions_to_write[self] = None
+        self._records.append(record)
+        self._messages.append(message)
+        self._confirms.append(confirm or _nobody)
+
+    def write(self) -> tuple[int, list[StoredMessage]]:
+        """Append what collected as one batch; returns its first offset and the messages, none when that failed."""
+        records, messages, confirms = self._records, self._messages, self._confirms
+        self._records, self._messages, self._confirms = [], [], []
+        try:
+            base_offset = self.log.append(records)
+        except LogError as error:
+            if error.sticky:
+                self.fail(str(error))
+            call_all(confirms, QueueError(QueueErrorCode.STORAGE_FAILED, str(error)))
+            return 0, []
+        if self._on_confirmed is not None:
+            confirms = [
+                self._traced(confirm, self._on_confirmed, offset, message)
+                for offset, (confirm, message) in enumerate(zip(confirms, messages, strict=True), base_offset)
+            ]
+        put, part = self._cache.put, self.cached
+        for offset, message in enumerate(messages, base_offset):
+            put(part, offset, message)
+        if not self._volatile:
+            self._agenda.unsynced[self] = None
+        if self._confirm_when_synced:
+            self.waiting += confirms
+            self._agenda.awaited_syncs[self] = None
+        else:
+            self.visible_end = self.log.next_offset
+            call_all(confirms, None)
+        return base_offset, messages
+
+    def _traced(
+        self, confirm: Confirm, trace: Callable[[int, int, StoredMessage], None], offset: int, message: StoredMessage
+    ) -> Confirm:
+        def traced(error: QueueError | None) -> None:
+            if error is None:
+                trace(self.index, offset, message)
+            confirm(error)
+
+        return traced
+
+    def finish_sync(self, error: OSError | None) -> list[tuple[Confirm, QueueError | None]]:
+        """See :meth:`SyncPoint.finish_sync`; messages that are durable now become visible."""
+        finished = super().finish_sync(error)
+        if self._confirm_when_synced:
+            self.visible_end = self.log.durable_offset
+        return finished
+
+    def load(self, offset: int) -> tuple[int, StoredMessage] | None:
+        """Read the first message at or after an offset back; None when there is none. Raises :class:`LogError`."""
+        first: tuple[int, StoredMessage] | None = None
+        at = offset
+        while first is None and at < self.visible_end:
+            records = self.log.read(at, _READ_AHEAD)
+            if not records:
+                break
+            for record in records:
+                try:
+                    message = self._codec.decode(record)
+                except ValueError:
+                    # The checksum was right, so another program wrote it; skipping shows in the unreadable count.
+                    continue
+                self._cache.put(self.cached, record.offset, message)
+                if first is None:
+                    first = (record.offset, message)
+            at = records[-1].offset + 1
+        return first
+
+    def get(self, offset: int) -> StoredMessage | None:
+        """The message at exactly that offset; None when it is damaged or gone. Raises :class:`LogError`."""
+        message = self.cached.get(offset)
+        if message is None and (loaded := self.load(offset)) is not None and loaded[0] == offset:
+            message = loaded[1]
+        return message
+
+    def abandon(self, error: QueueError) -> None:
+        """See :meth:`SyncPoint.abandon`."""
+        confirms, self._confirms, self._records, self._messages = self._confirms, [], [], []
+        call_all(confirms, error)
+        super().abandon(error)

@@ -1,0 +1,85 @@
+"""Pending entries: what a group was given and has not settled, partition by partition."""
+
+from __future__ import annotations
+
+import heapq
+from enum import Enum
+
+from reference_broker.core.queues.consumer import Consumer
+from reference_broker.core.queues.partition import QueuePartition
+
+
+class EntryState(Enum):
+    """Where an unsettled message stands."""
+
+    DELIVERED = "delivered"
+    """With a consumer; only then can it be settled."""
+    WAITING = "waiting"
+    """Failed or given back; redelivered once due."""
+    DEAD_LETTERING = "dead_lettering"
+    """Settled as soon as the dead-letter queue has it durably."""
+    SETTLED = "settled"
+
+
+class PendingEntry:
+    """One message that a group has not settled."""
+
+    __slots__ = ("claimed_at", "consumer", "deadline", "delivery_count", "enqueued_at", "offset", "place", "state")
+
+    def __init__(self, place: GroupPartition, offset: int, delivery_count: int) -> None:
+        self.place = place
+        self.offset = offset
+        self.delivery_count = delivery_count
+        self.consumer: Consumer | None = None
+        self.state = EntryState.WAITING
+        self.deadline = 0.0
+        """Delivered: when it times out. Waiting: when it is due. Unix seconds."""
+        self.claimed_at = 0.0
+        """Last delivery, Unix seconds."""
+        self.enqueued_at = float("inf")
+        """Unix seconds; unknown after a restart until the message is read."""
+
+
+class GroupPartition:
+    """A group's view of one partition."""
+
+    __slots__ = ("_ordered", "cursor", "index", "partition", "pending", "waiting")
+
+    def __init__(self, partition: QueuePartition, *, cursor: int, ordered: bool) -> None:
+        self.partition = partition
+        self.index = partition.index
+        self.cursor = cursor
+        """Next offset to deliver for the first time."""
+        self.pending: dict[int, PendingEntry] = {}
+        """By offset, ascending, since entries are added in order of first delivery."""
+        self._ordered = ordered
+        self.waiting: list[tuple[float, int, PendingEntry]] = []
+        """A heap; it may hold entries that do not wait any more."""
+
+    @property
+    def committed(self) -> int:
+        """Everything below it is settled."""
+        return next(iter(self.pending), self.cursor)
+
+    def push_waiting(self, entry: PendingEntry) -> None:
+        """The entry waits: by offset where the order counts, by due time where it does not."""
+        heapq.heappush(self.waiting, (0.0 if self._ordered else entry.deadline, entry.offset, entry))
+
+    def first_waiting(self) -> PendingEntry | None:
+        """The entry to redeliver next, due or not."""
+        waiting = self.waiting
+        while waiting:
+            entry = waiting[0][2]
+            if entry.state is EntryState.WAITING:
+                return entry
+            heapq.heappop(waiting)
+        return None
+
+    def pop_waiting(self) -> None:
+        """Take out what :meth:`first_waiting` returned."""
+        heapq.heappop(self.waiting)
+
+    @property
+    def holds_back(self) -> bool:
+        """A waiting entry keeps later messages from being delivered."""
+        return self._ordered and bool(self.waiting) and self.first_waiting() is not None

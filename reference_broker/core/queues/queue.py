@@ -1,0 +1,369 @@
+"""One durable queue: its partitions, its consumer groups, and its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from reference_broker.config import Durability, QueueConfig
+from reference_broker.core.message import Message
+from reference_broker.core.queues.address import check_group_name, message_id_of
+from reference_broker.core.queues.agenda import Agenda
+from reference_broker.core.queues.confirms import Confirm
+from reference_broker.core.queues.dead_letters import dead_letter_message
+from reference_broker.core.queues.delivery import GroupStats, QueueStats
+from reference_broker.core.queues.dispatcher import Dispatcher
+from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from reference_broker.core.queues.group import ConsumerGroup
+from reference_broker.core.queues.message_cache import MessageCache
+from reference_broker.core.queues.partition import QueuePartition
+from reference_broker.core.queues.partitioner import PARTITION_KEY, Partitioner
+from reference_broker.core.queues.pending import PendingEntry
+from reference_broker.core.queues.store import NewRecord, QueueFiles
+from reference_broker.core.queues.stored_message import MessageCodec, StoredMessage, message_bytes
+from reference_broker.core.topics import TopicError, validate_filter
+from reference_broker.trace.schema import TraceKind
+
+Tracer = Callable[[TraceKind, dict[str, str | int]], None]
+DeadLetterTarget = Callable[[], "DurableQueue"]
+
+MAX_GROUPS = 1_000
+_TRIM_INTERVAL_S = 1.0
+_TRIM_STEPS = 4_096
+
+
+class DurableQueue:
+    """Implements :class:`reference_broker.core.queues.group.GroupOwner`."""
+
+    def __init__(
+        self,
+        config: QueueConfig,
+        files: QueueFiles,
+        *,
+        partitioner: Partitioner,
+        cache: MessageCache,
+        agenda: Agenda,
+        dead_letter_target: DeadLetterTarget,
+        tracer: Tracer | None,
+        now: float,
+    ) -> None:
+        """Open the partitions and groups. Raises :class:`LogError`."""
+        self.config = config
+        self.name = config.name
+        self.groups: dict[str, ConsumerGroup] = {}
+        self._dispatchers: dict[ConsumerGroup, Dispatcher] = {}
+        self.enqueued = 0
+        self.refused = 0
+        self._files = files
+        self._partitioner = partitioner
+        self._agenda = agenda
+        self._dead_letter_target = dead_letter_target
+        self._tracer = tracer
+        self._codec = MessageCodec(config.name, config.message_ttl_s)
+        self._confirm_when_synced = config.durability is Durability.FSYNC and not files.volatile
+        self._trimmed_at = float("-inf")
+        self.partitions = [
+            QueuePartition(
+                index,
+                files.open_partition(index),
+                self._codec,
+                cache,
+                agenda,
+                confirm_when_synced=self._confirm_when_synced,
+                volatile=files.volatile,
+                on_confirmed=None if tracer is None else self._trace_confirmed,
+            )
+            for index in range(config.partitions)
+        ]
+        self._end_total = sum(partition.log.next_offset for partition in self.partitions)
+        """Sum of the next offsets, those of unwritten messages included."""
+        for stored in files.groups():
+            self._open_group(stored.group, stored.pattern).recover(now)
+        self._room = config.max_depth - self.depth
+        """Messages that certainly still fit; depth is only counted again when it is used up."""
+
+    # -- publishing ----------------------------------------------------------------------------------------------
+
+    def publish(self, routing_key: str, message: Message, now: float, on_confirmed: Confirm | None) -> None:
+        """Enqueue; written with the rest of the turn. Raises :class:`QueueError` (TOO_LARGE, FULL, STORAGE_FAILED)."""
+        properties = message.user_properties
+        size = message_bytes(message) if properties else len(message.payload)
+        if size > self.config.max_message_bytes:
+            self.refused += 1
+            text = f"{size} bytes; the queue {self.name!r} takes at most {self.config.max_message_bytes}"
+            raise QueueError(QueueErrorCode.TOO_LARGE, text)
+        self._add(routing_key, message, size, now, on_confirmed)
+
+    def _add(self, routing_key: str, message: Message, size: int, now: float, on_confirmed: Confirm | None) -> None:
+        if self._room <= 0:
+            self._make_room(now)
+        key = message.user_property(PARTITION_KEY) if message.user_properties else None
+        partition = self.partitions[self._partitioner.choose(key, self.config.partitions)]
+        if partition.failure is not None:
+            self.refused += 1
+            raise partition.failure
+        headers, topic = self._codec.headers(message, routing_key)
+        timestamp_ms = int(now * 1000)
+        enqueued_at = timestamp_ms / 1000
+        stored = StoredMessage(
+            message, topic, routing_key, enqueued_at, self._codec.expiry(enqueued_at, message.expires_at), size
+        )
+        record = NewRecord(timestamp_ms, b"" if key is None else key.encode(), message.payload, headers)
+        partition.add(record, stored, on_confirmed)
+        self._room -= 1
+        self._end_total += 1
+
+    def _make_room(self, now: float) -> None:
+        """Count again. Raises :class:`QueueError` (FULL)."""
+        self._room = self.config.max_depth - self.depth
+        if self._room <= 0 and now - self._trimmed_at >= _TRIM_INTERVAL_S:
+            self._trimmed_at = now
+            self._drop_expired(now)
+            self._room = self.config.max_depth - self.depth
+        if self._room <= 0:
+            self.refused += 1
+            text = f"the queue {self.name!r} holds {self.config.max_depth} messages, which is its limit"
+            raise QueueError(QueueErrorCode.FULL, text)
+
+    def write(self, partition: QueuePartition) -> None:
+        """Write what was published to a partition since the last time, and have it delivered."""
+        wanted = partition.unwritten
+        base_offset, messages = partition.write()
+        self.enqueued += len(messages)
+        self.refused += wanted - len(messages)
+        self._end_total -= wanted - len(messages)
+        if self._tracer is not None:
+            for offset, stored in enumerate(messages, base_offset):
+                self._trace(TraceKind.ENQUEUED, partition.index, offset, stored)
+        if not self._confirm_when_synced:
+            self.serve_groups()
+
+    def _trace(self, kind: TraceKind, partition: int, offset: int, stored: StoredMessage) -> None:
+        if self._tracer is not None:
+            fields: dict[str, str | int] = {
+                "queue": self.name,
+                "partition": partition,
+                "offset": offset,
+                "message_id": message_id_of(self.name, partition, offset),
+                "client_id": stored.message.publisher,
+                "topic": stored.message.topic,
+            }
+            self._tracer(kind, fields)
+
+    def _trace_confirmed(self, partition: int, offset: int, stored: StoredMessage) -> None:
+        self._trace(TraceKind.CONFIRMED, partition, offset, stored)
+
+    def serve_groups(self) -> None:
+        """Something may be deliverable."""
+        for group in self.groups.values():
+            if group.consumers:
+                self._agenda.groups_to_serve[group] = None
+
+    # -- groups --------------------------------------------------------------------------------------------------
+
+    def group(self, group: str, pattern: str) -> ConsumerGroup:
+        """The group of that name and routing-key filter, created when it is new. Raises :class:`QueueError`.
+
+        A filter makes a group of its own, ``<group>@<filter>``, since each group has one cursor per partition.
+        """
+        check_group_name(group)
+        pattern = "" if pattern == "#" else pattern
+        if pattern:
+            try:
+                validate_filter(pattern)
+            except TopicError as error:
+                raise QueueError(QueueErrorCode.BAD_ADDRESS, str(error)) from error
+        group_id = f"{group}@{pattern}" if pattern else group
+        existing = self.groups.get(group_id)
+        if existing is not None:
+            if existing.pattern != pattern:
+                text = f"the group id {group_id!r} is taken by a group with the filter {existing.pattern!r}"
+                raise QueueError(QueueErrorCode.BAD_ADDRESS, text)
+            return existing
+        if len(self.groups) >= MAX_GROUPS:
+            text = f"the queue {self.name!r} has {MAX_GROUPS} consumer groups, which is the limit"
+            raise QueueError(QueueErrorCode.LIMIT, text)
+        cursors = self._starting_cursors()
+        try:
+            created = self._open_group(group_id, pattern)
+        except LogError as error:
+            raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
+        created.start_at(cursors)
+        self._room = 0
+        return created
+
+    def _open_group(self, group_id: str, pattern: str) -> ConsumerGroup:
+        group = ConsumerGroup(
+            self,
+            self.config,
+            group_id,
+            pattern,
+            self._files.open_group(group_id, pattern),
+            self.partitions,
+            self._agenda,
+            self._tracer,
+            confirm_when_synced=self._confirm_when_synced,
+            volatile=self._files.volatile,
+        )
+        self.groups[group_id] = group
+        self._dispatchers[group] = Dispatcher(group)
+        return group
+
+    def _starting_cursors(self) -> list[int]:
+        """A new group starts at the earliest message.
+
+        Messages that every group has settled may still be in the log. They count for a new group only as far as
+        ``max_depth`` allows, or its arrival would close the queue to publishers.
+        """
+        starts = [partition.head for partition in self.partitions]
+        if not self.groups:
+            return starts
+        ends = [partition.log.next_offset for partition in self.partitions]
+        total = sum(ends) - sum(starts)
+        if total <= self.config.max_depth:
+            return starts
+        needed = self._low_watermarks()
+        share = self.config.max_depth / total
+        kept = [end - int((end - start) * share) for start, end in zip(starts, ends, strict=True)]
+        return [min(start, low) for start, low in zip(kept, needed, strict=True)]
+
+    def _low_watermarks(self) -> list[int]:
+        """Per partition, the lowest offset that some group has not settled."""
+        return [min(group.places[index].committed for group in self.groups.values()) for index in self._indexes]
+
+    @property
+    def _indexes(self) -> range:
+        return range(len(self.partitions))
+
+    def serve(self, group: ConsumerGroup, now: float) -> None:
+        """Deliver what the group's consumers have room for."""
+        self._dispatchers[group].serve(now)
+
+    # -- dead letters --------------------------------------------------------------------------------------------
+
+    def dead_letter(
+        self, group: ConsumerGroup, entry: PendingEntry, reason: str, now: float, on_done: Confirm | None
+    ) -> None:
+        """Append to the dead-letter queue; the entry is settled once that is durable, so at least once."""
+        if not self.config.dead_letters:
+            group.counts.discarded += 1
+            group.discard(entry, f"{reason}; the queue keeps no dead letters", on_done)
+            return
+
+        def moved(error: QueueError | None) -> None:
+            if error is None:
+                group.dead_lettered(entry, reason, on_done)
+                return
+            group.dead_letter_failed(entry, reason)
+            if on_done is not None:
+                on_done(error)
+
+        try:
+            stored = entry.place.partition.get(entry.offset)
+        except LogError as error:
+            moved(QueueError(QueueErrorCode.STORAGE_FAILED, str(error)))
+            return
+        if stored is None:
+            group.counts.unreadable += 1
+            group.discard(entry, "unreadable", on_done)
+            return
+        message = dead_letter_message(self.name, group.group_id, entry, stored, reason, now)
+        try:
+            target = self._dead_letter_target()
+            target._add(stored.routing_key, message, stored.size, now, moved)
+        except QueueError as error:
+            moved(error)
+
+    # -- limits --------------------------------------------------------------------------------------------------
+
+    @property
+    def depth(self) -> int:
+        """Messages that the slowest group has not settled; all that are stored while there is no group."""
+        if not self.groups:
+            return self._end_total - sum(partition.head for partition in self.partitions)
+        end = self._end_total
+        return max(end - group.cursor_total + group.unsettled for group in self.groups.values())
+
+    def _drop_expired(self, now: float) -> None:
+        """Let go of expired messages at the front, so that they do not keep new ones out. Bounded work."""
+        steps = _TRIM_STEPS
+        for group in self.groups.values():
+            for place in group.places:
+                start = place.cursor
+                place.cursor = self._first_live(place.partition, start, now, steps)
+                passed = place.cursor - start
+                steps -= passed
+                if passed:
+                    group.counts.expired += passed
+                    group.cursor_total += passed
+                    group.moved[place] = None
+                    self._agenda.groups_to_write[group] = None
+        if not self.groups:
+            for partition in self.partitions:
+                start = partition.head
+                partition.head = self._first_live(partition, start, now, steps)
+                steps -= partition.head - start
+                partition.log.drop_before(partition.head)
+
+    def _first_live(self, partition: QueuePartition, offset: int, now: float, steps: int) -> int:
+        end = min(partition.visible_end, offset + steps)
+        while offset < end:
+            try:
+                stored = partition.get(offset)
+            except LogError:
+                return offset
+            if stored is None or now < stored.expires_at:
+                return offset
+            offset += 1
+        return offset
+
+    def trim(self) -> None:
+        """Free whole segments that every group has settled. Without groups nothing is freed: a first may come."""
+        if self.groups:
+            for partition, low in zip(self.partitions, self._low_watermarks(), strict=True):
+                partition.log.drop_before(low)
+                partition.head = max(partition.head, partition.log.start_offset)
+
+    # -- figures -------------------------------------------------------------------------------------------------
+
+    def stats(self, dead_letters: int) -> QueueStats:
+        """``dead_letters``: depth of its dead-letter queue."""
+        groups = tuple(self._group_stats(group) for group in self.groups.values())
+        ready = max((group.lag + group.retrying for group in groups), default=self.depth)
+        failed = any(partition.failure is not None for partition in self.partitions)
+        return QueueStats(
+            queue=self.name,
+            partitions=len(self.partitions),
+            depth=self.depth,
+            ready=ready,
+            in_flight=sum(group.in_flight for group in groups),
+            dead_letters=dead_letters,
+            consumers=sum(group.consumers for group in groups),
+            stored_bytes=sum(partition.log.stored_bytes for partition in self.partitions),
+            enqueued=self.enqueued,
+            refused=self.refused,
+            failed=failed or any(group.failure is not None for group in self.groups.values()),
+            groups=groups,
+        )
+
+    def _group_stats(self, group: ConsumerGroup) -> GroupStats:
+        in_flight, waiting, dead_lettering = group.entry_states()
+        counts = group.counts
+        return GroupStats(
+            group=group.group_id,
+            consumers=len(group.consumers),
+            lag=self._end_total - group.cursor_total,
+            in_flight=in_flight,
+            retrying=waiting,
+            dead_lettering=dead_lettering,
+            generation=group.generation,
+            delivered=counts.delivered,
+            redelivered=counts.redelivered,
+            acked=counts.acked,
+            nacked=counts.nacked,
+            rejected=counts.rejected,
+            timed_out=counts.timed_out,
+            expired=counts.expired,
+            dead_lettered=counts.dead_lettered,
+            discarded=counts.discarded,
+            unreadable=counts.unreadable,
+        )

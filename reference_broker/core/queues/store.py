@@ -1,0 +1,199 @@
+"""What the queue engine needs of storage. The core must not import storage, so storage implements these protocols."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from reference_broker.config import QueueConfig
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+class NewRecord(NamedTuple):
+    """A record to append."""
+
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+class LogRecord(NamedTuple):
+    """A record read back."""
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+class PendingRecord(NamedTuple):
+    """An unsettled entry of a group as its log remembers it."""
+
+    partition: int
+    offset: int
+    consumer: str
+    """Last consumer that had it; empty when it was given back and waits for redelivery."""
+    claimed_at_ms: int
+    """When it was last delivered."""
+    due_at_ms: int
+    """When it may be redelivered; meaningful when ``consumer`` is empty."""
+    delivery_count: int
+
+
+class SyncTask(Protocol):
+    """One blocking sync of what a log wrote so far. Run it in any thread; at most one per log at a time."""
+
+    def run(self) -> None:
+        """Raises :class:`OSError` when the disk fails."""
+
+
+class PartitionLog(Protocol):
+    """The append-only log of one partition. Offsets grow by one per record; damaged ranges may leave gaps."""
+
+    @property
+    def start_offset(self) -> int:
+        """Lowest offset kept."""
+
+    @property
+    def next_offset(self) -> int:
+        """Offset of the next record to be written."""
+
+    @property
+    def durable_offset(self) -> int:
+        """Every record below it survives power loss."""
+
+    @property
+    def stored_bytes(self) -> int: ...
+
+    def append(self, records: Sequence[NewRecord]) -> int:
+        """Write records (at least one), visible to :meth:`read` at once; returns the offset of the first.
+
+        All or nothing: raises :class:`LogError` with nothing kept when the disk is full or failed.
+        """
+
+    def read(self, offset: int, limit: int) -> list[LogRecord]:
+        """Up to about ``limit`` records from ``offset`` on, in order; empty at the end. Raises :class:`LogError`."""
+
+    def start_sync(self) -> SyncTask | None:
+        """A sync of everything appended so far; None when nothing is unsynced or a sync is already running."""
+
+    def finish_sync(self, error: OSError | None) -> None:
+        """The task ended. An error makes the log refuse everything from now on."""
+
+    def drop_before(self, offset: int) -> None:
+        """Free storage that only holds records below ``offset``; it may keep more than asked."""
+
+    def close(self) -> None: ...
+
+
+class PendingLog(Protocol):
+    """The pending entries and cursors of one group. Operations collect in memory until :meth:`flush`."""
+
+    @property
+    def recovered(self) -> Sequence[PendingRecord]:
+        """Unsettled entries found at opening, by partition and offset."""
+
+    @property
+    def recovered_cursors(self) -> dict[int, int]:
+        """Partition -> next offset to deliver, found at opening."""
+
+    def add(self, partition: int, offset: int, consumer: str, claimed_at_ms: int, delivery_count: int) -> None:
+        """A first delivery; moves the partition's cursor behind it."""
+
+    def ack(self, partition: int, offset: int) -> None:
+        """Settled for good."""
+
+    def claim(self, partition: int, offset: int, consumer: str, claimed_at_ms: int) -> None:
+        """Delivered again: the delivery count grows by one."""
+
+    def expire(self, partition: int, offset: int, due_at_ms: int) -> None:
+        """Taken back from its consumer; it may be redelivered from ``due_at_ms`` on."""
+
+    def move_cursor(self, partition: int, offset: int) -> None:
+        """The next offset to deliver for the first time."""
+
+    @property
+    def has_unflushed(self) -> bool: ...
+
+    def flush(self) -> None:
+        """Write what collected. Raises :class:`LogError`; what collected stays and is written by the next flush."""
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """The log has grown well past what is pending."""
+
+    def write_snapshot(self, cursors: dict[int, int], entries: Iterable[PendingRecord]) -> None:
+        """Replace the log, unflushed operations included, by this state, durably; only while no sync runs.
+
+        Blocking. Raises :class:`LogError`: then the old log stays, and what was unflushed is lost to it.
+        """
+
+    def start_sync(self) -> SyncTask | None:
+        """As :meth:`PartitionLog.start_sync`."""
+
+    def finish_sync(self, error: OSError | None) -> None:
+        """As :meth:`PartitionLog.finish_sync`."""
+
+    def close(self) -> None: ...
+
+
+class StoredGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A group found in a queue's folder."""
+
+    group: str
+    """Effective group id."""
+    pattern: str
+
+
+class StoredQueue(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue found in the store."""
+
+    name: str
+    partitions: int
+
+
+class RecoveryNote(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that opening a log found and people should know."""
+
+    queue: str
+    place: str
+    """File, and position in it."""
+    problem: str
+    """What was found and what was done about it."""
+
+
+class QueueFiles(Protocol):
+    """The storage of one open queue."""
+
+    @property
+    def volatile(self) -> bool:
+        """It is memory: nothing survives the process, so nothing needs a sync."""
+
+    def open_partition(self, partition: int) -> PartitionLog:
+        """Open and recover, or create. Raises :class:`LogError`."""
+
+    def groups(self) -> list[StoredGroup]:
+        """Groups with stored state, by id."""
+
+    def open_group(self, group: str, pattern: str) -> PendingLog:
+        """Open and recover, or create. Raises :class:`LogError`."""
+
+
+class QueueStore(Protocol):
+    """Where queues live."""
+
+    def stored_queues(self) -> list[StoredQueue]:
+        """Queues that exist in the store, by name."""
+
+    def open_queue(self, config: QueueConfig) -> QueueFiles:
+        """Open, or create durably. A queue of durability ``memory`` is kept in memory. Raises :class:`LogError`."""
+
+    def recovery_notes(self) -> list[RecoveryNote]:
+        """What opening the queues found so far, oldest first."""
+
+    def close(self) -> None: ...

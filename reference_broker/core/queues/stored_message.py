@@ -1,0 +1,149 @@
+"""Messages as log records and back.
+
+The record's value is the payload, its key the partition key (empty when there is none), its headers the user
+properties, after broker headers whose names start with one ``_``. A user property whose own name starts with ``_`` gets
+a second one, so that no publisher can pose as the broker. QoS and retain are of the transport, and not stored.
+"""
+
+from __future__ import annotations
+
+from reference_broker.core.message import Message
+from reference_broker.core.queues.address import topic_of
+from reference_broker.core.queues.store import Headers, LogRecord
+
+_CACHE_LIMIT = 1_024
+_CACHED_TOPIC_LENGTH = 256
+
+
+class StoredMessage:
+    """A message in a queue. ``topic`` is the one to deliver on; times are Unix seconds; immutable."""
+
+    __slots__ = ("enqueued_at", "expires_at", "message", "routing_key", "size", "topic")
+
+    def __init__(
+        self, message: Message, topic: str, routing_key: str, enqueued_at: float, expires_at: float, size: int
+    ) -> None:
+        self.message = message
+        self.topic = topic
+        self.routing_key = routing_key
+        self.enqueued_at = enqueued_at
+        self.expires_at = expires_at
+        """Nobody gets it from then on; ``inf`` = never."""
+        self.size = size
+        """Bytes it takes in memory, roughly."""
+
+
+def message_bytes(message: Message) -> int:
+    """What counts against ``max_message_bytes``: the payload and the user properties."""
+    size = len(message.payload)
+    for name, value in message.user_properties:
+        size += len(name.encode()) + len(value.encode())
+    return size
+
+
+class MessageCodec:
+    """Turns the messages of one queue into record headers and back. Remembers the headers of plain messages."""
+
+    def __init__(self, queue: str, ttl_s: float) -> None:
+        self._queue = queue
+        self._ttl_s = ttl_s
+        self._plain: dict[tuple[str, str, str], tuple[Headers, str]] = {}
+
+    def expiry(self, enqueued_at: float, message_expires_at: float) -> float:
+        """The earlier of the message's own expiry and the queue's time to live."""
+        expires_at = message_expires_at or float("inf")
+        return min(expires_at, enqueued_at + self._ttl_s) if self._ttl_s > 0 else expires_at
+
+    def headers(self, message: Message, routing_key: str) -> tuple[Headers, str]:
+        """Record headers, and the topic to deliver on."""
+        plain = not (
+            message.user_properties
+            or message.expires_at
+            or message.content_type is not None
+            or message.response_topic is not None
+            or message.correlation_data is not None
+            or message.payload_format is not None
+            or len(message.topic) > _CACHED_TOPIC_LENGTH
+        )
+        if not plain:
+            return self._encode(message, routing_key)
+        key = (message.topic, message.publisher, routing_key)
+        known = self._plain.get(key)
+        if known is None:
+            known = self._encode(message, routing_key)
+            if len(self._plain) >= _CACHE_LIMIT:
+                self._plain.clear()
+            self._plain[key] = known
+        return known
+
+    def _encode(self, message: Message, routing_key: str) -> tuple[Headers, str]:
+        topic = topic_of(self._queue, routing_key)
+        headers = [(b"_topic", message.topic.encode())]
+        if topic != message.topic:
+            headers.append((b"_routing_key", routing_key.encode()))
+        if message.publisher:
+            headers.append((b"_publisher", message.publisher.encode()))
+        if message.expires_at:
+            headers.append((b"_expires_at", b"%d" % int(message.expires_at * 1000)))
+        if message.payload_format is not None:
+            headers.append((b"_payload_format", b"%d" % message.payload_format))
+        if message.content_type is not None:
+            headers.append((b"_content_type", message.content_type.encode()))
+        if message.response_topic is not None:
+            headers.append((b"_response_topic", message.response_topic.encode()))
+        if message.correlation_data is not None:
+            headers.append((b"_correlation_data", message.correlation_data))
+        for name, value in message.user_properties:
+            raw = name.encode()
+            headers.append((b"_" + raw if raw.startswith(b"_") else raw, value.encode()))
+        return tuple(headers), topic
+
+    def decode(self, record: LogRecord) -> StoredMessage:
+        """The message of a record. Raises :class:`ValueError` when a header is not what the broker writes."""
+        topic: str | None = None
+        routing_key: str | None = None
+        message = Message(topic="", payload=record.value or b"")
+        properties: list[tuple[str, str]] = []
+        for name, value in record.headers:
+            if not name.startswith(b"_"):
+                properties.append((name.decode(), value.decode()))
+            elif name == b"_topic":
+                topic = value.decode()
+            elif name == b"_routing_key":
+                routing_key = value.decode()
+            elif not _set_field(message, name, value):
+                properties.append((name.removeprefix(b"_" if name.startswith(b"__") else b"").decode(), value.decode()))
+        base = topic_of(self._queue, "")
+        if routing_key is None:
+            routing_key = topic[len(base) + 1 :] if topic is not None and topic.startswith(f"{base}/") else ""
+        delivery_topic = topic_of(self._queue, routing_key)
+        message.topic = topic if topic is not None else delivery_topic
+        message.user_properties = tuple(properties)
+        enqueued_at = record.timestamp_ms / 1000
+        return StoredMessage(
+            message,
+            delivery_topic,
+            routing_key,
+            enqueued_at,
+            self.expiry(enqueued_at, message.expires_at),
+            len(message.payload) + sum(len(name) + len(value) for name, value in record.headers),
+        )
+
+
+def _set_field(message: Message, name: bytes, value: bytes) -> bool:
+    """Set the field of a broker header; False when the name is none of them."""
+    if name == b"_publisher":
+        message.publisher = value.decode()
+    elif name == b"_expires_at":
+        message.expires_at = int(value) / 1000
+    elif name == b"_payload_format":
+        message.payload_format = int(value)
+    elif name == b"_content_type":
+        message.content_type = value.decode()
+    elif name == b"_response_topic":
+        message.response_topic = value.decode()
+    elif name == b"_correlation_data":
+        message.correlation_data = value
+    else:
+        return False
+    return True

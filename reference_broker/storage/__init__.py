@@ -1,0 +1,1 @@
+"""Durable storage behind the Disk interface: batches, segments, partition logs, pending-entry logs."""

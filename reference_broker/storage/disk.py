@@ -1,0 +1,164 @@
+"""The Disk interface: the only way in which storage code touches files.
+
+Two implementations exist: :class:`RealDisk` here and ``sim.disk.SimDisk``, which keeps written and synced data apart
+and loses the difference on power loss. All paths are relative to the data directory and use ``/``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Protocol
+
+
+class DiskFile(Protocol):
+    """An open file. Writes reach the operating system at once; only :meth:`sync` makes them survive power loss."""
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file, unsynced ones included."""
+
+    def append(self, data: bytes) -> int:
+        """Write at the end; returns the position of the first byte. Raises :class:`OSError` (ENOSPC, EIO)."""
+
+    def write_at(self, position: int, data: bytes) -> None:
+        """Overwrite in place. Raises :class:`OSError`."""
+
+    def read_at(self, position: int, length: int) -> bytes:
+        """Up to ``length`` bytes from ``position``; fewer at the end of the file."""
+
+    def truncate(self, size: int) -> None:
+        """Cut the file to ``size`` bytes."""
+
+    def sync(self) -> None:
+        """Return once everything written so far survives power loss. Safe to call from another thread."""
+
+    def close(self) -> None:
+        """Close without syncing. Closing twice is fine."""
+
+
+class Disk(Protocol):
+    """A directory tree."""
+
+    def open(self, path: str, *, create: bool = False) -> DiskFile:
+        """Open for reading and writing. Raises :class:`FileNotFoundError` unless ``create``."""
+
+    def list(self, path: str) -> list[str]:
+        """Sorted names in a folder; empty when the folder does not exist."""
+
+    def exists(self, path: str) -> bool: ...
+
+    def make_folder(self, path: str) -> None:
+        """Create a folder and its parents; existing ones are fine."""
+
+    def rename(self, source: str, destination: str) -> None:
+        """Replace ``destination`` atomically."""
+
+    def remove(self, path: str) -> None: ...
+
+    def sync_folder(self, path: str) -> None:
+        """Make creations, renames and removals in a folder survive power loss."""
+
+    def lock(self) -> None:
+        """Take single ownership of the tree. Raises :class:`DirectoryInUseError`."""
+
+    def unlock(self) -> None: ...
+
+
+class DirectoryInUseError(OSError):
+    """Another process owns the data directory."""
+
+
+class RealFile:
+    """A :class:`DiskFile` on the file system."""
+
+    def __init__(self, path: Path, *, create: bool) -> None:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        self._descriptor = os.open(path, flags, 0o640)
+        self._size = os.fstat(self._descriptor).st_size
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def append(self, data: bytes) -> int:
+        position = self._size
+        self.write_at(position, data)
+        return position
+
+    def write_at(self, position: int, data: bytes) -> None:
+        view = memoryview(data)
+        at = position
+        while view:
+            written = os.pwrite(self._descriptor, view, at)
+            view = view[written:]
+            at += written
+        self._size = max(self._size, at)
+
+    def read_at(self, position: int, length: int) -> bytes:
+        return os.pread(self._descriptor, length, position)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+        self._size = size
+
+    def sync(self) -> None:
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class RealDisk:
+    """A :class:`Disk` on a folder of the file system."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True)
+        self._lock_descriptor = -1
+
+    def open(self, path: str, *, create: bool = False) -> RealFile:
+        return RealFile(self.root / path, create=create)
+
+    def list(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(self.root / path))
+        except FileNotFoundError:
+            return []
+
+    def exists(self, path: str) -> bool:
+        return (self.root / path).exists()
+
+    def make_folder(self, path: str) -> None:
+        (self.root / path).mkdir(parents=True, exist_ok=True)
+
+    def rename(self, source: str, destination: str) -> None:
+        os.replace(self.root / source, self.root / destination)
+
+    def remove(self, path: str) -> None:
+        (self.root / path).unlink()
+
+    def sync_folder(self, path: str) -> None:
+        descriptor = os.open(self.root / path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def lock(self) -> None:
+        descriptor = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            message = f"another broker uses the data directory {self.root}; stop it or choose another data_dir"
+            raise DirectoryInUseError(message) from error
+        self._lock_descriptor = descriptor
+
+    def unlock(self) -> None:
+        if self._lock_descriptor >= 0:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = -1

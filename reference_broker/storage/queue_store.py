@@ -1,0 +1,230 @@
+"""Where queues live on a disk, and how to find them again.
+
+``queues/<queue>/queue.json``, ``queues/<queue>/partitions/<id>/<20 digits>.seg`` and
+``queues/<queue>/consumers/<group>/<group>.pel.log``, queue and group encoded by :func:`encode_name`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from reference_broker.config import Compression, Durability, QueueConfig
+from reference_broker.core.queues.errors import LogError
+from reference_broker.core.queues.store import RecoveryNote, StoredGroup, StoredQueue
+from reference_broker.storage.batch import BatchEncoder
+from reference_broker.storage.disk import Disk
+from reference_broker.storage.file_names import encode_name
+from reference_broker.storage.log import SegmentedLog
+from reference_broker.storage.memory_disk import MemoryDisk
+from reference_broker.storage.pending_log import PendingLogFile, read_header
+
+ROOT = "queues"
+_MEMORY_SEGMENT_BYTES = 1024 * 1024
+_MAX_NOTES = 1_000
+_MAX_DESCRIPTION_BYTES = 64 * 1024
+_MAX_GROUP_HEADER_BYTES = 256 * 1024
+_LOG_SUFFIX = ".pel.log"
+
+
+class QueueDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """``queue.json``: what must not change while the queue exists."""
+
+    version: int
+    name: str
+    partitions: int
+
+
+class LogQueueStore:
+    """Implements :class:`reference_broker.core.queues.store.QueueStore`.
+
+    ``disk`` None keeps everything in memory; queues of durability ``memory`` are kept there in any case.
+    """
+
+    def __init__(self, disk: Disk | None, *, segment_bytes: int = 64 * 1024 * 1024) -> None:
+        """Takes the disk's lock. Raises :class:`reference_broker.storage.disk.DirectoryInUseError`."""
+        self._disk = disk
+        self._segment_bytes = segment_bytes
+        self._memory = MemoryDisk()
+        self._notes: list[RecoveryNote] = []
+        self._encoders = {compression: BatchEncoder(compression) for compression in Compression}
+        if disk is not None:
+            disk.lock()
+
+    def stored_queues(self) -> list[StoredQueue]:
+        """See :meth:`QueueStore.stored_queues`. A folder without a readable description is noted and left alone."""
+        if self._disk is None:
+            return []
+        found: list[StoredQueue] = []
+        for folder in self._disk.list(ROOT):
+            description = self._describe(f"{ROOT}/{folder}")
+            if description is not None and encode_name(description.name) == folder:
+                found.append(StoredQueue(name=description.name, partitions=description.partitions))
+            elif description is not None:
+                self.note(description.name, f"{ROOT}/{folder}", "the folder does not belong to the queue it describes")
+        return sorted(found, key=lambda queue: queue.name)
+
+    def _describe(self, folder: str) -> QueueDescription | None:
+        assert self._disk is not None
+        path = f"{folder}/queue.json"
+        try:
+            file = self._disk.open(path)
+        except FileNotFoundError:
+            # The queue was being created when the broker stopped: nothing was ever confirmed in it.
+            return None
+        except OSError as error:
+            message = f"cannot open {path}: {error.strerror or error}"
+            raise LogError(message) from error
+        data = file.read_at(0, _MAX_DESCRIPTION_BYTES)
+        file.close()
+        try:
+            description = msgspec.json.decode(data, type=QueueDescription)
+        except msgspec.DecodeError as error:
+            message = f"{path} is damaged ({error}); restore it, or move {folder} away to give the queue up"
+            raise LogError(message) from error
+        if description.version != 1:
+            message = f"{path} has version {description.version}; this broker reads version 1"
+            raise LogError(message)
+        return description
+
+    def open_queue(self, config: QueueConfig) -> LogQueueFiles:
+        """See :meth:`QueueStore.open_queue`."""
+        in_memory = self._disk is None or config.durability is Durability.MEMORY
+        disk = self._memory if self._disk is None or in_memory else self._disk
+        folder = f"{ROOT}/{encode_name(config.name)}"
+        try:
+            _create(disk, folder, config)
+        except OSError as error:
+            message = f"cannot create {folder}: {error.strerror or error}"
+            raise LogError(message) from error
+        segment_bytes = min(self._segment_bytes, _MEMORY_SEGMENT_BYTES) if in_memory else self._segment_bytes
+        return LogQueueFiles(
+            self,
+            disk,
+            folder,
+            name=config.name,
+            segment_bytes=segment_bytes,
+            encoder=self._encoders[config.compression],
+            volatile=in_memory,
+        )
+
+    def note(self, queue: str, place: str, problem: str) -> None:
+        """Remember something for :meth:`recovery_notes`, up to a limit."""
+        if len(self._notes) < _MAX_NOTES:
+            self._notes.append(RecoveryNote(queue=queue, place=place, problem=problem))
+
+    def recovery_notes(self) -> list[RecoveryNote]:
+        """See :meth:`QueueStore.recovery_notes`."""
+        return list(self._notes)
+
+    def close(self) -> None:
+        """Give the disk's lock back."""
+        if self._disk is not None:
+            self._disk.unlock()
+
+
+def _create(disk: Disk, folder: str, config: QueueConfig) -> None:
+    """Make the queue's folders and description, durably. Raises :class:`OSError`."""
+    path = f"{folder}/queue.json"
+    wanted = QueueDescription(version=1, name=config.name, partitions=config.partitions)
+    encoded = msgspec.json.encode(wanted)
+    if not _holds(disk, path, encoded):
+        for name in ("partitions", "consumers"):
+            disk.make_folder(f"{folder}/{name}")
+        temporary = f"{path}.tmp"
+        file = disk.open(temporary, create=True)
+        file.truncate(0)
+        file.append(encoded)
+        file.sync()
+        file.close()
+        disk.rename(temporary, path)
+    # Also when it was there: a broker killed while it created the queue did not get this far.
+    for changed in (folder, ROOT, ""):
+        disk.sync_folder(changed)
+
+
+def _holds(disk: Disk, path: str, content: bytes) -> bool:
+    if not disk.exists(path):
+        return False
+    file = disk.open(path)
+    found = file.read_at(0, _MAX_DESCRIPTION_BYTES)
+    file.close()
+    return found == content
+
+
+class LogQueueFiles:
+    """Implements :class:`reference_broker.core.queues.store.QueueFiles`."""
+
+    def __init__(
+        self,
+        store: LogQueueStore,
+        disk: Disk,
+        folder: str,
+        *,
+        name: str,
+        segment_bytes: int,
+        encoder: BatchEncoder,
+        volatile: bool,
+    ) -> None:
+        self._store = store
+        self._disk = disk
+        self._folder = folder
+        self._name = name
+        self._segment_bytes = segment_bytes
+        self._encoder = encoder
+        self._volatile = volatile
+
+    @property
+    def volatile(self) -> bool:
+        return self._volatile
+
+    def _note(self, place: str, problem: str) -> None:
+        self._store.note(self._name, place, problem)
+
+    def open_partition(self, partition: int) -> SegmentedLog:
+        """See :meth:`QueueFiles.open_partition`."""
+        return SegmentedLog(
+            self._disk,
+            f"{self._folder}/partitions/{partition}",
+            segment_bytes=self._segment_bytes,
+            encoder=self._encoder,
+            volatile=self._volatile,
+            note=self._note,
+        )
+
+    def groups(self) -> list[StoredGroup]:
+        """See :meth:`QueueFiles.groups`. A log whose header is unreadable is noted and left alone."""
+        found: list[StoredGroup] = []
+        for name in self._disk.list(f"{self._folder}/consumers"):
+            path = f"{self._folder}/consumers/{name}/{name}{_LOG_SUFFIX}"
+            if not self._disk.exists(path):
+                continue
+            try:
+                file = self._disk.open(path)
+                header = read_header(file.read_at(0, _MAX_GROUP_HEADER_BYTES))
+                file.close()
+            except OSError as error:
+                message = f"cannot read {path}: {error.strerror or error}"
+                raise LogError(message) from error
+            if header is None:
+                self._note(path, "its header is damaged; the group starts anew when it subscribes")
+            else:
+                found.append(StoredGroup(group=header[0], pattern=header[1]))
+        return sorted(found, key=lambda group: group.group)
+
+    def open_group(self, group: str, pattern: str) -> PendingLogFile:
+        """See :meth:`QueueFiles.open_group`."""
+        name = encode_name(group)
+        folder = f"{self._folder}/consumers/{name}"
+        try:
+            self._disk.make_folder(folder)
+        except OSError as error:
+            message = f"cannot create {folder}: {error.strerror or error}"
+            raise LogError(message) from error
+        return PendingLogFile(
+            self._disk,
+            f"{folder}/{name}{_LOG_SUFFIX}",
+            group=group,
+            pattern=pattern,
+            volatile=self._volatile,
+            note=self._note,
+        )
