@@ -13,11 +13,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
 
 from reference_broker.trace.results import (
     Band,
@@ -164,13 +166,24 @@ def _analyse_histories(work: _Work, sources: SourceFiles, outcome: Outcome) -> N
     work.progress("judging deliveries")
     rows = work.publish(outcome, "anomalies", anomalies(tables))
     outcome.findings = findings_by_run(tables, rows)
-    outcome.lost = rows.where("anomaly = 'A1' AND severity = 'safety'").count()
+    outcome.lost = _lost_messages(rows, {report.run_id for report in _damaged(outcome, "history")})
     counts = work.publish(outcome, "counts", tables.query(delivery.COUNTS))
     outcome.counts = delivery.counts_by_run(counts)
     outcome.reasons = delivery.missing_claims(tables, loaded.headers, outcome.counts)
     work.progress("measuring histories")
-    samples = tables.stored("history_samples", tables.query(delivery.SAMPLES))
+    samples = tables.stored("history_samples", partial(tables.query, delivery.SAMPLES))
     _measure_history(work, tables, samples, counts, outcome)
+
+
+def _lost_messages(rows: DataFrame, damaged: set[str]) -> int:
+    """Messages that are nowhere: never delivered, vanished unsettled, or lost on the way to the dead-letter queue.
+
+    Damaged histories are left out: what they seem to lack may be what could not be read.
+    """
+    lost = rows.where(sf.col("anomaly").isin("A1", "F6", "A11") & (sf.col("severity") == "safety"))
+    if damaged:
+        lost = lost.where(~sf.col("run_id").isin(sorted(damaged)))
+    return lost.select("run_id", "value").distinct().count()
 
 
 def _measure_history(work: _Work, tables: Tables, samples: DataFrame, counts: DataFrame, outcome: Outcome) -> None:

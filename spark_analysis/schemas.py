@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Final, get_type_hints
 
 import msgspec
-from pyspark.sql import Column, DataFrame
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BooleanType, DataType, DoubleType, LongType, StringType, StructField, StructType
 
@@ -35,6 +37,23 @@ def struct_type(record: type[Record]) -> StructType:
             raise TypeError(message)
         fields.append(StructField(field.name, _SPARK_TYPES[plain], nullable=not field.required))
     return StructType(fields)
+
+
+_ARROW_TYPES: Final[dict[DataType, pa.DataType]] = {
+    LongType(): pa.int64(),
+    StringType(): pa.string(),
+    BooleanType(): pa.bool_(),
+    DoubleType(): pa.float64(),
+}
+
+
+def literal_frame(spark: SparkSession, rows: Sequence[tuple[object, ...]], schema: StructType) -> DataFrame:
+    """A small frame from rows in the order of the schema's fields; it goes by Arrow, so no Python worker starts."""
+    columns = {
+        field.name: pa.array([row[place] for row in rows], _ARROW_TYPES[field.dataType])
+        for place, field in enumerate(schema.fields)
+    }
+    return spark.createDataFrame(pa.table(columns), schema)
 
 
 HISTORY_TYPE: Final = struct_type(HistoryEvent)

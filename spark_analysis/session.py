@@ -11,10 +11,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from pyspark.sql import SparkSession
@@ -102,6 +103,18 @@ def _build(config: SessionConfig, workspace: Path) -> SparkSession:
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+JOBS_AT_ONCE: Final = 2
+"""Of a small job Spark spends most of the time planning, on one core: two at once use both."""
+
+_Result = TypeVar("_Result")
+
+
+def together(tasks: Sequence[Callable[[], _Result]]) -> list[_Result]:
+    """Run tasks that each start Spark jobs, a few at a time; results in their order, the first error is raised."""
+    with ThreadPoolExecutor(max_workers=JOBS_AT_ONCE, thread_name_prefix="spark-job") as pool:
+        return list(pool.map(lambda task: task(), tasks))
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from reference_broker.trace.schema import (
     TraceEvent,
     TraceHeader,
 )
-from spark_analysis.schemas import SAMPLE_TYPE, breaks_schema, filled, struct_type
+from spark_analysis.schemas import SAMPLE_TYPE, breaks_schema, filled, literal_frame, struct_type
 
 EXAMPLES_MAX: Final = 5
 EXAMPLE_CHARS_MAX: Final = 200
@@ -190,7 +190,8 @@ def _raw_lines(spark: SparkSession, paths: dict[str, Path]) -> DataFrame:
     run_of = {str(path.resolve()): run_id for run_id, path in paths.items()}
     rows = [(uri, run_of[_local_path(uri)]) for uri in text.inputFiles()]
     # Spark writes file:/x in one place and file:///x in the other.
-    names = spark.createDataFrame(rows, "uri string, run_id string").select(
+    places = StructType([StructField("uri", StringType()), StructField("run_id", StringType())])
+    names = literal_frame(spark, rows, places).select(
         sf.regexp_replace("uri", "^file:/+", "/").alias("place"), "run_id"
     )
     lines = text.select(
@@ -269,9 +270,7 @@ def _load(
         for run_id, error in errors.items()
     ]
     if not saved:
-        empty = spark.createDataFrame(
-            [], StructType([StructField("run_id", StringType()), *struct_type(record).fields])
-        )
+        empty = literal_frame(spark, [], StructType([StructField("run_id", StringType()), *struct_type(record).fields]))
         return Loaded(frame=empty, headers=headers, reports=reports)
     parsed = _parsed(record, _raw_lines(spark, {run_id: path for run_id, (path, _) in saved.items()})).persist()
     counts = _counts(parsed)
@@ -325,7 +324,7 @@ def load_traces(spark: SparkSession, files: dict[str, Path], scratch: Path) -> L
 
 def load_samples(spark: SparkSession, files: dict[str, Path]) -> tuple[DataFrame, list[SourceReport]]:
     """Latency samples (:class:`LatencySample`) of all files; ``run_id`` is replaced by the key of the file."""
-    frame = spark.createDataFrame([], SAMPLE_TYPE)
+    frame = literal_frame(spark, [], SAMPLE_TYPE)
     reports = []
     for run_id, path in files.items():
         if problem := _parquet_problem(path):

@@ -17,7 +17,8 @@ event's ``index`` (the total order), ``consumer_group`` its ``group``.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +27,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
 from reference_broker.trace.schema import AckedMeans, Contract, HistoryHeader
-from spark_analysis.schemas import struct_type
+from spark_analysis.schemas import literal_frame, struct_type
+from spark_analysis.session import together
 
 DLQ_PREFIX: Final = "$dlq/"
 END_IDX: Final = 2**62
@@ -231,27 +233,33 @@ class Tables:
         self._spark = spark
         self._scratch = scratch
         self.frames: dict[str, DataFrame] = {"events": events}
-        self.frames["events"] = self.stored("events", self.query(EVENTS))
+        self.frames["events"] = self.stored("events", partial(self.query, EVENTS))
         self.fault_spans = self._pair_faults()
         for span in self.fault_spans:
             span.destroys = span.kind in DESTROYING[headers[span.run_id].contract.acked_means]
         faults = [msgspec.structs.astuple(span) for span in self.fault_spans]
-        self.frames["faults"] = self.stored("faults", spark.createDataFrame(faults, _FAULT_TYPE))
-        self.frames["contracts"] = self.stored("contracts", _contracts(spark, headers, self.fault_spans))
-        self.frames["sends"] = self.stored("sends", self.query(SENDS))
-        self.frames["deliveries"] = self.stored("deliveries", self.query(DELIVERIES))
+        self.frames["faults"] = literal_frame(spark, faults, _FAULT_TYPE)
+        self.frames["contracts"] = _contracts(spark, headers, self.fault_spans)
+        texts = {"sends": SENDS, "deliveries": DELIVERIES, "settlements": SETTLEMENTS}
+        stored = together([partial(self.stored, name, partial(self.query, text)) for name, text in texts.items()])
+        self.frames |= dict(zip(texts, stored, strict=True))
         self.frames["main"] = self.query(MAIN)
-        self.frames["settlements"] = self.stored("settlements", self.query(SETTLEMENTS))
-        self.frames["scopes"] = self.stored("scopes", self.query(SCOPES))
+        self.frames["scopes"] = self.stored("scopes", partial(self.query, SCOPES))
         self.frames["session_ends"] = self.query(SESSION_ENDS)
         self.frames["started"] = self.query(STARTED)
 
-    def stored(self, name: str, *frames: DataFrame) -> DataFrame:
-        """The rows of frames of one schema, computed now, one frame after the other, and read back from Parquet."""
-        folder = str(self._scratch / name)
-        for number, frame in enumerate(frames):
-            frame.write.mode("append" if number else "overwrite").parquet(folder)
-        return self._spark.read.schema(frames[0].schema).parquet(folder)
+    def stored(self, name: str, *makers: Callable[[], DataFrame]) -> DataFrame:
+        """The rows of the frames that the makers give, all of one schema: computed now and read back from Parquet."""
+        folder = self._scratch / name
+        made = together([partial(self._write, maker, folder / str(number)) for number, maker in enumerate(makers)])
+        # Looked up recursively, the numbers of the folders are not taken for a column.
+        return self._spark.read.schema(made[0]).option("recursiveFileLookup", "true").parquet(str(folder))
+
+    @staticmethod
+    def _write(maker: Callable[[], DataFrame], folder: Path) -> StructType:
+        frame = maker()
+        frame.write.mode("overwrite").parquet(str(folder))
+        return frame.schema
 
     def query(self, text: str, parameters: dict[str, int] | None = None, /, **more: DataFrame) -> DataFrame:
         """Run SQL in which ``{name}`` is a relation, of this object or of ``more``, and ``:name`` a parameter."""
@@ -259,9 +267,9 @@ class Tables:
         named = {name: frames[name] for name in set(re.findall(r"\{(\w+)\}", text))}
         return self._spark.sql(text, parameters, **named)
 
-    def small(self, rows: Sequence[tuple[str, ...]], schema: str) -> DataFrame:
-        """A literal frame, for joins."""
-        return self._spark.createDataFrame(list(rows), schema)
+    def small(self, rows: Sequence[tuple[str, ...]], *names: str) -> DataFrame:
+        """A literal frame of texts, for joins."""
+        return literal_frame(self._spark, rows, StructType([StructField(name, StringType()) for name in names]))
 
     def _pair_faults(self) -> list[FaultSpan]:
         rows = self.query(
@@ -294,4 +302,4 @@ def _contracts(spark: SparkSession, headers: dict[str, HistoryHeader], faults: l
         plain = [str(value) if isinstance(value, str) else value for value in values]
         timeout_ns = int(header.contract.delivery_timeout_s * 1e9)
         rows.append((run_id, *plain, timeout_ns, destroyed_from.get(run_id, -1)))
-    return spark.createDataFrame(rows, schema)
+    return literal_frame(spark, rows, schema)

@@ -7,6 +7,7 @@ joins, window functions and two-level aggregation, so memory does not grow with 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -93,5 +94,6 @@ RULES: Final = (
 
 def anomalies(tables: Tables) -> DataFrame:
     """The rows of all rules, of all runs, computed and stored."""
-    windows = tables.stored("windows", tables.query(WINDOWS))
-    return tables.stored("anomalies", *(tables.query(rule.sql, rule.parameters, windows=windows) for rule in RULES))
+    windows = tables.stored("windows", partial(tables.query, WINDOWS))
+    rules = [partial(tables.query, rule.sql, rule.parameters, windows=windows) for rule in RULES]
+    return tables.stored("anomalies", *rules)

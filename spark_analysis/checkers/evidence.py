@@ -99,7 +99,7 @@ def _events(tables: Tables, heads: list[Row]) -> dict[str, list[HistoryEvent]]:
     if not shown:
         return {}
     found: dict[str, list[HistoryEvent]] = {}
-    named = tables.small(shown, "run_id string, value string")
+    named = tables.small(shown, "run_id", "value")
     # One more than is shown, so that it can be told whether there were too many.
     told = tables.query(_EVIDENCE, {"events_max": EVIDENCE_EVENTS_MAX + 1}, shown=named)
     for row in told.toLocalIterator():

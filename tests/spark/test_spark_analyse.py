@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 
 import msgspec
@@ -42,11 +41,11 @@ MS = 1_000_000
 SAMPLES = 2_000
 
 
-def write_samples(path: Path) -> None:
-    """Two operations of a load run that offers 1000/s: publishes take 2 ms, deliveries 20 ms (too slow by far)."""
+def write_samples(path: Path, *, deliver_ms: int) -> None:
+    """Two operations of a load run that offers 1000/s: publishes take 2 ms, deliveries ``deliver_ms``."""
     rows = []
     for n in range(SAMPLES):
-        for operation, latency_ns in (("publish_to_ack", 2 * MS), ("publish_to_deliver", 20 * MS)):
+        for operation, latency_ns in (("publish_to_ack", 2 * MS), ("publish_to_deliver", deliver_ms * MS)):
             rows.append(("load", "steady", operation, 1, "c", n, n * MS, n * MS, n * MS + latency_ns, "ok"))
     names = ["run_id", "phase", "operation", "qos", "client", "seq", "intended_ns", "sent_ns", "completed_ns", "status"]
     columns = dict(zip(names, zip(*rows, strict=True), strict=True))
@@ -88,7 +87,7 @@ def write_trace(path: Path) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demo")
-    write_samples(folder / "load" / "samples.parquet")
+    write_samples(folder / "load" / "samples.parquet", deliver_ms=20)
     load = RunResult(
         kind=RunKind.LOAD, name="smoke", verdict=Verdict.PASS, summary="", metrics={GENERATOR_CEILING: 50_000.0}
     )
@@ -237,10 +236,11 @@ def test_nothing_to_analyse_is_unknown_and_needs_no_java(tmp_path: Path, monkeyp
     assert (tmp_path / "elsewhere" / "result.json").exists()
 
 
-def test_command_line(result: RunResult, folder: Path, tmp_path: Path) -> None:
+def test_command_line(spark: SparkSession, tmp_path: Path) -> None:
+    del spark
     runner = CliRunner()
     clean = tmp_path / "clean"
-    histories.write(clean / "history.jsonl", histories.clean(random.Random(1).randrange(5, 9)).events)
+    write_samples(clean / "samples.parquet", deliver_ms=3)
     answer = runner.invoke(app, ["analyse", str(clean)])
     assert answer.exit_code == ExitStatus.PASS, answer.output
     assert "PASS" in answer.output
