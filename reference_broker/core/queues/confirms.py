@@ -17,6 +17,7 @@ class SyncPoint:
         self._synced_log = log
         self.waiting: list[Confirm] = []
         self._running: list[Confirm] = []
+        self.is_syncing = False
         self.failure: QueueError | None = None
         """Set for good once a sync failed or a write left the log in doubt."""
 
@@ -25,10 +26,12 @@ class SyncPoint:
         task = self._synced_log.start_sync()
         if task is not None:
             self._running, self.waiting = self.waiting, []
+            self.is_syncing = True
         return task
 
     def finish_sync(self, error: OSError | None) -> list[tuple[Confirm, QueueError | None]]:
         """The confirms to call now. After an error those that wait for a later sync fail as well."""
+        self.is_syncing = False
         self._synced_log.finish_sync(error)
         finished, self._running = self._running, []
         if error is not None:

@@ -7,7 +7,7 @@ import msgspec
 from reference_broker.core.message import Message
 
 
-class Delivery(msgspec.Struct, kw_only=True, eq=False):
+class Delivery(msgspec.Struct, kw_only=True, eq=False, gc=False):
     """One message pushed to one consumer of a group; it must be settled. Treat as immutable."""
 
     queue: str

@@ -185,7 +185,10 @@ class QueueEngine:
         if address.verb is not None:
             raise QueueError(QueueErrorCode.BAD_ADDRESS, "a settlement topic takes no messages")
         self._agenda.now = now
-        self._queue(address.queue).publish(address.routing_key, message, now, on_confirmed)
+        queue = self._queues.get(address.queue)
+        if queue is None or self._closed:
+            queue = self._queue(address.queue)
+        queue.publish(address.routing_key, message, now, on_confirmed)
 
     # -- consuming -----------------------------------------------------------------------------------------------
 
@@ -322,8 +325,9 @@ class QueueEngine:
             if task is not None:
                 agenda.unsynced.pop(point, None)
                 jobs.append(SyncJob(point, task))
-            elif point.waiting:
-                still_awaited[point] = None
+            elif point.is_syncing:
+                # What was written since that sync began needs another one.
+                (still_awaited if point.waiting else agenda.unsynced)[point] = None
         agenda.awaited_syncs = still_awaited
         return jobs
 

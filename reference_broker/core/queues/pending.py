@@ -5,6 +5,8 @@ from __future__ import annotations
 import heapq
 from enum import Enum
 
+import msgspec
+
 from reference_broker.core.queues.consumer import Consumer
 from reference_broker.core.queues.partition import QueuePartition
 
@@ -21,23 +23,20 @@ class EntryState(Enum):
     SETTLED = "settled"
 
 
-class PendingEntry:
-    """One message that a group has not settled."""
+class PendingEntry(msgspec.Struct, eq=False):
+    """One message that a group has not settled. Times are Unix seconds."""
 
-    __slots__ = ("claimed_at", "consumer", "deadline", "delivery_count", "enqueued_at", "offset", "place", "state")
-
-    def __init__(self, place: GroupPartition, offset: int, delivery_count: int) -> None:
-        self.place = place
-        self.offset = offset
-        self.delivery_count = delivery_count
-        self.consumer: Consumer | None = None
-        self.state = EntryState.WAITING
-        self.deadline = 0.0
-        """Delivered: when it times out. Waiting: when it is due. Unix seconds."""
-        self.claimed_at = 0.0
-        """Last delivery, Unix seconds."""
-        self.enqueued_at = float("inf")
-        """Unix seconds; unknown after a restart until the message is read."""
+    place: GroupPartition
+    offset: int
+    delivery_count: int
+    consumer: Consumer | None = None
+    state: EntryState = EntryState.WAITING
+    deadline: float = 0.0
+    """Delivered: when it times out. Waiting: when it is due."""
+    claimed_at: float = 0.0
+    """Last delivery."""
+    enqueued_at: float = float("inf")
+    """Unknown after a restart until the message is read."""
 
 
 class GroupPartition:

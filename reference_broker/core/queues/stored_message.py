@@ -7,6 +7,8 @@ a second one, so that no publisher can pose as the broker. QoS and retain are of
 
 from __future__ import annotations
 
+import msgspec
+
 from reference_broker.core.message import Message
 from reference_broker.core.queues.address import topic_of
 from reference_broker.core.queues.store import Headers, LogRecord
@@ -15,22 +17,18 @@ _CACHE_LIMIT = 1_024
 _CACHED_TOPIC_LENGTH = 256
 
 
-class StoredMessage:
-    """A message in a queue. ``topic`` is the one to deliver on; times are Unix seconds; immutable."""
+class StoredMessage(msgspec.Struct, eq=False, gc=False):
+    """A message in a queue. Times are Unix seconds. Treat as immutable."""
 
-    __slots__ = ("enqueued_at", "expires_at", "message", "routing_key", "size", "topic")
-
-    def __init__(
-        self, message: Message, topic: str, routing_key: str, enqueued_at: float, expires_at: float, size: int
-    ) -> None:
-        self.message = message
-        self.topic = topic
-        self.routing_key = routing_key
-        self.enqueued_at = enqueued_at
-        self.expires_at = expires_at
-        """Nobody gets it from then on; ``inf`` = never."""
-        self.size = size
-        """Bytes it takes in memory, roughly."""
+    message: Message
+    topic: str
+    """The topic to deliver on."""
+    routing_key: str
+    enqueued_at: float
+    expires_at: float
+    """Nobody gets it from then on; ``inf`` = never."""
+    size: int
+    """Bytes of payload and properties."""
 
 
 def message_bytes(message: Message) -> int:
