@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Message(msgspec.Struct, kw_only=True, eq=False):
+class Message(msgspec.Struct, kw_only=True, eq=False, gc=False):
     """An application message. Treat as immutable once routed; the payload is never copied between protocols."""
 
     topic: str
