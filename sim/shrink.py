@@ -19,7 +19,9 @@ from sim.explore import run_seed
 
 Signature = frozenset[tuple[str, str]]
 MAX_RUNS: Final = 400
-SEEDS_PER_CANDIDATE: Final = 3
+SEEDS_PER_CANDIDATE: Final = 5
+_FEW_MESSAGES: Final = 15
+"""Fewer per producer would make an anomaly depend on chance before the faults are gone."""
 replace = msgspec.structs.replace
 
 
@@ -104,11 +106,14 @@ def shrink(
 
 def _a_quarter(scenario: Scenario) -> Iterator[Scenario]:
     fewer = tuple(
-        replace(workload, messages_per_producer=max(1, workload.messages_per_producer // 4))
+        replace(workload, messages_per_producer=max(workload.messages_per_producer // 4, _FEW_MESSAGES))
         for workload in scenario.workload
     )
-    if fewer != scenario.workload:
+    if all(workload.messages_per_producer > _FEW_MESSAGES for workload in scenario.workload):
         yield replace(scenario, workload=fewer)
+        # With the faults in proportion, so that they still fall into the time of the workload.
+        sooner = tuple(replace(fault, at_s=round(fault.at_s / 4, 3)) for fault in scenario.faults)
+        yield replace(scenario, workload=fewer, faults=sooner)
 
 
 def _fewer_faults(scenario: Scenario) -> Iterator[Scenario]:
