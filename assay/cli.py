@@ -34,13 +34,13 @@ def build_app(wanted: str | None) -> typer.Typer:
         help="A reference message broker, and the bench that judges message brokers by it.",
     )
 
-    @app.callback(invoke_without_command=False)
+    @app.callback()
     def options(
-        version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True),
+        version: bool = typer.Option(
+            False, "--version", help="Print the version and stop.", is_eager=True, callback=_print_version
+        ),
     ) -> None:
-        if version:
-            typer.echo(metadata.version("assay-mq"))
-            raise typer.Exit
+        """A reference message broker, and the bench that judges message brokers by it."""
 
     for name, (module, attribute, text) in _COMMANDS.items():
         if name == wanted:
@@ -53,6 +53,12 @@ def build_app(wanted: str | None) -> typer.Typer:
         else:
             app.add_typer(typer.Typer(help=text), name=name)
     return app
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(metadata.version("assay-mq"))
+        raise typer.Exit
 
 
 def _placeholder() -> None:

@@ -1,0 +1,88 @@
+"""The umbrella command, and the demo's own logic. What the parts do is tested with the parts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from assay import cli, demo
+from reference_broker.trace.results import RunKind, RunResult, Verdict, write_result
+
+WAIT_S = 60.0
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "assay.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+
+
+def test_help_names_every_part_without_importing_any() -> None:
+    finished = run("--help")
+    assert finished.returncode == 0
+    for name in (*cli._PARTS, *cli._COMMANDS):
+        assert name in finished.stdout
+    probe = "import sys; from assay.cli import build_app; build_app(None); print([m for m in sys.modules if m in %r])"
+    heavy = ("pyspark", "locust", "pytest", "plotly", "conformance.cli", "reference_broker.broker")
+    found = subprocess.run(
+        [sys.executable, "-c", probe % (heavy,)], capture_output=True, text=True, timeout=WAIT_S, check=True
+    )
+    assert found.stdout.strip() == "[]"
+
+
+def test_version() -> None:
+    finished = run("--version")
+    assert finished.returncode == 0
+    assert finished.stdout.strip()
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    finished = run("no-such-part")
+    assert finished.returncode == 2
+    assert "no-such-part" in finished.stderr
+
+
+@pytest.mark.parametrize("command", ["serve", "report", "demo", "hash-password"])
+def test_every_command_of_this_environment_explains_itself(command: str) -> None:
+    finished = run(command, "--help")
+    assert finished.returncode == 0, finished.stderr
+    assert "Usage" in finished.stdout
+
+
+def test_the_demo_never_empties_a_folder_it_did_not_make(tmp_path: Path) -> None:
+    precious = tmp_path / "precious.txt"
+    precious.write_text("mine", encoding="utf-8")
+    with pytest.raises(typer.BadParameter, match="not empty"):
+        demo.prepare(tmp_path)
+    assert precious.read_text(encoding="utf-8") == "mine"
+
+
+def test_the_demo_replaces_its_own_folder(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    demo.prepare(out)
+    (out / "old.log").write_text("x", encoding="utf-8")
+    demo.prepare(out)
+    assert [entry.name for entry in out.iterdir()] == [demo.MARK]
+
+
+def test_a_step_without_a_result_is_an_error_whatever_it_printed(tmp_path: Path) -> None:
+    step = demo.Step(name="broken", title="t", arguments=("--version",), folder="nowhere")
+    outcome = demo.run_step(step, tmp_path)
+    assert outcome.verdict is Verdict.ERROR
+    assert "left no result" in outcome.summary
+    assert (tmp_path / "broken.log").exists()
+
+
+def test_a_steps_verdict_is_its_results(tmp_path: Path) -> None:
+    write_result(tmp_path / "there", RunResult(kind=RunKind.SIM, name="n", verdict=Verdict.UNKNOWN, summary="nothing"))
+    step = demo.Step(name="fine", title="t", arguments=("--version",), folder="there")
+    assert demo.run_step(step, tmp_path).verdict is Verdict.UNKNOWN
+
+
+def test_every_deciding_step_names_a_folder_of_its_own(tmp_path: Path) -> None:
+    plan = demo.steps(tmp_path, 1)
+    assert len({step.folder for step in plan}) == len(plan)
+    assert {step.name for step in plan if step.decides} == {"conformance", "sim", "faults", "load", "spark"}
