@@ -38,7 +38,7 @@ import msgspec
 
 from conformance.checkers.anomaly import Anomaly
 from conformance.checkers.excuses import CUTTING, destroying_faults, timeouts_within
-from conformance.checkers.tables import Settlement, Subject, Tables
+from conformance.checkers.tables import FaultSpan, Settlement, Subject, Tables
 from reference_broker.trace.results import Severity
 from reference_broker.trace.schema import Contract, HistoryEvent, OpKind, OpType
 
@@ -66,8 +66,9 @@ class Unjustified(msgspec.Struct, frozen=True, kw_only=True):
 def unjustified(tables: Tables, contract: Contract) -> list[Unjustified]:
     """Every unjustified delivery, in order of subject. Linear in the deliveries that have a predecessor."""
     found: list[Unjustified] = []
+    cutting = [span for span in tables.faults if span.kind in CUTTING]
     for subject in tables.repeated:
-        found.extend(_Judge(tables, contract, subject).unjustified())
+        found.extend(_Judge(tables, contract, cutting, subject).unjustified())
     return found
 
 
@@ -104,8 +105,9 @@ def rows_of(kind: RedeliveryClass, checker: str, detail: str, tables: Tables, co
 class _Judge:
     """The deliveries of one subject against their causes."""
 
-    def __init__(self, tables: Tables, contract: Contract, subject: Subject) -> None:
+    def __init__(self, tables: Tables, contract: Contract, cutting: list[FaultSpan], subject: Subject) -> None:
         self._tables = tables
+        self._cutting = cutting
         self._contract = contract
         self._subject = subject
         self._events = tables.main[subject]
@@ -147,7 +149,7 @@ class _Judge:
             for process in {earlier.process for earlier in self._events[:number]}
             for idx, time_ns in self._tables.session_ends.get(process, ())
         )
-        faults = sum(span.kind in CUTTING and span.overlaps(self._sent_idx, end_idx) for span in self._tables.faults)
+        faults = sum(span.overlaps(self._sent_idx, end_idx) for span in self._cutting)
         return settling + ends + faults + timeouts_within(self._contract, end_ns - self._sent_ns)
 
     def _still_held(self, number: int) -> bool:
