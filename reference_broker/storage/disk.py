@@ -88,6 +88,9 @@ class RealFile:
         return position
 
     def write_at(self, position: int, data: bytes) -> None:
+        if not data:
+            # As for the operating system: writing nothing past the end does not make the file longer.
+            return
         view = memoryview(data)
         at = position
         while view:

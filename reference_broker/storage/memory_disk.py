@@ -19,6 +19,8 @@ class MemoryFile:
         return position
 
     def write_at(self, position: int, data: bytes) -> None:
+        if not data:
+            return
         gap = position - len(self._content)
         if gap > 0:
             self._content += bytes(gap)
