@@ -91,6 +91,8 @@ class _Work(msgspec.Struct, frozen=True, kw_only=True):
     scratch: Path
     out: Path
     progress: Progress
+    name_runs: bool
+    """Whether lines and rows must say which run they are of."""
 
     def publish(self, outcome: Outcome, name: str, table: DataFrame) -> DataFrame:
         """Write a table of the result as Parquet; returns it as read back, so that nothing is computed twice."""
@@ -122,7 +124,7 @@ def analyse(
         progress("starting Spark")
         config = SessionConfig(short=_input_bytes(sources) <= SHORT_JOB_MAX_BYTES)
         with open_session(config) as spark, tempfile.TemporaryDirectory(prefix="assay-spark-") as scratch:
-            work = _Work(spark=spark, scratch=Path(scratch), out=folder, progress=progress)
+            work = _Work(spark=spark, scratch=Path(scratch), out=folder, progress=progress, name_runs=sources.several)
             if sources.histories:
                 _analyse_histories(work, sources, outcome)
             if sources.traces:
@@ -189,7 +191,7 @@ def _lost_messages(rows: DataFrame, damaged: set[str]) -> int:
 def _measure_history(work: _Work, tables: Tables, samples: DataFrame, counts: DataFrame, outcome: Outcome) -> None:
     exact = _is_exact(latency.count_samples(samples).rows)
     table = work.publish(outcome, "history_percentiles", latency.percentile_table(samples, exact=exact))
-    outcome.percentiles += latency.as_percentiles(table)
+    outcome.percentiles += latency.as_percentiles(table, name_runs=work.name_runs)
     if tables.fault_spans:
         recovery = work.publish(outcome, "recovery", tables.query(delivery.RECOVERY, counts=counts))
         outcome.bands = delivery.fault_bands(recovery)
@@ -203,7 +205,8 @@ def _measure_history(work: _Work, tables: Tables, samples: DataFrame, counts: Da
     seconds = work.publish(outcome, "history_seconds", latency.per_second(samples, width_s=width_s, exact=exact))
     backlog = work.publish(outcome, "backlog", tables.query(delivery.BACKLOG))
     if len(outcome.counts) <= CHARTED_RUNS_MAX:
-        outcome.series += latency.as_series(seconds) + delivery.backlog_series(backlog)
+        outcome.series += latency.as_series(seconds, name_runs=work.name_runs)
+        outcome.series += delivery.backlog_series(backlog, name_runs=work.name_runs)
 
 
 def _analyse_traces(work: _Work, sources: SourceFiles, outcome: Outcome) -> None:
@@ -230,14 +233,14 @@ def _analyse_samples(work: _Work, sources: SourceFiles, outcome: Outcome) -> Non
     exact = _is_exact(counted.rows)
     outcome.metrics["percentile_method"] = "exact" if exact else "log buckets of 1 %"
     table = work.publish(outcome, "percentiles", latency.percentile_table(samples, exact=exact))
-    outcome.percentiles += latency.as_percentiles(table)
+    outcome.percentiles = latency.as_percentiles(table, name_runs=work.name_runs) + outcome.percentiles
     throughput = work.publish(outcome, "throughput", latency.throughput_table(samples))
     lateness = work.publish(outcome, "lateness", latency.lateness_table(samples, exact=exact))
     outcome.measured = Measured(operations=_operations(table, throughput, lateness))
     width_s = latency.bucket_width_s(latency.span_s(samples))
     seconds = work.publish(outcome, "seconds", latency.per_second(samples, width_s=width_s, exact=exact))
     if len(sources.samples) <= CHARTED_RUNS_MAX:
-        outcome.series += latency.as_series(seconds)
+        outcome.series = latency.as_series(seconds, name_runs=work.name_runs) + outcome.series
 
 
 def _is_exact(rows: int) -> bool:
@@ -332,12 +335,12 @@ def _result(run_folder: Path, outcome: Outcome, checks: list[Check], sources: So
         target=origin.target if origin is not None else "",
         world=origin.world if origin is not None else "",
         seed=origin.seed if origin is not None else None,
-        findings=_listed_findings(outcome),
+        findings=_listed_findings(outcome, name_runs=sources.several),
         checks=[*checks, _damage_check(outcome)],
         metrics=_metrics(outcome),
         percentiles=outcome.percentiles,
         series=outcome.series,
-        bands=_listed_bands(outcome),
+        bands=_listed_bands(outcome, sources),
         artefacts=outcome.artefacts,
         machine=Machine(platform=platform.platform(), python=platform.python_version(), cpus=os.cpu_count() or 1),
     )
@@ -367,10 +370,9 @@ def _damage_check(outcome: Outcome) -> Check:
     )
 
 
-def _listed_findings(outcome: Outcome) -> list[Finding]:
-    several = len(outcome.counts) > 1
+def _listed_findings(outcome: Outcome, *, name_runs: bool) -> list[Finding]:
     listed = [
-        msgspec.structs.replace(finding, message=f"{finding.message} [{run_id}]") if several else finding
+        msgspec.structs.replace(finding, message=f"{finding.message} [{run_id}]") if name_runs else finding
         for run_id, found in outcome.findings.items()
         for finding in found
     ]
@@ -378,15 +380,9 @@ def _listed_findings(outcome: Outcome) -> list[Finding]:
     return listed[:RESULT_FINDINGS_MAX]
 
 
-def _listed_bands(outcome: Outcome) -> list[Band]:
-    several = len(outcome.counts) > 1
-    if len(outcome.counts) > CHARTED_RUNS_MAX:
-        return []
-    return [
-        msgspec.structs.replace(band, label=f"{band.label} [{run_id}]") if several else band
-        for run_id, bands in outcome.bands.items()
-        for band in bands
-    ]
+def _listed_bands(outcome: Outcome, sources: SourceFiles) -> list[Band]:
+    """The faults, where all lines of the result are of one run: a chart must not show the faults of another."""
+    return [] if sources.several else [band for bands in outcome.bands.values() for band in bands]
 
 
 def _metrics(outcome: Outcome) -> dict[str, float | int | str]:

@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 import pyarrow.parquet as pq
 
 from reference_broker.trace.results import Band, RunResult, Series, Verdict, read_result
+from spark_analysis.latency import NS_PER_S
 from spark_analysis.sources import SPARK_FOLDER
 
 COLOURS: Final = {
@@ -37,6 +38,18 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     def groups(self) -> list[str]:
         """Groups of series, each of which is one chart."""
         return list(dict.fromkeys(line.group for line in self.result.series))
+
+    def bands(self, group: str) -> list[Band]:
+        """The faults of the run to which a group of series belongs."""
+        recovery = self.table("recovery")
+        if recovery is None:
+            return []
+        alone = "[" not in group
+        return [
+            Band(label=row["detail"], from_s=row["from_ns"] / NS_PER_S, to_s=row["to_ns"] / NS_PER_S)
+            for _, row in recovery.iterrows()
+            if alone or group.endswith(f"[{row['run_id']}]")
+        ]
 
 
 def open_analysis(run_folder: Path) -> Analysis:
@@ -110,11 +123,11 @@ def percentile_chart(result: RunResult) -> go.Figure:
     return _styled(figure, "Latency percentiles", "", "ms")
 
 
-def series_chart(result: RunResult, group: str) -> go.Figure:
-    """The lines of one group over time, faults shaded."""
+def series_chart(result: RunResult, group: str, bands: Iterable[Band]) -> go.Figure:
+    """The lines of one group over time, bands shaded."""
     lines = [line for line in result.series if line.group == group]
     figure = go.Figure([_line(line) for line in lines])
-    _shade(figure, result.bands)
+    _shade(figure, bands)
     unit = lines[0].unit if lines else ""
     return _styled(figure, group, "seconds since the start of the run", unit)
 

@@ -171,21 +171,20 @@ def fault_bands(recovery: DataFrame) -> dict[str, list[Band]]:
     return bands
 
 
-def backlog_series(backlog: DataFrame) -> list[Series]:
+def backlog_series(backlog: DataFrame, *, name_runs: bool) -> list[Series]:
     """Messages acknowledged to their publisher and not yet delivered, second by second, for each group."""
     lines: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
     for row in backlog.orderBy("run_id", "queue", "consumer_group", "second").collect():
         key = (row["run_id"], row["queue"], row["consumer_group"])
         # A delivery may overtake the acknowledgement of its publish: never less than nothing waits.
         lines.setdefault(key, []).append((float(row["second"]), float(max(0, row["waiting"]))))
-    several = len({run_id for run_id, _, _ in lines}) > 1
     return [
         Series(
-            name=f"{queue} to {group or 'everybody'}" + (f" [{run_id}]" if several else ""),
+            name=f"{queue} to {group or 'everybody'}" + (f" [{run_id}]" if name_runs else ""),
             unit="messages",
             x_s=[second for second, _ in points],
             y=[waiting for _, waiting in points],
-            group="backlog" + (f" [{run_id}]" if several else ""),
+            group="backlog" + (f" [{run_id}]" if name_runs else ""),
         )
         for (run_id, queue, group), points in lines.items()
     ]

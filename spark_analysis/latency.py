@@ -196,10 +196,9 @@ def fault_window_table(samples: DataFrame, bands: DataFrame, *, exact: bool) -> 
     return percentiles(touched.unionByName(untouched), ["run_id", "operation", "place"], exact=exact)
 
 
-def as_percentiles(table: DataFrame) -> list[Percentiles]:
-    """Rows of :func:`percentile_table` as result records, steady first, named ``operation [qosN] [phase] [run]``."""
+def as_percentiles(table: DataFrame, *, name_runs: bool) -> list[Percentiles]:
+    """Rows of :func:`percentile_table`, steady first, named ``operation qosN phase [run]`` as far as that tells."""
     rows = table.orderBy(sf.expr(f"phase <> '{STEADY}'"), "run_id", "phase", "operation", "qos").collect()
-    several = len({row["run_id"] for row in rows}) > 1
     # A single QoS says the same as their sum.
     kinds = {(row["run_id"], row["phase"], row["operation"], row["qos"]) for row in rows if row["qos"] != ANY_QOS}
     lone = {key[:3] for key in kinds if sum(other[:3] == key[:3] for other in kinds) == 1}
@@ -212,7 +211,7 @@ def as_percentiles(table: DataFrame) -> list[Percentiles]:
             row["operation"],
             "" if row["qos"] == ANY_QOS else f"qos{row['qos']}",
             "" if row["phase"] == STEADY else row["phase"],
-            f"[{row['run_id']}]" if several else "",
+            f"[{row['run_id']}]" if name_runs else "",
         ]
         records.append(
             Percentiles(
@@ -225,16 +224,15 @@ def as_percentiles(table: DataFrame) -> list[Percentiles]:
     return records
 
 
-def as_series(table: DataFrame) -> list[Series]:
+def as_series(table: DataFrame, *, name_runs: bool) -> list[Series]:
     """Rows of :func:`per_second` as chart lines: p50, p99 and maximum (µs), and the rate, for each operation."""
     lines: dict[tuple[str, str], list[tuple[float, dict[str, float]]]] = {}
     for row in table.orderBy("run_id", "operation", "second").collect():
         figures = {name: float(row[name]) for name in ("p50_us", "p99_us", "max_us", "rate_per_s")}
         lines.setdefault((row["run_id"], row["operation"]), []).append((float(row["second"]), figures))
-    several = len({run_id for run_id, _ in lines}) > 1
     series = []
     for (run_id, operation), points in lines.items():
-        suffix = f" [{run_id}]" if several else ""
+        suffix = f" [{run_id}]" if name_runs else ""
         for figure, unit, group in (
             ("p50_us", "µs", "latency"),
             ("p99_us", "µs", "latency"),

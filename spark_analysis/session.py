@@ -27,6 +27,9 @@ _JAVA_ANSWER_S: Final = 30.0
 _QUIET_LOG: Final = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = console
+# The gateway announces a change of level unless its own is that of the root.
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
 appender.console.type = Console
 appender.console.name = console
 appender.console.target = SYSTEM_ERR

@@ -96,6 +96,11 @@ class SourceFiles(msgspec.Struct, frozen=True, kw_only=True):
     def empty(self) -> bool:
         return not (self.histories or self.traces or self.samples)
 
+    @property
+    def several(self) -> bool:
+        """Whether the folder holds more than one run."""
+        return len({*self.histories, *self.traces, *self.samples}) > 1
+
 
 def _keyed(folder: Path, found: Sequence[Path]) -> dict[str, Path]:
     parents = [path.parent for path in found]

@@ -63,7 +63,7 @@ show(charts.percentile_chart(result))
 # what the broker acknowledged and had not yet delivered: it must return to zero.
 
 # %%
-show(*(charts.series_chart(result, group) for group in analysis.groups()))
+show(*(charts.series_chart(result, group, analysis.bands(group)) for group in analysis.groups()))
 
 # %% [markdown]
 # ## What faults cost
