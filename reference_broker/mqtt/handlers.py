@@ -32,6 +32,8 @@ from reference_broker.mqtt.packets import (
 if TYPE_CHECKING:
     from reference_broker.mqtt.connection import MqttConnection
 
+_ACK_STARTS = {1: b"\x40\x02", 2: b"\x50\x02"}
+"""First two bytes of a successful PUBACK and PUBREC in their short form."""
 _PUBLISH_REASONS = {
     QueueErrorCode.BAD_ADDRESS: Reason.TOPIC_NAME_INVALID,
     QueueErrorCode.UNKNOWN_QUEUE: Reason.TOPIC_NAME_INVALID,
@@ -178,6 +180,8 @@ def acknowledgement(
     connection: MqttConnection, qos: int, packet_id: int, error: QueueError | None, *, matched: bool
 ) -> bytes | None:
     """PUBACK or PUBREC; None when the version cannot say what went wrong and the connection must close instead."""
+    if error is None and (matched or connection.version != V5):
+        return _ACK_STARTS[qos] + packet_id.to_bytes(2, "big")
     kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
     if connection.version != V5:
         if error is not None and error.code is not QueueErrorCode.NOT_PENDING:

@@ -271,10 +271,11 @@ class Inbound:
     def _publish_confirmed(self, message: Message, packet_id: int, now: float) -> None:
         """Publish at QoS 1 or 2; the acknowledgement leaves when the broker has taken responsibility."""
         session = self._connection.active_session
-        self._check_receive_maximum(session, message.qos)
+        if message.qos == 2 or self._pending_acks:
+            self._check_receive_maximum(session)
         if message.qos == 2:
             session.inbound_qos2[packet_id] = False
-        if is_queue_topic(message.topic):
+        if message.topic[0] == "$" and is_queue_topic(message.topic):
             self._publish_to_queue(session, message, packet_id, now)
             return
         error: QueueError | None = None
@@ -292,8 +293,8 @@ class Inbound:
         else:
             self.acknowledge(data)
 
-    def _check_receive_maximum(self, session: Session, qos: int) -> None:
-        if self._connection.version != V5 or (qos == 1 and not self._pending_acks):
+    def _check_receive_maximum(self, session: Session) -> None:
+        if self._connection.version != V5:
             return
         limit = self._config.receive_maximum
         if len(session.inbound_qos2) + len(self._pending_acks) >= limit:
