@@ -229,7 +229,7 @@ def delays_acks(patch: Patch) -> None:
 
 @mutant("v5-overrun-tolerated", "nobody counts what a client leaves unfinished")
 def overrun_tolerated(patch: Patch) -> None:
-    patch.replace(Inbound, "_check_receive_maximum", lambda _self, _session, _qos: None)
+    patch.replace(Inbound, "_check_receive_maximum", lambda _self, _session: None)
 
 
 @mutant("v5-resent-messages-do-not-count", "what is sent again on resuming takes nothing of the client's quota")
