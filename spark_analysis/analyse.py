@@ -233,7 +233,9 @@ def _analyse_samples(work: _Work, sources: SourceFiles, outcome: Outcome) -> Non
     exact = _is_exact(counted.rows)
     outcome.metrics["percentile_method"] = "exact" if exact else "log buckets of 1 %"
     table = work.publish(outcome, "percentiles", latency.percentile_table(samples, exact=exact))
-    outcome.percentiles = latency.as_percentiles(table, name_runs=work.name_runs) + outcome.percentiles
+    # Warm-up and cool-down are in the table; the result names what may be judged.
+    steady = table.where(f"phase = '{latency.STEADY}'")
+    outcome.percentiles = latency.as_percentiles(steady, name_runs=work.name_runs) + outcome.percentiles
     throughput = work.publish(outcome, "throughput", latency.throughput_table(samples))
     lateness = work.publish(outcome, "lateness", latency.lateness_table(samples, exact=exact))
     outcome.measured = Measured(operations=_operations(table, throughput, lateness))

@@ -102,7 +102,7 @@ def verdict_chart(result: RunResult) -> go.Figure:
         )
     )
     figure.add_vline(x=1.0, line_dash="dash", annotation_text="bound")
-    return _styled(figure, "Figures against their bounds", "value / bound", "")
+    return _styled(figure, "Figures against their bounds", "value / bound", "").update_layout(showlegend=False)
 
 
 def percentile_chart(result: RunResult) -> go.Figure:

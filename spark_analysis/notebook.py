@@ -11,10 +11,10 @@ from typing import Final
 import jupytext
 import msgspec
 import nbformat
-from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbconvert import HTMLExporter
+from traitlets.config import Config
 
 from spark_analysis.sources import SPARK_FOLDER
 
@@ -65,10 +65,9 @@ def execute_notebook(run_folder: Path, *, timeout_s: int = 300) -> ExecutedNoteb
     notebook = with_parameters(notebook_text(), {"run_folder": str(run_folder.resolve())})
     with tempfile.TemporaryDirectory(prefix="assay-notebook-") as private:
         # By sockets in a private folder: nothing listens on the network.
-        kernel = AsyncKernelManager(
-            kernel_name="python3", transport="ipc", connection_file=str(Path(private) / "kernel.json")
-        )
-        client = NotebookClient(notebook, km=kernel, timeout=timeout_s)
+        place = {"transport": "ipc", "connection_file": str(Path(private) / "kernel.json")}
+        config = Config({"ConnectionFileMixin": place})
+        client = NotebookClient(notebook, timeout=timeout_s, kernel_name="python3", config=config)
         try:
             client.execute(env=_kernel_environment(Path(private)))
         except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:

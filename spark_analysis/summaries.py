@@ -7,6 +7,12 @@ import pandas as pd
 from reference_broker.trace.results import RunResult
 
 
+def show_in_full() -> None:
+    """Let pandas print whole sentences and three decimals, in this process."""
+    pd.options.display.max_colwidth = None
+    pd.options.display.precision = 3
+
+
 def checks(result: RunResult) -> pd.DataFrame:
     """Figures against their bounds, with the reason where a figure was not judged."""
     rows = [

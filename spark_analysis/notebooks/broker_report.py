@@ -26,6 +26,7 @@ from pathlib import Path
 from spark_analysis import charts, summaries
 from spark_analysis.charts import open_analysis
 
+summaries.show_in_full()
 analysis = open_analysis(Path(run_folder))
 result = analysis.result
 show = charts.Page().show
