@@ -8,6 +8,8 @@ import random
 import secrets
 from pathlib import Path
 
+import msgspec
+
 from reference_broker.config import BrokerConfig
 from reference_broker.core.broker_state import Tracer
 from reference_broker.mqtt.codec import encode_packet
@@ -70,8 +72,8 @@ class RunningBroker:
         writer = self._trace = TraceWriter(Path(self.config.trace.path), TraceHeader(node=node))
 
         def trace(kind: TraceKind, fields: dict[str, str | int]) -> None:
-            # Keyword values come from our own calls; msgspec would refuse a wrong one when reading back.
-            event = TraceEvent(seq=writer.count, time_ns=int(clock.now() * 1e9), node=node, kind=kind, **fields)  # type: ignore[arg-type]
+            known = {"seq": writer.count, "time_ns": int(clock.now() * 1e9), "node": node, "kind": kind}
+            event = msgspec.convert(known | fields, TraceEvent)
             writer.write(event)
 
         return trace
