@@ -7,6 +7,7 @@ seconds of any monotonic clock, chance as a ``random.Random`` of the connection'
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
@@ -75,7 +76,7 @@ class Stage(Protocol):
         """The toxic is removed, or its attributes change: everything held, and CLOSE if the stream is damaged."""
 
 
-class _Queued:
+class _Queued(ABC):
     """Base of stages that let items out one after the other, each when ``_due`` says."""
 
     def __init__(self, now: float) -> None:
@@ -111,9 +112,9 @@ class _Queued:
         self.held_bytes = 0
         return items
 
+    @abstractmethod
     def _due(self, item: Item, since: float) -> float:
         """When the head may leave; ``since`` is when it became the head."""
-        raise NotImplementedError
 
 
 class LatencyStage(_Queued):
