@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
+from math import inf
 from typing import Final, Protocol, TypeVar
 
 import msgspec
@@ -335,6 +336,9 @@ class BlackholeStage(_Queued):
         self._items.append(item)
         if isinstance(item, Chunk):
             self.held_bytes += len(item.data)
+
+    def _due(self, item: Item, since: float) -> float:
+        return inf
 
 
 _A = TypeVar("_A", bound=Attributes)
