@@ -86,3 +86,27 @@ def test_every_deciding_step_names_a_folder_of_its_own(tmp_path: Path) -> None:
     plan = demo.steps(tmp_path, 1)
     assert len({step.folder for step in plan}) == len(plan)
     assert {step.name for step in plan if step.decides} == {"conformance", "sim", "faults", "load", "spark"}
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected", "runs"),
+    [
+        ([Verdict.UNKNOWN, Verdict.PASS], Verdict.PASS, 2),
+        ([Verdict.ERROR, Verdict.UNKNOWN, Verdict.FAIL], Verdict.FAIL, 3),
+        ([Verdict.UNKNOWN] * 5, Verdict.UNKNOWN, demo.ATTEMPTS),
+        ([Verdict.FAIL, Verdict.PASS], Verdict.FAIL, 1),
+    ],
+)
+def test_a_step_is_repeated_only_while_it_can_say_nothing(
+    tmp_path: Path, verdicts: list[Verdict], expected: Verdict, runs: int
+) -> None:
+    step = demo.Step(name="s", title="t", arguments=(), folder="f")
+    left = list(verdicts)
+
+    def run(step: demo.Step, _out: Path) -> demo.Outcome:
+        return demo.Outcome(step=step, verdict=left.pop(0), summary="", duration_s=1.0)
+
+    outcome = demo.run_patiently(step, tmp_path, run)
+    assert outcome.verdict is expected
+    assert len(verdicts) - len(left) == runs
+    assert outcome.duration_s == runs
