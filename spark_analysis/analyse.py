@@ -38,7 +38,7 @@ from reference_broker.trace.results import (
 )
 from spark_analysis import delivery, hops, latency
 from spark_analysis.checkers import anomalies, findings_by_run
-from spark_analysis.session import SessionConfig, open_session
+from spark_analysis.session import SHORT_JOB, SessionConfig, open_session
 from spark_analysis.sources import (
     SPARK_FOLDER,
     SourceFiles,
@@ -122,7 +122,7 @@ def analyse(
     outcome = Outcome()
     if not sources.empty:
         progress("starting Spark")
-        config = SessionConfig(short=_input_bytes(sources) <= SHORT_JOB_MAX_BYTES)
+        config = SHORT_JOB if _input_bytes(sources) <= SHORT_JOB_MAX_BYTES else SessionConfig()
         with open_session(config) as spark, tempfile.TemporaryDirectory(prefix="assay-spark-") as scratch:
             work = _Work(spark=spark, scratch=Path(scratch), out=folder, progress=progress, name_runs=sources.several)
             if sources.histories:

@@ -48,8 +48,12 @@ class SessionConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 2
     driver_memory: str = "1g"
     shuffle_partitions: int = 2
-    short: bool = True
-    """For jobs of seconds: compile fast and once, collect garbage on one thread, plan once. Long jobs lose by it."""
+    short: bool = False
+    """For jobs of seconds: compile fast and once, collect garbage on one thread, plan once, never split a file."""
+
+
+SHORT_JOB: Final = SessionConfig(shuffle_partitions=1, short=True)
+"""For inputs of some megabytes, where Spark spends its time on planning and compiling; large ones would lose by it."""
 
 
 def java_version() -> int | None:
@@ -95,7 +99,6 @@ def _build(config: SessionConfig, workspace: Path) -> SparkSession:
         "spark.driver.extraJavaOptions": " ".join(java_options),
         "spark.default.parallelism": str(config.threads),
         "spark.sql.shuffle.partitions": str(config.shuffle_partitions),
-        "spark.sql.adaptive.enabled": str(not config.short).lower(),
         "spark.sql.maxPlanStringLength": "8192",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": (workspace / "warehouse").as_uri(),
@@ -103,6 +106,12 @@ def _build(config: SessionConfig, workspace: Path) -> SparkSession:
         "spark.local.dir": str(workspace / "local"),
     }
     builder = SparkSession.builder.master(f"local[{config.threads}]").appName("assay")
+    if config.short:
+        settings |= {
+            "spark.sql.adaptive.enabled": "false",
+            "spark.sql.files.minPartitionNum": "1",
+            "spark.sql.parquet.compression.codec": "uncompressed",
+        }
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_analysis.session import open_session, why_unavailable
+from spark_analysis.session import SHORT_JOB, open_session, why_unavailable
 
 sys.path.insert(0, str(Path(__file__).parent))  # spark_histories.py, the generator that several tests share
 
@@ -26,5 +26,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    with open_session() as session:
+    with open_session(SHORT_JOB) as session:
         yield session
