@@ -30,6 +30,7 @@ from conformance.mutants import UnknownMutantError, all_mutants, applied
 from conformance.targets.model import Endpoint
 from reference_broker.broker import Broker
 from reference_broker.config import BrokerConfig, ConfigError, ListenerConfig, load_config
+from reference_broker.server.collector import tune_collector
 
 USAGE_ERROR = 2
 _STOP_TIMEOUT_S = 3.0
@@ -154,6 +155,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         config = broker_config(arguments.config, arguments.port)
         with applied(*arguments.mutant), Broker(config) as broker:
+            tune_collector()
             print(_ready_line(broker), flush=True)
             with contextlib.suppress(KeyboardInterrupt):
                 while sys.stdin.buffer.read(4_096):

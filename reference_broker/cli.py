@@ -16,6 +16,7 @@ from reference_broker.auth import hash_password
 from reference_broker.broker import new_event_loop
 from reference_broker.config import BrokerConfig, ConfigError, ListenerConfig, load_config
 from reference_broker.core.queues import LogError, QueueOpenError
+from reference_broker.server.collector import tune_collector
 from reference_broker.server.running import NotReadyError, RunningBroker
 
 USAGE_ERROR = 2
@@ -77,6 +78,7 @@ async def _serve(settings: BrokerConfig) -> int:
     except (OSError, LogError, QueueOpenError, NotReadyError, ConfigError) as error:
         typer.echo(f"error: the broker cannot start: {error}", err=True)
         return 1
+    tune_collector()
     for host, port in broker.addresses:
         typer.echo(f"ready mqtt://{host}:{port}")
     await stop.wait()
