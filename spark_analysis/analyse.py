@@ -52,7 +52,7 @@ from spark_analysis.tables import Tables
 from spark_analysis.targets import Measured, OperationFigures, Targets, judge_all, load_targets
 
 TABLES_FOLDER: Final = "tables"
-SHORT_JOB_MAX_BYTES: Final = 200_000_000
+SHORT_JOB_MAX_BYTES: Final = 20_000_000
 """Above this much input the session is tuned for throughput instead of a quick start."""
 CHARTED_RUNS_MAX: Final = 8
 """Runs whose lines a result carries; the tables hold all."""
