@@ -10,6 +10,8 @@ import msgspec
 import pytest
 import yaml
 
+from conformance.targets.model import CAPABILITIES, Target
+from faults.scenario import FaultKind, parse_scenario
 from reference_broker.config import BrokerConfig, parse_config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,6 +36,23 @@ def test_the_configuration_page_is_a_valid_configuration_and_names_every_key() -
     defaults = BrokerConfig()
     assert config.mqtt == defaults.mqtt, "the page shows the defaults"
     assert config.listeners == defaults.listeners
+
+
+def test_the_scenario_page_shows_a_valid_scenario() -> None:
+    page = (ROOT / "docs" / "scenarios.md").read_text(encoding="utf-8")
+    block = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert block is not None
+    parse_scenario(yaml.safe_load(block.group(1)))
+    for kind in FaultKind:
+        assert f"`{kind.value}`" in page
+
+
+def test_the_target_page_shows_a_valid_target() -> None:
+    page = (ROOT / "docs" / "targets.md").read_text(encoding="utf-8")
+    block = re.search(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert block is not None
+    target = msgspec.toml.decode(block.group(1).encode(), type=Target)
+    assert set(target.capabilities) <= set(CAPABILITIES)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
