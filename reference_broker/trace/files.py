@@ -118,9 +118,14 @@ def _read(path: Path, schema: str, header: type[_Header], event: type[_Event]) -
     _, first = next(lines, (0, b""))
     try:
         found = msgspec.json.decode(first, type=header)
+        named = msgspec.json.decode(first, type=dict[str, object])
     except msgspec.DecodeError as error:
         message = f"{path}, line 1: no {schema} header: {error}"
         raise RecordFileError(message) from error
+    if "schema" not in named:
+        # Every field of a header has a default, so an event would pass for one.
+        message = f"{path}, line 1: no {schema} header, since no schema is named"
+        raise RecordFileError(message)
     if found.schema != schema:
         message = f"{path}, line 1: schema is {found.schema!r}, expected {schema!r}"
         raise RecordFileError(message)

@@ -105,3 +105,10 @@ def test_a_cut_compressed_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-50])
     with pytest.raises(RecordFileError):
         list(read_history(path)[1])
+
+
+def test_a_file_without_header_does_not_lose_its_first_event(tmp_path: Path) -> None:
+    path = tmp_path / "h.jsonl"
+    path.write_text('{"index":0,"time_ns":1,"process":"p","f":"connect","type":"invoke"}\n', encoding="utf-8")
+    with pytest.raises(RecordFileError, match="no schema is named"):
+        read_history(path)
