@@ -135,7 +135,11 @@ def collect(root: Path, judged: Sequence[str] = ()) -> Collection:
     kinds = list(KIND_LABELS)
     runs.sort(key=lambda run: (kinds.index(run.result.kind), run.title, run.result.target, run.result.world, run.place))
     if judged:
-        runs = [msgspec.structs.replace(run, decides=not _brokers(run).isdisjoint(judged)) for run in runs]
+        # A run without a target, such as an analysis of several runs, speaks of the folder as a whole.
+        runs = [
+            msgspec.structs.replace(run, decides=not run.result.target or not _brokers(run).isdisjoint(judged))
+            for run in runs
+        ]
         runs.sort(key=lambda run: not run.decides)  # stable: what decides comes first
         if not any(run.decides for run in runs):
             known = sorted(set().union(*map(_brokers, runs))) if runs else []

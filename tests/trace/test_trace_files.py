@@ -38,6 +38,9 @@ EVENTS = st.lists(
 )
 
 
+HEADER = b'{"schema":"assay.history/1"}\n'
+
+
 @given(events=EVENTS, name=st.sampled_from(["h.jsonl", "h.jsonl.zst"]))
 def test_history_round_trip(tmp_path_factory: pytest.TempPathFactory, events: list[HistoryEvent], name: str) -> None:
     path = tmp_path_factory.mktemp("history") / name
@@ -78,7 +81,7 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_wrong_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
-    path.write_text('{}\n{"index":0,"time_ns":0,"process":"p","f":"publish","type":"ok"}\n{"index":\n')
+    path.write_bytes(HEADER + b'{"index":0,"time_ns":0,"process":"p","f":"publish","type":"ok"}\n{"index":\n')
     _, events = read_history(path)
     assert next(events).index == 0
     with pytest.raises(RecordFileError, match="line 3"):
@@ -87,7 +90,7 @@ def test_a_wrong_line_is_named(tmp_path: Path) -> None:
 
 def test_an_endless_line_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl.zst"
-    path.write_bytes(zstandard.ZstdCompressor().compress(b"{}\n" + b" " * 3_000_000))
+    path.write_bytes(zstandard.ZstdCompressor().compress(HEADER + b" " * 3_000_000))
     _, events = read_history(path)
     with pytest.raises(RecordFileError, match="longer than"):
         list(events)
