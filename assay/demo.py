@@ -41,7 +41,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     arguments: tuple[str, ...]
     folder: str
-    """Where it leaves its ``result.json``, below the run folder; empty: it leaves none."""
+    """Where it leaves its ``result.json``, below the run folder; empty: it leaves none, its exit status says all."""
     decides: bool = True
     """Its verdict counts for the exit status. Other brokers are measured, not judged, by this demo."""
 
@@ -101,6 +101,12 @@ def steps(out: Path, seed: int) -> list[Step]:
             arguments=("spark", "analyse", str(out), "--out", folder("spark")),
             folder="spark",
         ),
+        Step(
+            name="notebook",
+            title="The Spark analysis explained, as an executed notebook",
+            arguments=("spark", "notebook", str(out)),
+            folder="",
+        ),
     ]
     if shutil.which("mosquitto") or Path("/usr/sbin/mosquitto").exists():
         peer = Step(
@@ -133,13 +139,20 @@ def run_step(step: Step, out: Path) -> Outcome:
             code = subprocess.run(
                 command, stdout=log, stderr=subprocess.STDOUT, env=environment, timeout=STEP_TIMEOUT_S, check=False
             ).returncode
-            problem = f"ended with exit code {code} and left no result; see {path}"
+            problem = f"ended with exit code {code}; see {path}"
         except subprocess.TimeoutExpired:
+            code = -1
             problem = f"took longer than {STEP_TIMEOUT_S:.0f} s; see {path}"
     duration_s = time.monotonic() - started
+    if not step.folder:
+        verdict = Verdict.PASS if code == 0 else Verdict.ERROR
+        return Outcome(step=step, verdict=verdict, summary="done" if code == 0 else problem, duration_s=duration_s)
     try:
         result: RunResult = read_result(out / step.folder / "result.json")
     except (OSError, msgspec.ValidationError, msgspec.DecodeError):
+        return Outcome(step=step, verdict=Verdict.ERROR, summary=f"left no result: {problem}", duration_s=duration_s)
+    if code != 0 and result.verdict is Verdict.PASS:
+        # It says that it passed and ends as if it had not: then nothing is proved.
         return Outcome(step=step, verdict=Verdict.ERROR, summary=problem, duration_s=duration_s)
     return Outcome(step=step, verdict=result.verdict, summary=result.summary, duration_s=duration_s)
 

@@ -16,6 +16,7 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from nbconvert import HTMLExporter
 from traitlets.config import Config
 
+from reference_broker.trace.results import read_result, write_result
 from spark_analysis.sources import SPARK_FOLDER
 
 NOTEBOOK: Final = "broker_report.py"
@@ -76,7 +77,15 @@ def execute_notebook(run_folder: Path, *, timeout_s: int = 300) -> ExecutedNoteb
     executed = ExecutedNotebook(ipynb=folder / "report.ipynb", html=folder / "report.html")
     nbformat.write(notebook, executed.ipynb)
     executed.html.write_text(_as_html(notebook), encoding="utf-8")
+    _list_among_artefacts(folder, executed)
     return executed
+
+
+def _list_among_artefacts(folder: Path, executed: ExecutedNotebook) -> None:
+    """The run's result names the notebook, so that reports link to it."""
+    result = read_result(folder / "result.json")
+    artefacts = {**result.artefacts, "notebook": executed.html.name, "notebook source": executed.ipynb.name}
+    write_result(folder, msgspec.structs.replace(result, artefacts=artefacts))
 
 
 def _kernel_environment(private: Path) -> dict[str, str]:

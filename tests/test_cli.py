@@ -76,6 +76,20 @@ def test_a_step_without_a_result_is_an_error_whatever_it_printed(tmp_path: Path)
     assert (tmp_path / "broken.log").exists()
 
 
+@pytest.mark.parametrize(("arguments", "expected"), [("--version", Verdict.PASS), ("--no-such", Verdict.ERROR)])
+def test_a_step_that_leaves_no_result_is_judged_by_its_exit_status(
+    tmp_path: Path, arguments: str, expected: Verdict
+) -> None:
+    step = demo.Step(name="s", title="t", arguments=(arguments,), folder="")
+    assert demo.run_step(step, tmp_path).verdict is expected
+
+
+def test_a_pass_that_ends_with_an_error_is_no_pass(tmp_path: Path) -> None:
+    write_result(tmp_path / "there", RunResult(kind=RunKind.SIM, name="n", verdict=Verdict.PASS, summary="fine"))
+    step = demo.Step(name="s", title="t", arguments=("--no-such",), folder="there")
+    assert demo.run_step(step, tmp_path).verdict is Verdict.ERROR
+
+
 def test_a_steps_verdict_is_its_results(tmp_path: Path) -> None:
     write_result(tmp_path / "there", RunResult(kind=RunKind.SIM, name="n", verdict=Verdict.UNKNOWN, summary="nothing"))
     step = demo.Step(name="fine", title="t", arguments=("--version",), folder="there")
@@ -84,8 +98,16 @@ def test_a_steps_verdict_is_its_results(tmp_path: Path) -> None:
 
 def test_every_deciding_step_names_a_folder_of_its_own(tmp_path: Path) -> None:
     plan = demo.steps(tmp_path, 1)
-    assert len({step.folder for step in plan}) == len(plan)
-    assert {step.name for step in plan if step.decides} == {"conformance", "sim", "faults", "load", "spark"}
+    folders = [step.folder for step in plan if step.folder]
+    assert len(set(folders)) == len(folders)
+    assert {step.name for step in plan if step.decides} == {
+        "conformance",
+        "sim",
+        "faults",
+        "load",
+        "spark",
+        "notebook",
+    }
 
 
 @pytest.mark.parametrize(
