@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -168,14 +169,19 @@ def test_tables_are_parquet_and_tell_the_cost_of_the_fault(result: RunResult, fo
         assert (folder / "spark" / place).exists()
 
 
-def test_the_notebook_executes_and_explains(result: RunResult, folder: Path) -> None:
-    executed = execute_notebook(folder)
+def test_the_notebook_executes_and_explains(result: RunResult, folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(folder, run)
+    executed = execute_notebook(run)
     page = executed.html.read_text(encoding="utf-8")
     assert result.summary.split(";")[0] in page
     assert "plotly" in page
     assert 'src="http' not in page, "the page must open without a network"
     notebook = nbformat.read(executed.ipynb, as_version=4)
     assert "consistent" in json.dumps(notebook.cells[-1].outputs)
+    listed = read_result(executed.html.parent / "result.json").artefacts
+    assert (executed.html.parent / listed["notebook"]) == executed.html
+    assert set(result.artefacts) < set(listed), "what the analysis left is still listed"
 
 
 def test_the_notebook_fails_when_verdict_and_findings_disagree(result: RunResult, tmp_path: Path) -> None:
