@@ -16,6 +16,7 @@ from reference_broker.mqtt.packets import (
     V5,
     Acknowledgement,
     Auth,
+    Connect,
     Disconnect,
     Packet,
     PacketType,
@@ -64,11 +65,11 @@ def handle(connection: MqttConnection, packet: Packet, now: float) -> None:
             _on_disconnect(connection, packet, now)
         case Auth():
             raise ProtocolError("AUTH without an authentication method in CONNECT", "MQTT-4.12.0-7")
+        case Connect():
+            raise ProtocolError("a client must not send CONNECT twice", "MQTT-3.1.0-2")
         case _:
-            statement = "MQTT-3.1.0-2" if type(packet).__name__ == "Connect" else "MQTT-4.13.1-1"
-            if connection.version != V5 and statement == "MQTT-4.13.1-1":
-                statement = "MQTT-4.8.0-1"
-            raise ProtocolError(f"a client must not send {type(packet).__name__.upper()} now", statement)
+            statement = "MQTT-4.13.1-1" if connection.version == V5 else "MQTT-4.8.0-1"
+            raise ProtocolError(f"a client must not send {type(packet).__name__.upper()}", statement)
 
 
 def _on_subscribe(connection: MqttConnection, packet: Subscribe, now: float) -> None:
