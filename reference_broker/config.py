@@ -105,7 +105,9 @@ class MqttConfig(_Section, frozen=True, kw_only=True):
     """In-flight QoS 1 and 2 deliveries to a client whose own Receive Maximum is higher."""
     topic_alias_maximum: int = 64
     max_queued_messages: int = 10_000
-    """Messages kept for a client that is offline or slow; the oldest QoS 0 go first, then the newest is refused."""
+    """Messages kept for a client that is offline or slow; over it the newest is dropped and counted."""
+    max_queued_bytes: int = 64 * 1024 * 1024
+    """Payload bytes of these messages; over it likewise."""
     max_session_expiry_s: int = 4_294_967_295
     max_keep_alive_s: int = 65_535
     connect_timeout_s: float = 10.0

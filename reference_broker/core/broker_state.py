@@ -100,7 +100,7 @@ class BrokerState:
             session = None
         if session is None:
             session = self.sessions[request.client_id] = Session(
-                request.client_id, self.config.mqtt.max_queued_messages
+                request.client_id, self.config.mqtt.max_queued_messages, self.config.mqtt.max_queued_bytes
             )
         if session.expiry_timer is not None:
             session.expiry_timer.cancel()

@@ -18,6 +18,7 @@ from reference_broker.core.routing import Subscription
 from reference_broker.core.timers import Timer
 
 MAX_PACKET_ID = 65_535
+DEFAULT_MAX_QUEUED_BYTES = 64 * 1024 * 1024
 
 
 class SessionConnection(Protocol):
@@ -110,9 +111,10 @@ InFlight = Outgoing | OutgoingRun | Released
 class Session:
     """One client's state."""
 
-    def __init__(self, client_id: str, max_queued: int) -> None:
+    def __init__(self, client_id: str, max_queued: int, max_queued_bytes: int = DEFAULT_MAX_QUEUED_BYTES) -> None:
         self.client_id = client_id
         self.max_queued = max_queued
+        self.max_queued_bytes = max_queued_bytes
         self.connection: SessionConnection | None = None
         self.expiry_s: float = 0.0
         """Seconds the session outlives its connection; ``inf`` = for ever."""
@@ -131,6 +133,8 @@ class Session:
         """Sent and not finished, in order of sending."""
         self.queued: deque[Outgoing] = deque()
         """Waiting for a connection or for room in the window."""
+        self.queued_bytes = 0
+        """Payload bytes in ``queued``."""
         self.window = MAX_PACKET_ID
         """Most unfinished outgoing messages the client takes (its Receive Maximum)."""
         self.dropped = 0
@@ -170,9 +174,11 @@ class Session:
         elif qos == 0:
             # Offline QoS 0 messages are not kept (5.0 section 4.1 leaves it open).
             return
-        if len(self.queued) >= self.max_queued:
+        size = len(message.payload)
+        if len(self.queued) >= self.max_queued or self.queued_bytes + size > self.max_queued_bytes:
             self.dropped += 1
             return
+        self.queued_bytes += size
         self.queued.append(Outgoing(message, qos, retain, identifiers, delivery))
 
     def _send(self, connection: SessionConnection, outgoing: Outgoing) -> None:
@@ -190,6 +196,7 @@ class Session:
         connection = self.connection
         while connection is not None and self.queued and len(self.in_flight) < self.window:
             outgoing = self.queued.popleft()
+            self.queued_bytes -= len(outgoing.message.payload)
             expires_at = outgoing.message.expires_at
             if expires_at and expires_at <= now:
                 continue
@@ -231,5 +238,6 @@ class Session:
         self.in_flight = {key: value for key, value in self.in_flight.items() if value.delivery is None}
         if any(outgoing.delivery is not None for outgoing in self.queued):
             self.queued = deque(outgoing for outgoing in self.queued if outgoing.delivery is None)
+            self.queued_bytes = sum(len(outgoing.message.payload) for outgoing in self.queued)
         self.consumers.clear()
         self.stalled_consumers.clear()

@@ -249,6 +249,22 @@ def test_a_slow_reader_loses_qos_0_and_nobody_else_notices(make_world: type[Worl
     assert slow.connection.outbound.dropped == 10
 
 
+def test_the_queue_of_an_offline_client_is_bounded_in_messages_and_bytes(make_world: type[World]) -> None:
+    world = make_world(BrokerConfig(mqtt=MqttConfig(max_queued_messages=5, max_queued_bytes=100)))
+    expiry = Properties(session_expiry_interval=1000)
+    publisher = world.connect()
+    for payload, kept in ((b"x" * 40, 2), (b"y", 5)):
+        subscriber = world.connect("s", properties=expiry)
+        subscriber.send(p.Subscribe(packet_id=1, requests=(p.SubscriptionRequest(topic_filter="t", qos=1),)))
+        subscriber.lose()
+        publisher.send(*[p.Publish(topic="t", payload=payload, qos=1, packet_id=n) for n in range(1, 10)])
+        again = world.connect("s", clean_start=False, properties=expiry)
+        assert [message.payload for message in again.publishes()] == [payload] * kept
+        session = again.connection.active_session
+        assert session.dropped == 9 - kept
+        assert session.queued_bytes == 0, "what was sent no longer counts"
+
+
 def test_shared_subscriptions_give_each_message_to_one_member(world: World) -> None:
     members = [world.subscribed("$share/g/t", 1) for _ in range(3)]
     publisher = world.connect()
