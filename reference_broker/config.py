@@ -32,8 +32,13 @@ class Durability(StrEnum):
 
 
 class Compression(StrEnum):
+    """How the records of a batch are stored; what does not get smaller stays as it is."""
+
     NONE = "none"
+    S2 = "s2"
+    """Fastest to read; written as Snappy."""
     ZSTD = "zstd"
+    """Smallest."""
 
 
 class Ordering(StrEnum):
@@ -93,6 +98,11 @@ class QueuesConfig(_Section, frozen=True, kw_only=True):
     configured: tuple[QueueConfig, ...] = ()
     sync_interval_s: float = 1.0
     segment_bytes: int = 64 * 1024 * 1024
+    """A segment file that has reached it is sealed."""
+    segment_age_s: float = 3_600.0
+    """So is one whose first message is that old; 0 = whatever its age."""
+    disk_reserve_bytes: int = 16 * 1024 * 1024
+    """Publishes are refused while the disk has less room, so that settlements still find some."""
 
 
 class MqttConfig(_Section, frozen=True, kw_only=True):

@@ -7,15 +7,46 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from enum import Enum, IntEnum, IntFlag
+from enum import Enum, IntFlag
 
 import msgspec
-import zstandard
 from crc32c import crc32c
 
 from reference_broker.config import Compression
 from reference_broker.core.queues.store import LogRecord, NewRecord
-from reference_broker.storage.record import RecordEncoder, RecordError, decode_records
+from reference_broker.storage.compression import (
+    CompressionCode,
+    CompressionError,
+    compression_code,
+    compressor,
+    decompress,
+)
+from reference_broker.storage.record import RecordEncoder, RecordError
+from reference_broker.storage.record_decoder import Wanted, decode_records
+
+__all__ = [
+    "HEADER",
+    "HEADER_BYTES",
+    "MAGIC",
+    "MAGIC_BYTES",
+    "MAX_BATCH_RECORDS",
+    "MAX_RECORDS_BYTES",
+    "VERSION",
+    "BatchEncoder",
+    "BatchError",
+    "BatchFlag",
+    "BatchHeader",
+    "BatchProblem",
+    "CompressionCode",
+    "HeaderFields",
+    "Wanted",
+    "decode_batch",
+    "decode_header",
+    "decode_verified",
+    "header_of",
+    "header_problem",
+    "verify_checksum",
+]
 
 MAGIC = 0x464C5558
 MAGIC_BYTES = MAGIC.to_bytes(4, "little")
@@ -24,10 +55,16 @@ HEADER_BYTES = 44
 MAX_BATCH_RECORDS = 65_535
 MAX_RECORDS_BYTES = 64 * 1024 * 1024
 """Bound of a batch's records section, stored or decompressed."""
-_COMPRESS_ABOVE_BYTES = 256
+HEADER = struct.Struct("<IIQIHHBBHqq")
+"""Magic, checksum, base offset, records bytes, record count, flags, compression, version, reserved, base timestamp in
+Unix ms, highest timestamp in Unix ms."""
+HeaderFields = tuple[int, int, int, int, int, int, int, int, int, int, int]
+"""What :data:`HEADER` unpacks."""
 _CHECKED_FROM = 8
-_HEADER = struct.Struct("<IIQIHHBBHqq")
+"""Behind the magic, which is compared, and the checksum itself."""
 _AFTER_CHECKSUM = struct.Struct("<QIHHBBHqq")
+_BEFORE_CHECKED = struct.Struct("<II")
+_COMPRESS_ABOVE_BYTES = 256
 
 
 class BatchFlag(IntFlag):
@@ -38,10 +75,11 @@ class BatchFlag(IntFlag):
     TRANSACTIONAL = 16
 
 
-class CompressionCode(IntEnum):
-    NONE = 0
-    S2 = 1
-    ZSTD = 2
+_FLAGS = tuple(BatchFlag(flags) for flags in range(32))
+_COMPRESSED = int(BatchFlag.COMPRESSED)
+_HAS_TIMESTAMP = int(BatchFlag.HAS_TIMESTAMP)
+_HAS_KEYS = int(BatchFlag.HAS_KEYS)
+_HAS_HEADERS = int(BatchFlag.HAS_HEADERS)
 
 
 class BatchProblem(Enum):
@@ -82,84 +120,99 @@ class BatchHeader(msgspec.Struct, frozen=True, kw_only=True):
         return HEADER_BYTES + self.records_bytes
 
 
-_CODES = {Compression.NONE: CompressionCode.NONE, Compression.ZSTD: CompressionCode.ZSTD}
-
-
 class BatchEncoder:
     """Encodes batches. All logs of one compression share one, since its caches and buffers are not small."""
 
     def __init__(self, compression: Compression) -> None:
-        self._code = _CODES[compression]
+        self._code = int(compression_code(compression))
         self._records = RecordEncoder()
-        self._compressor = zstandard.ZstdCompressor() if compression is Compression.ZSTD else None
+        self._compress = compressor(compression)
 
     def encode(self, base_offset: int, records: Sequence[NewRecord]) -> bytes:
-        """One batch of 1 to 65535 records with consecutive offsets. Raises :class:`BatchError` when too large."""
-        if not 1 <= len(records) <= MAX_BATCH_RECORDS:
+        """One batch of 1 to 65535 records with consecutive offsets.
+
+        Raises :class:`BatchError` when it is too large or a time or an offset does not fit, and :class:`RecordError`
+        when a record has too many headers.
+        """
+        count = len(records)
+        if not 1 <= count <= MAX_BATCH_RECORDS:
             raise BatchError(BatchProblem.BAD_HEADER, f"a batch holds 1 to {MAX_BATCH_RECORDS} records")
-        base_timestamp_ms = records[0].timestamp_ms
-        flags = int(BatchFlag.HAS_TIMESTAMP)
-        max_timestamp_ms = base_timestamp_ms
-        for timestamp_ms, key, _, headers in records:
-            if timestamp_ms > max_timestamp_ms:
-                max_timestamp_ms = timestamp_ms
-            if key:
-                flags |= 4
-            if headers:
-                flags |= 8
-        body = self._records.encode(records, base_timestamp_ms)
+        body, max_timestamp_ms, has_keys, has_headers = self._records.encode(records)
+        flags = _HAS_TIMESTAMP
+        if has_keys:
+            flags |= _HAS_KEYS
+        if has_headers:
+            flags |= _HAS_HEADERS
         if len(body) > MAX_RECORDS_BYTES:
             raise BatchError(BatchProblem.TOO_LARGE, f"{len(body)} bytes of records; the limit is {MAX_RECORDS_BYTES}")
-        if self._compressor is not None and len(body) > _COMPRESS_ABOVE_BYTES:
-            compressed = self._compressor.compress(body)
+        if self._compress is not None and len(body) > _COMPRESS_ABOVE_BYTES:
+            compressed = self._compress(body)
             if len(compressed) < len(body):
                 body = compressed
-                flags |= int(BatchFlag.COMPRESSED)
-        checked = _AFTER_CHECKSUM.pack(
-            base_offset,
-            len(body),
-            len(records),
-            flags,
-            self._code,
-            VERSION,
-            0,
-            base_timestamp_ms,
-            max_timestamp_ms,
-        )
-        checksum = crc32c(body, crc32c(checked))
-        return b"".join((MAGIC_BYTES, checksum.to_bytes(4, "little"), checked, body))
+                flags |= _COMPRESSED
+        try:
+            checked = _AFTER_CHECKSUM.pack(
+                base_offset, len(body), count, flags, self._code, VERSION, 0, records[0].timestamp_ms, max_timestamp_ms
+            )
+        except struct.error as error:
+            raise BatchError(BatchProblem.BAD_HEADER, "an offset or a timestamp is beyond 64 bits") from error
+        return b"".join((_BEFORE_CHECKED.pack(MAGIC, crc32c(body, crc32c(checked))), checked, body))
 
 
-def decode_header(data: bytes, at: int = 0) -> BatchHeader:
-    """The header at a position; its checksum is not verified yet. Raises :class:`BatchError`."""
-    if len(data) - at < HEADER_BYTES:
-        raise BatchError(BatchProblem.TRUNCATED, f"{max(0, len(data) - at)} of {HEADER_BYTES} header bytes")
-    magic, checksum, base_offset, records_bytes, count, flags, code, version, reserved, base_ms, max_ms = (
-        _HEADER.unpack_from(data, at)
-    )
+def header_problem(fields: HeaderFields) -> BatchProblem | None:
+    """What is wrong with the fields that :data:`HEADER` unpacked, None when they are within bounds.
+
+    The cheap way of a scan, which need not build a :class:`BatchHeader`, nor catch an error, for every place it tries.
+    """
+    magic, _, base_offset, records_bytes, count, _, _, version, reserved, _, _ = fields
+    if (
+        magic == MAGIC
+        and version == VERSION
+        and count
+        and not reserved
+        and records_bytes <= MAX_RECORDS_BYTES
+        and not base_offset >> 63
+    ):
+        return None
     if magic != MAGIC:
-        raise BatchError(BatchProblem.BAD_MAGIC)
-    if version > VERSION:
-        raise BatchError(BatchProblem.BAD_VERSION, f"version {version}; this broker reads up to {VERSION}")
-    if version != VERSION or reserved or not count or records_bytes > MAX_RECORDS_BYTES or base_offset >> 63:
-        raise BatchError(BatchProblem.BAD_HEADER)
+        return BatchProblem.BAD_MAGIC
+    return BatchProblem.BAD_VERSION if version > VERSION else BatchProblem.BAD_HEADER
+
+
+def header_of(fields: HeaderFields) -> BatchHeader:
+    """The header of which :func:`header_problem` found nothing wrong."""
+    _, checksum, base_offset, records_bytes, count, flags, code, _, _, base_ms, max_ms = fields
     return BatchHeader(
         checksum=checksum,
         base_offset=base_offset,
         records_bytes=records_bytes,
         record_count=count,
-        flags=BatchFlag(flags),
+        flags=_FLAGS[flags] if flags < len(_FLAGS) else BatchFlag(flags),
         compression=code,
         base_timestamp_ms=base_ms,
         max_timestamp_ms=max_ms,
     )
 
 
-def verify_checksum(header: BatchHeader, batch: bytes | memoryview) -> None:
-    """``batch`` is the whole batch, header included. Raises :class:`BatchError`."""
-    if len(batch) < header.total_bytes:
-        raise BatchError(BatchProblem.TRUNCATED, f"{len(batch)} of {header.total_bytes} bytes")
-    if crc32c(memoryview(batch)[_CHECKED_FROM : header.total_bytes]) != header.checksum:
+def decode_header(data: bytes, at: int = 0) -> BatchHeader:
+    """The header at a position; its checksum is not verified yet. Raises :class:`BatchError`."""
+    if len(data) - at < HEADER_BYTES:
+        raise BatchError(BatchProblem.TRUNCATED, f"{max(0, len(data) - at)} of {HEADER_BYTES} header bytes")
+    fields: HeaderFields = HEADER.unpack_from(data, at)
+    problem = header_problem(fields)
+    if problem is BatchProblem.BAD_VERSION:
+        raise BatchError(problem, f"version {fields[7]}; this broker reads up to {VERSION}")
+    if problem is not None:
+        raise BatchError(problem)
+    return header_of(fields)
+
+
+def verify_checksum(header: BatchHeader, batch: bytes | memoryview, at: int = 0) -> None:
+    """``batch`` holds the whole batch, header included, from ``at`` on. Raises :class:`BatchError`."""
+    end = at + header.total_bytes
+    if len(batch) < end:
+        raise BatchError(BatchProblem.TRUNCATED, f"{len(batch) - at} of {header.total_bytes} bytes")
+    if crc32c(memoryview(batch)[at + _CHECKED_FROM : end]) != header.checksum:
         raise BatchError(BatchProblem.BAD_CHECKSUM)
 
 
@@ -170,29 +223,39 @@ def decode_batch(batch: bytes) -> list[LogRecord]:
     return decode_verified(header, batch)
 
 
-def decode_verified(header: BatchHeader, batch: bytes) -> list[LogRecord]:
-    """The records of one whole batch whose checksum was verified. Raises :class:`BatchError`."""
-    body = batch[HEADER_BYTES : header.total_bytes]
-    if header.flags & BatchFlag.COMPRESSED:
-        body = _decompress(header.compression, body)
+def decode_verified(
+    header: BatchHeader,
+    batch: bytes,
+    *,
+    at: int = 0,
+    from_offset: int = 0,
+    limit: int | None = None,
+    wanted: Wanted = Wanted.ALL,
+) -> list[LogRecord]:
+    """The records of the batch at ``at``, whose checksum was verified, from ``from_offset`` on and up to ``limit``.
+
+    Fields that are not wanted come as None, headers as ``()``. With a limit the records behind the last one returned
+    are not looked at; otherwise every record is checked, wanted or not. Raises :class:`BatchError`.
+    """
+    start = at + HEADER_BYTES
+    end = start + header.records_bytes
+    if int(header.flags) & _COMPRESSED:
+        try:
+            batch = decompress(header.compression, batch[start:end], MAX_RECORDS_BYTES)
+        except CompressionError as error:
+            raise BatchError(BatchProblem.BAD_COMPRESSION, str(error)) from error
+        start, end = 0, len(batch)
     try:
-        return decode_records(body, header.record_count, header.base_offset, header.base_timestamp_ms)
+        return decode_records(
+            batch,
+            header.record_count,
+            header.base_offset,
+            header.base_timestamp_ms,
+            start=start,
+            end=end,
+            from_offset=from_offset,
+            limit=limit,
+            wanted=wanted,
+        )
     except RecordError as error:
         raise BatchError(BatchProblem.BAD_RECORDS, str(error)) from error
-
-
-def _decompress(code: int, body: bytes) -> bytes:
-    """Bounded: a frame that claims more than the limit is refused before anything is allocated for it."""
-    if code != CompressionCode.ZSTD:
-        raise BatchError(BatchProblem.BAD_COMPRESSION, f"compression {code} is not supported; only zstd (2) is")
-    try:
-        claimed = zstandard.frame_content_size(body)
-        if claimed > MAX_RECORDS_BYTES:
-            raise BatchError(
-                BatchProblem.BAD_COMPRESSION, f"it claims {claimed} bytes; the limit is {MAX_RECORDS_BYTES}"
-            )
-        # With a known size the library allocates just that; without one it stops at the limit.
-        limit = MAX_RECORDS_BYTES if claimed < 0 else 0
-        return zstandard.ZstdDecompressor().decompress(body, max_output_size=limit, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        raise BatchError(BatchProblem.BAD_COMPRESSION, str(error)) from error
