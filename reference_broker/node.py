@@ -9,12 +9,13 @@ from __future__ import annotations
 import random
 
 from reference_broker.auth import Authenticator
-from reference_broker.config import BrokerConfig
+from reference_broker.config import BrokerConfig, QueuesConfig
 from reference_broker.core.broker_state import BrokerState, Tracer
 from reference_broker.core.queues import QueueEngine, SyncJob
 from reference_broker.core.queues.store import RecoveryNote
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.storage.disk import Disk
+from reference_broker.storage.log import LogOptions
 from reference_broker.storage.queue_store import LogQueueStore
 
 
@@ -29,7 +30,7 @@ class BrokerNode:
         Raises ``DirectoryInUseError``, ``LogError``, ``QueueOpenError``, ``ConfigError``, ``OSError``.
         """
         self.config = config
-        self._store = LogQueueStore(disk, segment_bytes=config.queues.segment_bytes)
+        self._store = LogQueueStore(disk, options=_log_options(config.queues))
         self.engine = QueueEngine(config.queues, self._store, rng, now, tracer)
         self.state = BrokerState(config, self.engine, rng, tracer)
         self.state.now = now
@@ -89,3 +90,11 @@ class BrokerNode:
             connection.shut_down(now)
         self.engine.close(now)
         self._store.close()
+
+
+def _log_options(queues: QueuesConfig) -> LogOptions:
+    return LogOptions(
+        segment_bytes=queues.segment_bytes,
+        segment_age_ms=int(queues.segment_age_s * 1000),
+        reserve_bytes=queues.disk_reserve_bytes,
+    )

@@ -332,6 +332,10 @@ class SimDisk:
         self.flush_of().cover_folder(folder)
         self.settle_flush()
 
+    def free_bytes(self) -> int:
+        """See :meth:`Disk.free_bytes`."""
+        return self.profile.capacity_bytes - self.used_bytes if self.profile.capacity_bytes else 2**62
+
     def lock(self) -> None:
         """See :meth:`Disk.lock`."""
         if self._locked:

@@ -25,10 +25,11 @@ from reference_broker.core.queues.queue import DurableQueue
 from reference_broker.core.queues.retry import RETRIES_EXCEEDED
 from reference_broker.core.queues.stored_message import StoredMessage
 from reference_broker.storage.disk import DiskFile
+from reference_broker.storage.durable_mark import DurableMark, DurableMarkFile
 from reference_broker.storage.log import SegmentedLog
-from reference_broker.storage.offset_index import OffsetIndex
 from reference_broker.storage.pending_log import PendingLogFile
 from reference_broker.storage.segment import Segment, SegmentScan
+from reference_broker.storage.segment_scan import BatchPlace, Window, scan_batches
 
 _BUFFER_BYTES: Final = 16 * 1024
 _CUT_BATCHES: Final = 16
@@ -106,33 +107,28 @@ def confirms_before_write(patch: Patch) -> None:
     patch.wrap(Segment, "file", make)
 
 
-class _RecordingIndex(OffsetIndex):
-    """Remembers where every batch is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.places: list[tuple[int, int]] = []
-
-    def add(self, base_offset: int, position: int) -> None:
-        super().add(base_offset, position)
-        self.places.append((base_offset, position))
-
-
 @mutant("queue-recovery-cuts-too-much", "recovery takes the last sixteen batches of a log for a torn tail")
 def recovery_cuts_too_much(patch: Patch) -> None:
     def make(original: Callable[[Segment], SegmentScan]) -> Callable[[Segment], SegmentScan]:
         def scan(self: Segment) -> SegmentScan:
-            batches = _RecordingIndex()
-            self.index = batches
             found = original(self)
-            if not batches.places:
+            batches = [
+                batch for batch in scan_batches(Window(self.file()), self.base_offset) if isinstance(batch, BatchPlace)
+            ]
+            if not batches:
                 return found
-            offset, position = batches.places[max(0, len(batches.places) - _CUT_BATCHES)]
-            return SegmentScan(sound_bytes=position, end_offset=offset, damages=(), tail_problem="planted")
+            first = batches[max(0, len(batches) - _CUT_BATCHES)]
+            return SegmentScan(
+                sound_bytes=first.position, end_offset=first.base_offset, damages=(), tail_problem="planted"
+            )
 
         return scan
 
+    def read(self: DurableMarkFile) -> DurableMark | None:
+        """Nothing stands in the way of the cut."""
+
     patch.wrap(Segment, "scan", make)
+    patch.replace(DurableMarkFile, "read", read)
 
 
 @mutant("queue-ack-not-persisted", "an ack is confirmed but not written to the log of pending entries")

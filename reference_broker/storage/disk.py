@@ -60,6 +60,9 @@ class Disk(Protocol):
     def sync_folder(self, path: str) -> None:
         """Make creations, renames and removals in a folder survive power loss."""
 
+    def free_bytes(self) -> int:
+        """Room left for new data. Raises :class:`OSError`."""
+
     def lock(self) -> None:
         """Take single ownership of the tree. Raises :class:`DirectoryInUseError`."""
 
@@ -150,6 +153,10 @@ class RealDisk:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+    def free_bytes(self) -> int:
+        room = os.statvfs(self.root)
+        return room.f_bavail * room.f_frsize
 
     def lock(self) -> None:
         descriptor = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)

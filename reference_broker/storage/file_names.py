@@ -6,6 +6,12 @@ import hashlib
 import string
 
 SEGMENT_SUFFIX = ".seg"
+OFFSET_INDEX_SUFFIX = ".idx"
+TIME_INDEX_SUFFIX = ".tix"
+COMPACTING_SUFFIX = ".compacting"
+"""A compacted segment that is still being written; worthless after a crash."""
+SWAP_SUFFIX = ".swap"
+"""A compacted segment that is complete: it replaces those of its range."""
 _OFFSET_DIGITS = 20
 _MAX_NAME_CHARACTERS = 180
 _PLAIN = frozenset((string.ascii_lowercase + string.digits + "_-").encode())
@@ -27,14 +33,30 @@ def encode_name(name: str) -> str:
     return f"{encoded[: _MAX_NAME_CHARACTERS - len(digest) - 1]}~{digest}"
 
 
-def segment_name(base_offset: int) -> str:
-    """20-digit name of the segment whose first record has that offset."""
-    return f"{base_offset:0{_OFFSET_DIGITS}d}{SEGMENT_SUFFIX}"
+def segment_name(base_offset: int, suffix: str = SEGMENT_SUFFIX) -> str:
+    """20-digit name of the segment whose first record has that offset, or of one of its indexes."""
+    return f"{base_offset:0{_OFFSET_DIGITS}d}{suffix}"
 
 
-def parse_segment_name(name: str) -> int | None:
+def parse_segment_name(name: str, suffix: str = SEGMENT_SUFFIX) -> int | None:
     """Base offset of a segment's file name; None for any other file."""
-    digits = name.removesuffix(SEGMENT_SUFFIX)
-    if digits == name or len(digits) != _OFFSET_DIGITS or not (digits.isascii() and digits.isdecimal()):
+    digits = name.removesuffix(suffix)
+    return None if digits == name else _parse_offset(digits)
+
+
+def swap_name(base_offset: int, end_offset: int) -> str:
+    """Name of a complete compacted segment that replaces the segments with bases from the first to below the second."""
+    return f"{base_offset:0{_OFFSET_DIGITS}d}-{end_offset:0{_OFFSET_DIGITS}d}{SWAP_SUFFIX}"
+
+
+def parse_swap_name(name: str) -> tuple[int, int] | None:
+    """Base and end offset of a :func:`swap_name`; None for any other file."""
+    first, dash, second = name.removesuffix(SWAP_SUFFIX).partition("-")
+    base_offset, end_offset = _parse_offset(first), _parse_offset(second)
+    if not name.endswith(SWAP_SUFFIX) or not dash or base_offset is None or end_offset is None:
         return None
-    return int(digits)
+    return base_offset, end_offset
+
+
+def _parse_offset(digits: str) -> int | None:
+    return int(digits) if len(digits) == _OFFSET_DIGITS and digits.isascii() and digits.isdecimal() else None

@@ -1,34 +1,53 @@
-"""The append-only log of a partition: segments, group commit, recovery by scan.
+"""The append-only log of a partition: segments, group commit, reading by offset and time, retention.
 
 Implements :class:`reference_broker.core.queues.store.PartitionLog`.
 """
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+
+import msgspec
 
 from reference_broker.core.queues.errors import LogError
 from reference_broker.core.queues.store import LogRecord, NewRecord
 from reference_broker.storage.batch import MAX_BATCH_RECORDS, BatchEncoder, BatchError, BatchProblem
 from reference_broker.storage.disk import Disk, DiskFile
-from reference_broker.storage.file_names import parse_segment_name
+from reference_broker.storage.durable_mark import DurableMark, DurableMarkFile
+from reference_broker.storage.log_opening import Note, OpenedLog, open_segments
 from reference_broker.storage.record import RecordError
-from reference_broker.storage.segment import Segment, SegmentScan
+from reference_broker.storage.retention import RetentionPolicy, expired_count
+from reference_broker.storage.segment import AppendedBatch, Segment
+from reference_broker.storage.segment_scan import Damage
+
+__all__ = ["TARGET_BATCH_BYTES", "FileSync", "LogOptions", "Note", "SegmentedLog"]
 
 TARGET_BATCH_BYTES = 256 * 1024
 """A larger append is split into several batches, so that reading one record back stays cheap."""
+_MAX_WHOLE_BYTES = 2 * TARGET_BATCH_BYTES
+"""An append that is a little larger still stays one batch: it is encoded before its size is known."""
+_MAX_RELATIVE_OFFSET = 2**32 - 1 - MAX_BATCH_RECORDS
+_MAX_POSITION = 2**32 - 1
+_MAX_LOADED_INDEXES = 16
+_SPACE_CHECK_BYTES = 1024 * 1024
+_TIMES = struct.Struct("<qq")
+_TIMES_AT = 28
+_NEVER = 2**63
 
-Note = Callable[[str, str], None]
-"""Called with (place, problem) for what people should know."""
 
+class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a log is written."""
 
-class _Mark(NamedTuple):
-    """A place in a log: an offset, and the position in its segment."""
-
-    offset: int
-    position: int
+    segment_bytes: int = 64 * 1024 * 1024
+    """A segment that has reached it is sealed before the next append."""
+    segment_age_ms: int = 3_600_000
+    """So is one whose first record is that much earlier than the next one; 0 = any age."""
+    write_buffer_bytes: int = 0
+    """Appends collect up to this size before they are written; 0 = each is written at once."""
+    reserve_bytes: int = 0
+    """Appends are refused while the disk has less room than this, so that settlements still find some."""
 
 
 class FileSync:
@@ -50,95 +69,81 @@ class FileSync:
 
 
 class SegmentedLog:
-    """The records of one partition, in files of about ``segment_bytes``."""
+    """The records of one partition, in segment files."""
 
     def __init__(
-        self, disk: Disk, folder: str, *, segment_bytes: int, encoder: BatchEncoder, volatile: bool, note: Note
+        self, disk: Disk, folder: str, *, options: LogOptions, encoder: BatchEncoder, volatile: bool, note: Note
     ) -> None:
         """Open and recover. ``volatile``: the disk is memory, nothing ever needs a sync. Raises :class:`LogError`."""
         self._disk = disk
         self._folder = folder
-        self._segment_bytes = segment_bytes
+        self._options = options
         self._encoder = encoder
         self._volatile = volatile
         self._note = note
-        self._segments: list[Segment] = []
         self._failure = ""
         self._closed = False
+        self._buffer: list[bytes] = []
+        self._buffered: list[AppendedBatch] = []
+        self._buffered_bytes = 0
+        self._unchecked_bytes = _SPACE_CHECK_BYTES
         self._unsynced: dict[Segment, None] = {}
         self._names_unsynced = False
         self._syncing: tuple[Segment, ...] | None = None
-        self._syncing_to = _Mark(0, 0)
+        self._syncing_to = DurableMark(0, 0, 0)
         self._reading: Segment | None = None
+        self._loaded: dict[Segment, None] = {}
+        self._mark_file = DurableMarkFile(disk, folder)
         try:
-            self._recover()
+            opened = open_segments(disk, folder, None if volatile else self._mark_file.read(), note)
         except OSError as error:
             message = f"cannot read {folder}: {error.strerror or error}"
             raise LogError(message) from error
+        self._segments = opened.segments
+        self._next_offset = opened.next_offset
+        self._roll_at_ms = _NEVER
+        self._take_over(opened)
         self._durable = self._end()
 
-    # -- recovery ------------------------------------------------------------------------------------------------
-
-    def _recover(self) -> None:
-        bases = [base for name in self._disk.list(self._folder) if (base := parse_segment_name(name)) is not None]
-        for index, base in enumerate(sorted(bases)):
-            segment = Segment(self._disk, self._folder, base)
-            scan = segment.scan()
-            self._report(segment, scan)
-            if scan.tail_problem and index + 1 == len(bases):
-                self._cut_torn_tail(segment, scan)
-            segment.close()
-            if self._segments and base < self._segments[-1].end_offset:
-                message = f"{segment.path} overlaps the segment before it; one of them does not belong here"
-                raise LogError(message)
-            self._segments.append(segment)
-        if self._segments and not self._volatile:
+    def _take_over(self, opened: OpenedLog) -> None:
+        self._must_roll = opened.is_sealed
+        for segment in opened.segments[:-1]:
+            self._remember_loaded(segment)
+        if opened.segments:
+            self._set_age_limit(opened.segments[-1])
+        if opened.segments and not self._volatile:
             # A broker that was killed may have left writes to the operating system; the next sync covers them.
-            self._unsynced[self._segments[-1]] = None
+            self._unsynced = dict.fromkeys([*opened.unverified, opened.segments[-1]])
             self._names_unsynced = True
-
-    def _report(self, segment: Segment, scan: SegmentScan) -> None:
-        for damage in scan.damages:
-            self._note(
-                f"{segment.path} bytes {damage.start} to {damage.end}",
-                f"corrupt ({damage.problem}), sound batches follow; kept in place and skipped",
-            )
-        if self._segments and segment.base_offset > self._segments[-1].end_offset:
-            self._note(
-                segment.path,
-                f"offsets {self._segments[-1].end_offset} to {segment.base_offset - 1} before it are missing",
-            )
-
-    def _cut_torn_tail(self, segment: Segment, scan: SegmentScan) -> None:
-        """The last write did not finish: whatever it held was never confirmed as synced."""
-        self._note(
-            f"{segment.path} bytes {scan.sound_bytes} to {segment.size}",
-            f"torn tail ({scan.tail_problem}); cut off",
-        )
-        segment.truncate(scan.sound_bytes, scan.end_offset)
-        segment.file().sync()
 
     # -- state ---------------------------------------------------------------------------------------------------
 
     @property
     def start_offset(self) -> int:
-        return self._segments[0].base_offset if self._segments else 0
+        return self._segments[0].base_offset if self._segments else self._next_offset
 
     @property
     def next_offset(self) -> int:
-        return self._segments[-1].end_offset if self._segments else 0
+        return self._next_offset
 
     @property
     def durable_offset(self) -> int:
         return self._durable.offset
 
-    def _end(self) -> _Mark:
-        last = self._segments[-1] if self._segments else None
-        return _Mark(0, 0) if last is None else _Mark(last.end_offset, last.size)
-
     @property
     def stored_bytes(self) -> int:
-        return sum(segment.size for segment in self._segments)
+        return sum(segment.size for segment in self._segments) + self._buffered_bytes
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Oldest first; the last one is appended to."""
+        return tuple(self._segments)
+
+    def _end(self) -> DurableMark:
+        if not self._segments:
+            return DurableMark(self._next_offset, 0, 0)
+        last = self._segments[-1]
+        return DurableMark(self._next_offset, last.base_offset, last.size)
 
     def _refuse_when_failed(self) -> None:
         if self._failure:
@@ -149,61 +154,114 @@ class SegmentedLog:
     # -- writing -------------------------------------------------------------------------------------------------
 
     def append(self, records: Sequence[NewRecord]) -> int:
-        """See :meth:`PartitionLog.append`."""
-        self._refuse_when_failed()
-        base_offset = self.next_offset
-        pieces: list[bytes] = []
-        batches: list[tuple[int, int, int]] = []
+        """See :meth:`PartitionLog.append`. With a write buffer the records may only be collected so far."""
+        if self._failure or self._closed:
+            self._refuse_when_failed()
+        base_offset = self._next_offset
         try:
-            for group in _split(records):
-                self._encode(group, base_offset, pieces, batches)
+            pieces = self._encode_all(records, base_offset)
         except (BatchError, RecordError) as error:
             raise LogError(str(error)) from error
-        segment = self._active_segment()
-        before, end_before = segment.size, segment.end_offset
-        try:
-            segment.append(b"".join(pieces), batches)
-        except OSError as error:
-            self._undo(segment, before, end_before)
-            message = f"cannot write {segment.path}: {error.strerror or error}"
-            raise LogError(message) from error
-        if self._volatile:
-            self._durable = self._end()
-        else:
-            self._unsynced[segment] = None
+        size = sum(map(len, pieces))
+        if self._options.reserve_bytes:
+            self._check_room(size)
+        if not self._segments or self._is_full(size, records[0][0]):
+            self.roll()
+        offset = base_offset
+        for piece in pieces:
+            count = int.from_bytes(piece[20:22], "little")
+            base_ms, max_ms = _TIMES.unpack_from(piece, _TIMES_AT)
+            self._buffered.append(AppendedBatch(offset, count, len(piece), base_ms, max_ms))
+            offset += count
+        if self._roll_at_ms == _NEVER and self._options.segment_age_ms:
+            self._roll_at_ms = self._buffered[0].base_timestamp_ms + self._options.segment_age_ms
+        self._buffer += pieces
+        self._buffered_bytes += size
+        self._next_offset = offset
+        if self._buffered_bytes > self._options.write_buffer_bytes:
+            self._flush_or_forget(len(pieces), size, base_offset)
+        elif not self._volatile:
+            self._unsynced[self._segments[-1]] = None
         return base_offset
 
-    def _encode(
-        self, records: Sequence[NewRecord], base_offset: int, pieces: list[bytes], batches: list[tuple[int, int, int]]
-    ) -> None:
+    def _encode_all(self, records: Sequence[NewRecord], base_offset: int) -> list[bytes]:
+        if not _is_surely_large(records):
+            piece = self._encoder.encode(base_offset, records)
+            if len(piece) <= _MAX_WHOLE_BYTES:
+                return [piece]
+        pieces: list[bytes] = []
+        for group in _split(records):
+            self._encode(group, base_offset, pieces)
+            base_offset += len(group)
+        return pieces
+
+    def _encode(self, records: Sequence[NewRecord], base_offset: int, pieces: list[bytes]) -> None:
         """Add the batch of these records, or its halves when it would be too large. Raises :class:`BatchError`."""
-        offset = base_offset if not batches else batches[-1][0] + batches[-1][1]
         try:
-            piece = self._encoder.encode(offset, records)
+            pieces.append(self._encoder.encode(base_offset, records))
         except BatchError as error:
             half = len(records) // 2
             if error.problem is not BatchProblem.TOO_LARGE or not half:
                 raise
-            self._encode(records[:half], base_offset, pieces, batches)
-            self._encode(records[half:], base_offset, pieces, batches)
-        else:
-            pieces.append(piece)
-            batches.append((offset, len(records), len(piece)))
+            self._encode(records[:half], base_offset, pieces)
+            self._encode(records[half:], base_offset + half, pieces)
 
-    def _active_segment(self) -> Segment:
-        """The segment to append to; a new one when the last is full. Raises :class:`LogError`."""
-        if self._segments and self._segments[-1].size < self._segment_bytes:
-            return self._segments[-1]
-        segment = Segment(self._disk, self._folder, self.next_offset)
+    def _check_room(self, size: int) -> None:
+        """Raises :class:`LogError` when the disk is nearly full; asks it once in a while, each time while it is."""
+        self._unchecked_bytes += size
+        if self._unchecked_bytes < _SPACE_CHECK_BYTES:
+            return
+        free_bytes = self._disk.free_bytes()
+        if free_bytes - size < self._options.reserve_bytes:
+            message = (
+                f"the disk is nearly full: {free_bytes} bytes are free and {self._options.reserve_bytes} are kept for "
+                "settlements; consume messages or make room"
+            )
+            raise LogError(message)
+        self._unchecked_bytes = 0
+
+    def _is_full(self, size: int, timestamp_ms: int) -> bool:
+        """Whether the next append of that size and time must go to a new segment."""
+        last = self._segments[-1]
+        filled = last.size + self._buffered_bytes
+        return (
+            self._must_roll
+            or filled >= self._options.segment_bytes
+            or timestamp_ms >= self._roll_at_ms
+            or filled + size > _MAX_POSITION
+            or self._next_offset - last.base_offset > _MAX_RELATIVE_OFFSET
+        )
+
+    def flush(self) -> None:
+        """Write what the buffer holds; it stays there when that fails. Raises :class:`LogError`."""
+        if not self._buffer:
+            return
+        self._refuse_when_failed()
+        segment = self._segments[-1]
+        before, end_before = segment.size, segment.end_offset
         try:
-            self._disk.make_folder(self._folder)
-            segment.file(create=True)
+            segment.append(self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer), self._buffered)
         except OSError as error:
-            message = f"cannot create {segment.path}: {error.strerror or error}"
+            self._undo(segment, before, end_before)
+            message = f"cannot write {segment.path}: {error.strerror or error}"
             raise LogError(message) from error
-        self._names_unsynced = True
-        self._segments.append(segment)
-        return segment
+        self._buffer = []
+        self._buffered = []
+        self._buffered_bytes = 0
+        if self._volatile:
+            self._durable = self._end()
+        else:
+            self._unsynced[segment] = None
+
+    def _flush_or_forget(self, count: int, size: int, base_offset: int) -> None:
+        """Flush; when that fails the newest append was not taken. Raises :class:`LogError`."""
+        try:
+            self.flush()
+        except LogError:
+            del self._buffer[-count:], self._buffered[-count:]
+            self._buffered_bytes -= size
+            self._next_offset = base_offset
+            raise
 
     def _undo(self, segment: Segment, size: int, end_offset: int) -> None:
         """Cut a partial write off. When even that fails the log is in doubt and refuses everything."""
@@ -212,27 +270,67 @@ class SegmentedLog:
         except OSError as error:
             self._failure = f"{segment.path} has a partial write that cannot be cut off: {error.strerror or error}"
 
+    def roll(self) -> None:
+        """Seal the active segment and begin a new one. Raises :class:`LogError`."""
+        self._refuse_when_failed()
+        self.flush()
+        if self._segments and self._segments[-1].base_offset == self._next_offset:
+            # Nothing was written to it yet.
+            return
+        segment = Segment(self._disk, self._folder, self._next_offset)
+        try:
+            self._disk.make_folder(self._folder)
+            segment.file(create=True)
+        except OSError as error:
+            message = f"cannot create {segment.path}: {error.strerror or error}"
+            raise LogError(message) from error
+        self._names_unsynced = True
+        self._must_roll = False
+        self._roll_at_ms = _NEVER
+        if self._segments:
+            self._segments[-1].limit_offset = segment.base_offset
+        self._segments.append(segment)
+        if not self._volatile:
+            self._unsynced[segment] = None
+
+    def _set_age_limit(self, segment: Segment) -> None:
+        """Remember when the active segment will be too old."""
+        try:
+            first_ms = segment.first_timestamp_ms
+        except OSError:
+            first_ms = None
+        if first_ms is not None and self._options.segment_age_ms:
+            self._roll_at_ms = first_ms + self._options.segment_age_ms
+
     # -- syncing -------------------------------------------------------------------------------------------------
 
     def start_sync(self) -> FileSync | None:
         """See :meth:`PartitionLog.start_sync`."""
-        if self._syncing is not None or not self._unsynced:
+        if self._syncing is not None or not self._unsynced or self._failure or self._closed:
             return None
+        try:
+            self.flush()
+        except LogError as error:
+            self._note(self._folder, str(error))
         self._syncing = tuple(self._unsynced)
-        self._syncing_to = self._end()
+        last = self._segments[-1]
+        self._syncing_to = DurableMark(last.end_offset, last.base_offset, last.size)
         folders = [self._folder, self._folder.rpartition("/")[0]] if self._names_unsynced else []
         self._unsynced.clear()
         self._names_unsynced = False
+        if self._buffer:
+            self._unsynced[last] = None
         return FileSync(self._disk, [segment.file() for segment in self._syncing], folders)
 
     def finish_sync(self, error: OSError | None) -> None:
         """See :meth:`PartitionLog.finish_sync`. After a failure the unsynced records are cut off if possible."""
         synced, self._syncing = self._syncing or (), None
         if error is None:
-            self._durable = max(self._durable, self._syncing_to)
+            if self._syncing_to >= self._durable:
+                self._durable = self._syncing_to
+                self._write_mark()
             for segment in synced:
-                if self._is_idle(segment) and segment is not self._reading:
-                    segment.close()
+                self._settle_sealed(segment)
             return
         self._unsynced.clear()
         self._failure = (
@@ -241,16 +339,37 @@ class SegmentedLog:
         )
         self._cut_unsynced()
 
+    def _write_mark(self) -> None:
+        try:
+            self._mark_file.write(self._durable)
+        except OSError as error:
+            self._note(self._folder, f"the durable mark cannot be written: {error.strerror or error}")
+
+    def _settle_sealed(self, segment: Segment) -> None:
+        """A sealed segment that is on disk as a whole gets its index files, and is closed."""
+        if not self._is_idle(segment):
+            return
+        if not segment.has_index_files and segment.limit_offset is not None:
+            try:
+                segment.write_index_files(below=segment.size)
+            except OSError as error:
+                self._note(segment.path, f"its index files cannot be written: {error.strerror or error}")
+            self._remember_loaded(segment)
+        if segment is not self._reading:
+            segment.close()
+
     def _cut_unsynced(self) -> None:
         """Their publishers were refused, so a restart should not find them. Only a best effort: the disk is failing."""
+        durable = self._durable
+        self._buffer, self._buffered, self._buffered_bytes = [], [], 0
         try:
             for segment in reversed(self._segments):
-                if segment.end_offset <= self._durable.offset:
-                    return
-                if segment.base_offset >= self._durable.offset:
+                if segment.end_offset <= durable.offset:
+                    break
+                if segment.base_offset >= durable.offset:
                     segment.truncate(0, segment.base_offset)
-                else:
-                    segment.truncate(self._durable.position, self._durable.offset)
+                elif segment.base_offset == durable.segment_base:
+                    segment.truncate(durable.position, durable.offset)
         except OSError as error:
             self._note(self._folder, f"unsynced records cannot be cut off: {error.strerror or error}")
 
@@ -258,29 +377,82 @@ class SegmentedLog:
 
     def read(self, offset: int, limit: int) -> list[LogRecord]:
         """See :meth:`PartitionLog.read`."""
-        at = bisect_right(self._segments, offset, key=lambda segment: segment.base_offset) - 1
+        self._show_buffer()
+        at = bisect_right(self._segments, offset, key=_base_offset) - 1
         records: list[LogRecord] = []
         for segment in self._segments[max(at, 0) :]:
             if len(records) >= limit:
                 break
             if segment.end_offset <= offset:
                 continue
-            try:
+            with self._reads(segment):
                 found, damages = segment.read(offset, limit - len(records))
-            except OSError as error:
-                message = f"cannot read {segment.path}: {error.strerror or error}"
-                raise LogError(message) from error
             records += found
-            for damage in damages:
-                self._note(f"{segment.path} bytes {damage.start} to {damage.end}", f"unreadable ({damage.problem})")
-            self._keep_open(segment)
+            self._report(segment, damages)
         return records
 
-    def _keep_open(self, segment: Segment) -> None:
+    def read_back(self, before_offset: int, limit: int) -> list[LogRecord]:
+        """The last ``limit`` records below an offset, newest first. Raises :class:`LogError`."""
+        self._show_buffer()
+        records: list[LogRecord] = []
+        for segment in reversed(self._segments):
+            if len(records) >= limit:
+                break
+            if segment.base_offset >= before_offset or segment.end_offset == segment.base_offset:
+                continue
+            with self._reads(segment):
+                found, damages = segment.read_back(before_offset, limit - len(records))
+            records += found
+            self._report(segment, damages)
+        return records
+
+    def offset_at(self, timestamp_ms: int) -> int:
+        """Offset of the first record that is not earlier than a time; ``next_offset`` when all are.
+
+        First by offset: where clocks stepped back, later records may be earlier. Raises :class:`LogError`.
+        """
+        self._show_buffer()
+        for segment in self._segments:
+            with self._reads(segment):
+                latest_ms = segment.latest_bound_ms
+                offset = None if latest_ms is None or latest_ms < timestamp_ms else segment.offset_at(timestamp_ms)
+            if offset is not None:
+                return offset
+        return self._next_offset
+
+    def _show_buffer(self) -> None:
+        """Write buffered records so that they can be read; where that fails the others still can."""
+        if self._buffer:
+            try:
+                self.flush()
+            except LogError as error:
+                self._note(self._folder, str(error))
+
+    def _report(self, segment: Segment, damages: list[Damage]) -> None:
+        for damage in damages:
+            self._note(f"{segment.path} bytes {damage.start} to {damage.end}", f"unreadable ({damage.problem})")
+
+    def _reads(self, segment: Segment) -> _Reading:
+        """Around each use of a segment for reading: bounds what stays open and loaded, turns errors into LogError."""
+        return _Reading(self, segment)
+
+    def keep_open(self, segment: Segment) -> None:
         """At most one sealed segment stays open for reading, besides those being written or synced."""
         previous, self._reading = self._reading, segment
         if previous is not None and previous is not segment and self._is_idle(previous):
             previous.close()
+        self._remember_loaded(segment)
+
+    def _remember_loaded(self, segment: Segment) -> None:
+        """Only so many sealed segments keep their indexes in memory."""
+        if not segment.is_loaded or segment.limit_offset is None:
+            return
+        self._loaded.pop(segment, None)
+        self._loaded[segment] = None
+        while len(self._loaded) > _MAX_LOADED_INDEXES:
+            oldest = next(iter(self._loaded))
+            del self._loaded[oldest]
+            oldest.forget_indexes()
 
     def _is_idle(self, segment: Segment) -> bool:
         return (
@@ -291,21 +463,104 @@ class SegmentedLog:
 
     def drop_before(self, offset: int) -> None:
         """Remove whole segments below an offset, oldest first; never the last one, never one being synced."""
-        while len(self._segments) > 1 and self._segments[1].base_offset <= offset and self._is_idle(self._segments[0]):
-            segment = self._segments[0]
-            segment.close()
+        count = 0
+        while count + 1 < len(self._segments) and self._segments[count + 1].base_offset <= offset:
+            count += 1
+        self._drop(count)
+
+    def retain(self, policy: RetentionPolicy, *, now_ms: int, needed_from: int | None) -> None:
+        """Delete what the policy does not keep; ``needed_from``: the least offset that an active group still needs.
+
+        Raises :class:`LogError`. The active segment is sealed when all of it is too old; the next call deletes it.
+        """
+        self._show_buffer()
+        try:
+            count = expired_count(
+                self._segments, policy, now_ms=now_ms, needed_from=needed_from, next_offset=self._next_offset
+            )
+        except OSError as error:
+            message = f"cannot read {self._folder}: {error.strerror or error}"
+            raise LogError(message) from error
+        if count == len(self._segments) and count:
+            self.roll()
+            count = len(self._segments) - 1
+        self._drop(count)
+
+    def _drop(self, count: int) -> None:
+        for segment in self._segments[:count]:
+            if not self._is_idle(segment):
+                return
             try:
-                self._disk.remove(segment.path)
+                segment.remove()
             except OSError as error:
                 self._note(segment.path, f"cannot be removed: {error.strerror or error}")
                 return
             self._segments.pop(0)
+            self._loaded.pop(segment, None)
+
+    def replace_segments(self, old: Sequence[Segment], new: Sequence[Segment]) -> None:
+        """Compacted segments take the place of sealed ones; the files have been swapped already."""
+        for segment in old:
+            segment.close()
+            self._loaded.pop(segment, None)
+        if self._reading in old:
+            self._reading = None
+        at = self._segments.index(old[0])
+        self._segments[at : at + len(old)] = new
+
+    def is_replaceable(self, segment: Segment) -> bool:
+        """Sealed, on disk as a whole, and still part of the log."""
+        return segment in self._segments and self._is_idle(segment) and segment.end_offset <= self._durable.offset
 
     def close(self) -> None:
-        """Close the files, without syncing them. Twice is fine."""
+        """Write the buffer and close the files, without syncing them. Twice is fine."""
+        if self._closed:
+            return
+        self._show_buffer()
+        if not self._volatile and not self._failure and not self._unsynced and self._segments:
+            last = self._segments[-1]
+            if not last.has_index_files:
+                try:
+                    last.write_index_files(below=last.size)
+                except OSError as error:
+                    self._note(last.path, f"its index files cannot be written: {error.strerror or error}")
         self._closed = True
         for segment in self._segments:
             segment.close()
+        self._mark_file.close()
+
+
+class _Reading:
+    """Context of one use of a segment for reading."""
+
+    __slots__ = ("_log", "_segment")
+
+    def __init__(self, log: SegmentedLog, segment: Segment) -> None:
+        self._log = log
+        self._segment = segment
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._log.keep_open(self._segment)
+        if isinstance(error, OSError):
+            message = f"cannot read {self._segment.path}: {error.strerror or error}"
+            raise LogError(message) from error
+
+
+def _base_offset(segment: Segment) -> int:
+    return segment.base_offset
+
+
+def _is_surely_large(records: Sequence[NewRecord]) -> bool:
+    """Whether an append need not be encoded as one batch to see that it is too large for one."""
+    count = len(records)
+    if count > MAX_BATCH_RECORDS:
+        return True
+    sample = records[:: max(1, count // 16)]
+    sampled_bytes = sum([len(value) for _, _, value, _ in sample if value])
+    return sampled_bytes * count > 2 * _MAX_WHOLE_BYTES * len(sample)
 
 
 def _split(records: Sequence[NewRecord]) -> list[Sequence[NewRecord]]:

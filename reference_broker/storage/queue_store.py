@@ -14,7 +14,7 @@ from reference_broker.core.queues.store import RecoveryNote, StoredGroup, Stored
 from reference_broker.storage.batch import BatchEncoder
 from reference_broker.storage.disk import Disk
 from reference_broker.storage.file_names import encode_name
-from reference_broker.storage.log import SegmentedLog
+from reference_broker.storage.log import LogOptions, SegmentedLog
 from reference_broker.storage.memory_disk import MemoryDisk
 from reference_broker.storage.pending_log import PendingLogFile, read_header
 
@@ -40,10 +40,16 @@ class LogQueueStore:
     ``disk`` None keeps everything in memory; queues of durability ``memory`` are kept there in any case.
     """
 
-    def __init__(self, disk: Disk | None, *, segment_bytes: int = 64 * 1024 * 1024) -> None:
-        """Takes the disk's lock. Raises :class:`reference_broker.storage.disk.DirectoryInUseError`."""
+    def __init__(self, disk: Disk | None, *, options: LogOptions | None = None) -> None:
+        """``options``: how partition logs are written. Takes the disk's lock.
+
+        Raises :class:`reference_broker.storage.disk.DirectoryInUseError`.
+        """
         self._disk = disk
-        self._segment_bytes = segment_bytes
+        self._options = options or LogOptions()
+        self._memory_options = msgspec.structs.replace(
+            self._options, segment_bytes=min(self._options.segment_bytes, _MEMORY_SEGMENT_BYTES), reserve_bytes=0
+        )
         self._memory = MemoryDisk()
         self._notes: list[RecoveryNote] = []
         self._encoders = {compression: BatchEncoder(compression) for compression in Compression}
@@ -96,13 +102,12 @@ class LogQueueStore:
         except OSError as error:
             message = f"cannot create {folder}: {error.strerror or error}"
             raise LogError(message) from error
-        segment_bytes = min(self._segment_bytes, _MEMORY_SEGMENT_BYTES) if in_memory else self._segment_bytes
         return LogQueueFiles(
             self,
             disk,
             folder,
             name=config.name,
-            segment_bytes=segment_bytes,
+            options=self._memory_options if in_memory else self._options,
             encoder=self._encoders[config.compression],
             volatile=in_memory,
         )
@@ -161,7 +166,7 @@ class LogQueueFiles:
         folder: str,
         *,
         name: str,
-        segment_bytes: int,
+        options: LogOptions,
         encoder: BatchEncoder,
         volatile: bool,
     ) -> None:
@@ -169,7 +174,7 @@ class LogQueueFiles:
         self._disk = disk
         self._folder = folder
         self._name = name
-        self._segment_bytes = segment_bytes
+        self._options = options
         self._encoder = encoder
         self._volatile = volatile
 
@@ -185,7 +190,7 @@ class LogQueueFiles:
         return SegmentedLog(
             self._disk,
             f"{self._folder}/partitions/{partition}",
-            segment_bytes=self._segment_bytes,
+            options=self._options,
             encoder=self._encoder,
             volatile=self._volatile,
             note=self._note,

@@ -1,135 +1,46 @@
-"""One segment file: batches end to end, named by the offset of its first record."""
+"""One segment file: batches end to end, named by the offset of its first record, with its two indexes."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 
 from reference_broker.core.queues.store import LogRecord
-from reference_broker.storage.batch import (
-    HEADER_BYTES,
-    MAGIC_BYTES,
-    MAX_BATCH_RECORDS,
-    BatchError,
-    BatchHeader,
-    BatchProblem,
-    decode_header,
-    decode_verified,
-    verify_checksum,
-)
+from reference_broker.storage.batch import HEADER_BYTES, MAGIC_BYTES, BatchError, decode_header, decode_verified
 from reference_broker.storage.disk import Disk, DiskFile
 from reference_broker.storage.file_names import segment_name
 from reference_broker.storage.offset_index import OffsetIndex
+from reference_broker.storage.segment_indexes import SegmentIndexFiles
+from reference_broker.storage.segment_scan import BatchPlace, Damage, Window, scan_batches
+from reference_broker.storage.time_index import TimeIndex
 
-_WINDOW_BYTES = 256 * 1024
+_FIRST_READ_BYTES = 64 * 1024
+_NOWHERE = (-1, 0)
 
 
-class Damage(msgspec.Struct, frozen=True, kw_only=True):
-    """A range of a segment that holds no sound batch although sound ones follow; it is kept and skipped."""
+class AppendedBatch(NamedTuple):
+    """What the indexes need to know of a batch that was written."""
 
-    start: int
-    end: int
-    problem: str
+    base_offset: int
+    record_count: int
+    size: int
+    base_timestamp_ms: int
+    max_timestamp_ms: int
 
 
 class SegmentScan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a scan from the start found."""
+    """What a scan found."""
 
     sound_bytes: int
     """End of the last sound batch."""
     end_offset: int
     """Offset after the last sound record."""
-    damages: tuple[Damage, ...]
-    tail_problem: str
+    damages: tuple[Damage, ...] = ()
+    """Damage with sound batches behind it."""
+    tail_problem: str = ""
     """Why the bytes after ``sound_bytes`` are no batch; empty when there are none."""
-
-
-class _Window:
-    """Reads a file through a sliding buffer, so that a scan costs few reads."""
-
-    def __init__(self, file: DiskFile) -> None:
-        self._file = file
-        self._start = 0
-        self._data = b""
-
-    def bytes_at(self, position: int, length: int) -> bytes:
-        """Up to ``length`` bytes; fewer at the end of the file."""
-        begin = position - self._start
-        if begin < 0 or begin + length > len(self._data):
-            self._data = self._file.read_at(position, max(length, _WINDOW_BYTES))
-            self._start, begin = position, 0
-        return self._data[begin : begin + length]
-
-    def sound_batch(self, position: int) -> BatchHeader:
-        """Header of the batch at a position, its checksum verified. Raises :class:`BatchError`."""
-        header = decode_header(self.bytes_at(position, HEADER_BYTES))
-        if position + header.total_bytes > self._file.size:
-            raise BatchError(BatchProblem.TRUNCATED, f"{header.total_bytes} bytes claimed")
-        verify_checksum(header, self.bytes_at(position, header.total_bytes))
-        return header
-
-    def next_batch(self, position: int, least_offset: int) -> tuple[int, BatchHeader] | None:
-        """The first sound batch after a bad one at ``position``; None when there is none.
-
-        While headers look sound their lengths say where to go on: a byte search would meet batches that a publisher
-        has put into a payload. Only a broken header leaves no other way.
-        """
-        size = self._file.size
-        bad = position
-        while (header := self._header_or_none(bad)) is not None:
-            at = bad + header.total_bytes
-            if at >= size:
-                return self._search(bad, position, least_offset, to_the_end=True)
-            if (found := self._plausible(at, position, least_offset)) is not None:
-                return at, found
-            if self._header_or_none(at) is None:
-                break
-            bad = at
-        return self._search(bad, position, least_offset, to_the_end=False)
-
-    def _header_or_none(self, position: int) -> BatchHeader | None:
-        try:
-            return decode_header(self.bytes_at(position, HEADER_BYTES))
-        except BatchError:
-            return None
-
-    def _search(
-        self, bad: int, position: int, least_offset: int, *, to_the_end: bool
-    ) -> tuple[int, BatchHeader] | None:
-        """Look for a sound batch byte by byte behind a bad one.
-
-        ``to_the_end``: the bad one claims all that is left, as a torn write does. Then what is found in it only counts
-        when it is a chain of sound batches up to the end, so that it is the length that must be wrong.
-        """
-        at = bad + 1
-        while at < self._file.size:
-            chunk = self.bytes_at(at, _WINDOW_BYTES)
-            hit = chunk.find(MAGIC_BYTES)
-            if hit < 0:
-                at += max(1, len(chunk) - len(MAGIC_BYTES) + 1)
-                continue
-            at += hit
-            found = self._plausible(at, position, least_offset)
-            if found is not None and (not to_the_end or self._chains_to_end(at)):
-                return at, found
-            at += 1
-        return None
-
-    def _chains_to_end(self, position: int) -> bool:
-        """Whether sound batches reach from a position to exactly the end of the file."""
-        try:
-            while position < self._file.size:
-                position += self.sound_batch(position).total_bytes
-        except BatchError:
-            return False
-        return True
-
-    def _plausible(self, at: int, bad_position: int, least_offset: int) -> BatchHeader | None:
-        try:
-            header = self.sound_batch(at)
-        except BatchError:
-            return None
-        most_skipped = MAX_BATCH_RECORDS * ((at - bad_position) // HEADER_BYTES + 1)
-        return header if least_offset <= header.base_offset <= least_offset + most_skipped else None
 
 
 class Segment:
@@ -140,9 +51,19 @@ class Segment:
         self.base_offset = base_offset
         self.end_offset = base_offset
         self.size = 0
-        self.index = OffsetIndex()
+        self.limit_offset: int | None = None
+        """Offsets stay below it: the base of the next segment, once there is one."""
+        self.has_index_files = False
+        """The index files hold all that is in memory, so that memory may forget it."""
         self._disk = disk
         self._file: DiskFile | None = None
+        self._index_files = SegmentIndexFiles(disk, folder, base_offset)
+        self._indexes: tuple[OffsetIndex, TimeIndex] | None = (OffsetIndex(), TimeIndex())
+        self._is_proven = True
+        """The indexes were built from the segment, not read from files that may be wrong."""
+        self._latest_bound_ms: int | None = None
+        self._read_on = _NOWHERE
+        """Where the last read ended: (next offset, position)."""
 
     def file(self, *, create: bool = False) -> DiskFile:
         if self._file is None:
@@ -154,72 +75,282 @@ class Segment:
             self._file.close()
             self._file = None
 
+    # -- opening -------------------------------------------------------------------------------------------------
+
     def scan(self) -> SegmentScan:
-        """Verify every batch from the start, build the index. Linear in the file's size. Raises :class:`OSError`."""
-        file = self.file()
-        self.size = file.size
-        window = _Window(file)
+        """Verify every batch from the start, build both indexes. Linear in the file's size. Raises :class:`OSError`."""
+        self.size = self.file().size
+        self.has_index_files = False
+        indexes = (OffsetIndex(), TimeIndex())
+        scan = self._scan(indexes, self.base_offset, 0)
+        self._keep(indexes, scan.end_offset, is_proven=True)
+        return scan
+
+    def _keep(self, indexes: tuple[OffsetIndex, TimeIndex], end_offset: int, *, is_proven: bool) -> None:
+        self._indexes = indexes
+        self._is_proven = is_proven
+        self.end_offset = max(self.end_offset, end_offset)
+        self._latest_bound_ms = indexes[1].latest_bound_ms
+
+    def _scan(self, indexes: tuple[OffsetIndex, TimeIndex], end_offset: int, start: int) -> SegmentScan:
+        """Verify the batches from a position on and add them to indexes."""
         damages: list[Damage] = []
-        position, tail_problem = 0, ""
-        while position < self.size:
-            try:
-                header = window.sound_batch(position)
-                if header.base_offset < self.end_offset:
-                    raise BatchError(BatchProblem.BAD_HEADER, f"offset {header.base_offset} goes back")
-            except BatchError as error:
-                found = window.next_batch(position, self.end_offset)
-                if found is None:
-                    tail_problem = str(error)
-                    break
-                damages.append(Damage(start=position, end=found[0], problem=str(error)))
-                position, header = found
-            self.index.add(header.base_offset, position)
-            self.end_offset = header.base_offset + header.record_count
-            position += header.total_bytes
+        sound_bytes, tail_problem = start, ""
+        add_offset, add_time, base = indexes[0].add, indexes[1].add, self.base_offset
+        window = Window(self.file(), size=self.size)
+        for found in scan_batches(window, end_offset, start=start, end_offset=self.limit_offset):
+            if isinstance(found, Damage):
+                if found.is_tail:
+                    tail_problem = found.problem
+                else:
+                    damages.append(found)
+                continue
+            position, base_offset, count, size, base_ms, max_ms = found
+            add_offset(base_offset - base, position)
+            add_time(base_offset - base, base_ms, max_ms)
+            end_offset = base_offset + count
+            sound_bytes = position + size
         return SegmentScan(
-            sound_bytes=position, end_offset=self.end_offset, damages=tuple(damages), tail_problem=tail_problem
+            sound_bytes=sound_bytes, end_offset=end_offset, damages=tuple(damages), tail_problem=tail_problem
         )
 
-    def append(self, data: bytes, batches: list[tuple[int, int, int]]) -> None:
-        """Write batches given as one piece; ``batches`` are (base offset, record count, size). Raises OSError.
+    def open_by_index(self) -> bool:
+        """Take the index files' word for what they cover and verify what lies from their last entry on.
+
+        False when they are missing or do not fit the segment, or when what lies behind is not sound: then :meth:`scan`.
+        Reads little, whatever the size of the segment. Raises :class:`OSError`.
+        """
+        self.size = self.file().size
+        last = self._index_files.last_entry()
+        if last is None or last[1] + HEADER_BYTES > self.size:
+            return False
+        relative_offset, position = last
+        if not self._batch_starts(Window(self.file(), read_bytes=HEADER_BYTES), position, relative_offset):
+            return False
+        scan = self._scan((OffsetIndex(), TimeIndex()), self.base_offset + relative_offset, position)
+        if scan.damages or scan.tail_problem:
+            return False
+        self.end_offset = scan.end_offset
+        self._indexes = None
+        self.has_index_files = True
+        return True
+
+    def _batch_starts(self, window: Window, position: int, relative_offset: int) -> bool:
+        """Whether a batch header with that offset is where an index says."""
+        header = window.bytes_at(position, 16)
+        offset = int.from_bytes(header[8:16], "little")
+        return header[:4] == MAGIC_BYTES and offset == self.base_offset + relative_offset
+
+    # -- indexes -------------------------------------------------------------------------------------------------
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._indexes is not None
+
+    def indexes(self) -> tuple[OffsetIndex, TimeIndex]:
+        """Both indexes; read, checked and completed when they are not in memory, rebuilt when they do not fit."""
+        if self._indexes is None:
+            self._load()
+        assert self._indexes is not None
+        return self._indexes
+
+    def _load(self) -> None:
+        found = self._index_files.read()
+        if found is None or not self._time_is_right(found):
+            self.scan()
+            return
+        relative_offset, position = found[0].entry(len(found[0]) - 1)
+        scan = self._scan(found, self.base_offset + relative_offset, position)
+        self._keep(found, scan.end_offset, is_proven=False)
+
+    def _time_is_right(self, indexes: tuple[OffsetIndex, TimeIndex]) -> bool:
+        """Whether the batch that the last time entry names has that time."""
+        timestamp_ms, relative_offset = indexes[1].last_entry
+        number = indexes[0].floor(relative_offset)
+        start_offset, position = indexes[0].entry(number)
+        window = Window(self.file(), size=self.size, read_bytes=_FIRST_READ_BYTES)
+        for found in scan_batches(window, self.base_offset + start_offset, start=position):
+            if isinstance(found, BatchPlace) and found.base_offset >= self.base_offset + relative_offset:
+                is_named = found.base_offset == self.base_offset + relative_offset
+                return is_named and found.max_timestamp_ms == timestamp_ms
+        return False
+
+    @property
+    def latest_bound_ms(self) -> int | None:
+        """No record is later, in Unix ms; None when there is no record. Raises :class:`OSError`."""
+        if self._latest_bound_ms is None and self._indexes is None:
+            self._load()
+        return self._latest_bound_ms
+
+    @property
+    def first_timestamp_ms(self) -> int | None:
+        """The least base timestamp of a batch, in Unix ms. Raises :class:`OSError`."""
+        return self.indexes()[1].min_timestamp_ms
+
+    def write_index_files(self, *, below: int) -> None:
+        """Write what is indexed before a file position, which must be durable. Raises :class:`OSError`."""
+        offsets, times = self.indexes()
+        if len(offsets):
+            self._index_files.write(offsets, times, below=below)
+            self.has_index_files = below >= self.size
+
+    def forget_indexes(self) -> None:
+        """Free their memory when the files hold everything; they are read again when needed."""
+        if self.has_index_files:
+            self._indexes = None
+
+    def remove_index_files(self) -> None:
+        """Raises :class:`OSError`."""
+        self.has_index_files = False
+        self._index_files.remove()
+
+    def remove(self) -> None:
+        """Delete the segment, then its indexes. Raises :class:`OSError`."""
+        self.close()
+        self._disk.remove(self.path)
+        self.remove_index_files()
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def append(self, data: bytes, batches: list[AppendedBatch]) -> None:
+        """Write batches given as one piece. Raises :class:`OSError`.
 
         After an error the file may end in a part of them: the log cuts it off with :meth:`truncate`.
         """
+        offsets, times = self._indexes if self._indexes is not None else self.indexes()
         position = self.file().append(data)
-        for base_offset, count, size in batches:
-            self.index.add(base_offset, position)
+        base = self.base_offset
+        for base_offset, count, size, base_ms, max_ms in batches:
+            offsets.add(base_offset - base, position)
+            times.add(base_offset - base, base_ms, max_ms)
             position += size
             self.end_offset = base_offset + count
         self.size = position
+        self.has_index_files = False
+        self._latest_bound_ms = times.max_timestamp_ms
 
     def truncate(self, size: int, end_offset: int) -> None:
         """Cut at a batch boundary. Raises :class:`OSError`."""
+        offsets, times = self.indexes()
         self.file().truncate(size)
-        self.index.truncate(size)
+        offsets.truncate(size)
+        times.truncate(end_offset - self.base_offset)
         self.size = size
         self.end_offset = end_offset
+        self.has_index_files = False
+        self._read_on = _NOWHERE
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def _window_at(self, number: int, end: int | None) -> tuple[Window, int, int] | None:
+        """A window on the file, and least offset and position of an index entry. None when the index was wrong.
+
+        Then it has been rebuilt: the batch may also be damaged, and either way a scan tells what can be read.
+        """
+        relative_offset, position = self.indexes()[0].entry(number)
+        read_bytes = _FIRST_READ_BYTES if end is None else end - position
+        window = Window(self.file(), size=self.size, read_bytes=read_bytes)
+        if number >= 0 and not self._is_proven and not self._batch_starts(window, position, relative_offset):
+            self.scan()
+            return None
+        return window, self.base_offset + relative_offset, position
+
+    def _walk(self, offset: int) -> tuple[Window, Iterator[BatchPlace | Damage]]:
+        """A window and the walk through it, started at the batch that holds an offset or an indexed one before it."""
+        if offset == self._read_on[0]:
+            least, position = self._read_on
+            window = Window(self.file(), size=self.size, read_bytes=_FIRST_READ_BYTES)
+        else:
+            offsets = self.indexes()[0]
+            number = offsets.floor(offset - self.base_offset)
+            found = self._window_at(number, offsets.following_position(number))
+            if found is None:
+                return self._walk(offset)
+            window, least, position = found
+        return window, scan_batches(window, least, start=position, end_offset=self.limit_offset)
 
     def read(self, offset: int, limit: int) -> tuple[list[LogRecord], list[Damage]]:
         """Records from ``offset`` on, whole batches until ``limit`` is reached, and damage met. Raises OSError."""
-        window = _Window(self.file())
+        window, walk = self._walk(offset)
         records: list[LogRecord] = []
         damages: list[Damage] = []
-        position = self.index.floor(offset)
-        least_offset = self.base_offset
-        while position < self.size and len(records) < limit:
+        for found in walk:
+            if isinstance(found, Damage):
+                damages.append(found)
+                continue
+            position, base_offset, count, size, _, _ = found
+            if base_offset + count <= offset:
+                continue
             try:
-                header = window.sound_batch(position)
-                if header.base_offset < least_offset:
-                    raise BatchError(BatchProblem.BAD_HEADER, f"offset {header.base_offset} goes back")
-                least_offset = header.base_offset + header.record_count
-                if least_offset > offset:
-                    batch = decode_verified(header, window.bytes_at(position, header.total_bytes))
-                    records += [record for record in batch if record.offset >= offset]
+                records += _decode(window, found, offset)
             except BatchError as error:
-                found = window.next_batch(position, least_offset)
-                end = self.size if found is None else found[0]
-                damages.append(Damage(start=position, end=end, problem=str(error)))
-                position = end
-            else:
-                position += header.total_bytes
+                damages.append(Damage(start=position, end=position + size, problem=str(error)))
+            if len(records) >= limit:
+                self._read_on = (base_offset + count, position + size)
+                break
         return records, damages
+
+    def read_back(self, before_offset: int, limit: int) -> tuple[list[LogRecord], list[Damage]]:
+        """The last ``limit`` records below an offset, newest first, and damage met. Raises :class:`OSError`."""
+        offsets = self.indexes()[0]
+        records: list[LogRecord] = []
+        damages: list[Damage] = []
+        number = offsets.floor(max(0, before_offset - 1 - self.base_offset))
+        while len(records) < limit and number >= -1:
+            end = offsets.following_position(number)
+            found = self._window_at(number, end)
+            if found is None:
+                return self.read_back(before_offset, limit)
+            window, least, position = found
+            window.size = self.size if end is None else end
+            piece, damaged = _decode_before(window, scan_batches(window, least, start=position), before_offset)
+            records += reversed(piece)
+            damages += damaged
+            number -= 1 if number else 2
+        return records[:limit], damages
+
+    def offset_at(self, timestamp_ms: int) -> int | None:
+        """Offset of the first record that is not earlier than a time; None when all are. Raises :class:`OSError`."""
+        entry = self.indexes()[1].entry_before(timestamp_ms)
+        window, walk = self._walk(self.base_offset if entry is None else self.base_offset + entry[1])
+        for found in walk:
+            if isinstance(found, Damage) or found.max_timestamp_ms < timestamp_ms:
+                continue
+            try:
+                records = _decode(window, found, 0)
+            except BatchError:
+                continue
+            for record in records:
+                if record.timestamp_ms >= timestamp_ms:
+                    return record.offset
+        return None
+
+
+def _decode(window: Window, place: BatchPlace, from_offset: int) -> list[LogRecord]:
+    """Records of a batch whose checksum was verified, from an offset on. Raises :class:`BatchError`."""
+    batch = window.bytes_at(place.position, place.size)
+    records = decode_verified(decode_header(batch), batch)
+    if from_offset <= place.base_offset:
+        return records
+    return [record for record in records if record.offset >= from_offset]
+
+
+def _decode_before(
+    window: Window, walk: Iterator[BatchPlace | Damage], before_offset: int
+) -> tuple[list[LogRecord], list[Damage]]:
+    """All records below an offset, and damage met."""
+    records: list[LogRecord] = []
+    damages: list[Damage] = []
+    for found in walk:
+        if isinstance(found, Damage):
+            damages.append(found)
+        elif found.base_offset >= before_offset:
+            break
+        else:
+            try:
+                records += _decode(window, found, 0)
+            except BatchError as error:
+                damages.append(Damage(start=found.position, end=found.position + found.size, problem=str(error)))
+    if records and records[-1].offset >= before_offset:
+        records = [record for record in records if record.offset < before_offset]
+    return records, damages

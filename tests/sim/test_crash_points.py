@@ -8,6 +8,7 @@ import pytest
 
 from reference_broker.config import QueueConfig
 from reference_broker.core.queues.store import NewRecord, PartitionLog
+from reference_broker.storage.log import LogOptions
 from reference_broker.storage.queue_store import LogQueueStore
 from sim.disk import Persistence, SimDisk
 
@@ -17,7 +18,7 @@ STEPS = 36
 
 def open_log(disk: SimDisk) -> PartitionLog:
     """As a broker does that starts: the queue is created durably, or recovered."""
-    store = LogQueueStore(disk, segment_bytes=SEGMENT_BYTES)
+    store = LogQueueStore(disk, options=LogOptions(segment_bytes=SEGMENT_BYTES))
     return store.open_queue(QueueConfig(name="tasks")).open_partition(0)
 
 

@@ -106,6 +106,9 @@ class LossyDisk:
         self.durable_files |= {name: inode for name, inode in self.files.items() if _folder(name) == path}
         self.durable_folders |= {name for name in self.folders if _folder(name) == path}
 
+    def free_bytes(self) -> int:
+        return 2**62 if self.space_left is None else self.space_left
+
     def lock(self) -> None:
         pass
 

@@ -12,6 +12,7 @@ from reference_broker.config import Durability, QueuesConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Consumer, Delivery, QueueEngine, QueueError, SyncJob, Verb
 from reference_broker.storage import pending_log
+from reference_broker.storage.log import LogOptions
 from reference_broker.storage.queue_store import LogQueueStore
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Life:
 
     def start(self) -> None:
         self.engine = QueueEngine(
-            self.config, LogQueueStore(self.disk, segment_bytes=400), random.Random(self.sent), self.now
+            self.config, LogQueueStore(self.disk, options=LogOptions(segment_bytes=400)), random.Random(self.sent), self.now
         )
         self.running: list[SyncJob] = []
         self.held: dict[str, list[Delivery]] = {}

@@ -15,7 +15,7 @@ from reference_broker.core.queues.store import LogRecord, NewRecord
 from reference_broker.storage.batch import BatchEncoder
 from reference_broker.storage.disk import Disk, RealDisk
 from reference_broker.storage.file_names import segment_name
-from reference_broker.storage.log import SegmentedLog
+from reference_broker.storage.log import LogOptions, SegmentedLog
 from reference_broker.storage.memory_disk import MemoryDisk
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def open_log(
     return SegmentedLog(
         disk,
         FOLDER,
-        segment_bytes=segment_bytes,
+        options=LogOptions(segment_bytes=segment_bytes),
         encoder=BatchEncoder(Compression.NONE),
         volatile=volatile,
         note=lambda place, problem: kept.append(f"{place}: {problem}"),

@@ -13,6 +13,7 @@ from reference_broker.core.message import Message
 from reference_broker.core.queues import Consumer, Delivery, QueueEngine, QueueError, Verb
 from reference_broker.storage.disk import Disk
 from reference_broker.storage.memory_disk import MemoryDisk
+from reference_broker.storage.log import LogOptions
 from reference_broker.storage.queue_store import LogQueueStore
 from reference_broker.trace.schema import TraceKind
 
@@ -105,7 +106,7 @@ class QueueBench:
         self.engine = self._open()
 
     def _open(self) -> QueueEngine:
-        store = LogQueueStore(self.disk, segment_bytes=self.config.segment_bytes)
+        store = LogQueueStore(self.disk, options=LogOptions(segment_bytes=self.config.segment_bytes))
         return QueueEngine(self.config, store, random.Random(self.seed), self.now, self._record)
 
     def _record(self, kind: TraceKind, fields: dict[str, str | int]) -> None:

@@ -1,0 +1,83 @@
+"""``durable.mark``: how far a log is known to be on disk, so that recovery can tell a torn tail from lost data.
+
+Two slots are written in turn, so that a torn write leaves the other. A slot is 40 little-endian bytes: magic, CRC32-C
+of what follows, version, sequence number, offset after the last durable record, base offset of its segment, position in
+it. The mark is written after a sync finished and is never synced itself: an older mark on disk only promises less.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from reference_broker.storage.disk import Disk, DiskFile
+
+MARK_NAME = "durable.mark"
+_MAGIC = 0x4B52414D
+_VERSION = 1
+_SLOT_BYTES = 512
+"""Slots lie in different sectors."""
+_SLOT = struct.Struct("<IIIIQQQ")
+_CHECKED = struct.Struct("<IIQQQ")
+_CHECKED_FROM = 8
+
+
+class DurableMark(NamedTuple):
+    """A place in a log: everything before it survives power loss."""
+
+    offset: int
+    segment_base: int
+    position: int
+
+
+def decode_mark(data: bytes) -> DurableMark | None:
+    """The newer sound slot of a ``durable.mark``; None when there is none."""
+    best: tuple[int, DurableMark] | None = None
+    for start in (0, _SLOT_BYTES):
+        if len(data) < start + _SLOT.size:
+            continue
+        magic, checksum, version, sequence, offset, segment_base, position = _SLOT.unpack_from(data, start)
+        checked = data[start + _CHECKED_FROM : start + _SLOT.size]
+        if magic != _MAGIC or version != _VERSION or crc32c(checked) != checksum:
+            continue
+        mark = DurableMark(offset, segment_base, position)
+        if best is None or (offset, sequence) > (best[1].offset, best[0]):
+            best = (sequence, mark)
+    return None if best is None else best[1]
+
+
+def encode_slot(sequence: int, mark: DurableMark) -> bytes:
+    """The bytes of one slot."""
+    checked = _CHECKED.pack(_VERSION, sequence & 0xFFFFFFFF, mark.offset, mark.segment_base, mark.position)
+    return struct.pack("<II", _MAGIC, crc32c(checked)) + checked
+
+
+class DurableMarkFile:
+    """Keeps the mark of one log."""
+
+    def __init__(self, disk: Disk, folder: str) -> None:
+        self._disk = disk
+        self._path = f"{folder}/{MARK_NAME}"
+        self._file: DiskFile | None = None
+        self._sequence = 0
+
+    def read(self) -> DurableMark | None:
+        """The mark on disk; None when there is none. Raises :class:`OSError`."""
+        if not self._disk.exists(self._path):
+            return None
+        self._file = self._disk.open(self._path)
+        return decode_mark(self._file.read_at(0, 2 * _SLOT_BYTES))
+
+    def write(self, mark: DurableMark) -> None:
+        """Raises :class:`OSError`; the log is none the worse for it."""
+        if self._file is None:
+            self._file = self._disk.open(self._path, create=True)
+        self._sequence += 1
+        self._file.write_at(_SLOT_BYTES * (self._sequence % 2), encode_slot(self._sequence, mark))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None

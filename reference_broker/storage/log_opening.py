@@ -1,0 +1,145 @@
+"""Opening a log: finish what a crash interrupted, verify what nobody vouches for, cut what was never written whole.
+
+Every step may itself be interrupted: opening again comes to the same log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from reference_broker.core.queues.errors import LogError
+from reference_broker.storage.cleaner_file import read_cleaner_file
+from reference_broker.storage.disk import Disk
+from reference_broker.storage.durable_mark import DurableMark
+from reference_broker.storage.file_names import (
+    COMPACTING_SUFFIX,
+    OFFSET_INDEX_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    parse_segment_name,
+    parse_swap_name,
+    segment_name,
+)
+from reference_broker.storage.segment import Segment, SegmentScan
+
+Note = Callable[[str, str], None]
+"""Called with (place, problem) for what people should know."""
+
+
+class OpenedLog(NamedTuple):
+    """What was found."""
+
+    segments: list[Segment]
+    unverified: list[Segment]
+    """Those that may not be on disk as a whole: the next sync must cover them."""
+    next_offset: int
+    is_sealed: bool
+    """The last segment must not be appended to: durable bytes at its end are damaged, and stay as they are."""
+
+
+def open_segments(disk: Disk, folder: str, mark: DurableMark | None, note: Note) -> OpenedLog:
+    """Raises :class:`OSError` when the disk fails, :class:`LogError` when files contradict each other."""
+    finish_swaps(disk, folder)
+    names = disk.list(folder)
+    bases = sorted(base for name in names if (base := parse_segment_name(name)) is not None)
+    _remove_leftovers(disk, folder, names, set(bases))
+    clean_until = read_cleaner_file(disk, folder, note).gaps_until if bases else 0
+    segments: list[Segment] = []
+    unverified: list[Segment] = []
+    is_sealed = False
+    for number, base in enumerate(bases):
+        segment = Segment(disk, folder, base)
+        segment.limit_offset = bases[number + 1] if number + 1 < len(bases) else None
+        _report_gap(segments, segment, clean_until, note)
+        if not (_is_vouched_for(segment, mark) and segment.open_by_index()):
+            unverified.append(segment)
+            is_sealed = _verify(segment, mark, note)
+        if segment.limit_offset is not None and segment.end_offset > segment.limit_offset:
+            message = f"{segment.path} overlaps the segment behind it; one of them does not belong here"
+            raise LogError(message)
+        segment.close()
+        segments.append(segment)
+    next_offset = segments[-1].end_offset if segments else 0
+    if mark is not None and mark.offset > next_offset:
+        if not is_sealed:
+            note(folder, f"offsets {next_offset} to {mark.offset - 1} had been synced and are missing")
+        next_offset, is_sealed = mark.offset, True
+    return OpenedLog(segments, unverified, next_offset, is_sealed)
+
+
+def _is_vouched_for(segment: Segment, mark: DurableMark | None) -> bool:
+    """Whether the mark says that the segment was synced at least as far as its index files reach."""
+    return mark is not None and mark.segment_base >= segment.base_offset
+
+
+def _verify(segment: Segment, mark: DurableMark | None, note: Note) -> bool:
+    """Scan a segment, report, cut a torn tail off the last one. True when its tail must stay as it is."""
+    scan = segment.scan()
+    for damage in scan.damages:
+        note(
+            f"{segment.path} bytes {damage.start} to {damage.end}",
+            f"corrupt ({damage.problem}), sound batches follow; kept in place and skipped",
+        )
+    durable = mark.position if mark is not None and mark.segment_base == segment.base_offset else 0
+    if scan.sound_bytes < durable:
+        lost = "damaged" if scan.tail_problem else "missing"
+        problem = scan.tail_problem or "the file is too short"
+        note(
+            f"{segment.path} bytes {scan.sound_bytes} to {max(durable, segment.size)}",
+            f"they had been synced up to byte {durable} and are {lost} ({problem}); what there is stays in place, "
+            "and a new segment goes on behind it",
+        )
+        return True
+    if scan.tail_problem and segment.limit_offset is None:
+        _cut_torn_tail(segment, scan, note)
+    elif scan.tail_problem:
+        note(
+            f"{segment.path} bytes {scan.sound_bytes} to {segment.size}",
+            f"torn tail ({scan.tail_problem}) of a segment that is not the last; kept in place and skipped",
+        )
+    return False
+
+
+def _cut_torn_tail(segment: Segment, scan: SegmentScan, note: Note) -> None:
+    """The last write did not finish: whatever it held was never confirmed as synced."""
+    note(f"{segment.path} bytes {scan.sound_bytes} to {segment.size}", f"torn tail ({scan.tail_problem}); cut off")
+    segment.truncate(scan.sound_bytes, scan.end_offset)
+    segment.file().sync()
+
+
+def _report_gap(before: list[Segment], segment: Segment, clean_until: int, note: Note) -> None:
+    """Offsets between segments are missing, unless compaction took them."""
+    if before and segment.base_offset > max(before[-1].end_offset, clean_until):
+        note(segment.path, f"offsets {before[-1].end_offset} to {segment.base_offset - 1} before it are missing")
+
+
+def finish_swaps(disk: Disk, folder: str) -> None:
+    """A compacted segment that was complete when the broker stopped takes its place. Raises :class:`OSError`."""
+    for name in disk.list(folder):
+        swap = parse_swap_name(name)
+        if swap is not None:
+            finish_swap(disk, folder, name, *swap)
+
+
+def finish_swap(disk: Disk, folder: str, name: str, base_offset: int, end_offset: int) -> None:
+    """Remove the segments and indexes that a complete compacted segment replaces, and rename it."""
+    for other in disk.list(folder):
+        for suffix in (OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+            base = parse_segment_name(other, suffix)
+            if base is not None and base_offset <= base < end_offset:
+                disk.remove(f"{folder}/{other}")
+        base = parse_segment_name(other)
+        if base is not None and base_offset < base < end_offset:
+            disk.remove(f"{folder}/{other}")
+    disk.rename(f"{folder}/{name}", f"{folder}/{segment_name(base_offset)}")
+
+
+def _remove_leftovers(disk: Disk, folder: str, names: list[str], bases: set[int]) -> None:
+    """Half-written compactions, and indexes whose segment is gone."""
+    for name in names:
+        is_orphan = any(
+            (base := parse_segment_name(name, suffix)) is not None and base not in bases
+            for suffix in (OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX)
+        )
+        if is_orphan or name.endswith(COMPACTING_SUFFIX):
+            disk.remove(f"{folder}/{name}")
