@@ -162,30 +162,29 @@ def _change(entries: dict[str, _Inode | None], entry: _Entry) -> None:
 
 
 class Flush:
-    """What a deferred sync covers. Nothing of it is durable before :meth:`commit`."""
+    """What deferred sync calls cover: all that was done before each. Nothing of it is durable before :meth:`commit`."""
 
-    def __init__(self, number: int) -> None:
-        self._number = number
-        self._inodes: list[_Inode] = []
-        self._folders: list[_Folder] = []
+    def __init__(self) -> None:
+        self._inodes: list[tuple[_Inode, int]] = []
+        self._folders: list[tuple[_Folder, int]] = []
 
-    def cover_file(self, inode: _Inode) -> None:
-        self._inodes.append(inode)
+    def cover_file(self, inode: _Inode, up_to: int) -> None:
+        self._inodes.append((inode, up_to))
 
-    def cover_folder(self, folder: _Folder) -> None:
-        self._folders.append(folder)
+    def cover_folder(self, folder: _Folder, up_to: int) -> None:
+        self._folders.append((folder, up_to))
 
     def commit(self) -> None:
         """The device has it."""
-        for inode in self._inodes:
-            inode.sync(self._number)
-        for folder in self._folders:
-            folder.sync(self._number)
+        for inode, up_to in self._inodes:
+            inode.sync(up_to)
+        for folder, up_to in self._folders:
+            folder.sync(up_to)
 
     def fail(self) -> None:
         """The device refused it, and the operating system forgot that it was unwritten."""
-        for inode in self._inodes:
-            inode.drop(self._number)
+        for inode, up_to in self._inodes:
+            inode.drop(up_to)
 
 
 class SimFile:
@@ -236,8 +235,7 @@ class SimFile:
 
     def sync(self) -> None:
         """See :meth:`DiskFile.sync`; deferred inside :meth:`SimDisk.deferred`."""
-        self._disk.flush_of().cover_file(self._check())
-        self._disk.settle_flush()
+        self._disk.sync_inode(self._check())
 
     def close(self) -> None:
         self._open = False
@@ -329,8 +327,8 @@ class SimDisk:
         folder = self._folders.get(path)
         if folder is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        self.flush_of().cover_folder(folder)
-        self.settle_flush()
+        self._flush_of().cover_folder(folder, self._number)
+        self._settle_flush()
 
     def free_bytes(self) -> int:
         """See :meth:`Disk.free_bytes`."""
@@ -365,7 +363,7 @@ class SimDisk:
         if self._deferring:
             message = "deferred syncs do not nest"
             raise RuntimeError(message)
-        flush = self._flush = Flush(self._number)
+        flush = self._flush = Flush()
         self._deferring = True
         try:
             yield flush
@@ -473,13 +471,16 @@ class SimDisk:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.used_bytes += growth
 
-    def flush_of(self) -> Flush:
-        """The flush that a sync call joins."""
-        if self._flush is None:
-            self._flush = Flush(self._number)
+    def sync_inode(self, inode: _Inode) -> None:
+        """Carry out :meth:`SimFile.sync`."""
+        self._flush_of().cover_file(inode, self._number)
+        self._settle_flush()
+
+    def _flush_of(self) -> Flush:
+        self._flush = self._flush or Flush()
         return self._flush
 
-    def settle_flush(self) -> None:
+    def _settle_flush(self) -> None:
         """End of a sync call: outside :meth:`deferred` it is carried out at once, and costs its caller time."""
         if self._deferring:
             return

@@ -13,7 +13,7 @@ import msgspec
 
 from reference_broker.core.queues.errors import LogError
 from reference_broker.core.queues.store import LogRecord, NewRecord
-from reference_broker.storage.batch import MAX_BATCH_RECORDS, BatchEncoder, BatchError, BatchProblem
+from reference_broker.storage.batch import MAX_BATCH_RECORDS, BatchEncoder, BatchError, BatchProblem, Wanted
 from reference_broker.storage.disk import Disk, DiskFile
 from reference_broker.storage.durable_mark import DurableMark, DurableMarkFile
 from reference_broker.storage.log_opening import Note, OpenedLog, open_segments
@@ -77,10 +77,10 @@ class SegmentedLog:
         """Open and recover. ``volatile``: the disk is memory, nothing ever needs a sync. Raises :class:`LogError`."""
         self._disk = disk
         self._folder = folder
-        self._options = options
+        self.options = options
         self._encoder = encoder
         self._volatile = volatile
-        self._note = note
+        self.note = note
         self._failure = ""
         self._closed = False
         self._buffer: list[bytes] = []
@@ -163,7 +163,7 @@ class SegmentedLog:
         except (BatchError, RecordError) as error:
             raise LogError(str(error)) from error
         size = sum(map(len, pieces))
-        if self._options.reserve_bytes:
+        if self.options.reserve_bytes:
             self._check_room(size)
         if not self._segments or self._is_full(size, records[0][0]):
             self.roll()
@@ -173,12 +173,12 @@ class SegmentedLog:
             base_ms, max_ms = _TIMES.unpack_from(piece, _TIMES_AT)
             self._buffered.append(AppendedBatch(offset, count, len(piece), base_ms, max_ms))
             offset += count
-        if self._roll_at_ms == _NEVER and self._options.segment_age_ms:
-            self._roll_at_ms = self._buffered[0].base_timestamp_ms + self._options.segment_age_ms
+        if self._roll_at_ms == _NEVER and self.options.segment_age_ms:
+            self._roll_at_ms = self._buffered[0].base_timestamp_ms + self.options.segment_age_ms
         self._buffer += pieces
         self._buffered_bytes += size
         self._next_offset = offset
-        if self._buffered_bytes > self._options.write_buffer_bytes:
+        if self._buffered_bytes > self.options.write_buffer_bytes:
             self._flush_or_forget(len(pieces), size, base_offset)
         elif not self._volatile:
             self._unsynced[self._segments[-1]] = None
@@ -212,9 +212,9 @@ class SegmentedLog:
         if self._unchecked_bytes < _SPACE_CHECK_BYTES:
             return
         free_bytes = self._disk.free_bytes()
-        if free_bytes - size < self._options.reserve_bytes:
+        if free_bytes - size < self.options.reserve_bytes:
             message = (
-                f"the disk is nearly full: {free_bytes} bytes are free and {self._options.reserve_bytes} are kept for "
+                f"the disk is nearly full: {free_bytes} bytes are free and {self.options.reserve_bytes} are kept for "
                 "settlements; consume messages or make room"
             )
             raise LogError(message)
@@ -226,7 +226,7 @@ class SegmentedLog:
         filled = last.size + self._buffered_bytes
         return (
             self._must_roll
-            or filled >= self._options.segment_bytes
+            or filled >= self.options.segment_bytes
             or timestamp_ms >= self._roll_at_ms
             or filled + size > _MAX_POSITION
             or self._next_offset - last.base_offset > _MAX_RELATIVE_OFFSET
@@ -299,8 +299,8 @@ class SegmentedLog:
             first_ms = segment.first_timestamp_ms
         except OSError:
             first_ms = None
-        if first_ms is not None and self._options.segment_age_ms:
-            self._roll_at_ms = first_ms + self._options.segment_age_ms
+        if first_ms is not None and self.options.segment_age_ms:
+            self._roll_at_ms = first_ms + self.options.segment_age_ms
 
     # -- syncing -------------------------------------------------------------------------------------------------
 
@@ -311,7 +311,7 @@ class SegmentedLog:
         try:
             self.flush()
         except LogError as error:
-            self._note(self._folder, str(error))
+            self.note(self._folder, str(error))
         self._syncing = tuple(self._unsynced)
         last = self._segments[-1]
         self._syncing_to = DurableMark(last.end_offset, last.base_offset, last.size)
@@ -343,7 +343,7 @@ class SegmentedLog:
         try:
             self._mark_file.write(self._durable)
         except OSError as error:
-            self._note(self._folder, f"the durable mark cannot be written: {error.strerror or error}")
+            self.note(self._folder, f"the durable mark cannot be written: {error.strerror or error}")
 
     def _settle_sealed(self, segment: Segment) -> None:
         """A sealed segment that is on disk as a whole gets its index files, and is closed."""
@@ -353,7 +353,7 @@ class SegmentedLog:
             try:
                 segment.write_index_files(below=segment.size)
             except OSError as error:
-                self._note(segment.path, f"its index files cannot be written: {error.strerror or error}")
+                self.note(segment.path, f"its index files cannot be written: {error.strerror or error}")
             self._remember_loaded(segment)
         if segment is not self._reading:
             segment.close()
@@ -371,12 +371,21 @@ class SegmentedLog:
                 elif segment.base_offset == durable.segment_base:
                     segment.truncate(durable.position, durable.offset)
         except OSError as error:
-            self._note(self._folder, f"unsynced records cannot be cut off: {error.strerror or error}")
+            self.note(self._folder, f"unsynced records cannot be cut off: {error.strerror or error}")
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def read(self, offset: int, limit: int) -> list[LogRecord]:
-        """See :meth:`PartitionLog.read`."""
+    def get(self, offset: int) -> LogRecord | None:
+        """The record with exactly that offset; None when there is none or it is damaged. Raises :class:`LogError`."""
+        self._show_buffer()
+        at = bisect_right(self._segments, offset, key=_base_offset) - 1
+        if at < 0:
+            return None
+        with self._reads(self._segments[at]):
+            return self._segments[at].get(offset)
+
+    def read(self, offset: int, limit: int, wanted: Wanted = Wanted.ALL) -> list[LogRecord]:
+        """See :meth:`PartitionLog.read`; fields that are not wanted come as None or ``()``, which is faster."""
         self._show_buffer()
         at = bisect_right(self._segments, offset, key=_base_offset) - 1
         records: list[LogRecord] = []
@@ -386,7 +395,7 @@ class SegmentedLog:
             if segment.end_offset <= offset:
                 continue
             with self._reads(segment):
-                found, damages = segment.read(offset, limit - len(records))
+                found, damages = segment.read(offset, limit - len(records), wanted)
             records += found
             self._report(segment, damages)
         return records
@@ -426,11 +435,11 @@ class SegmentedLog:
             try:
                 self.flush()
             except LogError as error:
-                self._note(self._folder, str(error))
+                self.note(self._folder, str(error))
 
     def _report(self, segment: Segment, damages: list[Damage]) -> None:
         for damage in damages:
-            self._note(f"{segment.path} bytes {damage.start} to {damage.end}", f"unreadable ({damage.problem})")
+            self.note(f"{segment.path} bytes {damage.start} to {damage.end}", f"unreadable ({damage.problem})")
 
     def _reads(self, segment: Segment) -> _Reading:
         """Around each use of a segment for reading: bounds what stays open and loaded, turns errors into LogError."""
@@ -493,7 +502,7 @@ class SegmentedLog:
             try:
                 segment.remove()
             except OSError as error:
-                self._note(segment.path, f"cannot be removed: {error.strerror or error}")
+                self.note(segment.path, f"cannot be removed: {error.strerror or error}")
                 return
             self._segments.pop(0)
             self._loaded.pop(segment, None)
@@ -523,7 +532,7 @@ class SegmentedLog:
                 try:
                     last.write_index_files(below=last.size)
                 except OSError as error:
-                    self._note(last.path, f"its index files cannot be written: {error.strerror or error}")
+                    self.note(last.path, f"its index files cannot be written: {error.strerror or error}")
         self._closed = True
         for segment in self._segments:
             segment.close()

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
 
 from reference_broker.core.queues.store import LogRecord
-from reference_broker.storage.batch import HEADER_BYTES, MAGIC_BYTES, BatchError, decode_header, decode_verified
+from reference_broker.storage.batch import (
+    HEADER_BYTES,
+    MAGIC_BYTES,
+    BatchError,
+    Wanted,
+    decode_header,
+    decode_verified,
+)
 from reference_broker.storage.disk import Disk, DiskFile
 from reference_broker.storage.file_names import segment_name
 from reference_broker.storage.offset_index import OffsetIndex
@@ -217,8 +224,13 @@ class Segment:
 
         After an error the file may end in a part of them: the log cuts it off with :meth:`truncate`.
         """
-        offsets, times = self._indexes if self._indexes is not None else self.indexes()
-        position = self.file().append(data)
+        if self._indexes is None:
+            self._load()
+        self.adopt(batches, self.file().append(data))
+
+    def adopt(self, batches: Iterable[AppendedBatch], position: int = 0) -> None:
+        """Index batches that are in the file from a position on."""
+        offsets, times = self.indexes()
         base = self.base_offset
         for base_offset, count, size, base_ms, max_ms in batches:
             offsets.add(base_offset - base, position)
@@ -269,7 +281,21 @@ class Segment:
             window, least, position = found
         return window, scan_batches(window, least, start=position, end_offset=self.limit_offset)
 
-    def read(self, offset: int, limit: int) -> tuple[list[LogRecord], list[Damage]]:
+    def get(self, offset: int) -> LogRecord | None:
+        """The record with exactly that offset; None when it is missing or damaged. Raises :class:`OSError`."""
+        window, walk = self._walk(offset)
+        for found in walk:
+            if isinstance(found, Damage) or found.base_offset + found.record_count <= offset:
+                continue
+            if found.base_offset > offset:
+                break
+            try:
+                return _decode(window, found, offset, limit=1)[0]
+            except BatchError:
+                break
+        return None
+
+    def read(self, offset: int, limit: int, wanted: Wanted = Wanted.ALL) -> tuple[list[LogRecord], list[Damage]]:
         """Records from ``offset`` on, whole batches until ``limit`` is reached, and damage met. Raises OSError."""
         window, walk = self._walk(offset)
         records: list[LogRecord] = []
@@ -282,7 +308,7 @@ class Segment:
             if base_offset + count <= offset:
                 continue
             try:
-                records += _decode(window, found, offset)
+                records += _decode(window, found, offset, wanted=wanted)
             except BatchError as error:
                 damages.append(Damage(start=position, end=position + size, problem=str(error)))
             if len(records) >= limit:
@@ -317,7 +343,7 @@ class Segment:
             if isinstance(found, Damage) or found.max_timestamp_ms < timestamp_ms:
                 continue
             try:
-                records = _decode(window, found, 0)
+                records = _decode(window, found)
             except BatchError:
                 continue
             for record in records:
@@ -326,13 +352,17 @@ class Segment:
         return None
 
 
-def _decode(window: Window, place: BatchPlace, from_offset: int) -> list[LogRecord]:
+def _decode(
+    window: Window,
+    place: BatchPlace,
+    from_offset: int = 0,
+    *,
+    limit: int | None = None,
+    wanted: Wanted = Wanted.ALL,
+) -> list[LogRecord]:
     """Records of a batch whose checksum was verified, from an offset on. Raises :class:`BatchError`."""
-    batch = window.bytes_at(place.position, place.size)
-    records = decode_verified(decode_header(batch), batch)
-    if from_offset <= place.base_offset:
-        return records
-    return [record for record in records if record.offset >= from_offset]
+    data, at = window.locate(place.position, place.size)
+    return decode_verified(decode_header(data, at), data, at=at, from_offset=from_offset, limit=limit, wanted=wanted)
 
 
 def _decode_before(
@@ -348,7 +378,7 @@ def _decode_before(
             break
         else:
             try:
-                records += _decode(window, found, 0)
+                records += _decode(window, found)
             except BatchError as error:
                 damages.append(Damage(start=found.position, end=found.position + found.size, problem=str(error)))
     if records and records[-1].offset >= before_offset:

@@ -1,0 +1,289 @@
+"""Compaction: keep the last record of each key, drop the ones it replaced.
+
+Sealed, durable segments are copied without what is not needed any more; a copy takes the place of its originals only
+when it is on disk as a whole, so a crash at any time leaves the old records or the new ones. Steps of one copy:
+
+1. write ``<base>.seg.compacting``, sync it;
+2. rename it to ``<base>-<end>.swap``, sync the folder: from now on it counts;
+3. remove the segments it replaces, rename it to ``<base>.seg``. After a crash opening the log repeats this step.
+
+Oldest copies come first, so that a deletion marker never goes before what it deletes. Offsets do not change. A batch's
+offsets are consecutive, as the format has it: gaps lie between batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from reference_broker.core.queues.errors import LogError
+from reference_broker.core.queues.store import LogRecord, NewRecord
+from reference_broker.storage.batch import HEADER_BYTES, MAX_BATCH_RECORDS, BatchEncoder, BatchError, decode_verified
+from reference_broker.storage.cleaner_file import CleanerState, read_cleaner_file, write_cleaner_file
+from reference_broker.storage.disk import Disk, DiskFile
+from reference_broker.storage.file_names import COMPACTING_SUFFIX, segment_name, swap_name
+from reference_broker.storage.log import TARGET_BATCH_BYTES, SegmentedLog
+from reference_broker.storage.log_opening import finish_swap
+from reference_broker.storage.segment import AppendedBatch, Segment
+from reference_broker.storage.segment_scan import Damage, walk_batches
+
+_MAX_RELATIVE_OFFSET = 2**32 - 1 - MAX_BATCH_RECORDS
+
+
+class CompactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """When to compact and what to keep."""
+
+    min_dirty_ratio: float = 0.5
+    """Least share of the sealed bytes that were never compacted."""
+    tombstone_age_ms: int = 86_400_000
+    """A record without value deletes its key; it is kept that long, so that slow readers see it."""
+    max_keys: int = 1_000_000
+    """Keys to remember in one go; segments beyond them wait for the next."""
+    max_key_bytes: int = 64 * 1024 * 1024
+    """Bytes of these keys."""
+
+
+class _Copy(msgspec.Struct, frozen=True, kw_only=True):
+    """A complete compacted segment and what it replaces."""
+
+    sources: tuple[Segment, ...]
+    base_offset: int
+    end_offset: int
+    """Base of the segment behind the last one it replaces."""
+    batches: tuple[AppendedBatch, ...]
+
+
+class CompactionTask:
+    """One compaction. :meth:`run` does the copying, in any thread; then give the task to :meth:`Compactor.finish`."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        sources: tuple[Segment, ...],
+        *,
+        state: CleanerState,
+        policy: CompactionPolicy,
+        encoder: BatchEncoder,
+        segment_bytes: int,
+        now_ms: int,
+    ) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._sources = sources
+        self._state = state
+        self._policy = policy
+        self._encoder = encoder
+        self._segment_bytes = segment_bytes
+        self._now_ms = now_ms
+        self.copies: list[_Copy] = []
+        self.clean_until = 0
+
+    def run(self) -> None:
+        """Blocks. Raises :class:`OSError` or :class:`LogError`; what was copied by then may still be swapped in."""
+        latest = self._latest_offsets()
+        write_cleaner_file(
+            self._disk,
+            self._folder,
+            msgspec.structs.replace(self._state, gaps_until=max(self._state.gaps_until, self.clean_until)),
+        )
+        group: list[Segment] = []
+        group_bytes = 0
+        removes = False
+        for segment in self._sources:
+            if segment.base_offset >= self.clean_until:
+                break
+            kept_bytes, removed = self._survey(segment, latest)
+            fits = group_bytes + kept_bytes <= self._segment_bytes
+            if group and not (fits and segment.base_offset - group[0].base_offset <= _MAX_RELATIVE_OFFSET):
+                self._copy_if_useful(group, latest, removes=removes)
+                group, group_bytes, removes = [], 0, False
+            group.append(segment)
+            group_bytes += kept_bytes
+            removes = removes or removed > 0
+        self._copy_if_useful(group, latest, removes=removes)
+
+    def _copy_if_useful(self, group: list[Segment], latest: dict[bytes, int], *, removes: bool) -> None:
+        """One segment of which nothing goes stays as it is."""
+        if removes or len(group) > 1:
+            self._copy(group, latest)
+
+    def _survey(self, segment: Segment, latest: dict[bytes, int]) -> tuple[int, int]:
+        """About how many bytes of a segment stay, and how many records go."""
+        kept_bytes = removed = 0
+        for record in self._records(segment):
+            if self._is_kept(record, latest):
+                kept_bytes += HEADER_BYTES + _about_bytes(record)
+            else:
+                removed += 1
+        return min(kept_bytes, segment.size), removed
+
+    def _latest_offsets(self) -> dict[bytes, int]:
+        """Key -> offset of its last record in the segments not compacted yet, as many as the policy lets remember."""
+        latest: dict[bytes, int] = {}
+        key_bytes = 0
+        self.clean_until = self._state.clean_until
+        for segment in self._sources:
+            if segment.base_offset < self._state.clean_until:
+                continue
+            for record in self._records(segment):
+                if record.key and record.key not in latest:
+                    key_bytes += len(record.key)
+                if record.key:
+                    latest[record.key] = record.offset
+            if len(latest) > self._policy.max_keys or key_bytes > self._policy.max_key_bytes:
+                # Keys of a segment that is remembered in part would be kept twice, which is harmless.
+                if self.clean_until == self._state.clean_until:
+                    self.clean_until = segment.limit_offset or segment.end_offset
+                break
+            self.clean_until = segment.limit_offset or segment.end_offset
+        return latest
+
+    def _records(self, segment: Segment) -> Iterator[LogRecord]:
+        """Raises :class:`LogError` for damage: nothing near it is rewritten, so that it can be looked at."""
+        file = self._disk.open(segment.path)
+        try:
+            for found in walk_batches(file, segment.base_offset, end_offset=segment.limit_offset):
+                if isinstance(found, Damage):
+                    message = f"{segment.path} bytes {found.start} to {found.end} are damaged ({found.problem})"
+                    raise LogError(message)
+                try:
+                    yield from decode_verified(found.header, found.data)
+                except BatchError as error:
+                    message = f"{segment.path} byte {found.position}: {error}"
+                    raise LogError(message) from error
+        finally:
+            file.close()
+
+    def _copy(self, group: list[Segment], latest: dict[bytes, int]) -> None:
+        """Write one compacted segment and make it count."""
+        base_offset = group[0].base_offset
+        temporary = f"{self._folder}/{segment_name(base_offset)}{COMPACTING_SUFFIX}"
+        file = self._disk.open(temporary, create=True)
+        try:
+            file.truncate(0)
+            batches = [self._append(file, run) for run in _runs(self._kept(group, latest))]
+            file.sync()
+        finally:
+            file.close()
+        end_offset = group[-1].limit_offset or group[-1].end_offset
+        self._disk.rename(temporary, f"{self._folder}/{swap_name(base_offset, end_offset)}")
+        self._disk.sync_folder(self._folder)
+        copy = _Copy(sources=tuple(group), base_offset=base_offset, end_offset=end_offset, batches=tuple(batches))
+        self.copies.append(copy)
+
+    def _append(self, file: DiskFile, run: list[LogRecord]) -> AppendedBatch:
+        base_offset = run[0].offset
+        data = self._encoder.encode(base_offset, [NewRecord(*record[1:]) for record in run])
+        file.append(data)
+        times = [record.timestamp_ms for record in run]
+        return AppendedBatch(base_offset, len(run), len(data), times[0], max(times))
+
+    def _kept(self, group: Iterable[Segment], latest: dict[bytes, int]) -> Iterator[LogRecord]:
+        for segment in group:
+            for record in self._records(segment):
+                if self._is_kept(record, latest):
+                    yield record
+
+    def _is_kept(self, record: LogRecord, latest: dict[bytes, int]) -> bool:
+        """Records without a key replace nothing and are never replaced."""
+        if not record.key:
+            return True
+        if latest.get(record.key, -1) > record.offset:
+            return False
+        return record.value is not None or record.timestamp_ms + self._policy.tombstone_age_ms > self._now_ms
+
+
+def _about_bytes(record: LogRecord) -> int:
+    """Roughly the encoded size of a record."""
+    headers = sum(len(name) + len(value) + 2 for name, value in record.headers)
+    return 10 + len(record.key or b"") + len(record.value or b"") + headers
+
+
+def _runs(records: Iterable[LogRecord]) -> Iterator[list[LogRecord]]:
+    """Cut into runs of consecutive offsets, each fit for one batch."""
+    run: list[LogRecord] = []
+    size = 0
+    for record in records:
+        full = size > TARGET_BATCH_BYTES or len(run) >= MAX_BATCH_RECORDS
+        if run and (record.offset != run[-1].offset + 1 or full):
+            yield run
+            run, size = [], 0
+        run.append(record)
+        size += len(record.value or b"") + len(record.key or b"")
+    if run:
+        yield run
+
+
+class Compactor:
+    """Compacts one log. Drive it like a sync: :meth:`start`, ``task.run()`` in any thread, :meth:`finish`."""
+
+    def __init__(
+        self, disk: Disk, folder: str, log: SegmentedLog, encoder: BatchEncoder, policy: CompactionPolicy
+    ) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._log = log
+        self._encoder = encoder
+        self._policy = policy
+        self._running = False
+        self._state = read_cleaner_file(disk, folder, log.note)
+
+    @property
+    def clean_until(self) -> int:
+        """Below it every key has one record at most, apart from newer ones above it."""
+        return self._state.clean_until
+
+    def start(self, now_ms: int) -> CompactionTask | None:
+        """A compaction of what is sealed and on disk; None when there is too little to gain or one is running."""
+        sources = []
+        for segment in self._log.segments[:-1]:
+            if not self._log.is_replaceable(segment):
+                break
+            sources.append(segment)
+        total = sum(segment.size for segment in sources)
+        dirty = sum(segment.size for segment in sources if segment.base_offset >= self._state.clean_until)
+        if self._running or not dirty or dirty < self._policy.min_dirty_ratio * total:
+            return None
+        self._running = True
+        return CompactionTask(
+            self._disk,
+            self._folder,
+            tuple(sources),
+            state=self._state,
+            policy=self._policy,
+            encoder=self._encoder,
+            segment_bytes=self._log.options.segment_bytes,
+            now_ms=now_ms,
+        )
+
+    def finish(self, task: CompactionTask, error: Exception | None) -> None:
+        """Put the copies in place. After an error those that were complete still count. Raises :class:`LogError`."""
+        self._running = False
+        try:
+            for copy in task.copies:
+                self._swap(copy)
+            if error is None:
+                self._state = CleanerState(gaps_until=task.clean_until, clean_until=task.clean_until)
+                write_cleaner_file(self._disk, self._folder, self._state)
+        except OSError as failure:
+            message = f"cannot put compacted segments of {self._folder} in place: {failure.strerror or failure}"
+            raise LogError(message) from failure
+        if error is not None:
+            self._log.note(self._folder, f"compaction stopped: {error}")
+
+    def _swap(self, copy: _Copy) -> None:
+        name = swap_name(copy.base_offset, copy.end_offset)
+        if not all(self._log.is_replaceable(source) for source in copy.sources):
+            # Retention took one of them meanwhile; what it removed must not come back.
+            self._disk.remove(f"{self._folder}/{name}")
+            return
+        for source in copy.sources:
+            source.close()
+        finish_swap(self._disk, self._folder, name, copy.base_offset, copy.end_offset)
+        segment = Segment(self._disk, self._folder, copy.base_offset)
+        segment.limit_offset = copy.end_offset
+        segment.adopt(copy.batches)
+        segment.write_index_files(below=segment.size)
+        self._log.replace_segments(copy.sources, [segment])
