@@ -54,6 +54,8 @@ RULES: dict[str, tuple[str, ...]] = {
         "conformance.mutants",
         TRACE,
     ),
+    # The storage bench measures the parts of the broker by themselves.
+    "loadtests.bench.storage": ("loadtests", TRACE, CONFIG, CORE, STORAGE),
     "sim": (
         NODE,
         CORE,

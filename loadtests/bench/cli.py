@@ -1,13 +1,15 @@
-"""``assay bench``: throughput beside other brokers, same client, same run."""
+"""``assay bench``: throughput beside other brokers, and storage beside raw system calls, each in one run."""
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 from rich.console import Console
+from rich.progress import Progress, TimeElapsedColumn
 
 from conformance.targets import ProbeError, TargetError, TargetStartError
 from loadtests.bench.handshake import HandshakeError
@@ -15,15 +17,18 @@ from loadtests.bench.mqtt import PUB_SUB, BenchPlan, BenchRun, Case, run_bench
 from loadtests.bench.peers import Peer, peers, reference_queues
 from loadtests.bench.pump import BenchError
 from loadtests.bench.report import result, table
+from loadtests.bench.storage import report as storage_report
+from loadtests.bench.storage.log_files import LogNoteError
+from loadtests.bench.storage.plan import StoragePlan, quick_plan
+from loadtests.bench.storage.queued import QueuedMessagesError
+from loadtests.bench.storage.run import StorageRun, run_storage_bench
 from loadtests.exit_status import ExitStatus
 from reference_broker.trace.results import RunResult, Verdict, write_result
 
-app = typer.Typer(no_args_is_help=True, help="Measure throughput against other brokers in one run.")
+app = typer.Typer(no_args_is_help=True, help="Measure throughput against other brokers, and storage, in one run.")
 
-
-@app.callback()
-def _group() -> None:
-    """Keeps ``mqtt`` a sub-command while it is the only bench."""
+_WIDTH = 120
+"""Columns of the storage table in a file or a pipe."""
 
 
 def _run(console: Console, brokers: list[Peer], plan: BenchPlan) -> BenchRun:
@@ -100,5 +105,65 @@ def mqtt(
         durable = [reference_queues(durability) for durability in ("memory", "interval", "fsync")]
         queue_bench = _run(console, durable, msgspec.structs.replace(plan, cases=(Case.QUEUE,)))
         _report(console, queue_bench, aim=0.0, folder=None if out is None else out / "queue")
+    if found.verdict is Verdict.FAIL:
+        raise typer.Exit(ExitStatus.FAIL)
+
+
+def _measure_storage(plan: StoragePlan, directory: Path) -> StorageRun:
+    console = Console(stderr=True)
+    with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("preparing", total=1.0)
+        try:
+            return run_storage_bench(
+                plan, directory, lambda text, share: bar.update(task, description=text, completed=share)
+            )
+        except OSError as error:
+            console.print(f"[red]error:[/] {error}", highlight=False)
+            raise typer.Exit(ExitStatus.USAGE) from error
+        except (QueuedMessagesError, LogNoteError) as error:
+            console.print(f"[red]error:[/] {error}: the figures of this run are void", highlight=False)
+            raise typer.Exit(ExitStatus.HARNESS) from error
+
+
+@app.command()
+def storage(
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            file_okay=False,
+            exists=True,
+            writable=True,
+            help="Where to write, on a real disk; default: temporary files.",
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Interleaved rounds; the median counts.")] = 5,
+    quick: Annotated[bool, typer.Option("--quick", help="One small round: shows that it works; no verdicts.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON in place of the table.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for result.json.")] = None,
+) -> None:
+    """Records per second of the log, beside raw system calls on the same bytes in the same round.
+
+    Appending in batches and singly, group commit, sequential and random reads, recovery, and the memory that a million
+    queued messages take. A full run needs about 4 GB of disk, which it removes, and takes a few minutes. Reads and
+    opening are measured from the page cache. On a file system in memory (tmpfs), figures of syncs are not judged.
+    Exit status: 0 measured, 1 a target missed, 2 usage or disk error, 4 the figures are void.
+    """
+    plan = quick_plan() if quick else StoragePlan(rounds=rounds)
+    where = directory or Path(tempfile.gettempdir())
+    run = _measure_storage(plan, where)
+    found = storage_report.result(run, command="assay bench storage")
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, _WIDTH)
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+    else:
+        console.print(storage_report.table(run))
+        for note in storage_report.notes(run):
+            console.print(note, highlight=False)
+    if out is not None:
+        written = write_result(out, found)
+        if not as_json:
+            console.print(f"wrote {written}", highlight=False)
     if found.verdict is Verdict.FAIL:
         raise typer.Exit(ExitStatus.FAIL)
