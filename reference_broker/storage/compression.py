@@ -17,8 +17,12 @@ from reference_broker.config import Compression
 
 ZSTD_LEVEL = -1
 """The fast level that still finds most of what level 1 finds, and gives up early on data that does not compress."""
+_BLOCK_HEADER_BYTES = 3
+_REPEATED_BYTE_BLOCK = 1
+_MOST_BLOCK_BYTES = 128 * 1024
+_CHECKSUM_BYTES = 4
 _MAX_LENGTH_BYTES = 5
-"""A block's length is a varint of at most 32 bits."""
+"""An S2 block's length is a varint of at most 32 bits."""
 _FIRST_LONG_LITERAL = 60
 _REPEAT_LENGTHS = (4, 5, 6, 7, 8, 8, 260, 65_540)
 """By the length code of a repeat: what it adds to the bytes that follow it."""
@@ -92,10 +96,29 @@ def _decompress_zstd(data: bytes, limit: int) -> bytes:
     try:
         claimed = zstandard.frame_content_size(data)
         _check_claim(claimed, limit)
-        # With a known size the library allocates just that; without one it stops at the limit.
-        return _DECOMPRESSORS.zstd.decompress(data, max_output_size=limit if claimed < 0 else 0, allow_extra_data=False)
+        # With a known size the library allocates just that, and sees what follows the frame; otherwise this must.
+        most = min(limit, _most_of_unsized_frame(data)) if claimed < 0 else 0
+        return _DECOMPRESSORS.zstd.decompress(data, max_output_size=most, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise CompressionError(str(error)) from error
+
+
+def _most_of_unsized_frame(data: bytes) -> int:
+    """An upper bound of what a frame that ends where the data ends decompresses to (RFC 8878, section 3.1.1).
+
+    Raises :class:`CompressionError` when it ends elsewhere, and :class:`zstandard.ZstdError`.
+    """
+    at = zstandard.frame_header_size(data)
+    most, is_last = 1, False
+    while not is_last and at + _BLOCK_HEADER_BYTES <= len(data):
+        header = int.from_bytes(data[at : at + _BLOCK_HEADER_BYTES], "little")
+        is_last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
+        at += _BLOCK_HEADER_BYTES + (1 if kind == _REPEATED_BYTE_BLOCK else size)
+        most += _MOST_BLOCK_BYTES
+    at += _CHECKSUM_BYTES if zstandard.get_frame_parameters(data).has_checksum else 0
+    if not is_last or at != len(data):
+        raise CompressionError("it is not exactly one zstd frame")
+    return most
 
 
 # -- S2 --------------------------------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ _WIDER_AT = (1 << 7, 1 << 14, 1 << 21)
 """Indexes from which on an offset delta takes a byte more."""
 _FIRST_PATIENCE = 16
 """Records to read one by one before looking for a run again; doubled each time there was none."""
+_STRETCH = 256
+"""Most records to read one by one in a go: bounds what is prepared in vain when one of them is odd."""
 _NO_HEADERS: Headers = ()
 
 
@@ -112,7 +114,9 @@ class _Reader:
         """The records up to ``until``; index and position behind them. Raises :class:`RecordError`."""
         while index < until:
             # Within a stretch the offset deltas have one width, and records are either all kept or all skipped.
-            stretch = self._first if index < self._first < until else until
+            stretch = min(until, index + _STRETCH)
+            if index < self._first < stretch:
+                stretch = self._first
             if stretch > _WIDER_AT[0]:
                 stretch = min([stretch, *(border for border in _WIDER_AT if border > index)])
             index, at = self._read_stretch(index, at, stretch)
@@ -129,9 +133,7 @@ class _Reader:
         offset = self._base_offset + index
         varints = uvarints(index, until)
         width = len(varints[0])
-        last_tick, timestamp_ms = 0, base_ms
-        known, size_of_known = self._known_headers, 1
-        begin = at
+        known, size_of_known, last_tick, timestamp_ms, begin = self._known_headers, 1, 0, base_ms, at
         try:
             for varint in varints:
                 at = begin + width
@@ -144,18 +146,12 @@ class _Reader:
                     if tick > 127:
                         tick, at = read_uvarint(data, at - 1)
                     timestamp_ms = base_ms + (tick >> 1 ^ -(tick & 1))
-                size = data[at]
+                key_size = data[at]
                 at += 1
-                if size > 127:
-                    size, at = read_uvarint(data, at - 1)
-                key = value = None
-                if not size & 1:
-                    field = at
-                    at += size >> 1
-                    if want_key:
-                        key = data[field:at]
-                elif size != 1:
-                    break
+                if key_size > 127:
+                    key_size, at = read_uvarint(data, at - 1)
+                key_at = at
+                at += key_size >> 1
                 size = data[at]
                 at += 1
                 if size > 127:
@@ -163,13 +159,8 @@ class _Reader:
                     at += 1
                     if size > 16_383:
                         size, at = read_uvarint(data, at - 2)
-                if not size & 1:
-                    field = at
-                    at += size >> 1
-                    if want_value:
-                        value = data[field:at]
-                elif size != 1:
-                    break
+                value_at = at
+                at += size >> 1
                 if data[at] == 0:
                     headers = _NO_HEADERS
                     at += 1
@@ -181,9 +172,11 @@ class _Reader:
                     headers, at = self._read_headers(at)
                     size_of_known = at - field
                     known[data[field:at]] = headers
-                if at > end:
+                if at > end or (key_size & 1 and key_size != 1) or (size & 1 and size != 1):
                     break
                 if keep:
+                    key = data[key_at : key_at + (key_size >> 1)] if want_key and key_size != 1 else None
+                    value = data[value_at : value_at + (size >> 1)] if want_value and size != 1 else None
                     add(new(LogRecord, (offset, timestamp_ms, key, value, headers)))
                 offset += 1
                 begin = at
