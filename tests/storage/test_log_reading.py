@@ -1,0 +1,243 @@
+"""Reading a log by offset, time and from its end; and that indexes only ever change how fast that is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reference_broker.config import Compression
+from reference_broker.core.queues.store import LogRecord, NewRecord
+from reference_broker.storage.batch import BatchEncoder, Wanted
+from reference_broker.storage.disk import Disk
+from reference_broker.storage.durable_mark import MARK_NAME
+from reference_broker.storage.file_names import segment_name
+from reference_broker.storage.log import LogOptions, SegmentedLog
+from reference_broker.storage.memory_disk import MemoryDisk
+
+FOLDER = "log"
+ENCODER = BatchEncoder(Compression.NONE)
+
+
+def open_log(disk: Disk, *, segment_bytes: int = 20_000, notes: list[str] | None = None) -> SegmentedLog:
+    kept = notes if notes is not None else []
+    return SegmentedLog(
+        disk,
+        FOLDER,
+        options=LogOptions(segment_bytes=segment_bytes, segment_age_ms=0),
+        encoder=ENCODER,
+        volatile=False,
+        note=lambda place, problem: kept.append(f"{place}: {problem}"),
+    )
+
+
+def sync(log: SegmentedLog) -> None:
+    while (task := log.start_sync()) is not None:
+        task.run()
+        log.finish_sync(None)
+
+
+def fill(log: SegmentedLog, times_ms: list[int], rng: random.Random) -> list[LogRecord]:
+    """Batches of 1 to 3 records with these times; returns what a reader should see."""
+    written: list[LogRecord] = []
+    rest = list(times_ms)
+    while rest:
+        group, rest = rest[: (count := rng.randint(1, 3))], rest[count:]
+        new = [
+            NewRecord(time_ms, b"k%d" % time_ms, rng.randbytes(rng.randint(0, 900)), ((b"h", b"v"),))
+            for time_ms in group
+        ]
+        base = log.append(new)
+        written += [LogRecord(offset, *record) for offset, record in enumerate(new, base)]
+    return written
+
+
+def closed_log(seed: int, count: int = 150, *, backward: bool = True) -> tuple[MemoryDisk, list[LogRecord]]:
+    """A cleanly closed log of several segments with index files."""
+    rng = random.Random(seed)
+    disk = MemoryDisk()
+    log = open_log(disk)
+    now_ms, times_ms = 1_000_000, []
+    for _ in range(count):
+        now_ms += rng.randint(-3_000 if backward else 0, 4_000)
+        times_ms.append(now_ms)
+    written = fill(log, times_ms, rng)
+    sync(log)
+    log.close()
+    return disk, written
+
+
+def first_at(written: list[LogRecord], time_ms: int) -> int:
+    return next((record.offset for record in written if record.timestamp_ms >= time_ms), written[-1].offset + 1)
+
+
+def answers(log: SegmentedLog, written: list[LogRecord]) -> None:
+    """Every way of reading agrees with the list."""
+    end = len(written)
+    everything: list[LogRecord] = []
+    while batch := log.read(everything[-1].offset + 1 if everything else 0, 10):
+        everything += batch
+    assert everything == written
+    assert log.read_back(end, end) == written[::-1]
+    for offset in range(0, end, 7):
+        assert log.get(offset) == written[offset]
+        assert log.read(offset, 1)[0] == written[offset]
+        assert log.read_back(offset, 4) == written[max(0, offset - 4) : offset][::-1]
+    times = sorted({record.timestamp_ms for record in written})
+    for time_ms in (times[0] - 1, *times[::5], times[-1] + 1):
+        assert log.offset_at(time_ms) == first_at(written, time_ms), time_ms
+        assert log.offset_at(time_ms + 1) == first_at(written, time_ms + 1), time_ms
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_log_answers_the_same_written_and_reopened(seed: int) -> None:
+    rng = random.Random(seed)
+    disk = MemoryDisk()
+    log = open_log(disk)
+    written = fill(log, [1_000 * number + rng.randint(-5_000, 5_000) for number in range(120)], rng)
+    assert len(log.segments) > 2
+    answers(log, written)
+    sync(log)
+    answers(log, written)
+    log.close()
+    for base in (segment.base_offset for segment in log.segments):
+        assert disk.exists(f"{FOLDER}/{segment_name(base, '.idx')}")
+        assert disk.exists(f"{FOLDER}/{segment_name(base, '.tix')}")
+    answers(open_log(disk), written)
+
+
+def test_equal_times_find_the_first_of_them() -> None:
+    log = open_log(MemoryDisk())
+    written = fill(log, [5] * 40 + [9] * 40 + [5] * 40, random.Random(1))
+    assert [log.offset_at(time_ms) for time_ms in (0, 5, 6, 9, 10)] == [0, 0, 40, 40, 120]
+    assert log.read(log.offset_at(9), 1)[0] == written[40]
+
+
+@given(st.lists(st.integers(0, 60_000), min_size=1, max_size=60), st.integers(0, 61_000), st.integers(0, 2**32))
+@settings(max_examples=80, deadline=None)
+def test_offset_at_is_the_first_record_not_earlier(times_ms: list[int], wanted_ms: int, seed: int) -> None:
+    disk = MemoryDisk()
+    log = open_log(disk, segment_bytes=1_500)
+    written = fill(log, times_ms, random.Random(seed))
+    assert log.offset_at(wanted_ms) == first_at(written, wanted_ms)
+    sync(log)
+    log.close()
+    assert open_log(disk, segment_bytes=1_500).offset_at(wanted_ms) == first_at(written, wanted_ms)
+
+
+def test_a_clean_log_opens_without_reading_its_segments() -> None:
+    disk, written = closed_log(5)
+    read: dict[str, int] = {}
+    original = disk.open
+
+    def counting(path: str, *, create: bool = False) -> object:
+        file = original(path, create=create)
+        real = file.read_at
+
+        def read_at(position: int, length: int) -> bytes:
+            data = real(position, length)
+            read[path] = read.get(path, 0) + len(data)
+            return data
+
+        file.read_at = read_at  # type: ignore[method-assign]
+        return file
+
+    disk.open = counting  # type: ignore[method-assign,assignment]
+    log = open_log(disk)
+    total = sum(segment.size for segment in log.segments)
+    assert sum(size for path, size in read.items() if path.endswith(".seg")) < total / 2
+    disk.open = original  # type: ignore[method-assign]
+    assert log.next_offset == len(written)
+
+
+def test_without_a_durable_mark_every_segment_is_scanned() -> None:
+    """A folder that another program wrote has indexes that nobody vouches for."""
+    disk, written = closed_log(6)
+    disk.remove(f"{FOLDER}/{MARK_NAME}")
+    first = disk.open(f"{FOLDER}/{segment_name(0)}")
+    first.write_at(first.size // 2, b"\x00\xff\x00")
+    notes: list[str] = []
+    log = open_log(disk, notes=notes)
+    assert log.next_offset == len(written)
+    assert any("corrupt" in note for note in notes)
+
+
+Damager = Callable[[MemoryDisk, str, random.Random], None]
+
+
+def flip_a_bit(disk: MemoryDisk, path: str, rng: random.Random) -> None:
+    file = disk.open(path)
+    at = rng.randrange(file.size)
+    file.write_at(at, bytes([file.read_at(at, 1)[0] ^ 1 << rng.randrange(8)]))
+
+
+def cut(disk: MemoryDisk, path: str, rng: random.Random) -> None:
+    file = disk.open(path)
+    file.truncate(rng.randrange(file.size))
+
+
+def zero_the_end(disk: MemoryDisk, path: str, rng: random.Random) -> None:
+    file = disk.open(path)
+    start = rng.randrange(file.size)
+    file.write_at(start, bytes(file.size - start))
+
+
+def remove(disk: MemoryDisk, path: str, rng: random.Random) -> None:
+    disk.remove(path)
+
+
+def swap_with_another_segment(disk: MemoryDisk, path: str, rng: random.Random) -> None:
+    suffix = path[-4:]
+    others = [name for name in disk.list(FOLDER) if name.endswith(suffix)]
+    other = disk.open(f"{FOLDER}/{rng.choice(others)}")
+    data = other.read_at(0, other.size)
+    file = disk.open(path)
+    file.truncate(0)
+    file.append(data)
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, cut, zero_the_end, remove, swap_with_another_segment])
+@pytest.mark.parametrize("suffix", [".idx", ".tix"])
+def test_damaged_indexes_change_no_answer(damage: Damager, suffix: str) -> None:
+    for seed in range(12):
+        disk, written = closed_log(seed, 60)
+        rng = random.Random(seed)
+        names = [name for name in disk.list(FOLDER) if name.endswith(suffix)]
+        damage(disk, f"{FOLDER}/{rng.choice(names)}", rng)
+        answers(open_log(disk), written)
+
+
+def test_only_wanted_fields_are_read() -> None:
+    disk, written = closed_log(7, 20)
+    log = open_log(disk)
+    keys = log.read(0, 1, Wanted.KEY)
+    assert [(record.offset, record.key, record.value, record.headers) for record in keys[:1]] == [
+        (0, written[0].key, None, ())
+    ]
+    values = log.read(0, 1, Wanted.VALUE)
+    assert [(record.key, record.value) for record in values[:1]] == [(None, written[0].value)]
+
+
+def test_reads_outside_the_log() -> None:
+    disk, written = closed_log(8, 20)
+    log = open_log(disk)
+    assert log.read(20, 10) == []
+    assert log.get(20) is None
+    assert log.read_back(0, 10) == []
+    assert log.read_back(10_000, 1) == written[-1:]
+    empty = open_log(MemoryDisk())
+    assert (empty.read(0, 1), empty.get(0), empty.read_back(9, 1), empty.offset_at(0)) == ([], None, [], 0)
+
+
+def test_only_some_sealed_indexes_stay_in_memory() -> None:
+    disk = MemoryDisk()
+    log = open_log(disk, segment_bytes=200)
+    written = fill(log, list(range(300)), random.Random(3))
+    sync(log)
+    log.read_back(len(written), len(written))
+    assert len(log.segments) > 100
+    assert sum(segment.is_loaded for segment in log.segments) <= 18
+    answers(log, written)

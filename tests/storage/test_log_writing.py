@@ -1,0 +1,357 @@
+"""How a log is written: buffer, rolling by age, the durable mark, room kept for settlements, retention."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from reference_broker.config import Compression
+from reference_broker.core.queues.errors import LogError
+from reference_broker.core.queues.store import NewRecord
+from reference_broker.storage.batch import BatchEncoder
+from reference_broker.storage.disk import Disk
+from reference_broker.storage.durable_mark import MARK_NAME, DurableMark, DurableMarkFile, decode_mark
+from reference_broker.storage.file_names import segment_name
+from reference_broker.storage.log import LogOptions, SegmentedLog
+from reference_broker.storage.memory_disk import MemoryDisk
+from reference_broker.storage.retention import RetentionPolicy
+from sim.disk import DiskProfile, Persistence, SimDisk
+
+FOLDER = "log"
+HOUR_MS = 3_600_000
+
+
+def open_log(disk: Disk, notes: list[str] | None = None, **options: int) -> SegmentedLog:
+    kept = notes if notes is not None else []
+    return SegmentedLog(
+        disk,
+        FOLDER,
+        options=LogOptions(**options),
+        encoder=BatchEncoder(Compression.NONE),
+        volatile=False,
+        note=lambda place, problem: kept.append(f"{place}: {problem}"),
+    )
+
+
+def record(value: str, timestamp_ms: int = 0) -> NewRecord:
+    return NewRecord(timestamp_ms, b"", value.encode(), ())
+
+
+def values(log: SegmentedLog) -> list[str]:
+    return [(found.value or b"").decode() for found in log.read(0, 100_000)]
+
+
+def sync(log: SegmentedLog) -> None:
+    while (task := log.start_sync()) is not None:
+        task.run()
+        log.finish_sync(None)
+
+
+def size(disk: Disk, base: int = 0) -> int:
+    return disk.open(f"{FOLDER}/{segment_name(base)}").size
+
+
+# -- write buffer --------------------------------------------------------------------------------------------------
+
+
+def test_appends_collect_until_the_buffer_is_full() -> None:
+    disk = MemoryDisk()
+    log = open_log(disk, write_buffer_bytes=500)
+    for number in range(5):
+        assert log.append([record(f"value {number}")]) == number
+    assert size(disk) == 0
+    assert log.next_offset == 5
+    assert log.stored_bytes > 200
+    for number in range(5, 12):
+        log.append([record(f"value {number}")])
+    assert 0 < size(disk) < log.stored_bytes
+
+
+@pytest.mark.parametrize("how", ["flush", "read", "sync", "roll", "close", "back", "get", "time"])
+def test_what_is_buffered_is_written_when_it_matters(how: str) -> None:
+    disk = MemoryDisk()
+    log = open_log(disk, write_buffer_bytes=10_000)
+    log.append([record("a")])
+    log.append([record("b")])
+    {
+        "flush": log.flush,
+        "read": lambda: log.read(0, 1),
+        "sync": lambda: sync(log),
+        "roll": log.roll,
+        "close": log.close,
+        "back": lambda: log.read_back(2, 1),
+        "get": lambda: log.get(1),
+        "time": lambda: log.offset_at(0),
+    }[how]()
+    assert size(disk) > 80
+    assert values(open_log(disk)) == ["a", "b"]
+
+
+def test_a_full_disk_keeps_the_buffer_and_refuses_what_does_not_fit() -> None:
+    disk = SimDisk(random.Random(1), DiskProfile(capacity_bytes=400))
+    log = open_log(disk, write_buffer_bytes=300)
+    accepted = []
+    for number in range(40):
+        try:
+            log.append([record(f"value {number}")])
+        except LogError as error:
+            assert not error.sticky
+            break
+        accepted.append(f"value {number}")
+    assert log.next_offset == len(accepted)
+    disk.profile = DiskProfile()
+    log.append([record("later")])
+    assert values(log) == [*accepted, "later"]
+
+
+def test_a_sync_does_not_vouch_for_what_could_not_be_written() -> None:
+    disk = SimDisk(random.Random(1), DiskProfile(capacity_bytes=250))
+    log = open_log(disk, write_buffer_bytes=300)
+    log.append([record("a" * 100)])
+    sync(log)
+    assert log.durable_offset == 1
+    log.append([record("b" * 100)])
+    task = log.start_sync()
+    assert task is not None
+    task.run()
+    log.finish_sync(None)
+    assert log.durable_offset == 1
+    disk.profile = DiskProfile()
+    sync(log)
+    assert log.durable_offset == 2
+
+
+# -- rolling by age ------------------------------------------------------------------------------------------------
+
+
+def test_a_segment_is_sealed_when_its_first_record_is_an_hour_old() -> None:
+    disk = MemoryDisk()
+    log = open_log(disk)
+    for timestamp_ms in (10, 10 + HOUR_MS - 1, 10 + HOUR_MS, 10 + HOUR_MS + 1):
+        log.append([record("x", timestamp_ms)])
+    assert [segment.base_offset for segment in log.segments] == [0, 2]
+    sync(log)
+    log.close()
+    again = open_log(disk)
+    again.append([record("x", 10 + 2 * HOUR_MS)])
+    assert [segment.base_offset for segment in again.segments] == [0, 2, 4]
+
+
+def test_a_clock_that_steps_back_seals_nothing() -> None:
+    log = open_log(MemoryDisk(), segment_age_ms=1_000)
+    for timestamp_ms in (5_000, 4_000, 100, 5_999):
+        log.append([record("x", timestamp_ms)])
+    assert len(log.segments) == 1
+
+
+# -- the durable mark ----------------------------------------------------------------------------------------------
+
+
+def test_the_mark_says_what_was_synced() -> None:
+    disk = MemoryDisk()
+    log = open_log(disk)
+    log.append([record("a"), record("b")])
+    sync(log)
+    end = size(disk)
+    log.append([record("c")])
+    assert DurableMarkFile(disk, FOLDER).read() == DurableMark(2, 0, end)
+
+
+def test_marks_alternate_so_that_a_torn_one_leaves_the_other() -> None:
+    disk = MemoryDisk()
+    disk.make_folder(FOLDER)
+    marks = DurableMarkFile(disk, FOLDER)
+    marks.write(DurableMark(1, 0, 100))
+    marks.write(DurableMark(2, 0, 200))
+    file = disk.open(f"{FOLDER}/{MARK_NAME}")
+    data = file.read_at(0, file.size)
+    assert decode_mark(data) == DurableMark(2, 0, 200)
+    newest = data[:512].ljust(512, b"\0")
+    for cut in range(32):
+        assert decode_mark(newest[:cut] + bytes(512 - cut) + data[512:]) == DurableMark(1, 0, 100)
+
+
+def damaged_durable_tail(disk: MemoryDisk, *, torn: bool) -> None:
+    """Three synced records and an unsynced one; then the third is damaged, or cut, and the fourth torn."""
+    log = open_log(disk)
+    for value in ("a", "b"):
+        log.append([record(value)])
+    sync(log)
+    start = size(disk)
+    log.append([record("c")])
+    sync(log)
+    file = disk.open(f"{FOLDER}/{segment_name(0)}")
+    if torn:
+        file.truncate(start + 10)
+    else:
+        file.write_at(start + 46, b"\xff")
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_damaged_end_that_was_synced_is_never_cut(torn: bool) -> None:
+    disk = MemoryDisk()
+    damaged_durable_tail(disk, torn=torn)
+    before = size(disk)
+    notes: list[str] = []
+    log = open_log(disk, notes)
+    assert any("had been synced" in note for note in notes)
+    assert size(disk) == before, "what is left stays as evidence"
+    assert values(log) == ["a", "b"]
+    assert log.append([record("d")]) == 3, "the offset of a confirmed record is not used again"
+    assert [found.offset for found in log.read(0, 10)] == [0, 1, 3]
+    sync(log)
+    log.close()
+    again = open_log(disk)
+    assert values(again) == ["a", "b", "d"]
+    assert again.next_offset == 4
+
+
+def test_without_the_mark_a_damaged_end_is_a_torn_tail() -> None:
+    disk = MemoryDisk()
+    damaged_durable_tail(disk, torn=False)
+    disk.remove(f"{FOLDER}/{MARK_NAME}")
+    log = open_log(disk)
+    assert log.next_offset == 2
+
+
+def test_a_torn_write_behind_the_mark_is_cut() -> None:
+    disk = MemoryDisk()
+    log = open_log(disk)
+    log.append([record("a")])
+    sync(log)
+    end = size(disk)
+    log.append([record("torn")])
+    disk.open(f"{FOLDER}/{segment_name(0)}").truncate(end + 20)
+    notes: list[str] = []
+    assert open_log(disk, notes).next_offset == 1
+    assert "torn tail" in notes[0]
+    assert size(disk) == end
+
+
+def test_offsets_go_on_when_the_last_segment_is_gone() -> None:
+    disk = MemoryDisk()
+    log = open_log(disk, segment_bytes=60)
+    for number in range(4):
+        log.append([record(f"{number}")])
+    sync(log)
+    log.close()
+    disk.remove(log.segments[-1].path)
+    notes: list[str] = []
+    again = open_log(disk, notes, segment_bytes=60)
+    assert any("missing" in note for note in notes)
+    assert again.append([record("next")]) == 4
+
+
+# -- a killed broker -----------------------------------------------------------------------------------------------
+
+
+def test_after_a_kill_the_next_sync_covers_every_segment_that_nobody_vouches_for() -> None:
+    """A sealed segment may never have been synced when the broker was killed; power loss comes later."""
+    disk = SimDisk(random.Random(5))
+    log = open_log(disk, segment_bytes=60)
+    for number in range(6):
+        log.append([record(f"{number}")])
+    disk.crash()
+    again = open_log(disk, segment_bytes=60)
+    sync(again)
+    disk.power_loss((Persistence.NONE,))
+    assert values(open_log(disk, segment_bytes=60)) == [f"{number}" for number in range(6)]
+
+
+# -- room ----------------------------------------------------------------------------------------------------------
+
+
+def test_appends_stop_before_the_disk_is_full() -> None:
+    disk = SimDisk(random.Random(1), DiskProfile(capacity_bytes=3_000_000))
+    log = open_log(disk, reserve_bytes=1_000_000)
+    big = [NewRecord(0, b"", bytes(100_000), ())]
+    for _ in range(10):
+        log.append(big)
+    with pytest.raises(LogError, match="nearly full") as refused:
+        _append_for_ever(log, big)
+    assert not refused.value.sticky
+    assert disk.free_bytes() > 0
+    written = log.next_offset
+    assert len(log.read(0, written)) == written
+    disk.profile = DiskProfile(capacity_bytes=6_000_000)
+    assert log.append([record("room again")]) == written
+
+
+def _append_for_ever(log: SegmentedLog, records: list[NewRecord]) -> None:
+    for _ in range(1_000):
+        log.append(records)
+
+
+# -- retention -----------------------------------------------------------------------------------------------------
+
+
+def rolled_log(disk: Disk, count: int = 10) -> SegmentedLog:
+    """One record of about 150 bytes in each segment, one second apart."""
+    log = open_log(disk, segment_bytes=100)
+    for number in range(count):
+        log.append([record(f"{number}".ljust(100), number * 1_000)])
+    sync(log)
+    return log
+
+
+def test_size_age_and_count_delete_whole_segments_oldest_first() -> None:
+    one = rolled_log(MemoryDisk()).segments[0].size
+    by_size = rolled_log(MemoryDisk())
+    by_size.retain(RetentionPolicy(max_bytes=one * 4), now_ms=0, needed_from=None)
+    assert by_size.start_offset == 6
+    assert by_size.stored_bytes <= one * 4, "a limit is a limit"
+    by_age = rolled_log(MemoryDisk())
+    by_age.retain(RetentionPolicy(max_age_ms=3_500), now_ms=9_000, needed_from=None)
+    assert by_age.start_offset == 6
+    by_count = rolled_log(MemoryDisk())
+    by_count.retain(RetentionPolicy(max_records=3), now_ms=0, needed_from=None)
+    assert by_count.start_offset == 7
+
+
+def test_what_a_group_needs_stays_unless_the_policy_says_so() -> None:
+    log = rolled_log(MemoryDisk())
+    log.retain(RetentionPolicy(max_records=1), now_ms=0, needed_from=4)
+    assert log.start_offset == 4
+    log.retain(RetentionPolicy(max_records=1, past_groups=True), now_ms=0, needed_from=4)
+    assert log.start_offset == 9
+
+
+def test_without_limits_and_groups_nothing_is_deleted() -> None:
+    """With no group to wait for, the tail is not what may be deleted up to."""
+    log = rolled_log(MemoryDisk())
+    log.retain(RetentionPolicy(), now_ms=10**12, needed_from=None)
+    assert (log.start_offset, len(log.segments)) == (0, 10)
+
+
+def test_a_log_that_is_too_old_as_a_whole_is_emptied_and_keeps_its_offsets() -> None:
+    disk = MemoryDisk()
+    log = rolled_log(disk)
+    policy = RetentionPolicy(max_age_ms=1_000)
+    log.retain(policy, now_ms=10**9, needed_from=None)
+    sync(log)
+    log.retain(policy, now_ms=10**9, needed_from=None)
+    assert (log.start_offset, log.next_offset) == (10, 10)
+    assert log.read(0, 10) == []
+    log.close()
+    again = open_log(disk, segment_bytes=100)
+    assert again.append([record("next")]) == 10
+
+
+def test_nothing_is_deleted_before_it_is_synced() -> None:
+    log = open_log(MemoryDisk(), segment_bytes=100)
+    for number in range(5):
+        log.append([record(f"{number}".ljust(100))])
+    log.retain(RetentionPolicy(max_records=1), now_ms=0, needed_from=None)
+    assert log.start_offset == 0
+    sync(log)
+    log.retain(RetentionPolicy(max_records=1), now_ms=0, needed_from=None)
+    assert log.start_offset == 4
+
+
+def test_deleting_a_segment_deletes_its_indexes() -> None:
+    disk = MemoryDisk()
+    log = rolled_log(disk)
+    assert disk.exists(f"{FOLDER}/{segment_name(0, '.idx')}")
+    log.drop_before(5)
+    assert not [name for name in disk.list(FOLDER) if name.startswith(f"{0:020d}")]
