@@ -20,10 +20,11 @@ import msgspec
 from reference_broker.core.queues.errors import LogError
 from reference_broker.core.queues.store import LogRecord, NewRecord
 from reference_broker.storage.batch import HEADER_BYTES, MAX_BATCH_RECORDS, BatchEncoder, BatchError, decode_verified
+from reference_broker.storage.batching import TARGET_BATCH_BYTES
 from reference_broker.storage.cleaner_file import CleanerState, read_cleaner_file, write_cleaner_file
 from reference_broker.storage.disk import Disk, DiskFile
 from reference_broker.storage.file_names import COMPACTING_SUFFIX, segment_name, swap_name
-from reference_broker.storage.log import TARGET_BATCH_BYTES, SegmentedLog
+from reference_broker.storage.log import SegmentedLog
 from reference_broker.storage.log_opening import finish_swap
 from reference_broker.storage.segment import AppendedBatch, Segment
 from reference_broker.storage.segment_scan import Damage, walk_batches

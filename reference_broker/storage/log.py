@@ -13,7 +13,8 @@ import msgspec
 
 from reference_broker.core.queues.errors import LogError
 from reference_broker.core.queues.store import LogRecord, NewRecord
-from reference_broker.storage.batch import MAX_BATCH_RECORDS, BatchEncoder, BatchError, BatchProblem, Wanted
+from reference_broker.storage.batch import MAX_BATCH_RECORDS, BatchEncoder, BatchError, Wanted
+from reference_broker.storage.batching import WriteBuffer, bound_of, encode_batches
 from reference_broker.storage.disk import Disk, DiskFile
 from reference_broker.storage.durable_mark import DurableMark, DurableMarkFile
 from reference_broker.storage.log_opening import Note, OpenedLog, open_segments
@@ -22,18 +23,14 @@ from reference_broker.storage.retention import RetentionPolicy, expired_count
 from reference_broker.storage.segment import AppendedBatch, Segment
 from reference_broker.storage.segment_scan import Damage
 
-__all__ = ["TARGET_BATCH_BYTES", "FileSync", "LogOptions", "Note", "SegmentedLog"]
+__all__ = ["FileSync", "LogOptions", "Note", "SegmentedLog"]
 
-TARGET_BATCH_BYTES = 256 * 1024
-"""A larger append is split into several batches, so that reading one record back stays cheap."""
-_MAX_WHOLE_BYTES = 2 * TARGET_BATCH_BYTES
-"""An append that is a little larger still stays one batch: it is encoded before its size is known."""
 _MAX_RELATIVE_OFFSET = 2**32 - 1 - MAX_BATCH_RECORDS
 _MAX_POSITION = 2**32 - 1
 _MAX_LOADED_INDEXES = 16
 _SPACE_CHECK_BYTES = 1024 * 1024
-_TIMES = struct.Struct("<qq")
-_TIMES_AT = 28
+_COUNT_AND_TIMES = struct.Struct("<H6xqq")
+_COUNT_AT = 20
 _NEVER = 2**63
 
 
@@ -83,9 +80,7 @@ class SegmentedLog:
         self.note = note
         self._failure = ""
         self._closed = False
-        self._buffer: list[bytes] = []
-        self._buffered: list[AppendedBatch] = []
-        self._buffered_bytes = 0
+        self._buffer = WriteBuffer()
         self._unchecked_bytes = _SPACE_CHECK_BYTES
         self._unsynced: dict[Segment, None] = {}
         self._names_unsynced = False
@@ -132,7 +127,7 @@ class SegmentedLog:
 
     @property
     def stored_bytes(self) -> int:
-        return sum(segment.size for segment in self._segments) + self._buffered_bytes
+        return sum(segment.size for segment in self._segments) + self._buffer.size
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -158,53 +153,54 @@ class SegmentedLog:
         if self._failure or self._closed:
             self._refuse_when_failed()
         base_offset = self._next_offset
-        try:
-            pieces = self._encode_all(records, base_offset)
-        except (BatchError, RecordError) as error:
-            raise LogError(str(error)) from error
-        size = sum(map(len, pieces))
+        if self.options.write_buffer_bytes:
+            self._collect(records)
+            return base_offset
+        data, batches = self._encode_all(records, base_offset)
         if self.options.reserve_bytes:
-            self._check_room(size)
-        if not self._segments or self._is_full(size, records[0][0]):
+            self._check_room(len(data))
+        if not self._segments or self._is_full(len(data), records[0][0]):
             self.roll()
-        offset = base_offset
-        for piece in pieces:
-            count = int.from_bytes(piece[20:22], "little")
-            base_ms, max_ms = _TIMES.unpack_from(piece, _TIMES_AT)
-            self._buffered.append(AppendedBatch(offset, count, len(piece), base_ms, max_ms))
-            offset += count
-        if self._roll_at_ms == _NEVER and self.options.segment_age_ms:
-            self._roll_at_ms = self._buffered[0].base_timestamp_ms + self.options.segment_age_ms
-        self._buffer += pieces
-        self._buffered_bytes += size
-        self._next_offset = offset
-        if self._buffered_bytes > self.options.write_buffer_bytes:
-            self._flush_or_forget(len(pieces), size, base_offset)
-        elif not self._volatile:
-            self._unsynced[self._segments[-1]] = None
+        self._write(data, batches)
+        self._next_offset = base_offset + len(records)
+        if self._volatile:
+            self._durable = self._end()
         return base_offset
 
-    def _encode_all(self, records: Sequence[NewRecord], base_offset: int) -> list[bytes]:
-        if not _is_surely_large(records):
-            piece = self._encoder.encode(base_offset, records)
-            if len(piece) <= _MAX_WHOLE_BYTES:
-                return [piece]
-        pieces: list[bytes] = []
-        for group in _split(records):
-            self._encode(group, base_offset, pieces)
-            base_offset += len(group)
-        return pieces
-
-    def _encode(self, records: Sequence[NewRecord], base_offset: int, pieces: list[bytes]) -> None:
-        """Add the batch of these records, or its halves when it would be too large. Raises :class:`BatchError`."""
+    def _write(self, data: bytes, batches: list[AppendedBatch]) -> None:
+        """To the active segment, all or nothing. Raises :class:`LogError`."""
+        segment = self._segments[-1]
+        before, end_before = segment.size, segment.end_offset
         try:
-            pieces.append(self._encoder.encode(base_offset, records))
-        except BatchError as error:
-            half = len(records) // 2
-            if error.problem is not BatchProblem.TOO_LARGE or not half:
-                raise
-            self._encode(records[:half], base_offset, pieces)
-            self._encode(records[half:], base_offset + half, pieces)
+            segment.append(data, batches)
+        except OSError as error:
+            self._undo(segment, before, end_before)
+            message = f"cannot write {segment.path}: {error.strerror or error}"
+            raise LogError(message) from error
+        if self._roll_at_ms == _NEVER and self.options.segment_age_ms:
+            self._roll_at_ms = batches[0].base_timestamp_ms + self.options.segment_age_ms
+        if not self._volatile:
+            self._unsynced[segment] = None
+
+    def _undo(self, segment: Segment, size: int, end_offset: int) -> None:
+        """Cut a partial write off. When even that fails the log is in doubt and refuses everything."""
+        try:
+            segment.truncate(size, end_offset)
+        except OSError as error:
+            self._failure = f"{segment.path} has a partial write that cannot be cut off: {error.strerror or error}"
+
+    def _encode_all(self, records: Sequence[NewRecord], base_offset: int) -> tuple[bytes, list[AppendedBatch]]:
+        """As batches, each of a size that is cheap to read back. Raises :class:`LogError`."""
+        try:
+            pieces = encode_batches(self._encoder, base_offset, records)
+        except (BatchError, RecordError) as error:
+            raise LogError(str(error)) from error
+        batches: list[AppendedBatch] = []
+        for piece in pieces:
+            count, base_ms, max_ms = _COUNT_AND_TIMES.unpack_from(piece, _COUNT_AT)
+            batches.append(AppendedBatch(base_offset, count, len(piece), base_ms, max_ms))
+            base_offset += count
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces), batches
 
     def _check_room(self, size: int) -> None:
         """Raises :class:`LogError` when the disk is nearly full; asks it once in a while, each time while it is."""
@@ -223,7 +219,7 @@ class SegmentedLog:
     def _is_full(self, size: int, timestamp_ms: int) -> bool:
         """Whether the next append of that size and time must go to a new segment."""
         last = self._segments[-1]
-        filled = last.size + self._buffered_bytes
+        filled = last.size + self._buffer.size
         return (
             self._must_roll
             or filled >= self.options.segment_bytes
@@ -232,43 +228,38 @@ class SegmentedLog:
             or self._next_offset - last.base_offset > _MAX_RELATIVE_OFFSET
         )
 
+    # -- write buffer --------------------------------------------------------------------------------------------
+
+    def _collect(self, records: Sequence[NewRecord]) -> None:
+        """Put records into the buffer; what cannot be taken is refused now, not when it is written."""
+        size = bound_of(records)
+        if self.options.reserve_bytes:
+            self._check_room(size)
+        if not self._segments or self._is_full(size, records[0][0]):
+            self.roll()
+        if self._roll_at_ms == _NEVER and self.options.segment_age_ms:
+            self._roll_at_ms = records[0][0] + self.options.segment_age_ms
+        self._buffer.add(records, size)
+        self._next_offset += len(records)
+        if not self._volatile:
+            self._unsynced[self._segments[-1]] = None
+        if self._buffer.size > self.options.write_buffer_bytes:
+            try:
+                self.flush()
+            except LogError:
+                self._buffer.take_back(len(records), size)
+                self._next_offset -= len(records)
+                raise
+
     def flush(self) -> None:
         """Write what the buffer holds; it stays there when that fails. Raises :class:`LogError`."""
-        if not self._buffer:
+        if not self._buffer.records:
             return
         self._refuse_when_failed()
-        segment = self._segments[-1]
-        before, end_before = segment.size, segment.end_offset
-        try:
-            segment.append(self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer), self._buffered)
-        except OSError as error:
-            self._undo(segment, before, end_before)
-            message = f"cannot write {segment.path}: {error.strerror or error}"
-            raise LogError(message) from error
-        self._buffer = []
-        self._buffered = []
-        self._buffered_bytes = 0
+        self._write(*self._encode_all(self._buffer.records, self._segments[-1].end_offset))
+        self._buffer.clear()
         if self._volatile:
             self._durable = self._end()
-        else:
-            self._unsynced[segment] = None
-
-    def _flush_or_forget(self, count: int, size: int, base_offset: int) -> None:
-        """Flush; when that fails the newest append was not taken. Raises :class:`LogError`."""
-        try:
-            self.flush()
-        except LogError:
-            del self._buffer[-count:], self._buffered[-count:]
-            self._buffered_bytes -= size
-            self._next_offset = base_offset
-            raise
-
-    def _undo(self, segment: Segment, size: int, end_offset: int) -> None:
-        """Cut a partial write off. When even that fails the log is in doubt and refuses everything."""
-        try:
-            segment.truncate(size, end_offset)
-        except OSError as error:
-            self._failure = f"{segment.path} has a partial write that cannot be cut off: {error.strerror or error}"
 
     def roll(self) -> None:
         """Seal the active segment and begin a new one. Raises :class:`LogError`."""
@@ -318,7 +309,7 @@ class SegmentedLog:
         folders = [self._folder, self._folder.rpartition("/")[0]] if self._names_unsynced else []
         self._unsynced.clear()
         self._names_unsynced = False
-        if self._buffer:
+        if self._buffer.records:
             self._unsynced[last] = None
         return FileSync(self._disk, [segment.file() for segment in self._syncing], folders)
 
@@ -361,7 +352,7 @@ class SegmentedLog:
     def _cut_unsynced(self) -> None:
         """Their publishers were refused, so a restart should not find them. Only a best effort: the disk is failing."""
         durable = self._durable
-        self._buffer, self._buffered, self._buffered_bytes = [], [], 0
+        self._buffer.clear()
         try:
             for segment in reversed(self._segments):
                 if segment.end_offset <= durable.offset:
@@ -431,7 +422,7 @@ class SegmentedLog:
 
     def _show_buffer(self) -> None:
         """Write buffered records so that they can be read; where that fails the others still can."""
-        if self._buffer:
+        if self._buffer.records:
             try:
                 self.flush()
             except LogError as error:
@@ -560,26 +551,3 @@ class _Reading:
 
 def _base_offset(segment: Segment) -> int:
     return segment.base_offset
-
-
-def _is_surely_large(records: Sequence[NewRecord]) -> bool:
-    """Whether an append need not be encoded as one batch to see that it is too large for one."""
-    count = len(records)
-    if count > MAX_BATCH_RECORDS:
-        return True
-    sample = records[:: max(1, count // 16)]
-    sampled_bytes = sum([len(value) for _, _, value, _ in sample if value])
-    return sampled_bytes * count > 2 * _MAX_WHOLE_BYTES * len(sample)
-
-
-def _split(records: Sequence[NewRecord]) -> list[Sequence[NewRecord]]:
-    """Cut into batches by count and payload size."""
-    groups: list[Sequence[NewRecord]] = []
-    start = size = 0
-    for index, (_, _, value, _) in enumerate(records):
-        size += len(value) if value is not None else 0
-        if index > start and (size > TARGET_BATCH_BYTES or index - start >= MAX_BATCH_RECORDS):
-            groups.append(records[start:index])
-            start, size = index, len(value) if value is not None else 0
-    groups.append(records[start:] if start else records)
-    return groups

@@ -1,0 +1,120 @@
+"""How records become batches: several for a large append, one for many small appends that waited in a buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reference_broker.core.queues.errors import LogError
+from reference_broker.core.queues.store import NewRecord
+from reference_broker.storage.batch import (
+    MAX_BATCH_RECORDS,
+    MAX_RECORDS_BYTES,
+    BatchEncoder,
+    BatchError,
+    BatchProblem,
+)
+from reference_broker.storage.record import MAX_RECORD_HEADERS
+
+TARGET_BATCH_BYTES = 256 * 1024
+"""A larger append is split into several batches, so that reading one record back stays cheap."""
+_MAX_WHOLE_BYTES = 2 * TARGET_BATCH_BYTES
+"""An append that is a little larger still stays one batch: it is encoded before its size is known."""
+_MAX_TIME_MS = 2**62
+_FIXED_BYTES = 64
+"""At least the batch header and the varints of one record."""
+
+
+class WriteBuffer:
+    """Records that were taken and are not written yet."""
+
+    __slots__ = ("records", "size")
+
+    def __init__(self) -> None:
+        self.records: list[NewRecord] = []
+        self.size = 0
+        """Bytes that they take at most, about."""
+
+    def add(self, records: Sequence[NewRecord], size: int) -> None:
+        self.records += records
+        self.size += size
+
+    def take_back(self, count: int, size: int) -> None:
+        """Forget the newest records."""
+        del self.records[-count:]
+        self.size -= size
+
+    def clear(self) -> None:
+        self.records = []
+        self.size = 0
+
+
+def bound_of(records: Sequence[NewRecord]) -> int:
+    """About how many bytes records take at most. Raises :class:`LogError` for one that no batch can hold."""
+    total = 0
+    for timestamp_ms, key, value, headers in records:
+        size = _FIXED_BYTES
+        if key:
+            size += len(key)
+        if value:
+            size += len(value)
+        if headers:
+            size += sum([len(name) + len(content) + 20 for name, content in headers])
+        if (
+            size > MAX_RECORDS_BYTES
+            or len(headers) > MAX_RECORD_HEADERS
+            or not -_MAX_TIME_MS < timestamp_ms < _MAX_TIME_MS
+        ):
+            message = f"a record of {size} bytes with {len(headers)} headers at {timestamp_ms} ms fits in no batch"
+            raise LogError(message)
+        total += size
+    return total
+
+
+def encode_batches(encoder: BatchEncoder, base_offset: int, records: Sequence[NewRecord]) -> list[bytes]:
+    """The batches of an append, in order. Raises :class:`BatchError` and :class:`RecordError`."""
+    if len(records) == 1:
+        return [encoder.encode(base_offset, records)]
+    if not _is_surely_large(records):
+        piece = encoder.encode(base_offset, records)
+        if len(piece) <= _MAX_WHOLE_BYTES:
+            return [piece]
+    pieces: list[bytes] = []
+    for group in _split(records):
+        _encode(encoder, base_offset, group, pieces)
+        base_offset += len(group)
+    return pieces
+
+
+def _encode(encoder: BatchEncoder, base_offset: int, records: Sequence[NewRecord], pieces: list[bytes]) -> None:
+    """Add the batch of these records, or its halves when it would be too large. Raises :class:`BatchError`."""
+    try:
+        pieces.append(encoder.encode(base_offset, records))
+    except BatchError as error:
+        half = len(records) // 2
+        if error.problem is not BatchProblem.TOO_LARGE or not half:
+            raise
+        _encode(encoder, base_offset, records[:half], pieces)
+        _encode(encoder, base_offset + half, records[half:], pieces)
+
+
+def _is_surely_large(records: Sequence[NewRecord]) -> bool:
+    """Whether an append need not be encoded as one batch to see that it is too large for one."""
+    count = len(records)
+    if count > MAX_BATCH_RECORDS:
+        return True
+    sample = records[:: max(1, count // 16)]
+    sampled_bytes = sum([len(value) for _, _, value, _ in sample if value])
+    return sampled_bytes * count > 2 * _MAX_WHOLE_BYTES * len(sample)
+
+
+def _split(records: Sequence[NewRecord]) -> list[Sequence[NewRecord]]:
+    """Cut into batches by count and payload size."""
+    groups: list[Sequence[NewRecord]] = []
+    start = size = 0
+    for index, (_, _, value, _) in enumerate(records):
+        size += len(value) if value is not None else 0
+        if index > start and (size > TARGET_BATCH_BYTES or index - start >= MAX_BATCH_RECORDS):
+            groups.append(records[start:index])
+            start, size = index, len(value) if value is not None else 0
+    groups.append(records[start:] if start else records)
+    return groups
