@@ -242,7 +242,7 @@ def live(life: Life, steps: int, *, power: bool) -> None:
 def _small_logs() -> object:
     """Snapshots happen within a short life too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pending_log, "_MIN_COMPACT_BYTES", 600)
+        patch.setattr(pending_log, "SNAPSHOT_OPERATIONS", 25)
         yield
 
 

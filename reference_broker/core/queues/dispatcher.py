@@ -192,7 +192,7 @@ class Dispatcher:
             entry.state = EntryState.WAITING
             place.push_waiting(entry)
             return False
-        group.log.claim(place.index, entry.offset, consumer.consumer_id, int(now * 1000))
+        group.log.claim(place.index, entry.offset, consumer.consumer_id, int(now * 1000), entry.delivery_count)
         if entry.state is EntryState.SETTLED:
             group.log.ack(place.index, entry.offset)
         group.counts.redelivered += 1

@@ -17,11 +17,11 @@ from reference_broker.core.queues.group_counts import GroupCounts
 from reference_broker.core.queues.partition import QueuePartition
 from reference_broker.core.queues.pending import EntryState, GroupPartition, PendingEntry
 from reference_broker.core.queues.retry import exhausted_reason
-from reference_broker.core.queues.store import PendingLog, PendingRecord
+from reference_broker.core.queues.store import PENDING_SHARDS, CursorRecord, PendingLog, PendingRecord
 from reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     Tracer = Callable[[TraceKind, dict[str, str | int]], None]
 
@@ -113,19 +113,21 @@ class ConsumerGroup(SyncPoint):
         that are given out again must not count as settled, so such knowledge is dropped, durably. Raises LogError.
         """
         cursors = self.log.recovered_cursors
-        beyond = False
+        beyond: dict[int, int] = {}
         for place in self.places:
             log = place.partition.log
             wanted = cursors.get(place.index, log.start_offset)
             place.cursor = min(max(wanted, log.start_offset), log.next_offset)
-            beyond |= wanted > log.next_offset
+            if wanted > log.next_offset:
+                beyond[place.index] = place.cursor
             self.cursor_total += place.cursor
         for record in self.log.recovered:
             if record.partition >= len(self.places):
                 continue
             place = self.places[record.partition]
             if not place.partition.log.start_offset <= record.offset < place.cursor:
-                beyond |= record.offset >= place.cursor
+                if record.offset >= place.cursor:
+                    beyond[place.index] = place.cursor
                 continue
             entry = PendingEntry(place, record.offset, record.delivery_count)
             entry.deadline = now if record.consumer else record.due_at_ms / 1000
@@ -134,7 +136,7 @@ class ConsumerGroup(SyncPoint):
             self.unsettled += 1
             self._wait(entry, now)
         if beyond:
-            self._snapshot()
+            self.log.rewind(beyond)
 
     # -- members -------------------------------------------------------------------------------------------------
 
@@ -296,8 +298,10 @@ class ConsumerGroup(SyncPoint):
             self.agenda.awaited_syncs[self] = None
         else:
             call_all(confirms, None)
-        if self.log.wants_snapshot:
-            self._try_snapshot()
+        if self.log.wants_snapshot(self.unsettled):
+            self._begin_snapshot(now)
+        if self.log.continue_snapshot():
+            self.agenda.groups_to_write[self] = None
         if self._settled_since_trim >= _SETTLED_PER_TRIM:
             self._settled_since_trim = 0
             self.owner.trim()
@@ -307,30 +311,19 @@ class ConsumerGroup(SyncPoint):
         self.stalled_until = now + WRITE_RETRY_S
         self.agenda.wake(self, self.stalled_until)
 
-    def _try_snapshot(self) -> None:
-        try:
-            self._snapshot()
-        except LogError:
-            # The old log is whole and goes on; it asks again when it has doubled.
-            return
-        covered, self.waiting = self.waiting, []
-        call_all(covered, None)
+    def finish_sync(self, error: OSError | None) -> list[tuple[Confirm, QueueError | None]]:
+        """See :meth:`SyncPoint.finish_sync`. A snapshot may need another sync even when nothing is written."""
+        finished = super().finish_sync(error)
+        if self.log.needs_sync:
+            self.agenda.unsynced[self] = None
+        return finished
 
-    def _snapshot(self) -> None:
-        cursors = {place.index: place.cursor for place in self.places}
-        entries = (
-            PendingRecord(
-                place.index,
-                entry.offset,
-                entry.consumer.consumer_id if entry.consumer is not None else "",
-                int(entry.claimed_at * 1000),
-                int(entry.deadline * 1000) if entry.state is EntryState.WAITING else 0,
-                entry.delivery_count,
-            )
-            for place in self.places
-            for entry in place.pending.values()
-        )
-        self.log.write_snapshot(cursors, entries)
+    def _begin_snapshot(self, now: float) -> None:
+        """Replace the log by what is pending now. Entries are only listed here; each turn describes a shard of them."""
+        cursors = {place.index: CursorRecord(place.cursor, place.committed) for place in self.places}
+        entries = [entry for place in self.places for entry in place.pending.values()]
+        shards = (_described(entries, shard) for shard in range(PENDING_SHARDS))
+        self.log.begin_snapshot(cursors, shards, int(now * 1000))
 
     # -- time ----------------------------------------------------------------------------------------------------
 
@@ -372,6 +365,20 @@ class ConsumerGroup(SyncPoint):
             timeouts.popleft()
         if len(timeouts) > 2 * self.unsettled + _STALE_TIMEOUTS:
             self.timeouts = deque(pair for pair in timeouts if _is_live(*pair))
+
+
+def _described(entries: Sequence[PendingEntry], shard: int) -> Iterator[PendingRecord]:
+    """The entries of a shard that are still pending, as they are now."""
+    for entry in entries:
+        if entry.offset % PENDING_SHARDS == shard and entry.state is not EntryState.SETTLED:
+            yield PendingRecord(
+                entry.place.index,
+                entry.offset,
+                entry.consumer.consumer_id if entry.consumer is not None else "",
+                int(entry.claimed_at * 1000),
+                int(entry.deadline * 1000) if entry.state is EntryState.WAITING else 0,
+                entry.delivery_count,
+            )
 
 
 def _is_live(deadline: float, entry: PendingEntry) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -43,6 +43,19 @@ class PendingRecord(NamedTuple):
     due_at_ms: int
     """When it may be redelivered; meaningful when ``consumer`` is empty."""
     delivery_count: int
+
+
+class CursorRecord(NamedTuple):
+    """How far a group got in one partition."""
+
+    cursor: int
+    """Next offset to deliver for the first time."""
+    committed: int
+    """Everything below it is settled."""
+
+
+PENDING_SHARDS = 8
+"""Pending entries are split by ``offset % 8``, so that a snapshot takes them in pieces."""
 
 
 class SyncTask(Protocol):
@@ -108,8 +121,11 @@ class PendingLog(Protocol):
     def ack(self, partition: int, offset: int) -> None:
         """Settled for good."""
 
-    def claim(self, partition: int, offset: int, consumer: str, claimed_at_ms: int) -> None:
-        """Delivered again: the delivery count grows by one."""
+    def ack_many(self, partition: int, ranges: Iterable[tuple[int, int]]) -> None:
+        """As :meth:`ack` for every offset of the ranges ``(first, end)``, ``end`` exclusive."""
+
+    def claim(self, partition: int, offset: int, consumer: str, claimed_at_ms: int, delivery_count: int) -> None:
+        """Delivered again, so many times in all."""
 
     def expire(self, partition: int, offset: int, due_at_ms: int) -> None:
         """Taken back from its consumer; it may be redelivered from ``due_at_ms`` on."""
@@ -117,24 +133,40 @@ class PendingLog(Protocol):
     def move_cursor(self, partition: int, offset: int) -> None:
         """The next offset to deliver for the first time."""
 
+    def rewind(self, offsets: Mapping[int, int]) -> None:
+        """Partition -> offset: those from there on are given out again, so all that is known of them is dropped.
+
+        Durable on return: blocking, so only for opening. Raises :class:`LogError`.
+        """
+
     @property
     def has_unflushed(self) -> bool: ...
 
     def flush(self) -> None:
         """Write what collected. Raises :class:`LogError`; what collected stays and is written by the next flush."""
 
-    @property
-    def wants_snapshot(self) -> bool:
-        """The log has grown well past what is pending."""
+    def wants_snapshot(self, pending: int) -> bool:
+        """The log has grown well past what is pending, and no snapshot is under way."""
 
-    def write_snapshot(self, cursors: dict[int, int], entries: Iterable[PendingRecord]) -> None:
-        """Replace the log, unflushed operations included, by this state, durably; only while no sync runs.
+    def begin_snapshot(
+        self, cursors: Mapping[int, CursorRecord], shards: Iterable[Iterable[PendingRecord]], now_ms: int
+    ) -> None:
+        """Right after a flush: begin to replace the log by this state, in steps that do not block.
 
-        Blocking. Raises :class:`LogError`: then the old log stays, and what was unflushed is lost to it.
+        ``shards`` are the entries pending now, iterated one shard per :meth:`continue_snapshot`. They may show an
+        entry as it is by then, or leave it out when it is settled by then. Never raises: the old state stays valid, and
+        a snapshot that fails is tried again once the log has doubled.
         """
 
+    def continue_snapshot(self) -> bool:
+        """Right after a flush: take the next shard in. True while there are more; False also when none is under way."""
+
+    @property
+    def needs_sync(self) -> bool:
+        """There is something for :meth:`start_sync`, be it only a step of a snapshot."""
+
     def start_sync(self) -> SyncTask | None:
-        """As :meth:`PartitionLog.start_sync`."""
+        """As :meth:`PartitionLog.start_sync`. It also takes a snapshot a step further."""
 
     def finish_sync(self, error: OSError | None) -> None:
         """As :meth:`PartitionLog.finish_sync`."""

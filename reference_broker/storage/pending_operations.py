@@ -1,0 +1,170 @@
+"""Collects a group's operations in memory, as bytes: this is called for every delivery and every settlement."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+from reference_broker.storage.pending_codec import (
+    MAX_DELIVERY_COUNT,
+    MAX_OFFSET,
+    MAX_RUN,
+    PLACE,
+    PLACE_TIME,
+    Code,
+    encode_ack_ranges,
+)
+from reference_broker.storage.record import uvarint
+
+_CACHED_LAYOUTS = 1_024
+_ADD, _ADD_RUN, _CLAIM = int(Code.ADD), int(Code.ADD_RUN), int(Code.CLAIM)
+_CURSOR, _EXPIRE, _REWIND = int(Code.CURSOR), int(Code.EXPIRE), int(Code.REWIND)
+_pack_place = PLACE.pack
+
+_RunKey = tuple[int, str, int, int]
+_NO_RUN: _RunKey = (-1, "", 0, 0)
+
+
+class OperationCollector:
+    """Operations since the last flush, in order.
+
+    Adds of following offsets to one consumer at one time become a run, acks that follow each other become ranges:
+    a consumer that gets messages in bulk costs the log a few bytes each. At most one of the two is open.
+    """
+
+    def __init__(self) -> None:
+        self._operations: list[bytes] = []
+        self._collected = 0
+        """Operations in the list, runs and ranges counted by their offsets."""
+        self._run_key = _NO_RUN
+        """Partition, consumer, time and count of the open run."""
+        self._run_start = 0
+        self._run_end = 0
+        """0 when none is open."""
+        self._acks: dict[int, set[int]] = {}
+        self._layouts: dict[str, tuple[struct.Struct, bytes]] = {}
+
+    @property
+    def has_unflushed(self) -> bool:
+        return bool(self._operations or self._run_end or self._acks)
+
+    def add(self, partition: int, offset: int, consumer: str, claimed_at_ms: int, delivery_count: int) -> None:
+        """See :meth:`PendingLog.add`."""
+        if (
+            offset == self._run_end
+            and self._run_key == (partition, consumer, claimed_at_ms, delivery_count)
+            and offset - self._run_start < MAX_RUN
+        ):
+            self._run_end = offset + 1
+            return
+        self._end_open()
+        self._run_key = (partition, consumer, claimed_at_ms, delivery_count)
+        self._run_start = offset
+        self._run_end = offset + 1
+
+    def ack(self, partition: int, offset: int) -> None:
+        """See :meth:`PendingLog.ack`."""
+        if self._run_end:
+            self._end_open()
+        acks = self._acks.get(partition)
+        if acks is None:
+            self._acks[partition] = {offset}
+        else:
+            acks.add(offset)
+
+    def ack_many(self, partition: int, ranges: Iterable[tuple[int, int]]) -> None:
+        """See :meth:`PendingLog.ack_many`. Raises :class:`ValueError` for offsets that do not exist."""
+        merged = _merge(ranges)
+        if merged and (merged[0][0] < 0 or merged[-1][1] > MAX_OFFSET):
+            message = f"cannot ack offsets {merged[0][0]} to {merged[-1][1]}: they must lie between 0 and {MAX_OFFSET}"
+            raise ValueError(message)
+        self._end_open()
+        self._operations += encode_ack_ranges(partition, merged)
+        self._collected += sum(end - first for first, end in merged)
+
+    def claim(self, partition: int, offset: int, consumer: str, claimed_at_ms: int, delivery_count: int) -> None:
+        """See :meth:`PendingLog.claim`."""
+        self._append(self._delivery(_CLAIM, partition, offset, consumer, claimed_at_ms, delivery_count))
+
+    def expire(self, partition: int, offset: int, due_at_ms: int) -> None:
+        """See :meth:`PendingLog.expire`."""
+        self._append(PLACE_TIME.pack(_EXPIRE, offset, partition, due_at_ms))
+
+    def move_cursor(self, partition: int, offset: int) -> None:
+        """See :meth:`PendingLog.move_cursor`."""
+        self._append(_pack_place(_CURSOR, offset, partition))
+
+    def _collect_rewind(self, partition: int, offset: int) -> None:
+        self._append(_pack_place(_REWIND, offset, partition))
+
+    def _append(self, operation: bytes) -> None:
+        self._end_open()
+        self._operations.append(operation)
+        self._collected += 1
+
+    def _end_open(self) -> None:
+        """Encode the open run or the open acks, so that what follows stays behind them."""
+        if self._run_end:
+            self._end_run()
+        if self._acks:
+            acks, self._acks = self._acks, {}
+            for partition, offsets in acks.items():
+                self._operations += encode_ack_ranges(partition, _ranges(sorted(offsets)))
+                self._collected += len(offsets)
+
+    def _end_run(self) -> None:
+        partition, consumer, claimed_at_ms, delivery_count = self._run_key
+        start, length = self._run_start, self._run_end - self._run_start
+        code = _ADD if length == 1 else _ADD_RUN
+        operation = self._delivery(code, partition, start, consumer, claimed_at_ms, delivery_count)
+        self._operations.append(operation if length == 1 else operation + uvarint(length))
+        self._collected += length
+        self._run_key, self._run_end = _NO_RUN, 0
+
+    def _delivery(
+        self, code: int, partition: int, offset: int, consumer: str, at_ms: int, delivery_count: int
+    ) -> bytes:
+        """An add or a claim. The layout for a consumer's id is remembered, so that packing is one call."""
+        known = self._layouts.get(consumer)
+        if known is None:
+            raw = consumer.encode()
+            name = uvarint(len(raw)) + raw
+            known = (struct.Struct(f"<BQI{len(name)}sQH"), name)
+            if len(self._layouts) >= _CACHED_LAYOUTS:
+                self._layouts.clear()
+            self._layouts[consumer] = known
+        layout, name = known
+        count = delivery_count if delivery_count < MAX_DELIVERY_COUNT else MAX_DELIVERY_COUNT
+        return layout.pack(code, offset, partition, name, at_ms, count)
+
+    def _forget(self) -> None:
+        self._operations.clear()
+        self._acks.clear()
+        self._run_key, self._run_end = _NO_RUN, 0
+        self._collected = 0
+
+
+def _ranges(offsets: list[int]) -> list[tuple[int, int]]:
+    """Ascending, different offsets as ranges ``(first, end)``."""
+    first = offsets[0]
+    if offsets[-1] - first + 1 == len(offsets):
+        return [(first, first + len(offsets))]
+    ranges: list[tuple[int, int]] = []
+    end = first
+    for offset in offsets:
+        if offset != end:
+            ranges.append((first, end))
+            first = offset
+        end = offset + 1
+    ranges.append((first, end))
+    return ranges
+
+
+def _merge(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for first, end in sorted(span for span in ranges if span[0] < span[1]):
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((first, end))
+    return merged

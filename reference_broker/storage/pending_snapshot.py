@@ -1,0 +1,125 @@
+"""A snapshot of a group's state on its way to the disk, and the blocking work of a group's syncs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+
+from reference_broker.core.queues.store import CursorRecord, PendingRecord
+from reference_broker.storage.disk import Disk, DiskFile
+from reference_broker.storage.group_files import MAX_FILE_BYTES, PendingFileEncoder, encode_cursor_file
+
+LOG_SUFFIX = ".pel.log"
+_ENTRIES_PER_STEP = 2_000
+"""Small shards are taken together, up to about so many entries in a turn."""
+_MAX_CHARACTERS = MAX_FILE_BYTES // 4
+
+
+class GroupPaths:
+    """Names of a group's files."""
+
+    def __init__(self, log: str) -> None:
+        base = log.removesuffix(LOG_SUFFIX)
+        self.log = log
+        self.next_log = f"{log}.next"
+        """The log that continues :attr:`log` while a snapshot is under way."""
+        self.pending = f"{base}.pel"
+        self.cursors = f"{base}.cur"
+        self.folder = log.rpartition("/")[0]
+        self.parent_folder = self.folder.rpartition("/")[0]
+
+    @property
+    def temporary(self) -> tuple[str, ...]:
+        """Unfinished files, to be removed whenever they are found."""
+        return tuple(f"{path}.tmp" for path in (self.pending, self.cursors, self.log))
+
+
+class SnapshotPhase(Enum):
+    """What was done for a snapshot. Steps that need a sync before the next one wait for it."""
+
+    NONE = "none"
+    CAPTURING = "capturing"
+    """Shards are taken in, some each turn."""
+    CAPTURED = "captured"
+    """The next sync writes it to temporary files and syncs them."""
+    WRITING = "writing"
+    PLACED = "placed"
+    """Renamed to its place; once the folder is synced, the log before it can go."""
+    SWAPPED = "swapped"
+    """The new log took the old one's name; once the folder is synced, the next snapshot may begin."""
+
+
+class Snapshot:
+    """The content of ``.pel`` and ``.cur``, taken in shard by shard."""
+
+    def __init__(
+        self,
+        group: str,
+        cursors: Mapping[int, CursorRecord],
+        shards: Iterable[Iterable[PendingRecord]],
+        now_ms: int,
+    ) -> None:
+        self._shards: Iterator[Iterable[PendingRecord]] = iter(shards)
+        self._encoder = PendingFileEncoder(group)
+        self._cursor_file = encode_cursor_file(group, cursors, now_ms)
+        self._now_ms = now_ms
+
+    def take_some(self) -> bool:
+        """Take shards in, at least one; False when that was the last."""
+        enough = self._encoder.entry_count + _ENTRIES_PER_STEP
+        for shard in self._shards:
+            self._encoder.add(shard)
+            if self._encoder.entry_count >= enough:
+                return True
+        return False
+
+    @property
+    def too_large(self) -> bool:
+        """Larger than what is read back."""
+        return self._encoder.encoded_characters > _MAX_CHARACTERS
+
+    def write(self, disk: Disk, paths: GroupPaths) -> None:
+        """Write and sync the temporary files. Blocking; raises :class:`OSError`."""
+        for path, content in (
+            (paths.cursors, self._cursor_file),
+            (paths.pending, self._encoder.encode(self._now_ms)),
+        ):
+            file = disk.open(f"{path}.tmp", create=True)
+            try:
+                file.truncate(0)
+                file.append(content)
+                file.sync()
+            finally:
+                file.close()
+
+
+class PendingSync:
+    """Implements :class:`reference_broker.core.queues.store.SyncTask`: logs, folders, then the snapshot's files."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        paths: GroupPaths,
+        files: Sequence[DiskFile],
+        folders: Sequence[str],
+        snapshot: Snapshot | None,
+    ) -> None:
+        self._disk = disk
+        self._paths = paths
+        self._files = tuple(files)
+        self.folders = tuple(folders)
+        self.snapshot = snapshot
+        self.snapshot_error: OSError | None = None
+        """The snapshot's files could not be written. That harms nobody: the logs hold everything."""
+
+    def run(self) -> None:
+        """Blocking. Raises :class:`OSError` when a log or its name cannot be synced."""
+        for file in self._files:
+            file.sync()
+        for folder in self.folders:
+            self._disk.sync_folder(folder)
+        if self.snapshot is not None:
+            try:
+                self.snapshot.write(self._disk, self._paths)
+            except OSError as error:
+                self.snapshot_error = error

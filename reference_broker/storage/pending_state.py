@@ -1,0 +1,115 @@
+"""What a group's operations lead to: cursors, and the pending entries in eight shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from reference_broker.core.queues.store import PENDING_SHARDS, CursorRecord, PendingRecord
+from reference_broker.storage.pending_codec import MAX_DELIVERY_COUNT, Code, Operation
+
+Place = tuple[int, int]
+"""Partition and offset."""
+
+
+class PendingState:
+    """Cursors and unsettled entries. Entry (p, o) is in shard ``o % 8``, as in the seeds' consumer state.
+
+    Every operation says what is, not what changes. So replaying a whole log over a state that was captured at any
+    place within it, even shard by shard at different places, leads to the state at the log's end.
+    """
+
+    def __init__(self) -> None:
+        self.cursors: dict[int, int] = {}
+        """Partition -> next offset to deliver for the first time."""
+        self.shards: list[dict[Place, PendingRecord]] = [{} for _ in range(PENDING_SHARDS)]
+
+    def __len__(self) -> int:
+        return sum(len(shard) for shard in self.shards)
+
+    def records(self) -> list[PendingRecord]:
+        """All entries by partition and offset."""
+        return sorted(entry for shard in self.shards for entry in shard.values())
+
+    def shard_records(self) -> Iterator[Iterable[PendingRecord]]:
+        """The entries of one shard after the other, as a snapshot wants them."""
+        for shard in self.shards:
+            yield shard.values()
+
+    def cursor_records(self) -> dict[int, CursorRecord]:
+        """Each partition's cursor, and the lowest offset that is not settled."""
+        committed = dict(self.cursors)
+        for shard in self.shards:
+            for partition, offset in shard:
+                committed[partition] = min(committed.get(partition, offset), offset)
+        return {
+            partition: CursorRecord(cursor, committed[partition]) for partition, cursor in sorted(self.cursors.items())
+        }
+
+    def put(self, entry: PendingRecord) -> None:
+        """Set an entry, whatever was there."""
+        self.shards[entry.offset % PENDING_SHARDS][(entry.partition, entry.offset)] = entry
+
+    def apply(self, operations: Iterable[Operation]) -> int:
+        """Replay operations in their order; returns how many there were, a run or range counted by its offsets."""
+        applied = 0
+        for operation in operations:
+            code = operation.code
+            if code is Code.ADD:
+                self._add(operation)
+            elif code is Code.ACK:
+                self._ack(operation)
+            elif code is Code.CURSOR:
+                self.cursors[operation.partition] = operation.offset
+            elif code is Code.REWIND:
+                self._rewind(operation.partition, operation.offset)
+            else:
+                self._change(operation)
+            applied += operation.end - operation.offset
+        return applied
+
+    def _add(self, operation: Operation) -> None:
+        _, partition, start, end, consumer, at_ms, count = operation
+        shards = self.shards
+        for offset in range(start, end):
+            entry = PendingRecord(partition, offset, consumer, at_ms, 0, count)
+            shards[offset % PENDING_SHARDS][(partition, offset)] = entry
+        self.cursors[partition] = max(self.cursors.get(partition, 0), end)
+
+    def _ack(self, operation: Operation) -> None:
+        partition, start, end = operation.partition, operation.offset, operation.end
+        shards = self.shards
+        if end - start <= PENDING_SHARDS or end - start <= len(self):
+            for offset in range(start, end):
+                shards[offset % PENDING_SHARDS].pop((partition, offset), None)
+            return
+        # A range may be far wider than what is pending.
+        self._drop(partition, start, end)
+
+    def _drop(self, partition: int, start: int, end: int | None) -> None:
+        for shard in self.shards:
+            dropped = [
+                place
+                for place in shard
+                if place[0] == partition and start <= place[1] and (end is None or place[1] < end)
+            ]
+            for place in dropped:
+                del shard[place]
+
+    def _rewind(self, partition: int, offset: int) -> None:
+        """Offsets from here on are given out again: nothing that is known of them counts."""
+        if partition in self.cursors:
+            self.cursors[partition] = min(self.cursors[partition], offset)
+        self._drop(partition, offset, None)
+
+    def _change(self, operation: Operation) -> None:
+        """A claim or an expiry; of an entry that is settled it says nothing."""
+        shard = self.shards[operation.offset % PENDING_SHARDS]
+        place = (operation.partition, operation.offset)
+        entry = shard.get(place)
+        if entry is None:
+            return
+        if operation.code is Code.EXPIRE:
+            shard[place] = entry._replace(consumer="", due_at_ms=operation.at_ms)
+        else:
+            count = operation.delivery_count or min(entry.delivery_count + 1, MAX_DELIVERY_COUNT)
+            shard[place] = PendingRecord(*place, operation.consumer, operation.at_ms, 0, count)
