@@ -1,103 +1,164 @@
-"""Group commit: one sync confirms every append that waited, and the next appends are made while it runs."""
+"""Group commit: one sync confirms every append that waited for it."""
 
 from __future__ import annotations
 
 import asyncio
+import statistics
+import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import uvloop
 
 from loadtests.bench.storage.log_files import LogFolder, raw_sync_s
 from loadtests.bench.storage.measurement import Case, RowSpec, Sample
 from loadtests.bench.storage.plan import StoragePlan
 from loadtests.bench.storage.workload import uniform_batches
-from reference_broker.core.queues.store import NewRecord
+from reference_broker.core.queues.store import NewRecord, SyncTask
 from reference_broker.storage.log import SegmentedLog
 
 Confirm = Callable[[], None]
+StartSync = Callable[[SyncTask], "asyncio.Future[float]"]
+
+
+class GroupFigures(NamedTuple):
+    """What one measurement found."""
+
+    confirmed: int
+    syncs: int
+    took_s: float
+    handover_s: float
+    """Median time that a sync took beyond the system calls: to the thread and back."""
 
 
 class GroupCommit:
-    """Producers, each with one record in flight, on one log.
+    """Producers on one log, each with one record in flight; its confirm is a callback that makes its next record.
 
-    A sync runs in a thread whenever something is unsynced. When it ends the next one starts first; then the confirms
-    are handed out, and with each its producer appends its next record.
+    Turns as in the broker: what the confirms bring is appended (in one piece, as a queue's partition does, or a record
+    a call), and the next sync starts. It runs in a thread, and the loop goes on.
     """
 
-    def __init__(self, log: SegmentedLog, records: Sequence[NewRecord], producers: int) -> None:
-        self.confirmed = 0
-        self.syncs = 0
+    def __init__(
+        self, log: SegmentedLog, records: Sequence[NewRecord], producers: int, *, is_collected: bool = True
+    ) -> None:
         self._log = log
         self._records = records
         self._producers = producers
-        self._waiting: deque[tuple[int, Confirm]] = deque()
-        self._next = 0
-        self._stopping = False
+        self._is_collected = is_collected
+        self._turn: list[NewRecord] = []
+        self._waiting: list[Confirm] = []
+        self._made = 0
+
+    def _produce(self) -> None:
+        """A producer's next record; the confirm calls it again."""
+        self._turn.append(self._records[self._made % len(self._records)])
+        self._made += 1
+        self._waiting.append(self._produce)
 
     def _append(self) -> None:
-        """A producer's turn. It goes on from its confirm."""
-        record = self._records[self._next % len(self._records)]
-        self._next += 1
-        offset = self._log.append((record,))
-        self._waiting.append((offset, self._append))
+        if self._is_collected:
+            self._log.append(self._turn)
+        else:
+            for record in self._turn:
+                self._log.append((record,))
+        self._turn.clear()
 
-    def _hand_out(self, durable_offset: int) -> None:
-        waiting = self._waiting
-        while waiting and waiting[0][0] < durable_offset:
-            _, confirm = waiting.popleft()
-            self.confirmed += 1
-            if not self._stopping:
-                confirm()
-
-    async def run(self, seconds: float) -> float:
-        """Returns the seconds it took until the last confirm. Raises :class:`OSError` when a sync fails."""
-        loop = asyncio.get_running_loop()
-        with ThreadPoolExecutor(1) as thread:
+    async def run(self, seconds: float) -> GroupFigures:
+        """Raises :class:`OSError` when a sync fails."""
+        confirmed = syncs = 0
+        handovers_s: list[float] = []
+        with _sync_thread() as start:
+            for _ in range(self._producers):
+                self._produce()
             began = time.perf_counter()
-            # The producers do not come in one instant: half of them find the first sync running.
-            for _ in range(self._producers // 2):
+            until = began + seconds
+            while (now := time.perf_counter()) < until:
                 self._append()
-            running = self._start(loop, thread)
-            for _ in range(self._producers - self._producers // 2):
-                self._append()
-            while running is not None:
-                await running
+                task = self._log.start_sync()
+                assert task is not None, "records were appended, so there is something to sync"
+                covered, self._waiting = self._waiting, []
+                started = time.perf_counter()
+                call_s = await start(task)
+                handovers_s.append(time.perf_counter() - started - call_s)
                 self._log.finish_sync(None)
-                self.syncs += 1
-                durable_offset = self._log.durable_offset
-                self._stopping = time.perf_counter() - began >= seconds
-                running = self._start(loop, thread)
-                self._hand_out(durable_offset)
-                if running is None:
-                    running = self._start(loop, thread)
-            return time.perf_counter() - began
-
-    def _start(self, loop: asyncio.AbstractEventLoop, thread: ThreadPoolExecutor) -> asyncio.Future[None] | None:
-        task = self._log.start_sync()
-        return None if task is None else loop.run_in_executor(thread, task.run)
+                syncs += 1
+                confirmed += len(covered)
+                for confirm in covered:
+                    confirm()
+            return GroupFigures(confirmed, syncs, now - began, statistics.median(handovers_s))
 
 
-def group_commit_case(plan: StoragePlan, folder: Path) -> Case:
+@contextmanager
+def _sync_thread() -> Iterator[StartSync]:
+    """A thread that runs syncs; the future of each ends with the seconds that its system calls took."""
+    loop = asyncio.get_running_loop()
+    tasks: SimpleQueue[tuple[SyncTask, asyncio.Future[float]] | None] = SimpleQueue()
+
+    def work() -> None:
+        while (taken := tasks.get()) is not None:
+            task, future = taken
+            began = time.perf_counter()
+            try:
+                task.run()
+            except OSError as error:
+                loop.call_soon_threadsafe(future.set_exception, error)
+            else:
+                loop.call_soon_threadsafe(future.set_result, time.perf_counter() - began)
+
+    def start(task: SyncTask) -> asyncio.Future[float]:
+        future: asyncio.Future[float] = loop.create_future()
+        tasks.put((task, future))
+        return future
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield start
+    finally:
+        tasks.put(None)
+        thread.join()
+
+
+def group_commit_cases(plan: StoragePlan, folder: Path) -> list[Case]:
     """Confirmed records a second, beside raw syncs a second of writes as large as the average group, times its size."""
-    records = [record for batch in uniform_batches(5_000, plan.batch_records) for record in batch]
     title = f"group commit, {plan.producers} producers, one record in flight each"
-    rate = RowSpec(
-        key="group_commit", title=title, unit="rec/s", raw_title="raw syncs/s x average group", needs_disk=True
+    return [
+        _case("group_commit", title, plan, folder, is_collected=True),
+        _case("group_commit.singly", "  the same, one append a record", plan, folder, is_collected=False),
+    ]
+
+
+def _case(key: str, title: str, plan: StoragePlan, folder: Path, *, is_collected: bool) -> Case:
+    records = [record for batch in uniform_batches(5_000, plan.batch_records) for record in batch]
+    rows = (
+        RowSpec(key=key, title=title, unit="rec/s", raw_title="raw syncs/s x average group", needs_disk=True),
+        RowSpec(
+            key=f"{key}.handover",
+            title="  of each sync, to the thread and back",
+            unit="us",
+            raw_title="write and fsync of a group",
+            needs_disk=True,
+        ),
     )
-    group = RowSpec(key="group_commit.group", title="  average group", unit="rec", needs_disk=True)
 
     def measure() -> Sequence[Sample]:
         files = LogFolder(folder / "group")
         log = files.open()
-        commit = GroupCommit(log, records, plan.producers)
-        took_s = asyncio.run(commit.run(plan.group_commit_s))
+        commit = GroupCommit(log, records, plan.producers, is_collected=is_collected)
+        figures = uvloop.run(commit.run(plan.group_commit_s))
         log.close()
-        average = commit.confirmed / commit.syncs
-        piece = b"".join(files.batches()[: max(1, round(average))])
+        average = figures.confirmed / figures.syncs
+        stored = files.batches()
+        piece = b"".join(stored[: len(stored) // figures.syncs])
         files.remove()
         sync_s = raw_sync_s(folder / "raw", piece, seconds=plan.group_commit_s / 2)
-        return [Sample(commit.confirmed / took_s, average / sync_s), Sample(average)]
+        return [
+            Sample(figures.confirmed / figures.took_s, average / sync_s),
+            Sample(figures.handover_s * 1e6, sync_s * 1e6),
+        ]
 
-    return Case((rate, group), measure)
+    return Case(rows, measure)

@@ -23,7 +23,7 @@ class QueuedMessagesError(RuntimeError):
 
 def measure_queued(plan: StoragePlan, folder: Path, progress: Progress) -> list[MeasuredRow]:
     """Enqueue in one process, open again in another; one round, since each takes a fresh process and a gigabyte."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     count = f"{plan.queued_messages:,}"
     filled = _run_child(plan, folder, "enqueueing messages", progress)
     opened = _run_child(plan, folder, "opening the queue again", progress, "--reopen")

@@ -14,7 +14,7 @@ import msgspec
 from loadtests.bench.storage.appending import append_cases, single_cases
 from loadtests.bench.storage.delivery_cost import decision, delivery_cases
 from loadtests.bench.storage.filesystem import filesystem_of
-from loadtests.bench.storage.group_commit import group_commit_case
+from loadtests.bench.storage.group_commit import group_commit_cases
 from loadtests.bench.storage.measurement import Case, MeasuredRow
 from loadtests.bench.storage.plan import Progress, StoragePlan
 from loadtests.bench.storage.queued import measure_queued
@@ -80,7 +80,7 @@ def _measure(run: StorageRun, folder: Path, progress: Progress) -> None:
     cases = [
         *append_cases(plan, folder),
         *single_cases(plan, folder),
-        group_commit_case(plan, folder),
+        *group_commit_cases(plan, folder),
         *read_cases(plan, logs),
     ]
     delivery = delivery_cases(plan, folder)

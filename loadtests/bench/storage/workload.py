@@ -8,6 +8,7 @@ from reference_broker.core.queues.store import Headers, NewRecord
 
 START_MS = 1_700_000_000_000
 _PER_MILLISECOND = 100
+_FIRST_SEQUENCE = 1_000_000_000
 _SIZE_RANGE = (20, 2_000)
 _HEADERS: tuple[Headers, ...] = (
     (),
@@ -21,8 +22,8 @@ Batches = list[list[NewRecord]]
 def reading(number: int, rng: random.Random, size: int) -> bytes:
     """A sensor's reading as JSON, ``size`` bytes long: some of it repeats from message to message, some does not."""
     text = (
-        f'{{"device":"sensor-{number % 500:04d}","sequence":{number:010d},"celsius":{rng.uniform(10, 40):.2f},'
-        f'"signature":"{rng.randbytes(size // 4).hex()}'
+        f'{{"device":"sensor-{number % 500:04d}","sequence":{_FIRST_SEQUENCE + number},'
+        f'"celsius":{rng.uniform(10, 40):.2f},"signature":"{rng.randbytes(size // 4).hex()}'
     ).encode()
     return text[: size - 2].ljust(size - 2, b"0") + b'"}'
 
