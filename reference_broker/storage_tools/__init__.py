@@ -1,0 +1,1 @@
+"""``assay storage``: shows, checks, prints, repairs, imports and exports data directories of three brokers."""

@@ -1,0 +1,110 @@
+"""Judges the files that describe queues, and what lies beside the queues in a data directory."""
+
+from __future__ import annotations
+
+import msgspec
+
+from reference_broker.storage.file_names import encode_name
+from reference_broker.storage.queue_store import ROOT, QueueDescription
+from reference_broker.storage_tools.findings import Finding, FindingKind, Findings, Severity
+from reference_broker.storage_tools.layout import (
+    DESCRIPTION_NAME,
+    IMPORTING_SUFFIX,
+    QueuePlace,
+    StoreFormat,
+    StoreLayout,
+)
+from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
+
+FLUXMQ_CONFIG = "config/queues.json"
+_MAX_DESCRIPTION_BYTES = 64 * 1024
+_MAX_CONFIG_BYTES = 64 * 1024 * 1024
+
+
+class _FluxConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What every ``config/queues.json`` of FluxMQ has."""
+
+    version: int
+    configs: list[dict[str, object]] | None
+
+
+def check_descriptions(disk: ReadOnlyDisk, layout: StoreLayout, findings: Findings, *, in_use: bool) -> None:
+    """Check every queue's description, and look for queues whose import or creation did not finish."""
+    if layout.format is StoreFormat.ASSAY:
+        for queue in layout.queues:
+            _check_assay(disk, queue, findings)
+        for name in disk.list(ROOT):
+            if name.endswith(IMPORTING_SUFFIX):
+                meaning = "the queue does not exist yet; import it again, or let repair drop what is there"
+                _add(
+                    findings, Severity.WARNING, FindingKind.LEFTOVER, f"{ROOT}/{name}", "an unfinished import", meaning
+                )
+    elif layout.format is not StoreFormat.GOQUEUE:
+        _check_fluxmq(disk, findings)
+    for queue in layout.queues:
+        for name in disk.list(queue.folder):
+            if name.endswith(".tmp"):
+                severity = Severity.NOTE if in_use else Severity.WARNING
+                path = f"{queue.folder}/{name}"
+                meaning = "a broker writes it anew when it needs to; repair drops it"
+                _add(findings, severity, FindingKind.LEFTOVER, path, "a write that never finished", meaning)
+
+
+def _check_assay(disk: ReadOnlyDisk, queue: QueuePlace, findings: Findings) -> None:
+    path = f"{queue.folder}/{DESCRIPTION_NAME}"
+    try:
+        data = disk.read(path, _MAX_DESCRIPTION_BYTES)
+        description = msgspec.json.decode(data, type=QueueDescription)
+    except FileNotFoundError:
+        has_records = any(disk.size(one.path) for place in queue.partitions for one in place.segments)
+        if has_records:
+            meaning = (
+                "a broker does not see the queue, although it has records; write the file again, with version 1, "
+                "the queue's name and its number of partitions, as another directory's queue.json shows"
+            )
+            _add(findings, Severity.FAULT, FindingKind.DESCRIPTION_DAMAGED, path, "it is missing", meaning)
+        else:
+            meaning = "the broker stopped while it created the queue; nothing was ever confirmed in it"
+            _add(findings, Severity.WARNING, FindingKind.DESCRIPTION_DAMAGED, path, "it is missing", meaning)
+        return
+    except OSError as error:
+        meaning = "make it readable for this user and check again"
+        _add(findings, Severity.FAULT, FindingKind.UNREADABLE, path, str(error.strerror or error), meaning)
+        return
+    except msgspec.DecodeError as error:
+        meaning = "a broker refuses the directory; restore the file: name and number of partitions must be right"
+        problem = f"it does not decode: {error}"
+        _add(findings, Severity.FAULT, FindingKind.DESCRIPTION_DAMAGED, path, problem, meaning)
+        return
+    problem = _contradiction(description, queue)
+    if problem:
+        meaning = "the file belongs to another queue or is damaged; restore the right one"
+        _add(findings, Severity.FAULT, FindingKind.DESCRIPTION_DAMAGED, path, problem, meaning)
+
+
+def _contradiction(description: QueueDescription, queue: QueuePlace) -> str:
+    """What is wrong with a description that decodes; empty when nothing is."""
+    if description.version != 1:
+        return f"version {description.version}; this program reads version 1"
+    if not description.name or encode_name(description.name) != queue.folder.rpartition("/")[2]:
+        return f"it describes the queue {description.name!r}, whose folder this is not"
+    highest = max((place.partition for place in queue.partitions), default=-1)
+    if not 0 < description.partitions <= 1 << 20:
+        return f"a queue with {description.partitions} partitions"
+    if highest >= description.partitions:
+        return f"it says {description.partitions} partitions, but there is a partition {highest}"
+    return ""
+
+
+def _check_fluxmq(disk: ReadOnlyDisk, findings: Findings) -> None:
+    try:
+        msgspec.json.decode(disk.read(FLUXMQ_CONFIG, _MAX_CONFIG_BYTES), type=_FluxConfig)
+    except FileNotFoundError:
+        return
+    except (OSError, msgspec.DecodeError) as error:
+        meaning = "the queues' settings are lost, their records are not; restore the file"
+        _add(findings, Severity.FAULT, FindingKind.DESCRIPTION_DAMAGED, FLUXMQ_CONFIG, str(error), meaning)
+
+
+def _add(findings: Findings, severity: Severity, kind: FindingKind, path: str, problem: str, meaning: str) -> None:
+    findings.add(Finding(severity=severity, kind=kind, path=path, problem=problem, meaning=meaning, position=0))

@@ -1,0 +1,131 @@
+"""What a check can find, as data: the same structs feed the tables, the JSON output and the repair plan."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from reference_broker.storage_tools.layout import StoreFormat
+
+VERIFY_SCHEMA = "assay.storage.verify/1"
+MAX_FINDINGS = 10_000
+"""More are counted, not listed."""
+
+
+class Severity(StrEnum):
+    """How bad a finding is."""
+
+    FAULT = "fault"
+    """Data or its description is damaged or missing; ``verify`` exits with 1."""
+    WARNING = "warning"
+    """What a crash leaves behind and a broker puts right by itself when it opens the directory."""
+    NOTE = "note"
+    """Worth knowing; nothing is wrong."""
+
+
+class FindingKind(StrEnum):
+    """What was found."""
+
+    CORRUPT_BATCH = "corrupt_batch"
+    """Bytes that are no sound batch, with sound ones behind them, or in a segment that is finished."""
+    TORN_TAIL = "torn_tail"
+    """The last bytes of the last segment are an unfinished write."""
+    LOST_CONFIRMED = "lost_confirmed"
+    """Records below the durable mark are damaged or gone: their publishers were told that they are safe."""
+    BEING_WRITTEN = "being_written"
+    """An unfinished tail, or a missing index, of a directory that a broker has open."""
+    BAD_RECORDS = "bad_records"
+    """A batch with a right checksum whose records do not decode."""
+    MISSING_OFFSETS = "missing_offsets"
+    """Offsets that no batch holds, and no compaction or repair accounts for."""
+    REPAIRED_GAP = "repaired_gap"
+    """Offsets that a former repair or a compaction removed."""
+    OVERLAP = "overlap"
+    """Two segments claim the same offsets."""
+    INDEX_DAMAGED = "index_damaged"
+    """An index file that is no index."""
+    INDEX_WRONG = "index_wrong"
+    """An index entry that names no batch of its segment."""
+    INDEX_MISSING = "index_missing"
+    INDEX_ORPHAN = "index_orphan"
+    """An index file without its segment."""
+    MARK_DAMAGED = "mark_damaged"
+    """The durable mark of a partition does not decode."""
+    GROUP_DAMAGED = "group_damaged"
+    """A file of a consumer group does not decode."""
+    GROUP_TORN_TAIL = "group_torn_tail"
+    """The last bytes of a group's log are an unfinished write."""
+    DESCRIPTION_DAMAGED = "description_damaged"
+    """A file that describes a queue is missing, does not decode, or describes another queue."""
+    SNAPSHOT_DAMAGED = "snapshot_damaged"
+    LEFTOVER = "leftover"
+    """A temporary file of a write that never finished."""
+    QUARANTINE = "quarantine"
+    """Damaged bytes that a recovery put aside."""
+    UNKNOWN_FILE = "unknown_file"
+    UNREADABLE = "unreadable"
+    """The operating system refused to read."""
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that was found. Positions are bytes from the start of the file at ``path``."""
+
+    severity: Severity
+    kind: FindingKind
+    path: str
+    """Relative to the data directory."""
+    problem: str
+    """What is there."""
+    meaning: str
+    """What it means for the data, and what to do."""
+    queue: str | None = None
+    partition: int | None = None
+    position: int | None = None
+    end_position: int | None = None
+    """First byte behind the range."""
+    offset: int | None = None
+    """First record offset concerned."""
+    end_offset: int | None = None
+    """First record offset behind those concerned; None when it is not known."""
+
+
+class Findings:
+    """Collects findings up to a limit, and counts all of them."""
+
+    def __init__(self, limit: int = MAX_FINDINGS) -> None:
+        self.listed: list[Finding] = []
+        self.counts = dict.fromkeys(Severity, 0)
+        self._limit = limit
+
+    def add(self, finding: Finding) -> None:
+        self.counts[finding.severity] += 1
+        if len(self.listed) < self._limit:
+            self.listed.append(finding)
+
+
+class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``assay storage verify`` saw."""
+
+    schema: str = VERIFY_SCHEMA
+    directory: str
+    format: StoreFormat
+    in_use: bool
+    """A broker had the directory open, so what was read was moving."""
+    queues: int
+    partitions: int
+    segments: int
+    segment_bytes: int
+    batches: int
+    """Sound ones; messages in a GoQueue directory."""
+    records: int
+    """Decoded ones."""
+    faults: int
+    warnings: int
+    notes: int
+    findings: list[Finding]
+    """By file, in the order of reading; not more than 10000."""
+
+    def is_sound(self, *, strict: bool = False) -> bool:
+        """``strict``: what a broker would put right by itself counts too."""
+        return not self.faults and not (strict and self.warnings)

@@ -1,0 +1,217 @@
+"""Consumer groups of any format: where their cursors are and what is pending.
+
+An Assay group is recovered in memory, by the broker's own code on a copy of its files; so what is shown is what a
+broker would start with, and nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from reference_broker.core.queues.errors import LogError
+from reference_broker.core.queues.store import PendingRecord
+from reference_broker.storage.file_names import encode_name
+from reference_broker.storage.foreign.goqueue_files import (
+    MAX_OFFSETS_BYTES,
+    OFFSETS_NAME,
+    GoQueueFileError,
+    decode_offsets,
+)
+from reference_broker.storage.group_files import (
+    MAX_FILE_BYTES,
+    GroupFileError,
+    decode_cursor_file,
+    decode_pending_file,
+)
+from reference_broker.storage.memory_disk import MemoryDisk
+from reference_broker.storage.pending_codec import MAX_HEADER_BYTES, LogHeader, decode_header
+from reference_broker.storage.pending_recovery import GroupRecovery
+from reference_broker.storage.pending_snapshot import LOG_SUFFIX, GroupPaths
+from reference_broker.storage_tools.layout import StoreFormat, StoreLayout, walk_folders
+from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk, join
+
+MAX_COPIED_BYTES = 512 * 1024 * 1024
+"""A group with more is not recovered in memory."""
+MAX_GROUPS = 100_000
+
+
+class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A consumer group."""
+
+    queue: str
+    group: str
+    pattern: str
+    folder: str
+    cursors: dict[int, int]
+    """Partition -> next offset to deliver for the first time."""
+    pending: int
+    pending_by_consumer: dict[str, int]
+    """Consumer -> messages it has not settled; "" = given back, waiting for redelivery."""
+    log_bytes: int
+    """Of its operation logs."""
+    problem: str
+    """The first thing that is wrong; empty when nothing is. ``verify`` says more."""
+
+
+class GroupPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the files of an Assay or early FluxMQ group lie."""
+
+    queue: str
+    name: str
+    """As encoded in the folder's name."""
+    folder: str
+
+    @property
+    def stem(self) -> str:
+        return f"{self.folder}/{self.name}"
+
+
+def find_groups(disk: ReadOnlyDisk, layout: StoreLayout) -> list[GroupPlace]:
+    """Groups with files of their own below their queues, by queue and name."""
+    return [
+        GroupPlace(queue=queue.name, name=name, folder=f"{queue.folder}/consumers/{name}")
+        for queue in layout.queues
+        for name in disk.list(f"{queue.folder}/consumers")[:MAX_GROUPS]
+        if disk.is_folder(f"{queue.folder}/consumers/{name}")
+    ]
+
+
+def read_groups(disk: ReadOnlyDisk, layout: StoreLayout) -> list[GroupInfo]:
+    """The groups of a directory. Damage ends up in their ``problem``. Raises :class:`OSError`."""
+    if layout.format is StoreFormat.GOQUEUE:
+        return _goqueue_groups(disk)
+    places = find_groups(disk, layout)
+    if layout.format is StoreFormat.ASSAY:
+        return [_assay_group(disk, place) for place in places]
+    return [_snapshot_group(disk, place) for place in places]
+
+
+def read_log_header(disk: ReadOnlyDisk, path: str) -> LogHeader | None:
+    """Header of an operation log; None when it is missing or damaged. Raises :class:`LogError`: unknown version."""
+    try:
+        return decode_header(disk.read(path, MAX_HEADER_BYTES))
+    except FileNotFoundError:
+        return None
+
+
+def _assay_group(disk: ReadOnlyDisk, place: GroupPlace) -> GroupInfo:
+    paths = GroupPaths(place.stem + LOG_SUFFIX)
+    log_bytes = sum(disk.size(path) for path in (paths.log, paths.next_log))
+    problems: list[str] = []
+    group, pattern = place.name, ""
+    cursors: dict[int, int] = {}
+    entries: list[PendingRecord] = []
+    try:
+        header = read_log_header(disk, paths.log)
+        if header is not None:
+            group, pattern = header.group, header.pattern
+        copy = _copy_of(disk, place.folder)
+        recovery = GroupRecovery(
+            copy, paths, group=group, pattern=pattern, note=lambda where, what: problems.append(f"{where}: {what}")
+        )
+        opened = recovery.open()
+        cursors = dict(sorted(opened.state.cursors.items()))
+        entries = opened.state.records()
+    except (LogError, ValueError) as error:
+        problems.insert(0, str(error))
+    return GroupInfo(
+        queue=place.queue,
+        group=group,
+        pattern=pattern,
+        folder=place.folder,
+        cursors=cursors,
+        pending=len(entries),
+        pending_by_consumer=_count(entries),
+        log_bytes=log_bytes,
+        problem=problems[0] if problems else "",
+    )
+
+
+def _count(entries: list[PendingRecord]) -> dict[str, int]:
+    return dict(sorted(Counter(entry.consumer for entry in entries).items()))
+
+
+def _copy_of(disk: ReadOnlyDisk, folder: str) -> MemoryDisk:
+    """The files of a folder in memory. Raises :class:`ValueError` when they are too large, :class:`OSError`."""
+    names = [name for name in disk.list(folder) if not disk.is_folder(f"{folder}/{name}")]
+    if sum(disk.size(f"{folder}/{name}") for name in names) > MAX_COPIED_BYTES:
+        message = f"its files have more than {MAX_COPIED_BYTES} bytes and are not replayed"
+        raise ValueError(message)
+    copy = MemoryDisk()
+    copy.make_folder(folder)
+    for name in names:
+        copy.open(f"{folder}/{name}", create=True).append(disk.read(f"{folder}/{name}", MAX_COPIED_BYTES))
+    return copy
+
+
+def _snapshot_group(disk: ReadOnlyDisk, place: GroupPlace) -> GroupInfo:
+    """FluxMQ's ``.cur`` and ``.pel``, without the operations behind them."""
+    problems: list[str] = []
+    group, cursors = place.name, {}
+    entries: list[PendingRecord] = []
+    try:
+        found = decode_cursor_file(disk.read(f"{place.stem}.cur", MAX_FILE_BYTES))
+        group, cursors = found.group, {number: record.cursor for number, record in sorted(found.cursors.items())}
+    except FileNotFoundError:
+        problems.append("there is no cursor file")
+    except GroupFileError as error:
+        problems.append(f"{place.stem}.cur: {error}")
+    try:
+        entries = list(decode_pending_file(disk.read(f"{place.stem}.pel", MAX_FILE_BYTES)).entries)
+    except FileNotFoundError:
+        pass
+    except GroupFileError as error:
+        problems.append(f"{place.stem}.pel: {error}")
+    log_bytes = disk.size(place.stem + LOG_SUFFIX)
+    return GroupInfo(
+        queue=place.queue,
+        group=group,
+        pattern="",
+        folder=place.folder,
+        cursors=cursors,
+        pending=len(entries),
+        pending_by_consumer=_count(entries),
+        log_bytes=log_bytes,
+        problem=problems[0] if problems else "",
+    )
+
+
+def find_offset_files(disk: ReadOnlyDisk) -> list[str]:
+    """GoQueue's files of committed offsets."""
+    return [join(folder, OFFSETS_NAME) for folder in walk_folders(disk, "") if disk.exists(join(folder, OFFSETS_NAME))]
+
+
+def _goqueue_groups(disk: ReadOnlyDisk) -> list[GroupInfo]:
+    found = []
+    for path in find_offset_files(disk):
+        folder = path.rpartition("/")[0]
+        try:
+            offsets = decode_offsets(disk.read(path, MAX_OFFSETS_BYTES))
+        except GoQueueFileError as error:
+            found.append(_goqueue_group("", folder.rpartition("/")[2], folder, {}, str(error)))
+            continue
+        for topic, committed in offsets.topics.items():
+            cursors = {number: one.offset for number, one in sorted(committed.partitions.items())}
+            found.append(_goqueue_group(topic, offsets.group_id, folder, cursors, ""))
+    return found
+
+
+def _goqueue_group(topic: str, group: str, folder: str, cursors: dict[int, int], problem: str) -> GroupInfo:
+    return GroupInfo(
+        queue=topic,
+        group=group,
+        pattern="",
+        folder=folder,
+        cursors=cursors,
+        pending=0,
+        pending_by_consumer={},
+        log_bytes=0,
+        problem=problem,
+    )
+
+
+def belongs_to_folder(group: str, place: GroupPlace) -> bool:
+    """Whether a group's name leads to the folder in which its file lies."""
+    return bool(group) and encode_name(group) == place.name

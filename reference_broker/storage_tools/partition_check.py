@@ -1,0 +1,354 @@
+"""Judges one partition: its segments, their indexes, the durable mark, and the files beside them."""
+
+from __future__ import annotations
+
+import errno
+
+import msgspec
+
+from reference_broker.storage.cleaner_file import CLEANER_NAME, CleanerState
+from reference_broker.storage.durable_mark import MARK_NAME, DurableMark, decode_mark
+from reference_broker.storage_tools.findings import Finding, FindingKind, Findings, Severity
+from reference_broker.storage_tools.index_check import IndexState
+from reference_broker.storage_tools.layout import PartitionPlace, SegmentPlace, StoreFormat
+from reference_broker.storage_tools.partition_files import (
+    MARK_SLOT_STARTS,
+    FileRole,
+    read_cleaner,
+    role_of,
+    split_mark,
+)
+from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
+from reference_broker.storage_tools.repair_record import LostRange
+from reference_broker.storage_tools.segment_exam import (
+    BadRange,
+    Gap,
+    IndexExam,
+    Progress,
+    SegmentExam,
+    examine_segment,
+    no_progress,
+)
+
+_EVERYTHING = 1 << 63
+
+
+class PartitionTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """What was read of a partition."""
+
+    segments: int = 0
+    segment_bytes: int = 0
+    batches: int = 0
+    records: int = 0
+
+
+class PartitionCheck:
+    """Checks a partition and adds what it finds to ``findings``."""
+
+    def __init__(
+        self,
+        disk: ReadOnlyDisk,
+        place: PartitionPlace,
+        findings: Findings,
+        *,
+        in_use: bool,
+        lost: tuple[LostRange, ...] = (),
+        progress: Progress = no_progress,
+    ) -> None:
+        """``in_use``: a broker has the directory open. ``lost``: offsets that former repairs gave up."""
+        self._disk = disk
+        self._place = place
+        self._findings = findings
+        self._in_use = in_use
+        self._lost = [one for one in lost if one.queue == place.queue and one.partition == place.partition]
+        self._progress = progress
+        self._mark: DurableMark | None = None
+        self._cleaner: CleanerState | None = None
+        self._lost_confirmed = False
+        self._exams: list[SegmentExam] = []
+
+    def run(self) -> PartitionTotals:
+        """Read everything."""
+        # The mark first: while a broker writes, segments only get longer than it says.
+        self._check_mark()
+        self._check_cleaner()
+        for number, segment in enumerate(self._place.segments):
+            try:
+                self._check_segment(number, segment)
+            except FileNotFoundError:
+                self._report_vanished(segment.path)
+            except OSError as error:
+                self._report_unreadable(segment.path, error)
+        self._check_end()
+        self._check_other_files()
+        return PartitionTotals(
+            segments=len(self._exams),
+            segment_bytes=sum(exam.bytes for exam in self._exams),
+            batches=sum(exam.batches for exam in self._exams),
+            records=sum(exam.decoded_records for exam in self._exams),
+        )
+
+    # -- the mark and the cleaner's state ------------------------------------------------------------------------
+
+    def _check_mark(self) -> None:
+        path = f"{self._place.folder}/{MARK_NAME}"
+        if self._place.codec.format is not StoreFormat.ASSAY or not self._disk.exists(path):
+            return
+        try:
+            data = self._disk.read(path, 1 << 16)
+        except OSError as error:
+            self._report_unreadable(path, error)
+            return
+        self._mark = decode_mark(data)
+        bad = [start for start, slot in zip(MARK_SLOT_STARTS, split_mark(data), strict=True) if slot is None]
+        for start in bad:
+            self._add(
+                Severity.FAULT if self._mark is None else Severity.WARNING,
+                FindingKind.MARK_DAMAGED,
+                path,
+                "no sound slot of the durable mark is here",
+                "nothing says any more how far the log was confirmed, so lost data would look like a torn tail; "
+                "repair writes it anew"
+                if self._mark is None
+                else "the other slot is sound: a write of the mark did not finish; the next sync writes it again",
+                position=start,
+            )
+
+    def _check_cleaner(self) -> None:
+        if self._place.codec.format is not StoreFormat.ASSAY:
+            return
+        try:
+            self._cleaner = read_cleaner(self._disk, self._place.folder)
+        except ValueError as error:
+            self._add(
+                Severity.FAULT,
+                FindingKind.DESCRIPTION_DAMAGED,
+                f"{self._place.folder}/{CLEANER_NAME}",
+                str(error),
+                "without it gaps that a compaction left look like lost records; repair writes it anew",
+                position=0,
+            )
+
+    @property
+    def _gaps_are_fine_below(self) -> int:
+        if self._place.codec.format is StoreFormat.GOQUEUE:
+            # It compacts topics and keeps no account of it.
+            return _EVERYTHING
+        return 0 if self._cleaner is None else self._cleaner.gaps_until
+
+    # -- segments ------------------------------------------------------------------------------------------------
+
+    def _check_segment(self, number: int, segment: SegmentPlace) -> None:
+        end_offset = self._place.end_offset_of(number)
+        exam = examine_segment(
+            self._disk,
+            segment,
+            self._place.codec,
+            end_offset=end_offset,
+            decode=True,
+            gaps_are_fine_below=self._gaps_are_fine_below,
+            progress=self._progress,
+        )
+        if self._exams:
+            self._check_seam(self._exams[-1], exam)
+        self._exams.append(exam)
+        for bad in exam.bad_ranges:
+            self._report_bad_range(exam, bad, is_last=end_offset is None)
+        for gap in exam.gaps:
+            self._report_gap(exam.path, gap)
+        for index in exam.indexes:
+            self._report_index(exam, index, is_last=end_offset is None)
+
+    def _check_seam(self, before: SegmentExam, exam: SegmentExam) -> None:
+        if exam.base_offset < before.end_offset:
+            self._add(
+                Severity.FAULT,
+                FindingKind.OVERLAP,
+                exam.path,
+                f"it starts at offset {exam.base_offset}, but the segment before it holds offsets "
+                f"up to {before.end_offset - 1}",
+                "one of the two does not belong here; a broker refuses the partition; move the wrong one away",
+                position=0,
+                offset=exam.base_offset,
+                end_offset=before.end_offset,
+            )
+        ends_in_damage = bool(before.bad_ranges) and before.bad_ranges[-1].is_tail
+        if exam.base_offset > max(before.end_offset, self._gaps_are_fine_below) and not ends_in_damage:
+            gap = Gap(position=before.bytes, offset=before.end_offset, end_offset=exam.base_offset)
+            self._report_gap(before.path, gap)
+
+    def _report_bad_range(self, exam: SegmentExam, bad: BadRange, *, is_last: bool) -> None:
+        mark = self._mark
+        severity, kind = Severity.FAULT, FindingKind.CORRUPT_BATCH
+        if bad.has_good_checksum:
+            kind = FindingKind.BAD_RECORDS
+            meaning = "the batch is as it was written, so its writer was wrong; readers skip it; repair moves it out"
+        elif not bad.is_tail or not is_last:
+            meaning = "records that were stored are damaged; readers skip them; repair moves the range out"
+        elif mark is not None and (exam.base_offset, bad.start) < (mark.segment_base, mark.position):
+            kind, self._lost_confirmed = FindingKind.LOST_CONFIRMED, True
+            meaning = (
+                f"records up to offset {mark.offset - 1} were confirmed as durable, so this is no torn tail: "
+                "the disk or somebody damaged them; restore the file, or let repair move the range out"
+            )
+        elif self._in_use:
+            severity, kind = Severity.NOTE, FindingKind.BEING_WRITTEN
+            meaning = "a broker has the directory open and is writing here; check again when it has stopped"
+        elif mark is not None or bad.is_unfinished:
+            severity, kind = Severity.WARNING, FindingKind.TORN_TAIL
+            meaning = "a write that did not finish; none of it was confirmed as durable; a broker or repair cuts it off"
+        else:
+            meaning = "the last batch is all there and damaged, which a torn write does not do; repair moves it out"
+        self._add(
+            severity,
+            kind,
+            exam.path,
+            bad.problem,
+            meaning,
+            position=bad.start,
+            end_position=bad.end,
+            offset=bad.offset,
+            end_offset=bad.end_offset,
+        )
+
+    def _report_gap(self, path: str, gap: Gap) -> None:
+        known = any(one.offset <= gap.offset and gap.end_offset <= one.end_offset for one in self._lost)
+        self._add(
+            Severity.NOTE if known else Severity.FAULT,
+            FindingKind.REPAIRED_GAP if known else FindingKind.MISSING_OFFSETS,
+            path,
+            f"offsets {gap.offset} to {gap.end_offset - 1} are not there",
+            "a former repair gave them up"
+            if known
+            else "no compaction and no repair accounts for it: a segment file is missing, or a part of one; restore it",
+            position=gap.position,
+            offset=gap.offset,
+            end_offset=gap.end_offset,
+        )
+
+    def _report_index(self, exam: SegmentExam, index: IndexExam, *, is_last: bool) -> None:
+        if index.info.state is IndexState.MISSING:
+            moving = self._in_use or is_last
+            self._add(
+                Severity.NOTE,
+                FindingKind.BEING_WRITTEN if self._in_use else FindingKind.INDEX_MISSING,
+                index.path,
+                "there is no such index",
+                "it is written when the segment is finished or the broker stops"
+                if moving
+                else "opening takes longer: the segment is read instead; a broker or repair rebuilds it",
+            )
+        for position, problem, is_harmless in index.problems:
+            severity = Severity.WARNING if is_harmless else Severity.FAULT
+            self._add(
+                severity,
+                FindingKind.INDEX_WRONG,
+                index.path,
+                problem,
+                "no record is lost: readers check what an index says; repair rebuilds it",
+                position=position,
+                offset=exam.base_offset,
+                end_offset=exam.end_offset,
+            )
+
+    def _check_end(self) -> None:
+        """Confirmed records that no segment holds any more."""
+        if self._mark is None or self._lost_confirmed:
+            return
+        end_offset = self._exams[-1].end_offset if self._exams else 0
+        if self._mark.offset <= max(end_offset, self._gaps_are_fine_below):
+            return
+        path = self._exams[-1].path if self._exams else self._place.folder
+        size = self._exams[-1].bytes if self._exams else 0
+        gap = Gap(position=size, offset=end_offset, end_offset=self._mark.offset)
+        if any(one.offset <= gap.offset and gap.end_offset <= one.end_offset for one in self._lost):
+            self._report_gap(path, gap)
+            return
+        self._add(
+            Severity.FAULT,
+            FindingKind.LOST_CONFIRMED,
+            path,
+            f"the log ends at offset {end_offset}, but everything below {self._mark.offset} was confirmed as durable",
+            "the file was cut, or a segment is gone; restore it",
+            position=size,
+            offset=end_offset,
+            end_offset=self._mark.offset,
+        )
+
+    # -- files beside the segments -------------------------------------------------------------------------------
+
+    def _check_other_files(self) -> None:
+        stems = {segment.stem for segment in self._place.segments}
+        for name in self._disk.list(self._place.folder):
+            path = f"{self._place.folder}/{name}"
+            role = role_of(name, self._place.codec.format)
+            if role is FileRole.SWAP:
+                self._add(
+                    Severity.NOTE if self._in_use else Severity.WARNING,
+                    FindingKind.LEFTOVER,
+                    path,
+                    "a compacted segment that has not taken its place yet; it was read instead of what it replaces",
+                    "a broker finishes the exchange when it opens the directory, or repair",
+                )
+            elif role is FileRole.INDEX and path.rpartition(".")[0] not in stems:
+                self._add(
+                    Severity.WARNING,
+                    FindingKind.INDEX_ORPHAN,
+                    path,
+                    "it belongs to no segment",
+                    "its segment is gone, by retention most likely; repair drops it",
+                )
+            elif role is FileRole.LEFTOVER:
+                severity = Severity.NOTE if self._in_use else Severity.WARNING
+                meaning = "a broker drops it when it opens the directory, or repair"
+                self._add(severity, FindingKind.LEFTOVER, path, "a write that never finished", meaning)
+            elif role is FileRole.QUARANTINE:
+                meaning = "damaged bytes that a recovery put aside; delete it when nobody wants to look at them"
+                self._add(Severity.NOTE, FindingKind.QUARANTINE, path, "not part of the log", meaning)
+            elif role is FileRole.UNKNOWN and not self._disk.is_folder(path):
+                meaning = "brokers ignore it; find out who put it there"
+                self._add(Severity.NOTE, FindingKind.UNKNOWN_FILE, path, "no file of a known kind", meaning)
+
+    # -- reporting -----------------------------------------------------------------------------------------------
+
+    def _report_vanished(self, path: str) -> None:
+        severity = Severity.NOTE if self._in_use else Severity.FAULT
+        meaning = "retention or compaction of the running broker removed it" if self._in_use else "who removed it?"
+        self._add(severity, FindingKind.UNREADABLE, path, "the file vanished while the directory was read", meaning)
+
+    def _report_unreadable(self, path: str, error: OSError) -> None:
+        meaning = (
+            "the disk fails: copy what can be read before anything else"
+            if error.errno == errno.EIO
+            else "make it readable for this user and check again"
+        )
+        self._add(Severity.FAULT, FindingKind.UNREADABLE, path, str(error.strerror or error), meaning)
+
+    def _add(
+        self,
+        severity: Severity,
+        kind: FindingKind,
+        path: str,
+        problem: str,
+        meaning: str,
+        *,
+        position: int | None = None,
+        end_position: int | None = None,
+        offset: int | None = None,
+        end_offset: int | None = None,
+    ) -> None:
+        self._findings.add(
+            Finding(
+                severity=severity,
+                kind=kind,
+                path=path,
+                problem=problem,
+                meaning=meaning,
+                queue=self._place.queue,
+                partition=self._place.partition,
+                position=position,
+                end_position=end_position,
+                offset=offset,
+                end_offset=end_offset,
+            )
+        )

@@ -1,0 +1,251 @@
+"""Tables for people. Everything shown here is also in the JSON output."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from reference_broker.storage_tools.export import ExportReport
+from reference_broker.storage_tools.findings import Finding, Severity, VerifyReport
+from reference_broker.storage_tools.importing import ImportReport
+from reference_broker.storage_tools.index_check import IndexState
+from reference_broker.storage_tools.inspect import InspectReport, PartitionInfo, QueueInfo, SegmentReport
+from reference_broker.storage_tools.repair_plan import RepairAction, RepairReport
+
+MAX_SHOWN = 200
+"""Rows of one table; the JSON output has all."""
+_STYLES = {Severity.FAULT: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
+_INDEX_STYLES = {
+    IndexState.SOUND: "green",
+    IndexState.MISSING: "dim",
+    IndexState.STALE: "yellow",
+    IndexState.DAMAGED: "bold red",
+}
+
+
+def show_inspect(console: Console, report: InspectReport) -> None:
+    """A directory."""
+    state = "in use by a broker, so figures are moving" if report.in_use else "not in use"
+    console.print(f"{report.directory}: {report.format}, {state}", markup=False)
+    if not report.queues:
+        console.print("no queues")
+    for queue in report.queues:
+        _show_queue(console, queue)
+    if report.snapshots:
+        table = Table("snapshot", "kind", "last offset", "taken", "entries", "bytes", "state")
+        for one in report.snapshots[:MAX_SHOWN]:
+            table.add_row(
+                one.path,
+                one.kind,
+                f"{one.last_offset:,}",
+                format_time(one.timestamp_ms),
+                f"{one.entries:,}",
+                f"{one.bytes:,}",
+                Text(one.problem or "sound", style="red" if one.problem else "green"),
+            )
+        console.print(table)
+
+
+def _show_queue(console: Console, queue: QueueInfo) -> None:
+    console.print()
+    console.print(
+        Text(f"Queue {queue.name}", style="bold"),
+        f"{queue.records:,} records, {queue.bytes:,} bytes, {len(queue.partitions)} partitions, in {queue.folder}",
+    )
+    partitions = Table("partition", "offsets", "records", "bytes", "segments", "durable below", "compacted below")
+    segments = Table(
+        "segment", "offsets", "records", "batches", "bytes", "compression", "from", "to", "damaged", "idx", "tix"
+    )
+    for partition in queue.partitions[:MAX_SHOWN]:
+        _add_partition(partitions, segments, partition)
+    console.print(partitions)
+    if segments.row_count:
+        console.print(segments)
+    if queue.groups:
+        groups = Table("group", "pattern", "cursors", "pending", "by consumer", "log bytes", "state")
+        for group in queue.groups[:MAX_SHOWN]:
+            groups.add_row(
+                group.group,
+                group.pattern,
+                _listing({str(number): f"{offset:,}" for number, offset in group.cursors.items()}),
+                f"{group.pending:,}",
+                _listing({name or "(waiting)": f"{count:,}" for name, count in group.pending_by_consumer.items()}),
+                f"{group.log_bytes:,}",
+                Text(group.problem or "sound", style="red" if group.problem else "green"),
+            )
+        console.print(groups)
+
+
+def _add_partition(partitions: Table, segments: Table, partition: PartitionInfo) -> None:
+    partitions.add_row(
+        str(partition.partition),
+        _offsets(partition.start_offset, partition.next_offset),
+        f"{partition.records:,}",
+        f"{partition.bytes:,}",
+        str(len(partition.segments)),
+        "-" if partition.durable is None else f"{partition.durable.offset:,}",
+        "-" if partition.compacted_until is None else f"{partition.compacted_until:,}",
+    )
+    for one in partition.segments:
+        if segments.row_count >= MAX_SHOWN:
+            return
+        segments.add_row(
+            _short(one.path),
+            _offsets(one.base_offset, one.end_offset),
+            f"{one.records:,}",
+            f"{one.batches:,}",
+            f"{one.bytes:,}",
+            _listing({name: f"{count:,}" for name, count in one.compression.items()}),
+            format_time(one.first_timestamp_ms),
+            format_time(one.last_timestamp_ms),
+            Text(f"{one.damaged_bytes:,}", style="bold red" if one.damaged_bytes else ""),
+            Text(one.offset_index, style=_INDEX_STYLES[one.offset_index]),
+            Text(one.time_index, style=_INDEX_STYLES[one.time_index]),
+        )
+
+
+def _short(path: str) -> str:
+    """Partition and file name."""
+    return "/".join(path.split("/")[-2:])
+
+
+def _offsets(first: int, end: int) -> str:
+    return f"{first:,} to {end - 1:,}" if end > first else f"none; next {end:,}"
+
+
+def _listing(items: dict[str, str]) -> str:
+    shown = [f"{name}: {text}" for name, text in list(items.items())[:8]]
+    return ", ".join([*shown, f"{len(items) - 8} more"] if len(items) > 8 else shown)
+
+
+def format_time(timestamp_ms: int | None) -> str:
+    """A time in UTC, to the millisecond."""
+    if timestamp_ms is None:
+        return "-"
+    try:
+        return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")[:-6]
+    except (ValueError, OverflowError, OSError):
+        return f"{timestamp_ms} ms"
+
+
+def show_segment(console: Console, report: SegmentReport) -> None:
+    """One segment file."""
+    table = Table("bytes", "offsets", "records", "compression", "from", "to", title=report.path, title_justify="left")
+    for one in report.batches:
+        place = f"{one.position:,} to {one.end_position:,}"
+        if one.base_offset is None:
+            table.add_row(place, Text(one.problem, style="bold red"), "", "", "", "")
+        else:
+            table.add_row(
+                place,
+                _offsets(one.base_offset, one.base_offset + one.records),
+                f"{one.records:,}",
+                one.compression,
+                format_time(one.first_timestamp_ms),
+                format_time(one.last_timestamp_ms),
+            )
+    console.print(table)
+    if report.more_batches:
+        console.print(f"and {report.more_batches:,} more batches (see --limit)")
+
+
+def show_verify(console: Console, report: VerifyReport, *, strict: bool) -> None:
+    """What a check found: worst first, then the verdict."""
+    ranks = list(Severity)
+    ordered = sorted(report.findings, key=lambda finding: ranks.index(finding.severity))
+    for finding in ordered[:MAX_SHOWN]:
+        _show_finding(console, finding)
+    if len(ordered) > MAX_SHOWN:
+        console.print(f"and {len(ordered) - MAX_SHOWN:,} more findings (--json lists them)")
+    if report.in_use:
+        console.print("A broker has the directory open: tails and indexes are moving.", style="yellow")
+    console.print(
+        f"Read {report.records:,} records in {report.batches:,} batches, {report.segments:,} segments "
+        f"({report.segment_bytes:,} bytes), {report.partitions:,} partitions, {report.queues:,} queues "
+        f"({report.format}).",
+        markup=False,
+    )
+    if report.is_sound(strict=strict):
+        more = f", {report.warnings:,} warnings" if report.warnings else ""
+        console.print(f"SOUND: no faults{more}", style="green")
+    else:
+        counted = f"{report.faults:,} faults, {report.warnings:,} warnings"
+        console.print(f"NOT SOUND: {counted}", style="bold red")
+
+
+def _show_finding(console: Console, finding: Finding) -> None:
+    place = finding.path
+    if finding.position is not None:
+        place += f" byte {finding.position:,}"
+        if finding.end_position is not None:
+            place += f" to {finding.end_position:,}"
+    if finding.offset is not None:
+        last = "on" if finding.end_offset is None else f"to {max(finding.offset, finding.end_offset - 1):,}"
+        place += f", offset {finding.offset:,} {last}"
+    console.print(Text(f"{finding.severity.upper():<8}{place}", style=_STYLES[finding.severity]))
+    console.print(Text(f"        {finding.problem} ({finding.kind})"))
+    console.print(Text(f"        {finding.meaning}", style="dim"))
+
+
+def show_repair(console: Console, report: RepairReport) -> None:
+    """A plan, or what was done."""
+    for action in report.actions[:MAX_SHOWN]:
+        console.print(Text(f"{action.kind:<14}{_place_of(action)}", style="bold"))
+        console.print(Text(f"              {action.reason}", style="dim"))
+    if len(report.actions) > MAX_SHOWN:
+        console.print(f"and {len(report.actions) - MAX_SHOWN:,} more actions (--json lists them)")
+    for finding in report.unrepairable[:MAX_SHOWN]:
+        console.print("Only you can put this right:", style="yellow")
+        _show_finding(console, finding)
+    if not report.actions:
+        console.print("Nothing to repair.", style="green")
+    elif report.applied:
+        console.print(f"Done; copies of what was changed: {report.kept_in}", style="green", markup=False)
+    else:
+        console.print("Nothing was changed. Stop the broker, then do it with --apply.", style="yellow")
+
+
+def _place_of(action: RepairAction) -> str:
+    place = action.path
+    if action.position is not None and action.end_position is not None:
+        place += f" bytes {action.position:,} to {action.end_position:,}"
+    if action.offset is not None and action.end_offset is not None:
+        place += f", gives up offsets {action.offset:,} to {action.end_offset - 1:,}"
+    return place
+
+
+def show_import(console: Console, report: ImportReport) -> None:
+    """What an import did."""
+    table = Table("partition", "records", "offsets", "gaps", "left out")
+    for one in report.partitions[:MAX_SHOWN]:
+        table.add_row(
+            str(one.partition),
+            f"{one.records:,}",
+            _offsets(one.start_offset, one.next_offset),
+            f"{one.gaps:,}",
+            f"{one.left_out:,}",
+        )
+    console.print(table)
+    _show_skipped(console, report.skipped)
+    console.print(
+        f"Imported {report.records:,} records of {report.source} ({report.source_format}) into queue {report.queue} "
+        f"of {report.directory}",
+        markup=False,
+    )
+
+
+def show_export(console: Console, report: ExportReport) -> None:
+    """What an export did."""
+    _show_skipped(console, report.skipped)
+    console.print(
+        f"Exported {report.records:,} records of {report.partitions:,} partitions to {report.out} ({report.format})",
+        markup=False,
+    )
+
+
+def _show_skipped(console: Console, skipped: list[str]) -> None:
+    for place in skipped:
+        console.print(f"left out {place}", style="yellow", markup=False)

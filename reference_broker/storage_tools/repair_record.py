@@ -1,0 +1,49 @@
+"""What repairs did, as they write it down: ``repair-<UTC time>/repair.json`` beside the copies they keep.
+
+Offsets that a repair gave up are gaps for ever; this record is how a later check knows them from fresh losses.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from reference_broker.storage_tools.layout import REPAIR_PREFIX
+from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
+
+RECORD_NAME = "repair.json"
+REPAIR_SCHEMA = "assay.storage.repair/1"
+_MAX_RECORD_BYTES = 64 * 1024 * 1024
+
+
+class LostRange(msgspec.Struct, frozen=True, kw_only=True):
+    """Record offsets of a partition that are gone for good."""
+
+    queue: str
+    partition: int
+    offset: int
+    end_offset: int
+
+
+class RepairRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """``repair.json``."""
+
+    schema: str = REPAIR_SCHEMA
+    time: str
+    """UTC, ISO 8601."""
+    changed: list[str]
+    """Files that were changed or removed; their copies lie beside this record."""
+    lost: list[LostRange]
+
+
+def read_lost_ranges(disk: ReadOnlyDisk) -> tuple[LostRange, ...]:
+    """What all former repairs of a directory gave up. A record that does not decode counts for nothing."""
+    found: list[LostRange] = []
+    for name in disk.list(""):
+        if not name.startswith(REPAIR_PREFIX):
+            continue
+        try:
+            data = disk.read(f"{name}/{RECORD_NAME}", _MAX_RECORD_BYTES)
+            found += msgspec.json.decode(data, type=RepairRecord).lost
+        except (OSError, msgspec.DecodeError):
+            continue
+    return tuple(found)

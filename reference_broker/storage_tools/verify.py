@@ -1,0 +1,56 @@
+"""``assay storage verify``: reads every byte of a data directory and reports what is wrong. Never writes."""
+
+from __future__ import annotations
+
+from reference_broker.storage_tools.description_check import check_descriptions
+from reference_broker.storage_tools.findings import Findings, Severity, VerifyReport
+from reference_broker.storage_tools.group_check import check_groups
+from reference_broker.storage_tools.layout import StoreLayout
+from reference_broker.storage_tools.partition_check import PartitionCheck
+from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
+from reference_broker.storage_tools.repair_record import read_lost_ranges
+from reference_broker.storage_tools.segment_exam import Progress, no_progress
+from reference_broker.storage_tools.snapshot_files import check_snapshots
+
+
+def verify_directory(
+    disk: ReadOnlyDisk,
+    layout: StoreLayout,
+    *,
+    findings: Findings | None = None,
+    progress: Progress = no_progress,
+) -> VerifyReport:
+    """Check queues, partitions, segments, indexes, groups and snapshots. Memory use does not grow with the data.
+
+    It needs no lock; while a broker has the directory open, what it is writing shows as such.
+    """
+    findings = findings or Findings()
+    in_use = disk.is_in_use()
+    lost = read_lost_ranges(disk)
+    check_descriptions(disk, layout, findings, in_use=in_use)
+    places = layout.select(None, None)
+    totals = [
+        PartitionCheck(disk, place, findings, in_use=in_use, lost=lost, progress=progress).run() for place in places
+    ]
+    check_groups(disk, layout, findings, in_use=in_use)
+    check_snapshots(disk, findings)
+    return VerifyReport(
+        directory=str(disk.root),
+        format=layout.format,
+        in_use=in_use,
+        queues=len(layout.queues),
+        partitions=len(places),
+        segments=sum(one.segments for one in totals),
+        segment_bytes=sum(one.segment_bytes for one in totals),
+        batches=sum(one.batches for one in totals),
+        records=sum(one.records for one in totals),
+        faults=findings.counts[Severity.FAULT],
+        warnings=findings.counts[Severity.WARNING],
+        notes=findings.counts[Severity.NOTE],
+        findings=findings.listed,
+    )
+
+
+def total_bytes(disk: ReadOnlyDisk, layout: StoreLayout) -> int:
+    """Bytes of all segments: what a progress bar counts up to."""
+    return sum(disk.size(one.path) for place in layout.select(None, None) for one in place.segments)
