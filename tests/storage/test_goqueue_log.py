@@ -140,6 +140,21 @@ def test_the_layout_of_a_folder_is_found(layout: GoQueueLayout, tmp_path: Path) 
     assert sound(disk, layout=wrong) == []
 
 
+def test_segments_of_different_layouts_are_read_in_one_walk() -> None:
+    disk = MemoryDisk()
+    plain = [GoQueueMessage(offset=n, timestamp_ns=n, value=b"%d" % n) for n in range(6)]
+    for number, layout in enumerate(GoQueueLayout):
+        other = MemoryDisk()
+        write_folder(other, FOLDER, plain[2 * number : 2 * number + 2], layout=layout)
+        (name,) = [name for name in other.list(FOLDER) if name.endswith(".log")]
+        disk.make_folder(FOLDER)
+        disk.open(f"{FOLDER}/{name}", create=True).append(other.open(f"{FOLDER}/{name}").read_at(0, 1_000))
+    parts = list(walk_folder(disk, FOLDER, layout=None))
+    assert [part.found.message for part in parts if isinstance(part.found, SoundMessage)] == plain
+    assert [part.layout for part in parts] == [layout for layout in GoQueueLayout for _ in range(2)]
+    assert len(sound(disk)) == 2, "with a layout given, only that one is read"
+
+
 def test_every_flipped_bit_costs_at_most_its_own_message() -> None:
     pieces = [encode_message(message(n, b"payload %d" % n)) for n in range(5)]
     start, end = len(pieces[0]) * 2, len(pieces[0]) * 3

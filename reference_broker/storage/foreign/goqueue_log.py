@@ -58,6 +58,7 @@ class SegmentPart(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     """Of the segment file."""
+    layout: GoQueueLayout
     found: SoundMessage | Damage
 
 
@@ -72,19 +73,27 @@ class WrittenSegment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_layout(disk: Disk, folder: str) -> GoQueueLayout | None:
-    """The layout of the first message of a folder that has one; None when it is damaged. Raises :class:`OSError`."""
+    """The layout of the first segment of a folder that has a message; None when that is damaged. Raises OSError."""
     for base_offset in segment_bases(disk, folder):
         file = disk.open(f"{folder}/{file_name(base_offset)}")
         try:
             if file.size:
-                return detect_layout(file.read_at(0, GoQueueLayout.V34.max_message_bytes))
+                return _layout_of(file)
         finally:
             file.close()
     return None
 
 
-def walk_folder(disk: Disk, folder: str, *, layout: GoQueueLayout = GoQueueLayout.V34) -> Iterator[SegmentPart]:
-    """All messages of a partition in the order of their offsets, and the damage between them. Raises OSError."""
+def _layout_of(file: DiskFile) -> GoQueueLayout | None:
+    return detect_layout(file.read_at(0, GoQueueLayout.V34.max_message_bytes))
+
+
+def walk_folder(disk: Disk, folder: str, *, layout: GoQueueLayout | None = GoQueueLayout.V34) -> Iterator[SegmentPart]:
+    """All messages of a partition in the order of their offsets, and the damage between them. Raises OSError.
+
+    ``layout`` None: each segment's own, found by the checksum of its first message (the 34-byte layout if that is
+    damaged), since a GoQueue that was upgraded leaves older segments as they are.
+    """
     bases = segment_bases(disk, folder)
     least_offset = 0
     for number, base_offset in enumerate(bases):
@@ -93,10 +102,11 @@ def walk_folder(disk: Disk, folder: str, *, layout: GoQueueLayout = GoQueueLayou
         end_offset = bases[number + 1] if number + 1 < len(bases) else None
         file = disk.open(path)
         try:
-            for found in walk_messages(file, layout=layout, base_offset=least_offset, end_offset=end_offset):
+            used = layout or _layout_of(file) or GoQueueLayout.V34
+            for found in walk_messages(file, layout=used, base_offset=least_offset, end_offset=end_offset):
                 if isinstance(found, SoundMessage):
                     least_offset = found.message.offset + 1
-                yield SegmentPart(path=path, found=found)
+                yield SegmentPart(path=path, layout=used, found=found)
         finally:
             file.close()
 
@@ -142,7 +152,7 @@ class _Reader:
 
     def message_at(self, position: int, least_offset: int) -> tuple[GoQueueMessage, int]:
         """The sound message at a position, and its size. Raises :class:`GoQueueMessageError`."""
-        data, at = self._window.locate(position, self._layout.header_bytes)
+        data, at = self._window.locate(position, self._layout.value)
         size = message_size(data, at, self._layout)
         data, at = self._window.locate(position, size)
         message = decode_message(data, at, layout=self._layout)
@@ -174,12 +184,12 @@ class _Reader:
         return self._search(position, position, least_offset, to_the_end=False)
 
     def _claimed_end(self, position: int) -> int | None:
-        data, at = self._window.locate(position, self._layout.header_bytes)
+        data, at = self._window.locate(position, self._layout.value)
         size = claimed_size(data, at, self._layout)
         return None if size is None else position + size
 
     def _starts_message(self, position: int) -> bool:
-        data, at = self._window.locate(position, self._layout.header_bytes)
+        data, at = self._window.locate(position, self._layout.value)
         try:
             message_size(data, at, self._layout)
         except GoQueueMessageError:
@@ -204,7 +214,7 @@ class _Reader:
         """
         at = bad + 1
         while at < self.size and self._budget_bytes > 0:
-            data, begin = self._window.locate(at, self._layout.header_bytes)
+            data, begin = self._window.locate(at, self._layout.value)
             hit = data.find(MAGIC_BYTES, begin)
             if hit < 0:
                 at += max(1, len(data) - begin - len(MAGIC_BYTES) + 1)
@@ -212,7 +222,7 @@ class _Reader:
             at += hit - begin
             found = self._try_message(at, least_offset)
             if found is not None:
-                most_skipped = (at - first_bad) // self._layout.header_bytes + 1
+                most_skipped = (at - first_bad) // self._layout.value + 1
                 is_near = found[0].offset <= least_offset + most_skipped
                 if (is_near and not to_the_end) or self._chains(at, least_offset, to_the_end=to_the_end):
                     return at

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import struct
 from enum import Enum, IntEnum, IntFlag
+from typing import NamedTuple
 
 import msgspec
 from crc32c import crc32c
@@ -52,10 +53,6 @@ class GoQueueLayout(Enum):
     """With priority, without headers."""
     V34 = 34
     """With priority and headers."""
-
-    @property
-    def header_bytes(self) -> int:
-        return self.value
 
     @property
     def max_message_bytes(self) -> int:
@@ -139,14 +136,17 @@ class ControlMarker(msgspec.Struct, frozen=True, kw_only=True):
     transaction_id: str
 
 
-class _Head(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class _Head(NamedTuple):
     """The fixed part of a message."""
 
+    magic: bytes
+    version: int
     flags: int
     checksum: int
     offset: int
     timestamp_ns: int
     priority: int
+    reserved: int
     key_bytes: int
     value_bytes: int
     headers_bytes: int
@@ -157,34 +157,34 @@ _HEADS = {
     GoQueueLayout.V32: struct.Struct(">2sBBIqqBBHI"),
     GoQueueLayout.V34: struct.Struct(">2sBBIqqBBHIH"),
 }
+_FIELDS_BEFORE_PRIORITY = 6
 _MARKER = struct.Struct(">QHH")
+# Plain numbers and tables: operators and constructors of flags are slow, and a walk needs them for each message.
+_HAS_HEADERS = int(GoQueueFlag.HAS_HEADERS)
+_CONTROL = int(GoQueueFlag.CONTROL)
+_COMMIT = int(GoQueueFlag.COMMIT)
+_FLAGS = [GoQueueFlag(number) for number in range(_KNOWN_FLAGS + 1)]
+_PRIORITIES = list(Priority)
 
 
 def _read_head(data: bytes, at: int, layout: GoQueueLayout) -> _Head:
     fields = _HEADS[layout].unpack_from(data, at)
-    _, _, flags, checksum, offset, timestamp_ns = fields[:6]
-    priority = int(Priority.NORMAL) if layout is GoQueueLayout.V30 else fields[6]
-    key_bytes, value_bytes = (fields[6], fields[7]) if layout is GoQueueLayout.V30 else (fields[8], fields[9])
-    return _Head(
-        flags=flags,
-        checksum=checksum,
-        offset=offset,
-        timestamp_ns=timestamp_ns,
-        priority=priority,
-        key_bytes=key_bytes,
-        value_bytes=value_bytes,
-        headers_bytes=fields[10] if layout is GoQueueLayout.V34 else 0,
-    )
+    if layout is GoQueueLayout.V34:
+        return _Head._make(fields)
+    if layout is GoQueueLayout.V32:
+        return _Head._make((*fields, 0))
+    before, after = fields[:_FIELDS_BEFORE_PRIORITY], fields[_FIELDS_BEFORE_PRIORITY:]
+    return _Head._make((*before, int(Priority.NORMAL), 0, *after, 0))
 
 
 def claimed_size(data: bytes, at: int, layout: GoQueueLayout) -> int | None:
     """Bytes that the lengths of the message at a position claim, whatever its magic; None when out of bounds."""
-    if len(data) - at < layout.header_bytes:
+    if len(data) - at < layout.value:
         return None
     head = _read_head(data, at, layout)
     if head.value_bytes > MAX_VALUE_BYTES:
         return None
-    return layout.header_bytes + head.key_bytes + head.value_bytes + head.headers_bytes
+    return layout.value + head.key_bytes + head.value_bytes + head.headers_bytes
 
 
 def has_sound_body(data: bytes, at: int, layout: GoQueueLayout) -> bool:
@@ -200,49 +200,54 @@ def message_size(data: bytes, at: int, layout: GoQueueLayout) -> int:
 
     Raises :class:`GoQueueMessageError` (TRUNCATED, BAD_MAGIC, BAD_VERSION, BAD_OFFSET, TOO_LARGE).
     """
+    head = _bounded_head(data, at, layout)
+    return layout.value + head.key_bytes + head.value_bytes + head.headers_bytes
+
+
+def _bounded_head(data: bytes, at: int, layout: GoQueueLayout) -> _Head:
     available = len(data) - at
-    if available < layout.header_bytes:
-        detail = f"{max(0, available)} of {layout.header_bytes} header bytes"
+    if available < layout.value:
+        detail = f"{max(0, available)} of {layout.value} header bytes"
         raise GoQueueMessageError(GoQueueProblem.TRUNCATED, detail, position=at)
-    if data[at : at + 2] != MAGIC_BYTES:
-        raise GoQueueMessageError(GoQueueProblem.BAD_MAGIC, position=at)
-    if data[at + 2] != VERSION:
-        detail = f"version {data[at + 2]}; known is {VERSION}"
-        raise GoQueueMessageError(GoQueueProblem.BAD_VERSION, detail, position=at)
     head = _read_head(data, at, layout)
-    if head.offset < 0:
-        raise GoQueueMessageError(GoQueueProblem.BAD_OFFSET, f"offset {head.offset}", position=at)
-    if head.value_bytes > MAX_VALUE_BYTES:
+    problem, detail = None, ""
+    if head.magic != MAGIC_BYTES:
+        problem = GoQueueProblem.BAD_MAGIC
+    elif head.version != VERSION:
+        problem, detail = GoQueueProblem.BAD_VERSION, f"version {head.version}; known is {VERSION}"
+    elif head.offset < 0:
+        problem, detail = GoQueueProblem.BAD_OFFSET, f"offset {head.offset}"
+    elif head.value_bytes > MAX_VALUE_BYTES:
+        problem = GoQueueProblem.TOO_LARGE
         detail = f"a value of {head.value_bytes} bytes; the limit is {MAX_VALUE_BYTES}"
-        raise GoQueueMessageError(GoQueueProblem.TOO_LARGE, detail, position=at)
-    return layout.header_bytes + head.key_bytes + head.value_bytes + head.headers_bytes
+    if problem is not None:
+        raise GoQueueMessageError(problem, detail, position=at)
+    return head
 
 
 def decode_message(data: bytes, at: int = 0, *, layout: GoQueueLayout = GoQueueLayout.V34) -> GoQueueMessage:
     """The message at a position, verified. What follows it is not looked at. Raises :class:`GoQueueMessageError`."""
-    size = message_size(data, at, layout)
-    if len(data) - at < size:
-        detail = f"{len(data) - at} of {size} bytes"
+    head = _bounded_head(data, at, layout)
+    key_start = at + layout.value
+    key_end = key_start + head.key_bytes
+    value_end = key_end + head.value_bytes
+    end = value_end + head.headers_bytes
+    if len(data) < end:
+        detail = f"{len(data) - at} of {end - at} bytes"
         raise GoQueueMessageError(GoQueueProblem.TRUNCATED, detail, position=at)
-    head = _read_head(data, at, layout)
-    if crc32c(memoryview(data)[at + _CHECKED_FROM : at + size]) != head.checksum:
+    if crc32c(memoryview(data)[at + _CHECKED_FROM : end]) != head.checksum:
         raise GoQueueMessageError(GoQueueProblem.BAD_CHECKSUM, position=at)
-    if head.priority > Priority.BACKGROUND:
+    if head.priority >= len(_PRIORITIES):
         raise GoQueueMessageError(GoQueueProblem.BAD_PRIORITY, f"priority {head.priority}", position=at)
     _check_flags(head.flags, has_headers=head.headers_bytes > 0, position=at)
-    key_end = at + layout.header_bytes + head.key_bytes
-    value_end = key_end + head.value_bytes
-    headers: Headers = ()
-    if head.headers_bytes:
-        headers = _decode_headers(data[value_end : at + size], position=at)
     return GoQueueMessage(
         offset=head.offset,
         timestamp_ns=head.timestamp_ns,
-        key=data[at + layout.header_bytes : key_end],
+        key=data[key_start:key_end],
         value=data[key_end:value_end],
-        flags=GoQueueFlag(head.flags),
-        priority=Priority(head.priority),
-        headers=headers,
+        flags=_FLAGS[head.flags],
+        priority=_PRIORITIES[head.priority],
+        headers=_decode_headers(data[value_end:end], position=at) if head.headers_bytes else (),
     )
 
 
@@ -251,9 +256,9 @@ def _check_flags(flags: int, *, has_headers: bool, position: int) -> None:
     detail = ""
     if flags & ~_KNOWN_FLAGS:
         detail = f"unknown bits in {flags:#04x}"
-    elif has_headers and not flags & GoQueueFlag.HAS_HEADERS:
+    elif has_headers and not flags & _HAS_HEADERS:
         detail = "there are headers, but no flag for them"
-    elif flags & GoQueueFlag.COMMIT and not flags & GoQueueFlag.CONTROL:
+    elif flags & _COMMIT and not flags & _CONTROL:
         detail = "a commit that is no control message"
     if detail:
         raise GoQueueMessageError(GoQueueProblem.BAD_FLAGS, detail, position=position)
@@ -297,7 +302,7 @@ def encode_message(message: GoQueueMessage, *, layout: GoQueueLayout = GoQueueLa
     """The bytes of a message. Raises :class:`GoQueueMessageError`: it breaks a limit, or the layout lacks a field."""
     check_encodable(message, layout)
     headers = _encode_headers(message.headers)
-    flags = int(message.flags) | (int(GoQueueFlag.HAS_HEADERS) if headers else 0)
+    flags = int(message.flags) | (_HAS_HEADERS if headers else 0)
     sizes: tuple[int, ...] = (len(message.key), len(message.value))
     if layout is not GoQueueLayout.V30:
         sizes = (int(message.priority), 0, *sizes)
@@ -315,7 +320,7 @@ def check_encodable(message: GoQueueMessage, layout: GoQueueLayout) -> None:
         problem, detail = GoQueueProblem.BAD_OFFSET, f"offset {message.offset}"
     elif not -(2**63) <= message.timestamp_ns < 2**63:
         problem, detail = GoQueueProblem.BAD_TIMESTAMP, f"{message.timestamp_ns} ns"
-    elif not Priority.CRITICAL <= message.priority <= Priority.BACKGROUND:
+    elif not 0 <= message.priority < len(_PRIORITIES):
         problem, detail = GoQueueProblem.BAD_PRIORITY, f"priority {message.priority}"
     elif len(message.key) > MAX_KEY_BYTES:
         problem, detail = GoQueueProblem.TOO_LARGE, f"a key of {len(message.key)} bytes; the limit is {MAX_KEY_BYTES}"
@@ -332,8 +337,8 @@ def check_encodable(message: GoQueueMessage, layout: GoQueueLayout) -> None:
     if problem is not None:
         raise GoQueueMessageError(problem, detail)
     has_headers = bool(message.headers)
-    automatic = GoQueueFlag.HAS_HEADERS if has_headers else GoQueueFlag(0)
-    _check_flags(int(message.flags | automatic), has_headers=has_headers, position=0)
+    flags = int(message.flags) | (_HAS_HEADERS if has_headers else 0)
+    _check_flags(flags, has_headers=has_headers, position=0)
 
 
 def detect_layout(data: bytes) -> GoQueueLayout | None:

@@ -46,6 +46,8 @@ MAX_TEXT_BYTES = 65_535
 MAX_OFFSET_RUNS = 8_000_000
 _NS_PER_MS = 1_000_000
 _MAX_DIGITS = 9
+_COMPRESSED, _HAS_HEADERS, _TOMBSTONE, _CONTROL, _COMMIT = (int(flag) for flag in GoQueueFlag)
+_FLAGS = [GoQueueFlag(number) for number in range(2 * _COMMIT)]
 _OWN_PRIORITIES = {b"%d" % priority: priority for priority in Priority if priority is not Priority.NORMAL}
 
 
@@ -142,9 +144,10 @@ class MessageImporter:
 
     def record(self, message: GoQueueMessage) -> NewRecord | None:
         """The record to append next; None when the message is left out. Raises :class:`ConversionError`."""
-        if message.flags & GoQueueFlag.COMPRESSED:
+        flags = int(message.flags)
+        if flags & _COMPRESSED:
             self.compressed_messages += 1
-        if message.flags & GoQueueFlag.CONTROL:
+        if flags & _CONTROL:
             self.control_messages += 1
             if self._skip_control:
                 return None
@@ -160,12 +163,12 @@ def to_record(message: GoQueueMessage, *, broker_headers: BrokerHeaders = Broker
     """The record of a message. Raises :class:`ConversionError` for a binary header that is too large."""
     timestamp_ms, remainder_ns = divmod(message.timestamp_ns, _NS_PER_MS)
     value: bytes | None = message.value
-    flags = message.flags
+    flags = int(message.flags)
     if message.headers:
-        flags &= ~GoQueueFlag.HAS_HEADERS
-    if flags & GoQueueFlag.TOMBSTONE and not message.value:
+        flags &= ~_HAS_HEADERS
+    if flags & _TOMBSTONE and not message.value:
         value = None
-        flags &= ~GoQueueFlag.TOMBSTONE
+        flags &= ~_TOMBSTONE
     headers: list[tuple[bytes, bytes]] = []
     if message.priority is not Priority.NORMAL:
         headers.append((PRIORITY_HEADER, b"%d" % message.priority))
@@ -198,17 +201,19 @@ def to_message(
     """
     priority, flags_header, remainder_ns, others = _take_own(record.headers)
     headers = _foreign_headers(others, broker_headers)
-    flags = _own_flags(flags_header, has_value=bool(record.value), has_headers=bool(headers))
-    if flags is None and flags_header is not None and broker_headers is BrokerHeaders.KEEP:
-        headers = ((OWN_PREFIX + FLAGS_HEADER, flags_header), *headers)
-    if record.value is None:
-        flags = (flags or GoQueueFlag(0)) | GoQueueFlag.TOMBSTONE
+    flags = 0 if record.value is not None else _TOMBSTONE
+    if flags_header is not None:
+        own = _own_flags(flags_header, has_value=bool(record.value), has_headers=bool(headers))
+        if own is not None:
+            flags |= own
+        elif broker_headers is BrokerHeaders.KEEP:
+            headers = ((OWN_PREFIX + FLAGS_HEADER, flags_header), *headers)
     message = GoQueueMessage(
         offset=record.offset,
         timestamp_ns=record.timestamp_ms * _NS_PER_MS + remainder_ns,
         key=record.key or b"",
         value=record.value or b"",
-        flags=flags or GoQueueFlag(0),
+        flags=_FLAGS[flags],
         priority=priority,
         headers=headers,
     )
@@ -247,16 +252,14 @@ def _number(value: bytes) -> int:
     return int(value)
 
 
-def _own_flags(value: bytes | None, *, has_value: bool, has_headers: bool) -> GoQueueFlag | None:
+def _own_flags(value: bytes, *, has_value: bool, has_headers: bool) -> int | None:
     """The flags of a header that an import of just such a message would write; None for any other value."""
-    number = -1 if value is None else _number(value)
-    if not 0 < number < 2 * GoQueueFlag.COMMIT:
-        return None
-    flags = GoQueueFlag(number)
+    flags = _number(value)
     if (
-        (flags & GoQueueFlag.COMMIT and not flags & GoQueueFlag.CONTROL)
-        or (flags & GoQueueFlag.HAS_HEADERS and has_headers)
-        or (flags & GoQueueFlag.TOMBSTONE and not has_value)
+        not 0 < flags < len(_FLAGS)
+        or (flags & _COMMIT and not flags & _CONTROL)
+        or (flags & _HAS_HEADERS and has_headers)
+        or (flags & _TOMBSTONE and not has_value)
     ):
         return None
     return flags
@@ -283,6 +286,8 @@ def _foreign_headers(headers: Headers, broker_headers: BrokerHeaders) -> Headers
 
 def _is_text(data: bytes) -> bool:
     """Whether MQTT can carry it as a string."""
+    if data.isascii():
+        return len(data) <= MAX_TEXT_BYTES and b"\x00" not in data
     if len(data) > MAX_TEXT_BYTES or b"\x00" in data:
         return False
     try:
