@@ -5,8 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from reference_broker.storage.file_names import encode_name
+from reference_broker.storage.foreign.fluxmq_files import (
+    CONFIG_PATH,
+    MAX_JSON_BYTES,
+    FluxMQFileError,
+    decode_queue_configurations,
+)
 from reference_broker.storage.queue_store import ROOT, QueueDescription
 from reference_broker.storage_tools.findings import Finding, FindingKind, Findings, Severity
+from reference_broker.storage_tools.group_info import position_in
 from reference_broker.storage_tools.layout import (
     DESCRIPTION_NAME,
     IMPORTING_SUFFIX,
@@ -16,16 +23,7 @@ from reference_broker.storage_tools.layout import (
 )
 from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
 
-FLUXMQ_CONFIG = "config/queues.json"
 _MAX_DESCRIPTION_BYTES = 64 * 1024
-_MAX_CONFIG_BYTES = 64 * 1024 * 1024
-
-
-class _FluxConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What every ``config/queues.json`` of FluxMQ has."""
-
-    version: int
-    configs: list[dict[str, object]] | None
 
 
 def check_descriptions(disk: ReadOnlyDisk, layout: StoreLayout, findings: Findings, *, in_use: bool) -> None:
@@ -98,13 +96,14 @@ def _contradiction(description: QueueDescription, queue: QueuePlace) -> str:
 
 def _check_fluxmq(disk: ReadOnlyDisk, findings: Findings) -> None:
     try:
-        msgspec.json.decode(disk.read(FLUXMQ_CONFIG, _MAX_CONFIG_BYTES), type=_FluxConfig)
+        decode_queue_configurations(disk.read(CONFIG_PATH, MAX_JSON_BYTES))
     except FileNotFoundError:
         return
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, FluxMQFileError) as error:
         meaning = "the queues' settings are lost, their records are not; restore the file"
-        _add(findings, Severity.FAULT, FindingKind.DESCRIPTION_DAMAGED, FLUXMQ_CONFIG, str(error), meaning)
+        _add(findings, Severity.FAULT, FindingKind.DESCRIPTION_DAMAGED, CONFIG_PATH, str(error), meaning)
 
 
 def _add(findings: Findings, severity: Severity, kind: FindingKind, path: str, problem: str, meaning: str) -> None:
-    findings.add(Finding(severity=severity, kind=kind, path=path, problem=problem, meaning=meaning, position=0))
+    position = position_in(problem)
+    findings.add(Finding(severity=severity, kind=kind, path=path, problem=problem, meaning=meaning, position=position))

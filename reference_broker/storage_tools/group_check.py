@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from crc32c import crc32c
@@ -25,19 +24,14 @@ from reference_broker.storage.pending_codec import (
 from reference_broker.storage.pending_snapshot import LOG_SUFFIX, GroupPaths
 from reference_broker.storage.record import RecordError
 from reference_broker.storage_tools.findings import Finding, FindingKind, Findings, Severity
-from reference_broker.storage_tools.group_reader import (
-    GroupPlace,
-    belongs_to_folder,
-    find_groups,
-    find_offset_files,
-    read_log_header,
-)
+from reference_broker.storage_tools.fluxmq_groups import check_fluxmq_groups
+from reference_broker.storage_tools.group_info import GroupPlace, find_group_folders, position_in
+from reference_broker.storage_tools.group_reader import find_offset_files, read_log_header
 from reference_broker.storage_tools.layout import StoreFormat, StoreLayout
 from reference_broker.storage_tools.partition_files import CORRUPT_SUFFIX
 from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
 from reference_broker.storage_tools.torn_tail import has_empty_sector
 
-_BYTE = re.compile(r"\(byte (\d+)\)")
 _FRAME_BYTES = 8
 _LOST_SETTLEMENTS = "what it settled is delivered again; no message is lost; a broker or repair puts the group right"
 
@@ -48,9 +42,12 @@ def check_groups(disk: ReadOnlyDisk, layout: StoreLayout, findings: Findings, *,
         for path in find_offset_files(disk):
             _check_offsets(disk, path, findings)
         return
-    for place in find_groups(disk, layout):
+    if layout.format is not StoreFormat.ASSAY:
+        check_fluxmq_groups(disk, layout, findings)
+        return
+    for place in find_group_folders(disk, layout):
         try:
-            _GroupCheck(disk, place, findings, in_use=in_use).run(is_assay=layout.format is StoreFormat.ASSAY)
+            _GroupCheck(disk, place, findings, in_use=in_use).run()
         except OSError as error:
             meaning = "make it readable for this user and check again"
             problem = str(error.strerror or error)
@@ -81,12 +78,6 @@ def _check_offsets(disk: ReadOnlyDisk, path: str, findings: Findings) -> None:
         )
 
 
-def position_in(message: str) -> int:
-    """The byte that a decoder's message names; 0 when it names none."""
-    match = _BYTE.search(message)
-    return int(match[1]) if match else 0
-
-
 class _GroupCheck:
     """Checks one group that has a folder of its own."""
 
@@ -96,16 +87,15 @@ class _GroupCheck:
         self._findings = findings
         self._in_use = in_use
 
-    def run(self, *, is_assay: bool) -> None:
+    def run(self) -> None:
         paths = GroupPaths(self._place.stem + LOG_SUFFIX)
         has_cursors = self._check_json(paths.cursors, lambda data: decode_cursor_file(data).group)
         has_pending = self._check_json(paths.pending, lambda data: decode_pending_file(data).group)
-        if is_assay:
-            header, end = self._check_log(paths.log)
-            if header is not None and header.sequence and not (has_cursors and has_pending):
-                missing = paths.pending if has_cursors else paths.cursors
-                self._add(Severity.FAULT, FindingKind.GROUP_DAMAGED, missing, "it is missing", _LOST_SETTLEMENTS)
-            self._check_next(paths.next_log, header, end)
+        header, end = self._check_log(paths.log)
+        if header is not None and header.sequence and not (has_cursors and has_pending):
+            missing = paths.pending if has_cursors else paths.cursors
+            self._add(Severity.FAULT, FindingKind.GROUP_DAMAGED, missing, "it is missing", _LOST_SETTLEMENTS)
+        self._check_next(paths.next_log, header, end)
         for name in self._disk.list(self._place.folder):
             path = f"{self._place.folder}/{name}"
             if name.endswith(".tmp"):
@@ -126,7 +116,7 @@ class _GroupCheck:
             position = position_in(str(error))
             self._add(Severity.FAULT, FindingKind.GROUP_DAMAGED, path, str(error), _LOST_SETTLEMENTS, position=position)
             return True
-        if not belongs_to_folder(group, self._place):
+        if not self._place.is_of(group):
             problem = f"it belongs to the group {group!r}, whose folder this is not"
             meaning = "the file was moved here or is damaged; restore the right one"
             self._add(Severity.FAULT, FindingKind.GROUP_DAMAGED, path, problem, meaning, position=0)
@@ -163,7 +153,7 @@ class _GroupCheck:
             problem = "its header is cut short" if is_new else "its header is damaged"
             self._add(severity, kind, path, problem, _LOST_SETTLEMENTS, position=0, end_position=size)
             return None, 0
-        if not belongs_to_folder(header.group, self._place):
+        if not self._place.is_of(header.group):
             problem = f"it belongs to the group {header.group!r}, whose folder this is not"
             meaning = "the file was moved here; restore the right one"
             self._add(Severity.FAULT, FindingKind.GROUP_DAMAGED, path, problem, meaning, position=0)

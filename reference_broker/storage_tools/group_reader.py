@@ -8,84 +8,34 @@ from __future__ import annotations
 
 from collections import Counter
 
-import msgspec
-
 from reference_broker.core.queues.errors import LogError
 from reference_broker.core.queues.store import PendingRecord
-from reference_broker.storage.file_names import encode_name
 from reference_broker.storage.foreign.goqueue_files import (
     MAX_OFFSETS_BYTES,
     OFFSETS_NAME,
     GoQueueFileError,
     decode_offsets,
 )
-from reference_broker.storage.group_files import (
-    MAX_FILE_BYTES,
-    GroupFileError,
-    decode_cursor_file,
-    decode_pending_file,
-)
 from reference_broker.storage.memory_disk import MemoryDisk
 from reference_broker.storage.pending_codec import MAX_HEADER_BYTES, LogHeader, decode_header
 from reference_broker.storage.pending_recovery import GroupRecovery
 from reference_broker.storage.pending_snapshot import LOG_SUFFIX, GroupPaths
+from reference_broker.storage_tools.fluxmq_groups import read_fluxmq_groups
+from reference_broker.storage_tools.group_info import GroupInfo, GroupPlace, find_group_folders
 from reference_broker.storage_tools.layout import StoreFormat, StoreLayout, walk_folders
 from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk, join
 
 MAX_COPIED_BYTES = 512 * 1024 * 1024
 """A group with more is not recovered in memory."""
-MAX_GROUPS = 100_000
-
-
-class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer group."""
-
-    queue: str
-    group: str
-    pattern: str
-    folder: str
-    cursors: dict[int, int]
-    """Partition -> next offset to deliver for the first time."""
-    pending: int
-    pending_by_consumer: dict[str, int]
-    """Consumer -> messages it has not settled; "" = given back, waiting for redelivery."""
-    log_bytes: int
-    """Of its operation logs."""
-    problem: str
-    """The first thing that is wrong; empty when nothing is. ``verify`` says more."""
-
-
-class GroupPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the files of an Assay or early FluxMQ group lie."""
-
-    queue: str
-    name: str
-    """As encoded in the folder's name."""
-    folder: str
-
-    @property
-    def stem(self) -> str:
-        return f"{self.folder}/{self.name}"
-
-
-def find_groups(disk: ReadOnlyDisk, layout: StoreLayout) -> list[GroupPlace]:
-    """Groups with files of their own below their queues, by queue and name."""
-    return [
-        GroupPlace(queue=queue.name, name=name, folder=f"{queue.folder}/consumers/{name}")
-        for queue in layout.queues
-        for name in disk.list(f"{queue.folder}/consumers")[:MAX_GROUPS]
-        if disk.is_folder(f"{queue.folder}/consumers/{name}")
-    ]
 
 
 def read_groups(disk: ReadOnlyDisk, layout: StoreLayout) -> list[GroupInfo]:
     """The groups of a directory. Damage ends up in their ``problem``. Raises :class:`OSError`."""
     if layout.format is StoreFormat.GOQUEUE:
         return _goqueue_groups(disk)
-    places = find_groups(disk, layout)
-    if layout.format is StoreFormat.ASSAY:
-        return [_assay_group(disk, place) for place in places]
-    return [_snapshot_group(disk, place) for place in places]
+    if layout.format is not StoreFormat.ASSAY:
+        return read_fluxmq_groups(disk, layout)
+    return [_assay_group(disk, place) for place in find_group_folders(disk, layout)]
 
 
 def read_log_header(disk: ReadOnlyDisk, path: str) -> LogHeader | None:
@@ -146,38 +96,6 @@ def _copy_of(disk: ReadOnlyDisk, folder: str) -> MemoryDisk:
     return copy
 
 
-def _snapshot_group(disk: ReadOnlyDisk, place: GroupPlace) -> GroupInfo:
-    """FluxMQ's ``.cur`` and ``.pel``, without the operations behind them."""
-    problems: list[str] = []
-    group, cursors = place.name, {}
-    entries: list[PendingRecord] = []
-    try:
-        found = decode_cursor_file(disk.read(f"{place.stem}.cur", MAX_FILE_BYTES))
-        group, cursors = found.group, {number: record.cursor for number, record in sorted(found.cursors.items())}
-    except FileNotFoundError:
-        problems.append("there is no cursor file")
-    except GroupFileError as error:
-        problems.append(f"{place.stem}.cur: {error}")
-    try:
-        entries = list(decode_pending_file(disk.read(f"{place.stem}.pel", MAX_FILE_BYTES)).entries)
-    except FileNotFoundError:
-        pass
-    except GroupFileError as error:
-        problems.append(f"{place.stem}.pel: {error}")
-    log_bytes = disk.size(place.stem + LOG_SUFFIX)
-    return GroupInfo(
-        queue=place.queue,
-        group=group,
-        pattern="",
-        folder=place.folder,
-        cursors=cursors,
-        pending=len(entries),
-        pending_by_consumer=_count(entries),
-        log_bytes=log_bytes,
-        problem=problems[0] if problems else "",
-    )
-
-
 def find_offset_files(disk: ReadOnlyDisk) -> list[str]:
     """GoQueue's files of committed offsets."""
     return [join(folder, OFFSETS_NAME) for folder in walk_folders(disk, "") if disk.exists(join(folder, OFFSETS_NAME))]
@@ -210,8 +128,3 @@ def _goqueue_group(topic: str, group: str, folder: str, cursors: dict[int, int],
         log_bytes=0,
         problem=problem,
     )
-
-
-def belongs_to_folder(group: str, place: GroupPlace) -> bool:
-    """Whether a group's name leads to the folder in which its file lies."""
-    return bool(group) and encode_name(group) == place.name

@@ -6,7 +6,8 @@ import msgspec
 
 from reference_broker.storage.durable_mark import MARK_NAME, decode_mark
 from reference_broker.storage.segment_scan import Damage
-from reference_broker.storage_tools.group_reader import GroupInfo, read_groups
+from reference_broker.storage_tools.group_info import GroupInfo
+from reference_broker.storage_tools.group_reader import read_groups
 from reference_broker.storage_tools.index_check import IndexState
 from reference_broker.storage_tools.layout import Codec, PartitionPlace, SegmentPlace, StoreFormat, StoreLayout
 from reference_broker.storage_tools.partition_files import read_cleaner

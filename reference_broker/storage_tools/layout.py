@@ -17,7 +17,6 @@ from urllib.parse import unquote
 import msgspec
 
 from reference_broker.storage.file_names import parse_segment_name, parse_swap_name, segment_name
-from reference_broker.storage.foreign.goqueue_log import find_layout as find_message_layout
 from reference_broker.storage.foreign.goqueue_message import GoQueueLayout
 from reference_broker.storage.queue_store import ROOT, QueueDescription
 from reference_broker.storage_tools.read_only_disk import LOCK_NAME, ReadOnlyDisk, join
@@ -59,8 +58,8 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True):
     """How the bytes of a partition's segments are to be read."""
 
     format: StoreFormat
-    message_layout: GoQueueLayout = GoQueueLayout.V34
-    """Of a GoQueue directory only."""
+    message_layout: GoQueueLayout | None = None
+    """Of a GoQueue directory only; None: each segment's own, which the checksum of its first message tells."""
 
 
 class SegmentPlace(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,6 +209,18 @@ def read_description(disk: ReadOnlyDisk, folder: str) -> QueueDescription | None
         return None
 
 
+class _Named(msgspec.Struct, frozen=True):
+    name: str
+
+
+def _name_in_description(disk: ReadOnlyDisk, folder: str) -> str:
+    """The name that FluxMQ's ``queue.json`` gives; empty when there is none."""
+    try:
+        return msgspec.json.decode(disk.read(f"{folder}/{DESCRIPTION_NAME}", _MAX_DESCRIPTION_BYTES), type=_Named).name
+    except (OSError, msgspec.DecodeError):
+        return ""
+
+
 def _queues(disk: ReadOnlyDisk, store_format: StoreFormat) -> list[QueuePlace]:
     queues = []
     for folder in _queue_folders(disk):
@@ -217,6 +228,8 @@ def _queues(disk: ReadOnlyDisk, store_format: StoreFormat) -> list[QueuePlace]:
         if store_format is StoreFormat.ASSAY:
             description = read_description(disk, folder)
             name = description.name if description is not None else unquote(name)
+        else:
+            name = _name_in_description(disk, folder) or name
         if store_format is StoreFormat.FLUXMQ_SEGMENTS:
             partitions = [_partition(disk, name, 0, f"{folder}/segments", store_format)]
         else:
@@ -259,11 +272,9 @@ def _partition(
     if store_format is StoreFormat.ASSAY:
         segments = _with_swaps(folder, names, segments)
     ordered = tuple(sorted(segments, key=lambda segment: segment.base_offset))
-    codec = Codec(format=store_format)
-    if store_format is StoreFormat.GOQUEUE and ordered:
-        layout = find_message_layout(disk, folder)
-        codec = codec if layout is None else Codec(format=store_format, message_layout=layout)
-    return PartitionPlace(queue=queue, partition=partition, folder=folder, codec=codec, segments=ordered)
+    return PartitionPlace(
+        queue=queue, partition=partition, folder=folder, codec=Codec(format=store_format), segments=ordered
+    )
 
 
 def _with_swaps(folder: str, names: list[str], segments: list[SegmentPlace]) -> list[SegmentPlace]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -35,7 +36,7 @@ def show_inspect(console: Console, report: InspectReport) -> None:
     for queue in report.queues:
         _show_queue(console, queue)
     if report.snapshots:
-        table = Table("snapshot", "kind", "last offset", "taken", "entries", "bytes", "state")
+        table = _table("snapshot", "kind", "last offset", "taken", "entries", "bytes", "state")
         for one in report.snapshots[:MAX_SHOWN]:
             table.add_row(
                 one.path,
@@ -55,17 +56,15 @@ def _show_queue(console: Console, queue: QueueInfo) -> None:
         Text(f"Queue {queue.name}", style="bold"),
         f"{queue.records:,} records, {queue.bytes:,} bytes, {len(queue.partitions)} partitions, in {queue.folder}",
     )
-    partitions = Table("partition", "offsets", "records", "bytes", "segments", "durable below", "compacted below")
-    segments = Table(
-        "segment", "offsets", "records", "batches", "bytes", "compression", "from", "to", "damaged", "idx", "tix"
-    )
+    partitions = _table("partition", "offsets", "records", "bytes", "segments", "durable below", "compacted below")
+    segments = _table("segment", "next offset", "records", "batches", "bytes", "codec", "from", "span", "idx", "tix")
     for partition in queue.partitions[:MAX_SHOWN]:
         _add_partition(partitions, segments, partition)
     console.print(partitions)
     if segments.row_count:
         console.print(segments)
     if queue.groups:
-        groups = Table("group", "pattern", "cursors", "pending", "by consumer", "log bytes", "state")
+        groups = _table("group", "pattern", "cursors", "pending", "by consumer", "log bytes", "state")
         for group in queue.groups[:MAX_SHOWN]:
             groups.add_row(
                 group.group,
@@ -92,24 +91,28 @@ def _add_partition(partitions: Table, segments: Table, partition: PartitionInfo)
     for one in partition.segments:
         if segments.row_count >= MAX_SHOWN:
             return
+        damaged = f"{one.damaged_bytes:,} damaged" if one.damaged_bytes else ""
         segments.add_row(
-            _short(one.path),
-            _offsets(one.base_offset, one.end_offset),
+            f"{partition.partition}/{one.base_offset}",
+            f"{one.end_offset:,}",
             f"{one.records:,}",
             f"{one.batches:,}",
-            f"{one.bytes:,}",
+            Text(f"{one.bytes:,}\n{damaged}" if damaged else f"{one.bytes:,}", style="bold red" if damaged else ""),
             _listing({name: f"{count:,}" for name, count in one.compression.items()}),
             format_time(one.first_timestamp_ms),
-            format_time(one.last_timestamp_ms),
-            Text(f"{one.damaged_bytes:,}", style="bold red" if one.damaged_bytes else ""),
+            _span(one.first_timestamp_ms, one.last_timestamp_ms),
             Text(one.offset_index, style=_INDEX_STYLES[one.offset_index]),
             Text(one.time_index, style=_INDEX_STYLES[one.time_index]),
         )
 
 
-def _short(path: str) -> str:
-    """Partition and file name."""
-    return "/".join(path.split("/")[-2:])
+def _table(*columns: str) -> Table:
+    """A narrow table."""
+    return Table(*columns, box=box.SIMPLE_HEAD, padding=0, collapse_padding=True)
+
+
+def _span(first_ms: int | None, last_ms: int | None) -> str:
+    return "-" if first_ms is None or last_ms is None else f"{(last_ms - first_ms) / 1000:,.1f} s"
 
 
 def _offsets(first: int, end: int) -> str:
@@ -122,18 +125,19 @@ def _listing(items: dict[str, str]) -> str:
 
 
 def format_time(timestamp_ms: int | None) -> str:
-    """A time in UTC, to the millisecond."""
+    """A time in UTC, to the second."""
     if timestamp_ms is None:
         return "-"
     try:
-        return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")[:-6]
+        return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")[:-6]
     except (ValueError, OverflowError, OSError):
         return f"{timestamp_ms} ms"
 
 
 def show_segment(console: Console, report: SegmentReport) -> None:
     """One segment file."""
-    table = Table("bytes", "offsets", "records", "compression", "from", "to", title=report.path, title_justify="left")
+    console.print(report.path, style="bold", markup=False)
+    table = _table("bytes", "offsets", "records", "codec", "from", "to")
     for one in report.batches:
         place = f"{one.position:,} to {one.end_position:,}"
         if one.base_offset is None:
@@ -219,7 +223,7 @@ def _place_of(action: RepairAction) -> str:
 
 def show_import(console: Console, report: ImportReport) -> None:
     """What an import did."""
-    table = Table("partition", "records", "offsets", "gaps", "left out")
+    table = _table("partition", "records", "offsets", "gaps", "left out")
     for one in report.partitions[:MAX_SHOWN]:
         table.add_row(
             str(one.partition),

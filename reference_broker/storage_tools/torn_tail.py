@@ -64,7 +64,7 @@ def is_prefix_of_batch(data: bytes) -> bool:
 
 def is_prefix_of_message(data: bytes, layout: GoQueueLayout) -> bool:
     """As :func:`is_prefix_of_batch`, for a message of GoQueue."""
-    if len(data) < layout.header_bytes:
+    if len(data) < layout.value:
         return data.startswith(MESSAGE_MAGIC_BYTES[: len(data)])
     try:
         return message_size(data, 0, layout) > len(data)
