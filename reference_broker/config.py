@@ -68,6 +68,24 @@ class RetryConfig(_Section, frozen=True, kw_only=True):
     """A nacked message is ready at once; otherwise it waits like a timed-out one."""
 
 
+class RetentionConfig(_Section, frozen=True, kw_only=True):
+    """How much each partition of a queue keeps, in whole segments, oldest deleted first; 0 = no limit.
+
+    What every group has settled is deleted anyway. The limits bound what is kept for groups to come, and with
+    ``past_groups`` also what slow groups have not settled yet.
+    """
+
+    max_bytes: int = 0
+    max_age_s: float = 0.0
+    max_messages: int = 0
+    past_groups: bool = False
+    """Delete also what a group still needs."""
+
+    @property
+    def has_limits(self) -> bool:
+        return bool(self.max_bytes or self.max_age_s or self.max_messages)
+
+
 class QueueConfig(_Section, frozen=True, kw_only=True):
     """One durable queue, addressed as ``$queue/<name>``. Defaults: the ``fluxmq`` profile."""
 
@@ -82,6 +100,7 @@ class QueueConfig(_Section, frozen=True, kw_only=True):
     max_message_bytes: int = 1_048_576
     max_depth: int = 100_000
     message_ttl_s: float = 604_800.0
+    retention: RetentionConfig = RetentionConfig()
     max_in_flight: int = 1_000
     """Unsettled deliveries per consumer."""
 
@@ -97,6 +116,8 @@ class QueuesConfig(_Section, frozen=True, kw_only=True):
     """Overrides of :class:`QueueConfig` fields for every queue that is not configured by name."""
     configured: tuple[QueueConfig, ...] = ()
     sync_interval_s: float = 1.0
+    retention_interval_s: float = 10.0
+    """How often the retention limits of queues are applied."""
     segment_bytes: int = 64 * 1024 * 1024
     """A segment file that has reached it is sealed."""
     segment_age_s: float = 3_600.0

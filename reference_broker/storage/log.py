@@ -12,14 +12,14 @@ from collections.abc import Sequence
 import msgspec
 
 from reference_broker.core.queues.errors import LogError
-from reference_broker.core.queues.store import LogRecord, NewRecord
+from reference_broker.core.queues.store import LogRecord, NewRecord, RetentionPolicy
 from reference_broker.storage.batch import MAX_BATCH_RECORDS, BatchEncoder, BatchError, Wanted
 from reference_broker.storage.batching import WriteBuffer, bound_of, encode_batches
 from reference_broker.storage.disk import Disk, DiskFile
 from reference_broker.storage.durable_mark import DurableMark, DurableMarkFile
 from reference_broker.storage.log_opening import Note, OpenedLog, open_segments
 from reference_broker.storage.record import RecordError
-from reference_broker.storage.retention import RetentionPolicy, expired_count
+from reference_broker.storage.retention import expired_count
 from reference_broker.storage.segment import AppendedBatch, Segment
 from reference_broker.storage.segment_scan import Damage
 
@@ -469,9 +469,9 @@ class SegmentedLog:
         self._drop(count)
 
     def retain(self, policy: RetentionPolicy, *, now_ms: int, needed_from: int | None) -> None:
-        """Delete what the policy does not keep; ``needed_from``: the least offset that an active group still needs.
+        """See :meth:`PartitionLog.retain`.
 
-        Raises :class:`LogError`. The active segment is sealed when all of it is too old; the next call deletes it.
+        The active segment is sealed when all of it is too old; the next call deletes it.
         """
         self._show_buffer()
         try:

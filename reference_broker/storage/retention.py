@@ -4,26 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
+from reference_broker.core.queues.store import RetentionPolicy
 from reference_broker.storage.segment import Segment
-
-
-class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one log; 0 = no limit. A log keeps at most what every limit allows, rounded up to whole segments."""
-
-    max_bytes: int = 0
-    max_age_ms: int = 0
-    """A record may go when it and all before it are older."""
-    max_records: int = 0
-    past_groups: bool = False
-    """Delete also what an active group still needs."""
 
 
 def expired_count(
     segments: Sequence[Segment], policy: RetentionPolicy, *, now_ms: int, needed_from: int | None, next_offset: int
 ) -> int:
-    """How many of the oldest segments may go; ``needed_from`` is the least offset a group still needs, if any.
+    """How many of the oldest segments may go; nothing from ``needed_from`` on may.
 
     The newest segment counts too: whoever deletes rolls it first. Raises :class:`OSError`.
     """
@@ -31,7 +19,7 @@ def expired_count(
     count = 0
     for segment in segments:
         end_offset = next_offset if segment.limit_offset is None else segment.limit_offset
-        is_needed = needed_from is not None and end_offset > needed_from and not policy.past_groups
+        is_needed = needed_from is not None and end_offset > needed_from
         if is_needed or not _is_over(segment, policy, kept_bytes, next_offset - segment.base_offset, now_ms):
             break
         kept_bytes -= segment.size

@@ -9,14 +9,13 @@ import pytest
 
 from reference_broker.config import Compression
 from reference_broker.core.queues.errors import LogError
-from reference_broker.core.queues.store import NewRecord
+from reference_broker.core.queues.store import NewRecord, RetentionPolicy
 from reference_broker.storage.batch import BatchEncoder
 from reference_broker.storage.disk import Disk
 from reference_broker.storage.durable_mark import MARK_NAME, DurableMark, DurableMarkFile, decode_mark
 from reference_broker.storage.file_names import segment_name
 from reference_broker.storage.log import LogOptions, SegmentedLog
 from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.storage.retention import RetentionPolicy
 from sim.disk import DiskProfile, Persistence, SimDisk
 
 FOLDER = "log"
@@ -311,11 +310,11 @@ def test_size_age_and_count_delete_whole_segments_oldest_first() -> None:
     assert by_count.start_offset == 7
 
 
-def test_what_a_group_needs_stays_unless_the_policy_says_so() -> None:
+def test_what_a_group_needs_stays() -> None:
     log = rolled_log(MemoryDisk())
     log.retain(RetentionPolicy(max_records=1), now_ms=0, needed_from=4)
     assert log.start_offset == 4
-    log.retain(RetentionPolicy(max_records=1, past_groups=True), now_ms=0, needed_from=4)
+    log.retain(RetentionPolicy(max_records=1), now_ms=0, needed_from=None)
     assert log.start_offset == 9
 
 

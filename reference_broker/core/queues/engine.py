@@ -64,6 +64,7 @@ class QueueEngine:
         self._addresses: dict[str, QueueAddress] = {}
         self._sync_due_at: float | None = None
         self._sync_is_due = False
+        self._retain_due_at: float | None = None
         self._closed = False
         self._notes_traced = 0
         stored = {queue.name: queue.partitions for queue in store.stored_queues()}
@@ -113,6 +114,8 @@ class QueueEngine:
         self._addresses.clear()
         for partition in queue.partitions:
             self._partition_queue[partition] = queue
+        if config.retention.has_limits and self._retain_due_at is None:
+            self._retain_due_at = now
         self._trace_recovery(queue)
         return queue
 
@@ -291,13 +294,11 @@ class QueueEngine:
             return None
         if self._agenda.has_immediate_work:
             return self._agenda.now
-        wake = self._agenda.next_wake()
-        if self._sync_due_at is None:
-            return wake
-        return self._sync_due_at if wake is None else min(wake, self._sync_due_at)
+        times = (self._agenda.next_wake(), self._sync_due_at, self._retain_due_at)
+        return min((time for time in times if time is not None), default=None)
 
     def tick(self, now: float) -> None:
-        """Do what has become due: delivery timeouts, retries, dead letters, the periodic sync. Dispatch follows."""
+        """Do what has become due: delivery timeouts, retries, dead letters, the periodic sync, retention. Dispatch follows."""
         self._agenda.now = now
         if self._closed:
             return
@@ -305,6 +306,11 @@ class QueueEngine:
             settlement.pass_time(group, now)
         if self._sync_due_at is not None and now >= self._sync_due_at:
             self._sync_is_due = True
+        if self._retain_due_at is not None and now >= self._retain_due_at:
+            self._retain_due_at = now + self._config.retention_interval_s
+            for queue in self._queues.values():
+                if queue.config.retention.has_limits:
+                    queue.retain(now)
 
     # -- durability ----------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ WRITE_RETRY_S = 1.0
 """After a failed write the group rests this long before it tries again."""
 _STALE_TIMEOUTS = 1_024
 _SETTLED_PER_TRIM = 1_024
+_TRIM_INTERVAL_S = 1.0
 
 
 class GroupOwner(Protocol):
@@ -92,6 +93,7 @@ class ConsumerGroup(SyncPoint):
         self._confirm_when_synced = confirm_when_synced
         self._volatile = volatile
         self._settled_since_trim = 0
+        self._trim_at = 0.0
         self.keeps_exhausted = is_dead_letter(config.name)
         self.places = [GroupPartition(partition, cursor=0, ordered=self.ordered) for partition in partitions]
 
@@ -302,8 +304,9 @@ class ConsumerGroup(SyncPoint):
             self._begin_snapshot(now)
         if self.log.continue_snapshot():
             self.agenda.groups_to_write[self] = None
-        if self._settled_since_trim >= _SETTLED_PER_TRIM:
+        if self._settled_since_trim >= _SETTLED_PER_TRIM or (self._settled_since_trim and now >= self._trim_at):
             self._settled_since_trim = 0
+            self._trim_at = now + _TRIM_INTERVAL_S
             self.owner.trim()
 
     def stall(self, now: float) -> None:

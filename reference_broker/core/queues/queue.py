@@ -17,8 +17,8 @@ from reference_broker.core.queues.group import ConsumerGroup
 from reference_broker.core.queues.message_cache import MessageCache
 from reference_broker.core.queues.partition import QueuePartition
 from reference_broker.core.queues.partitioner import PARTITION_KEY, Partitioner
-from reference_broker.core.queues.pending import PendingEntry
-from reference_broker.core.queues.store import NewRecord, QueueFiles
+from reference_broker.core.queues.pending import GroupPartition, PendingEntry
+from reference_broker.core.queues.store import NewRecord, QueueFiles, RetentionPolicy
 from reference_broker.core.queues.stored_message import MessageCodec, StoredMessage, message_bytes
 from reference_broker.core.topics import TopicError, validate_filter
 from reference_broker.trace.schema import TraceKind
@@ -61,6 +61,10 @@ class DurableQueue:
         self._codec = MessageCodec(config.name, config.message_ttl_s)
         self._confirm_when_synced = config.durability is Durability.FSYNC and not files.volatile
         self._trimmed_at = float("-inf")
+        limits = config.retention
+        self._retention = RetentionPolicy(
+            max_bytes=limits.max_bytes, max_age_ms=int(limits.max_age_s * 1000), max_records=limits.max_messages
+        )
         self.partitions = [
             QueuePartition(
                 index,
@@ -131,6 +135,9 @@ class DurableQueue:
         self.enqueued += len(messages)
         self.refused += wanted - len(messages)
         self._end_total -= wanted - len(messages)
+        if len(messages) < wanted:
+            # The disk may be full: what is settled makes room for the next.
+            self.trim()
         if self._tracer is not None:
             for offset, stored in enumerate(messages, base_offset):
                 self._trace(TraceKind.ENQUEUED, partition.index, offset, stored)
@@ -288,15 +295,9 @@ class DurableQueue:
         steps = _TRIM_STEPS
         for group in self.groups.values():
             for place in group.places:
-                start = place.cursor
-                place.cursor = self._first_live(place.partition, start, now, steps)
-                passed = place.cursor - start
-                steps -= passed
-                if passed:
-                    group.counts.expired += passed
-                    group.cursor_total += passed
-                    group.moved[place] = None
-                    self._agenda.groups_to_write[group] = None
+                live = self._first_live(place.partition, place.cursor, now, steps)
+                steps -= live - place.cursor
+                self._skip(group, place, live)
         if not self.groups:
             for partition in self.partitions:
                 start = partition.head
@@ -322,6 +323,30 @@ class DurableQueue:
             for partition, low in zip(self.partitions, self._low_watermarks(), strict=True):
                 partition.log.drop_before(low)
                 partition.head = max(partition.head, partition.log.start_offset)
+
+    def retain(self, now: float) -> None:
+        """Apply the retention limits; where the disk fails, later again."""
+        policy, past_groups = self._retention, self.config.retention.past_groups
+        lows = [None] * len(self.partitions) if past_groups or not self.groups else self._low_watermarks()
+        for partition, needed_from in zip(self.partitions, lows, strict=True):
+            try:
+                partition.log.retain(policy, now_ms=int(now * 1000), needed_from=needed_from)
+            except LogError:
+                continue
+            partition.head = max(partition.head, partition.log.start_offset)
+            for group in self.groups.values():
+                self._skip(group, group.places[partition.index], partition.head)
+        self._room = 0
+
+    def _skip(self, group: ConsumerGroup, place: GroupPartition, offset: int) -> None:
+        """A group cannot be given what is not kept any more; it counts as expired."""
+        passed = offset - place.cursor
+        if passed > 0:
+            place.cursor = offset
+            group.counts.expired += passed
+            group.cursor_total += passed
+            group.moved[place] = None
+            self._agenda.groups_to_write[group] = None
 
     # -- figures -------------------------------------------------------------------------------------------------
 

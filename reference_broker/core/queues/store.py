@@ -65,6 +65,15 @@ class SyncTask(Protocol):
         """Raises :class:`OSError` when the disk fails."""
 
 
+class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of one log; 0 = no limit. A log keeps at most what every limit allows, rounded up to whole segments."""
+
+    max_bytes: int = 0
+    max_age_ms: int = 0
+    """A record may go when it and all before it are older."""
+    max_records: int = 0
+
+
 class PartitionLog(Protocol):
     """The append-only log of one partition. Offsets grow by one per record; damaged ranges may leave gaps."""
 
@@ -100,6 +109,9 @@ class PartitionLog(Protocol):
 
     def drop_before(self, offset: int) -> None:
         """Free storage that only holds records below ``offset``; it may keep more than asked."""
+
+    def retain(self, policy: RetentionPolicy, *, now_ms: int, needed_from: int | None) -> None:
+        """Delete what the policy does not keep, but nothing from ``needed_from`` on. Raises :class:`LogError`."""
 
     def close(self) -> None: ...
 

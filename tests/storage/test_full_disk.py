@@ -1,0 +1,124 @@
+"""A disk that fills up: publishers are refused in time, consumers go on, and what they settle makes room."""
+
+from __future__ import annotations
+
+import random
+
+from reference_broker.config import QueuesConfig
+from reference_broker.core.message import Message
+from reference_broker.core.queues import Consumer, Delivery, QueueEngine, QueueError, QueueErrorCode, Verb
+from reference_broker.storage.log import LogOptions
+from reference_broker.storage.queue_store import LogQueueStore
+from sim.disk import DiskProfile, SimDisk
+
+CAPACITY_BYTES = 6_000_000
+RESERVE_BYTES = 2_000_000
+OPTIONS = LogOptions(segment_bytes=200_000, reserve_bytes=RESERVE_BYTES)
+CONFIG = QueuesConfig(defaults={"partitions": 1, "max_in_flight": 1_000_000})
+
+
+class FullDisk:
+    """An engine on a disk with little room, and one consumer that takes all it is given."""
+
+    def __init__(self) -> None:
+        self.disk = SimDisk(random.Random(3), DiskProfile(capacity_bytes=CAPACITY_BYTES, stall_rate=0))
+        self.now = 1_700_000_000.0
+        self.got: list[Delivery] = []
+        self.errors: list[QueueError] = []
+        self.confirmed = 0
+        self.open()
+
+    def open(self) -> None:
+        self.engine = QueueEngine(CONFIG, LogQueueStore(self.disk, options=OPTIONS), random.Random(1), self.now)
+
+    def publish(self, size: int = 20_000) -> None:
+        message = Message(topic="$queue/q", payload=bytes(size))
+        self.engine.publish(self.engine.address("$queue/q"), message, self.now, self.confirm)
+        self.turn()
+
+    def confirm(self, error: QueueError | None) -> None:
+        if error is None:
+            self.confirmed += 1
+        else:
+            self.errors.append(error)
+
+    def subscribe(self) -> Consumer:
+        def deliver(delivery: Delivery) -> bool:
+            self.got.append(delivery)
+            return True
+
+        return self.engine.subscribe("q", pattern="", group="g", consumer_id="c", deliver=deliver, now=self.now)
+
+    def ack(self, delivery: Delivery) -> list[QueueError | None]:
+        outcome: list[QueueError | None] = []
+        self.engine.settle(
+            Verb.ACK,
+            queue="q",
+            message_id=delivery.message_id,
+            partition=None,
+            offset=None,
+            group="g",
+            consumer_id="c",
+            reason="",
+            now=self.now,
+            on_done=outcome.append,
+        )
+        return outcome
+
+    def turn(self) -> None:
+        for _ in range(6):
+            self.now += 0.5
+            self.engine.tick(self.now)
+            self.engine.dispatch(self.now)
+            for job in self.engine.take_sync_jobs(self.now):
+                job.run()
+                self.engine.sync_done(job, None, self.now)
+
+    def fill(self) -> None:
+        for _ in range(1_000):
+            self.publish()
+            if self.errors:
+                return
+        raise AssertionError("the disk never filled up")
+
+
+def test_publishes_are_refused_with_the_reason_while_there_is_still_room() -> None:
+    full = FullDisk()
+    full.fill()
+    assert full.errors[0].code is QueueErrorCode.STORAGE_FAILED
+    assert "nearly full" in full.errors[0].text
+    assert full.disk.free_bytes() > RESERVE_BYTES / 4
+    assert full.confirmed > 100
+
+
+def test_reads_and_settlements_go_on_and_make_room() -> None:
+    full = FullDisk()
+    full.fill()
+    full.subscribe()
+    full.turn()
+    assert len(full.got) == full.confirmed, "everything confirmed is delivered"
+    outcomes = [full.ack(delivery) for delivery in full.got]
+    full.turn()
+    assert outcomes == [[None]] * full.confirmed, "every ack is confirmed as durable"
+    full.errors.clear()
+    before = full.confirmed
+    full.publish()
+    assert (full.errors, full.confirmed) == ([], before + 1)
+
+
+def test_acks_made_on_a_full_disk_survive_power_loss() -> None:
+    full = FullDisk()
+    full.fill()
+    full.subscribe()
+    full.turn()
+    settled = len(full.got) // 2
+    outcomes = [full.ack(delivery) for delivery in full.got[:settled]]
+    full.turn()
+    assert outcomes == [[None]] * settled
+    total = full.confirmed
+    full.disk.power_loss()
+    full.got = []
+    full.open()
+    full.subscribe()
+    full.turn()
+    assert len(full.got) == total - settled
