@@ -5,6 +5,7 @@ operations since its last sync; every folder has durable entries and pending one
 since its last folder sync. A process crash loses nothing. Power loss keeps, by chance and independently per file, none,
 a prefix, a subset or all of the pending operations, the last one possibly torn, or the new size without the data; and
 per folder a prefix of its pending entries. So a file whose folder was not synced may be gone although its data was.
+:mod:`sim.power_cuts` goes through such losses one by one instead of drawing them.
 
 A *deferred* sync models the time a sync takes: within :meth:`SimDisk.deferred` the calls only note what they cover;
 :meth:`Flush.commit` makes that durable, later. Injected errors: a disk that is full, syncs that fail (and, as on Linux,
@@ -16,16 +17,28 @@ from __future__ import annotations
 import errno
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import Enum, StrEnum
-from typing import Final
+from enum import StrEnum
+from typing import Final, Self
 
 import msgspec
 
 from reference_broker.storage.disk import DirectoryInUseError
-
-SECTOR_BYTES: Final = 512
+from sim.inodes import (
+    SECTOR_BYTES,
+    Entry,
+    EntryKind,
+    Flush,
+    Folder,
+    Inode,
+    Truncate,
+    Write,
+    apply,
+    change_entries,
+    resize,
+    without_last_sector,
+)
 
 
 class Persistence(StrEnum):
@@ -39,7 +52,21 @@ class Persistence(StrEnum):
     """Any of them, in their order: the disk may write out of order."""
     SIZE_ONLY = "size_only"
     """The file has its new size, and zeros where the data should be."""
+    ALL_BUT_ONE = "all_but_one"
+    TORN_SECTOR = "torn_sector"
+    """All but the last sector that was written."""
     ALL = "all"
+
+
+_DRAWN: Final = (
+    Persistence.NONE,
+    Persistence.PREFIX,
+    Persistence.TORN,
+    Persistence.SUBSET,
+    Persistence.SIZE_ONLY,
+    Persistence.ALL,
+)
+"""What a power loss draws from unless told otherwise; the other modes are special cases of these."""
 
 
 class DiskProfile(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,145 +85,16 @@ class DiskProfile(msgspec.Struct, frozen=True, kw_only=True):
     """Syncs say yes and do nothing."""
 
 
-class _Write(msgspec.Struct, frozen=True, gc=False):
-    number: int
-    position: int
-    data: bytes
-
-
-class _Truncate(msgspec.Struct, frozen=True, gc=False):
-    number: int
-    size: int
-
-
-class _Inode:
-    """A file's content, whatever its name."""
-
-    __slots__ = ("content", "durable", "pending")
-
-    def __init__(self) -> None:
-        self.content = bytearray()
-        """What the operating system shows."""
-        self.durable = bytearray()
-        self.pending: list[_Write | _Truncate] = []
-
-    def sync(self, up_to: int) -> None:
-        """Make every pending operation up to this number durable."""
-        kept = []
-        for operation in self.pending:
-            if operation.number <= up_to:
-                _apply(self.durable, operation)
-            else:
-                kept.append(operation)
-        self.pending = kept
-
-    def drop(self, up_to: int) -> None:
-        """A failed sync: these operations are no longer pending, and not durable either."""
-        self.pending = [operation for operation in self.pending if operation.number > up_to]
-
-
-def _apply(content: bytearray, operation: _Write | _Truncate) -> None:
-    if isinstance(operation, _Truncate):
-        _resize(content, operation.size)
-        return
-    if operation.position > len(content):
-        _resize(content, operation.position)
-    content[operation.position : operation.position + len(operation.data)] = operation.data
-
-
-def _resize(content: bytearray, size: int) -> None:
-    if size < len(content):
-        del content[size:]
-    else:
-        content += bytes(size - len(content))
-
-
-class _EntryKind(Enum):
-    LINK = "link"
-    UNLINK = "unlink"
-    FOLDER = "folder"
-
-
-class _Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """A pending change of a folder. A rename is one entry that links and unlinks at once."""
-
-    number: int
-    kind: _EntryKind
-    name: str
-    inode: _Inode | None = None
-    unlinked: str = ""
-    """Name that a rename within the folder frees."""
-
-
-class _Folder:
-    """Entries of a folder; names map to files, or to None for folders."""
-
-    __slots__ = ("durable", "entries", "pending")
-
-    def __init__(self) -> None:
-        self.entries: dict[str, _Inode | None] = {}
-        self.durable: dict[str, _Inode | None] = {}
-        self.pending: list[_Entry] = []
-
-    def change(self, entry: _Entry) -> None:
-        _change(self.entries, entry)
-        self.pending.append(entry)
-
-    def sync(self, up_to: int) -> None:
-        kept = []
-        for entry in self.pending:
-            if entry.number <= up_to:
-                _change(self.durable, entry)
-            else:
-                kept.append(entry)
-        self.pending = kept
-
-
-def _change(entries: dict[str, _Inode | None], entry: _Entry) -> None:
-    if entry.kind is _EntryKind.UNLINK:
-        entries.pop(entry.name, None)
-        return
-    if entry.unlinked:
-        entries.pop(entry.unlinked, None)
-    entries[entry.name] = entry.inode
-
-
-class Flush:
-    """What deferred sync calls cover: all that was done before each. Nothing of it is durable before :meth:`commit`."""
-
-    def __init__(self) -> None:
-        self._inodes: list[tuple[_Inode, int]] = []
-        self._folders: list[tuple[_Folder, int]] = []
-
-    def cover_file(self, inode: _Inode, up_to: int) -> None:
-        self._inodes.append((inode, up_to))
-
-    def cover_folder(self, folder: _Folder, up_to: int) -> None:
-        self._folders.append((folder, up_to))
-
-    def commit(self) -> None:
-        """The device has it."""
-        for inode, up_to in self._inodes:
-            inode.sync(up_to)
-        for folder, up_to in self._folders:
-            folder.sync(up_to)
-
-    def fail(self) -> None:
-        """The device refused it, and the operating system forgot that it was unwritten."""
-        for inode, up_to in self._inodes:
-            inode.drop(up_to)
-
-
 class SimFile:
     """An open file of a :class:`SimDisk`. Useless after a crash of its process."""
 
-    def __init__(self, disk: SimDisk, inode: _Inode) -> None:
+    def __init__(self, disk: SimDisk, inode: Inode) -> None:
         self._disk = disk
         self._inode = inode
         self._boot = disk.boot
         self._open = True
 
-    def _check(self) -> _Inode:
+    def _check(self) -> Inode:
         if not self._open or self._boot != self._disk.boot:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         return self._inode
@@ -217,8 +115,8 @@ class SimFile:
         if not data:
             return
         self._disk.claim(max(0, position + len(data) - len(inode.content)))
-        operation = _Write(self._disk.next_number(), position, bytes(data))
-        _apply(inode.content, operation)
+        operation = Write(self._disk.next_number(), position, bytes(data))
+        apply(inode.content, operation)
         inode.pending.append(operation)
 
     def read_at(self, position: int, length: int) -> bytes:
@@ -229,8 +127,8 @@ class SimFile:
         """See :meth:`DiskFile.truncate`."""
         inode = self._check()
         self._disk.claim(size - len(inode.content))
-        operation = _Truncate(self._disk.next_number(), size)
-        _apply(inode.content, operation)
+        operation = Truncate(self._disk.next_number(), size)
+        apply(inode.content, operation)
         inode.pending.append(operation)
 
     def sync(self) -> None:
@@ -253,13 +151,31 @@ class SimDisk:
         self.sync_failures = 0
         self._rng = rng
         self._number = 0
-        self._folders: dict[str, _Folder] = {"": _Folder()}
+        self.folders: dict[str, Folder] = {"": Folder()}
         self._flush: Flush | None = None
         self._deferring = False
         self._blocked_s = 0.0
         self._locked = False
 
     # -- Disk ----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def holding(cls, files: Mapping[str, bytes], folders: Iterable[str]) -> Self:
+        """A disk with that content, all of it durable; ``folders`` holds every folder, its parents too."""
+        disk = cls(random.Random(0))
+        for path in sorted(folders):
+            disk.make_folder(path)
+        for path, data in files.items():
+            folder, _, name = path.rpartition("/")
+            inode = Inode()
+            inode.content += data
+            inode.durable += data
+            disk.folders[folder].entries[name] = inode
+            disk.used_bytes += len(data)
+        for made in disk.folders.values():
+            made.durable = dict(made.entries)
+            made.pending = []
+        return disk
 
     def open(self, path: str, *, create: bool = False) -> SimFile:
         """See :meth:`Disk.open`."""
@@ -270,30 +186,30 @@ class SimDisk:
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
             if not create:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            inode = _Inode()
-            folder.change(_Entry(number=self.next_number(), kind=_EntryKind.LINK, name=name, inode=inode))
+            inode = Inode()
+            folder.change(Entry(number=self.next_number(), kind=EntryKind.LINK, name=name, inode=inode))
         return SimFile(self, inode)
 
     def list(self, path: str) -> list[str]:
         """See :meth:`Disk.list`."""
-        folder = self._folders.get(path)
+        folder = self.folders.get(path)
         return [] if folder is None else sorted(folder.entries)
 
     def exists(self, path: str) -> bool:
         """See :meth:`Disk.exists`."""
         parent, _, name = path.rpartition("/")
-        folder = self._folders.get(parent)
-        return path in self._folders or (folder is not None and name in folder.entries)
+        folder = self.folders.get(parent)
+        return path in self.folders or (folder is not None and name in folder.entries)
 
     def make_folder(self, path: str) -> None:
         """See :meth:`Disk.make_folder`."""
         parent = ""
         for name in path.split("/"):
             here = f"{parent}/{name}" if parent else name
-            if here not in self._folders:
-                entry = _Entry(number=self.next_number(), kind=_EntryKind.FOLDER, name=name)
-                self._folders[parent].change(entry)
-                self._folders[here] = _Folder()
+            if here not in self.folders:
+                entry = Entry(number=self.next_number(), kind=EntryKind.FOLDER, name=name)
+                self.folders[parent].change(entry)
+                self.folders[here] = Folder()
             parent = here
 
     def rename(self, source: str, destination: str) -> None:
@@ -308,10 +224,10 @@ class SimDisk:
             self.used_bytes -= len(replaced.content)
         number = self.next_number()
         freed = old_name if new_folder is old_folder and old_name != new_name else ""
-        entry = _Entry(number=number, kind=_EntryKind.LINK, name=new_name, inode=inode, unlinked=freed)
+        entry = Entry(number=number, kind=EntryKind.LINK, name=new_name, inode=inode, unlinked=freed)
         new_folder.change(entry)
         if new_folder is not old_folder:
-            old_folder.change(_Entry(number=number, kind=_EntryKind.UNLINK, name=old_name))
+            old_folder.change(Entry(number=number, kind=EntryKind.UNLINK, name=old_name))
 
     def remove(self, path: str) -> None:
         """See :meth:`Disk.remove`."""
@@ -320,11 +236,11 @@ class SimDisk:
         if inode is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         self.used_bytes -= len(inode.content)
-        folder.change(_Entry(number=self.next_number(), kind=_EntryKind.UNLINK, name=name))
+        folder.change(Entry(number=self.next_number(), kind=EntryKind.UNLINK, name=name))
 
     def sync_folder(self, path: str) -> None:
         """See :meth:`Disk.sync_folder`; deferred inside :meth:`deferred`."""
-        folder = self._folders.get(path)
+        folder = self.folders.get(path)
         if folder is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         self._flush_of().cover_folder(folder, self._number)
@@ -391,24 +307,24 @@ class SimDisk:
         self._flush = None
         self._deferring = False
 
-    def power_loss(self, modes: tuple[Persistence, ...] = tuple(Persistence)) -> dict[str, str]:
+    def power_loss(self, modes: tuple[Persistence, ...] = _DRAWN) -> dict[str, str]:
         """The machine is gone. Each file draws one of ``modes``; returns what happened to files with pending data."""
         self.crash()
         outcome: dict[str, str] = {}
-        for path in sorted(self._folders):
-            folder = self._folders[path]
+        for path in sorted(self.folders):
+            folder = self.folders[path]
             kept = self._rng.randrange(len(folder.pending) + 1) if folder.pending else 0
             if modes == (Persistence.NONE,):
                 kept = 0
             for entry in folder.pending[:kept]:
-                _change(folder.durable, entry)
+                change_entries(folder.durable, entry)
         self._drop_unlinked_folders()
         for path, inode in sorted(self._durable_files()):
             if inode.pending:
                 mode = self._rng.choice(modes)
                 self._persist(inode, mode)
                 outcome[path] = mode.value
-        for folder in self._folders.values():
+        for folder in self.folders.values():
             folder.entries = dict(folder.durable)
             folder.pending = []
         for _, inode in self._durable_files():
@@ -417,43 +333,51 @@ class SimDisk:
         self.used_bytes = sum(len(inode.content) for _, inode in self._durable_files())
         return outcome
 
-    def _persist(self, inode: _Inode, mode: Persistence) -> None:
+    def _persist(self, inode: Inode, mode: Persistence) -> None:
         pending = inode.pending
         rng = self._rng
         if mode is Persistence.NONE:
             return
         if mode is Persistence.SIZE_ONLY:
-            _resize(inode.durable, len(inode.content))
+            resize(inode.durable, len(inode.content))
             return
         chosen = pending
         if mode is Persistence.SUBSET:
             chosen = [operation for operation in pending if rng.random() < 0.5]
         elif mode in (Persistence.PREFIX, Persistence.TORN):
             chosen = pending[: rng.randrange(len(pending) + 1)]
+        elif mode is Persistence.ALL_BUT_ONE:
+            missing = rng.choice(pending)
+            chosen = [operation for operation in pending if operation is not missing]
         for operation in chosen[:-1]:
-            _apply(inode.durable, operation)
+            apply(inode.durable, operation)
         if chosen:
-            _apply(inode.durable, self._torn(chosen[-1]) if mode is Persistence.TORN else chosen[-1])
+            last = chosen[-1]
+            if mode is Persistence.TORN:
+                last = self._torn(last)
+            elif mode is Persistence.TORN_SECTOR:
+                last = without_last_sector(last)
+            apply(inode.durable, last)
 
-    def _torn(self, operation: _Write | _Truncate) -> _Write | _Truncate:
-        if isinstance(operation, _Truncate):
+    def _torn(self, operation: Write | Truncate) -> Write | Truncate:
+        if isinstance(operation, Truncate):
             return operation
         cut = self._rng.randrange(len(operation.data) + 1)
         if self._rng.random() < 0.5:
             cut -= (operation.position + cut) % SECTOR_BYTES
-        return _Write(operation.number, operation.position, operation.data[: max(0, cut)])
+        return Write(operation.number, operation.position, operation.data[: max(0, cut)])
 
     def _drop_unlinked_folders(self) -> None:
         """A folder whose own entry is not durable is gone with everything in it."""
-        for path in sorted(self._folders):
+        for path in sorted(self.folders):
             parent, _, name = path.rpartition("/")
-            if path and (parent not in self._folders or name not in self._folders[parent].durable):
-                del self._folders[path]
+            if path and (parent not in self.folders or name not in self.folders[parent].durable):
+                del self.folders[path]
 
-    def _durable_files(self) -> Sequence[tuple[str, _Inode]]:
+    def _durable_files(self) -> Sequence[tuple[str, Inode]]:
         return [
             (f"{path}/{name}" if path else name, inode)
-            for path, folder in self._folders.items()
+            for path, folder in self.folders.items()
             for name, inode in folder.durable.items()
             if inode is not None
         ]
@@ -471,7 +395,7 @@ class SimDisk:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.used_bytes += growth
 
-    def sync_inode(self, inode: _Inode) -> None:
+    def sync_inode(self, inode: Inode) -> None:
         """Carry out :meth:`SimFile.sync`."""
         self._flush_of().cover_file(inode, self._number)
         self._settle_flush()
@@ -491,9 +415,9 @@ class SimDisk:
             if error is not None:
                 raise error
 
-    def _locate(self, path: str) -> tuple[_Folder, str]:
+    def _locate(self, path: str) -> tuple[Folder, str]:
         parent, _, name = path.rpartition("/")
-        folder = self._folders.get(parent)
+        folder = self.folders.get(parent)
         if folder is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return folder, name

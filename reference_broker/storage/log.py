@@ -6,7 +6,6 @@ Implements :class:`reference_broker.core.queues.store.PartitionLog`.
 from __future__ import annotations
 
 import struct
-from bisect import bisect_right
 from collections.abc import Sequence
 
 import msgspec
@@ -15,19 +14,19 @@ from reference_broker.core.queues.errors import LogError
 from reference_broker.core.queues.store import LogRecord, NewRecord, RetentionPolicy
 from reference_broker.storage.batch import MAX_BATCH_RECORDS, BatchEncoder, BatchError, Wanted
 from reference_broker.storage.batching import WriteBuffer, bound_of, encode_batches
-from reference_broker.storage.disk import Disk, DiskFile
+from reference_broker.storage.disk import Disk
 from reference_broker.storage.durable_mark import DurableMark, DurableMarkFile
+from reference_broker.storage.file_sync import FileSync
 from reference_broker.storage.log_opening import Note, OpenedLog, open_segments
+from reference_broker.storage.log_reader import LogReader
 from reference_broker.storage.record import RecordError
 from reference_broker.storage.retention import expired_count
 from reference_broker.storage.segment import AppendedBatch, Segment
-from reference_broker.storage.segment_scan import Damage
 
-__all__ = ["FileSync", "LogOptions", "Note", "SegmentedLog"]
+__all__ = ["LogOptions", "SegmentedLog"]
 
 _MAX_RELATIVE_OFFSET = 2**32 - 1 - MAX_BATCH_RECORDS
 _MAX_POSITION = 2**32 - 1
-_MAX_LOADED_INDEXES = 16
 _SPACE_CHECK_BYTES = 1024 * 1024
 _COUNT_AND_TIMES = struct.Struct("<H6xqq")
 _COUNT_AT = 20
@@ -45,24 +44,6 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Appends collect up to this size before they are written; 0 = each is written at once."""
     reserve_bytes: int = 0
     """Appends are refused while the disk has less room than this, so that settlements still find some."""
-
-
-class FileSync:
-    """Syncs files, then the folders whose entries changed."""
-
-    __slots__ = ("_disk", "_files", "_folders")
-
-    def __init__(self, disk: Disk, files: Sequence[DiskFile], folders: Sequence[str]) -> None:
-        self._disk = disk
-        self._files = tuple(files)
-        self._folders = tuple(folders)
-
-    def run(self) -> None:
-        """Raises :class:`OSError`."""
-        for file in self._files:
-            file.sync()
-        for folder in self._folders:
-            self._disk.sync_folder(folder)
 
 
 class SegmentedLog:
@@ -86,8 +67,6 @@ class SegmentedLog:
         self._names_unsynced = False
         self._syncing: tuple[Segment, ...] | None = None
         self._syncing_to = DurableMark(0, 0, 0)
-        self._reading: Segment | None = None
-        self._loaded: dict[Segment, None] = {}
         self._mark_file = DurableMarkFile(disk, folder)
         try:
             opened = open_segments(disk, folder, None if volatile else self._mark_file.read(), note)
@@ -95,6 +74,7 @@ class SegmentedLog:
             message = f"cannot read {folder}: {error.strerror or error}"
             raise LogError(message) from error
         self._segments = opened.segments
+        self._reader = LogReader(self._segments, self._is_idle, note)
         self._next_offset = opened.next_offset
         self._roll_at_ms = _NEVER
         self._take_over(opened)
@@ -103,7 +83,7 @@ class SegmentedLog:
     def _take_over(self, opened: OpenedLog) -> None:
         self._must_roll = opened.is_sealed
         for segment in opened.segments[:-1]:
-            self._remember_loaded(segment)
+            self._reader.remember_loaded(segment)
         if opened.segments:
             self._set_age_limit(opened.segments[-1])
         if opened.segments and not self._volatile:
@@ -345,9 +325,8 @@ class SegmentedLog:
                 segment.write_index_files(below=segment.size)
             except OSError as error:
                 self.note(segment.path, f"its index files cannot be written: {error.strerror or error}")
-            self._remember_loaded(segment)
-        if segment is not self._reading:
-            segment.close()
+            self._reader.remember_loaded(segment)
+        self._reader.close_unless_reading(segment)
 
     def _cut_unsynced(self) -> None:
         """Their publishers were refused, so a restart should not find them. Only a best effort: the disk is failing."""
@@ -369,42 +348,17 @@ class SegmentedLog:
     def get(self, offset: int) -> LogRecord | None:
         """The record with exactly that offset; None when there is none or it is damaged. Raises :class:`LogError`."""
         self._show_buffer()
-        at = bisect_right(self._segments, offset, key=_base_offset) - 1
-        if at < 0:
-            return None
-        with self._reads(self._segments[at]):
-            return self._segments[at].get(offset)
+        return self._reader.get(offset)
 
     def read(self, offset: int, limit: int, wanted: Wanted = Wanted.ALL) -> list[LogRecord]:
         """See :meth:`PartitionLog.read`; fields that are not wanted come as None or ``()``, which is faster."""
         self._show_buffer()
-        at = bisect_right(self._segments, offset, key=_base_offset) - 1
-        records: list[LogRecord] = []
-        for segment in self._segments[max(at, 0) :]:
-            if len(records) >= limit:
-                break
-            if segment.end_offset <= offset:
-                continue
-            with self._reads(segment):
-                found, damages = segment.read(offset, limit - len(records), wanted)
-            records += found
-            self._report(segment, damages)
-        return records
+        return self._reader.read(offset, limit, wanted)
 
     def read_back(self, before_offset: int, limit: int) -> list[LogRecord]:
         """The last ``limit`` records below an offset, newest first. Raises :class:`LogError`."""
         self._show_buffer()
-        records: list[LogRecord] = []
-        for segment in reversed(self._segments):
-            if len(records) >= limit:
-                break
-            if segment.base_offset >= before_offset or segment.end_offset == segment.base_offset:
-                continue
-            with self._reads(segment):
-                found, damages = segment.read_back(before_offset, limit - len(records))
-            records += found
-            self._report(segment, damages)
-        return records
+        return self._reader.read_back(before_offset, limit)
 
     def offset_at(self, timestamp_ms: int) -> int:
         """Offset of the first record that is not earlier than a time; ``next_offset`` when all are.
@@ -412,13 +366,8 @@ class SegmentedLog:
         First by offset: where clocks stepped back, later records may be earlier. Raises :class:`LogError`.
         """
         self._show_buffer()
-        for segment in self._segments:
-            with self._reads(segment):
-                latest_ms = segment.latest_bound_ms
-                offset = None if latest_ms is None or latest_ms < timestamp_ms else segment.offset_at(timestamp_ms)
-            if offset is not None:
-                return offset
-        return self._next_offset
+        offset = self._reader.offset_at(timestamp_ms)
+        return self._next_offset if offset is None else offset
 
     def _show_buffer(self) -> None:
         """Write buffered records so that they can be read; where that fails the others still can."""
@@ -427,32 +376,6 @@ class SegmentedLog:
                 self.flush()
             except LogError as error:
                 self.note(self._folder, str(error))
-
-    def _report(self, segment: Segment, damages: list[Damage]) -> None:
-        for damage in damages:
-            self.note(f"{segment.path} bytes {damage.start} to {damage.end}", f"unreadable ({damage.problem})")
-
-    def _reads(self, segment: Segment) -> _Reading:
-        """Around each use of a segment for reading: bounds what stays open and loaded, turns errors into LogError."""
-        return _Reading(self, segment)
-
-    def keep_open(self, segment: Segment) -> None:
-        """At most one sealed segment stays open for reading, besides those being written or synced."""
-        previous, self._reading = self._reading, segment
-        if previous is not None and previous is not segment and self._is_idle(previous):
-            previous.close()
-        self._remember_loaded(segment)
-
-    def _remember_loaded(self, segment: Segment) -> None:
-        """Only so many sealed segments keep their indexes in memory."""
-        if not segment.is_loaded or segment.limit_offset is None:
-            return
-        self._loaded.pop(segment, None)
-        self._loaded[segment] = None
-        while len(self._loaded) > _MAX_LOADED_INDEXES:
-            oldest = next(iter(self._loaded))
-            del self._loaded[oldest]
-            oldest.forget_indexes()
 
     def _is_idle(self, segment: Segment) -> bool:
         return (
@@ -496,15 +419,13 @@ class SegmentedLog:
                 self.note(segment.path, f"cannot be removed: {error.strerror or error}")
                 return
             self._segments.pop(0)
-            self._loaded.pop(segment, None)
+            self._reader.forget(segment)
 
     def replace_segments(self, old: Sequence[Segment], new: Sequence[Segment]) -> None:
         """Compacted segments take the place of sealed ones; the files have been swapped already."""
         for segment in old:
             segment.close()
-            self._loaded.pop(segment, None)
-        if self._reading in old:
-            self._reading = None
+            self._reader.forget(segment)
         at = self._segments.index(old[0])
         self._segments[at : at + len(old)] = new
 
@@ -528,26 +449,3 @@ class SegmentedLog:
         for segment in self._segments:
             segment.close()
         self._mark_file.close()
-
-
-class _Reading:
-    """Context of one use of a segment for reading."""
-
-    __slots__ = ("_log", "_segment")
-
-    def __init__(self, log: SegmentedLog, segment: Segment) -> None:
-        self._log = log
-        self._segment = segment
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self._log.keep_open(self._segment)
-        if isinstance(error, OSError):
-            message = f"cannot read {self._segment.path}: {error.strerror or error}"
-            raise LogError(message) from error
-
-
-def _base_offset(segment: Segment) -> int:
-    return segment.base_offset
