@@ -127,6 +127,23 @@ def test_a_closed_folder_survives_power_loss() -> None:
         disk.power_loss((Persistence.NONE,))
         assert [one.offset for one in sound(disk)] == list(range(40))
         assert len(disk.list(FOLDER)) == 3 * len(written)
+        for segment in written:
+            index = disk.open(segment.path.replace(".log", ".index")).read_at(0, 1_000)
+            times = disk.open(segment.path.replace(".log", ".timeindex")).read_at(0, 1_000)
+            assert decode_index(index)[0] == (segment.base_offset, 0)
+            assert decode_time_index(times)[0] == (1_000 + segment.base_offset, segment.base_offset)
+
+
+def test_offsets_must_lie_between_the_names_of_their_segment_and_the_next() -> None:
+    disk = MemoryDisk()
+    write_folder(disk, FOLDER, [message(n) for n in range(6)], segment_bytes=3 * len(encode_message(message(0))))
+    disk.rename(f"{FOLDER}/{3:020d}.log", f"{FOLDER}/{4:020d}.log")
+    assert [one.offset for one in sound(disk)] == [0, 1, 2, 4, 5]
+    disk.rename(f"{FOLDER}/{4:020d}.log", f"{FOLDER}/{2:020d}.log")
+    parts = [part.found for part in walk_folder(disk, FOLDER)]
+    assert [part.message.offset if isinstance(part, SoundMessage) else "damage" for part in parts] == [
+        0, 1, "damage", 3, 4, 5,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", list(GoQueueLayout))

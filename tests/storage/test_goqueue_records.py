@@ -168,6 +168,18 @@ def test_what_does_not_fit_names_the_record(record: LogRecord, layout: GoQueueLa
     assert str(caught.value).startswith("offset 77: ")
 
 
+def test_binary_headers_come_back_whatever_their_names() -> None:
+    headers: Headers = ((b"a", b"\xff"), (b"_a", b"\xff"), (b"assay._a", b"\xff"), (b"\xfe", b"text"))
+    imported = LogRecord(0, *to_record(GoQueueMessage(offset=0, timestamp_ns=0, headers=headers)))
+    assert {name for name, _ in imported.headers} == {b"_goqueue_header"}
+    assert to_message(imported).headers == headers
+    kept = to_message(imported, broker_headers=BrokerHeaders.KEEP)
+    assert LogRecord(0, *to_record(kept, broker_headers=BrokerHeaders.KEEP)) == imported
+    for odd in (b"", b"YQ==", b"YQ==:/w", b"YQ==:YQ==", b"!:!"):
+        record = LogRecord(0, 0, b"", b"", ((b"_goqueue_header", odd),))
+        assert to_message(record).headers == (), "what no import wrote is a header of the broker like any other"
+
+
 def test_a_binary_header_too_large_to_keep_is_refused() -> None:
     message = GoQueueMessage(offset=5, timestamp_ns=0, headers=((b"n", b"\xff" * 60_000),))
     with pytest.raises(ConversionError, match="offset 5: a binary header"):
