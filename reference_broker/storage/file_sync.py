@@ -8,18 +8,28 @@ from reference_broker.storage.disk import Disk, DiskFile
 
 
 class FileSync:
-    """Syncs files, then the folders whose entries changed."""
+    """Syncs open files, then files that nobody has open, then the folders whose entries changed."""
 
-    __slots__ = ("_disk", "_files", "_folders")
+    __slots__ = ("_disk", "_files", "_folders", "_paths")
 
-    def __init__(self, disk: Disk, files: Sequence[DiskFile], folders: Sequence[str]) -> None:
+    def __init__(
+        self, disk: Disk, files: Sequence[DiskFile], folders: Sequence[str], *, paths: Sequence[str] = ()
+    ) -> None:
+        """``paths``: files that were written before this process began, opened one by one however many they are."""
         self._disk = disk
         self._files = tuple(files)
         self._folders = tuple(folders)
+        self._paths = tuple(paths)
 
     def run(self) -> None:
         """Raises :class:`OSError`."""
         for file in self._files:
             file.sync()
+        for path in self._paths:
+            file = self._disk.open(path)
+            try:
+                file.sync()
+            finally:
+                file.close()
         for folder in self._folders:
             self._disk.sync_folder(folder)

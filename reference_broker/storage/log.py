@@ -291,7 +291,12 @@ class SegmentedLog:
         self._names_unsynced = False
         if self._buffer.records:
             self._unsynced[last] = None
-        return FileSync(self._disk, [segment.file() for segment in self._syncing], folders)
+        return FileSync(
+            self._disk,
+            [segment.file() for segment in self._syncing if segment.is_open],
+            folders,
+            paths=[segment.path for segment in self._syncing if not segment.is_open],
+        )
 
     def finish_sync(self, error: OSError | None) -> None:
         """See :meth:`PartitionLog.finish_sync`. After a failure the unsynced records are cut off if possible."""

@@ -260,6 +260,22 @@ def test_after_a_kill_the_next_sync_covers_every_segment_that_nobody_vouches_for
     assert values(open_log(disk, segment_bytes=60)) == [f"{number}" for number in range(6)]
 
 
+def test_the_sync_after_a_kill_holds_few_files_open() -> None:
+    """However many segments nobody vouches for, one is open at a time."""
+    disk = SimDisk(random.Random(5))
+    log = open_log(disk, segment_bytes=60)
+    for number in range(200):
+        log.append([record(f"{number}")])
+    disk.crash()
+    again = open_log(disk, segment_bytes=60)
+    task = again.start_sync()
+    assert task is not None
+    assert sum(segment.is_open for segment in again.segments) == 0
+    task.run()
+    again.finish_sync(None)
+    assert again.durable_offset == 200
+
+
 # -- room ----------------------------------------------------------------------------------------------------------
 
 
