@@ -266,7 +266,9 @@ def import_command(
         typer.Option(help="Queue or topic to copy. Default: of the same name, or the only one.", show_default=False),
     ] = None,
     forced: Forced = None,
-    layout: MessageLayout = "34",
+    layout: Annotated[
+        str, typer.Option("--layout", metavar="34|32|30|auto", help="GoQueue only: bytes of a message's fixed part.")
+    ] = "34",
     partitions: Annotated[
         int | None,
         typer.Option(min=1, max=MAX_PARTITIONS, help="Of the new queue. Default: as the source.", show_default=False),
@@ -301,7 +303,7 @@ def import_command(
             queue=queue,
             source_queue=from_queue,
             source_format=forced,
-            message_layout=parse_layout(layout),
+            message_layout=None if layout == "auto" else parse_layout(layout),
             partitions=partitions,
             keep_offsets=keep_offsets,
             skip_damaged=skip_damaged,

@@ -16,7 +16,13 @@ from reference_broker.storage.batch import BatchError
 from reference_broker.storage.segment_scan import Damage
 from reference_broker.storage_tools.layout import PartitionPlace
 from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk, ReadOnlyFile
-from reference_broker.storage_tools.segment_reader import Chunk, read_chunk, read_records, walk_chunks
+from reference_broker.storage_tools.segment_reader import (
+    Chunk,
+    message_layout_of,
+    read_chunk,
+    read_records,
+    walk_chunks,
+)
 
 Note = Callable[[str, str], None]
 """Called with (place, problem) for what cannot be read and was skipped."""
@@ -121,12 +127,13 @@ def _wanted_chunks(walk: Iterator[Chunk | Damage], wanted: RecordFilter, path: s
 
 def _backwards(chunks: Iterator[Chunk], file: ReadOnlyFile, place: PartitionPlace) -> Iterator[Chunk]:
     """The same chunks, last first; only their places are kept in between."""
+    layout = message_layout_of(file, place.codec)
     positions, sizes = array("Q"), array("Q")
     for chunk in chunks:
         positions.append(chunk.position)
         sizes.append(chunk.size)
     for position, size in zip(reversed(positions), reversed(sizes), strict=True):
-        yield read_chunk(file, position, size, place.codec)
+        yield read_chunk(file, position, size, layout)
 
 
 def read_places(

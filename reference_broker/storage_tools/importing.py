@@ -17,7 +17,7 @@ import msgspec
 from reference_broker.config import Compression
 from reference_broker.core.queues.store import LogRecord, NewRecord
 from reference_broker.storage.batch import BatchEncoder, BatchError
-from reference_broker.storage.disk import RealDisk
+from reference_broker.storage.disk import DiskFile, RealDisk
 from reference_broker.storage.file_names import encode_name
 from reference_broker.storage.foreign.goqueue_log import SoundMessage
 from reference_broker.storage.foreign.goqueue_message import GoQueueLayout
@@ -37,7 +37,7 @@ from reference_broker.storage_tools.layout import (
 )
 from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
 from reference_broker.storage_tools.segment_exam import Progress, no_progress
-from reference_broker.storage_tools.segment_reader import walk_chunks
+from reference_broker.storage_tools.segment_reader import detect_segment_layout, walk_chunks
 from reference_broker.storage_tools.segment_writer import SegmentWriter, write_file
 
 IMPORT_SCHEMA = "assay.storage.import/1"
@@ -60,7 +60,8 @@ class ImportOptions(msgspec.Struct, frozen=True, kw_only=True):
     source_queue: str | None = None
     """Queue (or topic) to copy; None: the one of the same name, or the only one."""
     source_format: StoreFormat | None = None
-    message_layout: GoQueueLayout = GoQueueLayout.V34
+    message_layout: GoQueueLayout | None = GoQueueLayout.V34
+    """Of GoQueue's messages; None: each segment's own."""
     partitions: int | None = None
     """Of the new queue; None: as many as the source has."""
     keep_offsets: bool = False
@@ -177,7 +178,8 @@ class _Import:
             file = source.open(segment.path)
             end_offset = place.end_offset_of(number)
             try:
-                for found in walk_chunks(file, segment.base_offset, place.codec, end_offset=end_offset):
+                codec = self._codec_of(place, file, segment.path)
+                for found in walk_chunks(file, segment.base_offset, codec, end_offset=end_offset):
                     if isinstance(found, Damage):
                         is_torn = found.is_tail and end_offset is None
                         self._skip(f"{segment.path} bytes {found.start} to {found.end}", found.problem, is_torn=is_torn)
@@ -189,6 +191,20 @@ class _Import:
                         self._copy_message(target, importer, found.source, segment.path)
             finally:
                 file.close()
+
+    def _codec_of(self, place: PartitionPlace, file: DiskFile, path: str) -> Codec:
+        """With the message layout that was asked for. Raises :class:`TransferError` when the messages have another."""
+        asked = self._options.message_layout
+        if place.codec.format is not StoreFormat.GOQUEUE or asked is None:
+            return place.codec
+        found = detect_segment_layout(file)
+        if found is not None and found is not asked:
+            message = (
+                f"the messages in {path} have the {found.value}-byte layout, not the {asked.value}-byte one; "
+                f"add --layout {found.value} if that is right, or --layout auto"
+            )
+            raise TransferError(message)
+        return Codec(format=place.codec.format, message_layout=asked)
 
     def _copy_batch(self, target: _Target, batch: SoundBatch, path: str) -> None:
         target.writer.add_batch(batch.header, batch.data)
@@ -315,23 +331,8 @@ def _import_directory(run: _Import, source: Path, options: ImportOptions) -> tup
             message = f"choose which queue of {source} to import with --from-queue; there are: {known}"
             raise TransferError(message)
     for place in layout.select(name, None):
-        run.copy_partition(disk, _as_asked(disk, place, options))
+        run.copy_partition(disk, place)
     return layout.format, name
-
-
-def _as_asked(disk: ReadOnlyDisk, place: PartitionPlace, options: ImportOptions) -> PartitionPlace:
-    """The partition with the message layout that was asked for. Raises :class:`TransferError` when it is another."""
-    if place.codec.format is not StoreFormat.GOQUEUE or place.codec.message_layout is options.message_layout:
-        return place
-    if place.segments and disk.size(place.segments[0].path):
-        found = place.codec.message_layout.value
-        message = (
-            f"the messages in {place.folder} have the {found}-byte layout, not the {options.message_layout.value}-byte "
-            f"one; add --layout {found} if that is right"
-        )
-        raise TransferError(message)
-    codec = Codec(format=place.codec.format, message_layout=options.message_layout)
-    return msgspec.structs.replace(place, codec=codec)
 
 
 def _import_lines(run: _Import, source: Path, options: ImportOptions) -> str:

@@ -17,7 +17,7 @@ from reference_broker.storage.batch import (
 )
 from reference_broker.storage.disk import DiskFile
 from reference_broker.storage.foreign.goqueue_log import SoundMessage, walk_messages
-from reference_broker.storage.foreign.goqueue_message import GoQueueFlag, decode_message
+from reference_broker.storage.foreign.goqueue_message import GoQueueFlag, GoQueueLayout, decode_message, detect_layout
 from reference_broker.storage.foreign.goqueue_records import ConversionError, to_record
 from reference_broker.storage.segment_scan import Damage, SoundBatch, walk_batches
 from reference_broker.storage_tools.layout import Codec, StoreFormat
@@ -58,21 +58,36 @@ def walk_chunks(
 
     ``base_offset``: the least offset that may come; ``end_offset``: offsets stay below it. Raises :class:`OSError`.
     """
-    if codec.format is StoreFormat.GOQUEUE:
-        for part in walk_messages(
-            file, layout=codec.message_layout, base_offset=base_offset, end_offset=end_offset, start=start
-        ):
+    layout = message_layout_of(file, codec)
+    if layout is not None:
+        parts = walk_messages(file, layout=layout, base_offset=base_offset, end_offset=end_offset, start=start)
+        for part in parts:
             yield part if isinstance(part, Damage) else _chunk_of_message(part)
     else:
         for found in walk_batches(file, base_offset, start=start, end_offset=end_offset):
             yield found if isinstance(found, Damage) else _chunk_of_batch(found)
 
 
-def read_chunk(file: DiskFile, position: int, size: int, codec: Codec) -> Chunk:
-    """A chunk that a walk found before. Raises :class:`ValueError` when it has changed meanwhile."""
+def message_layout_of(file: DiskFile, codec: Codec) -> GoQueueLayout | None:
+    """The layout of the messages of a GoQueue segment; None for the other formats. Raises :class:`OSError`."""
+    if codec.format is not StoreFormat.GOQUEUE:
+        return None
+    return codec.message_layout or detect_segment_layout(file) or GoQueueLayout.V34
+
+
+def detect_segment_layout(file: DiskFile) -> GoQueueLayout | None:
+    """The layout in which the first message of a segment is sound; None when it is in none, or there is none."""
+    return detect_layout(file.read_at(0, GoQueueLayout.V34.max_message_bytes))
+
+
+def read_chunk(file: DiskFile, position: int, size: int, layout: GoQueueLayout | None) -> Chunk:
+    """A chunk that a walk found before; ``layout`` as of :func:`message_layout_of`.
+
+    Raises :class:`ValueError` when it has changed meanwhile.
+    """
     data = file.read_at(position, size)
-    if codec.format is StoreFormat.GOQUEUE:
-        message = decode_message(data, layout=codec.message_layout)
+    if layout is not None:
+        message = decode_message(data, layout=layout)
         return _chunk_of_message(SoundMessage(position=position, size=size, message=message))
     header = decode_header(data)
     verify_checksum(header, data)

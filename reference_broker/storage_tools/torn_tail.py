@@ -20,7 +20,8 @@ from reference_broker.storage.disk import DiskFile
 from reference_broker.storage.foreign.goqueue_message import MAGIC_BYTES as MESSAGE_MAGIC_BYTES
 from reference_broker.storage.foreign.goqueue_message import GoQueueLayout, GoQueueMessageError, message_size
 from reference_broker.storage.segment_scan import Damage
-from reference_broker.storage_tools.layout import Codec, StoreFormat
+from reference_broker.storage_tools.layout import Codec
+from reference_broker.storage_tools.segment_reader import message_layout_of
 
 SECTOR_BYTES = 512
 _CHECKED_FROM = 8
@@ -32,8 +33,9 @@ def looks_unfinished(file: DiskFile, tail: Damage, codec: Codec) -> bool:
     data = file.read_at(tail.start, min(tail.end - tail.start, HEADER_BYTES + MAX_RECORDS_BYTES))
     if has_empty_sector(data, tail.start):
         return True
-    if codec.format is StoreFormat.GOQUEUE:
-        return is_prefix_of_message(data, codec.message_layout)
+    layout = message_layout_of(file, codec)
+    if layout is not None:
+        return is_prefix_of_message(data, layout)
     return is_prefix_of_batch(data)
 
 
