@@ -95,17 +95,19 @@ class IndexCheck:
         self._damaged: list[tuple[int, int]] = []
         self._unindexed_from: int | None = None
         self._seen_end = 0
-        self._least_ms: int | None = None
-        self._greatest_ms: int | None = None
+        self._all: tuple[int, int] | None = None
+        """Least and greatest time of the chunks seen ..."""
+        self._indexed: tuple[int, int] | None = None
+        """... and of those up to the last entry."""
 
     def see(self, chunk: Chunk) -> None:
         """The next sound chunk of the segment."""
         key = chunk.position if self._by_offset else chunk.base_offset
         self._seen_end = chunk.position + chunk.size
-        least_ms = min(chunk.base_timestamp_ms, chunk.max_timestamp_ms)
-        self._least_ms = least_ms if self._least_ms is None else min(self._least_ms, least_ms)
-        self._greatest_ms = max(self._greatest_ms or chunk.max_timestamp_ms, chunk.max_timestamp_ms)
-        if key > self._last_key and self._unindexed_from is None:
+        self._all = _widened(self._all, chunk)
+        if key <= self._last_key:
+            self._indexed = self._all
+        elif self._unindexed_from is None:
             self._unindexed_from = chunk.position
         entry = self._wanted.pop(key, None)
         if entry is None:
@@ -147,15 +149,16 @@ class IndexCheck:
         return (not self._entries and self._seen_end > 0) or uncovered > 16 * INDEX_INTERVAL_BYTES
 
     def _check_bounds(self, data: bytes) -> None:
-        if len(data) < TIME_HEADER_BYTES or self._least_ms is None or self._greatest_ms is None or not self._entries:
+        """Least and greatest time in the header must hold for what is indexed, and should be no wider than needed."""
+        if len(data) < TIME_HEADER_BYTES or self._indexed is None or self._all is None:
             return
         _, _, _, _, least_ms, greatest_ms = _TIME_HEADER.unpack_from(data)
-        if least_ms < self._least_ms:
-            problem = f"the header says that times start at {least_ms}; the least is {self._least_ms}"
-            self.problems.append(IndexProblem(17, problem, is_harmless=True))
-        if greatest_ms > self._greatest_ms:
-            problem = f"the header says that times end at {greatest_ms}; the greatest is {self._greatest_ms}"
-            self.problems.append(IndexProblem(25, problem, is_harmless=True))
+        if not self._all[0] <= least_ms <= self._indexed[0]:
+            problem = f"the header says that times start at {least_ms}; the least is {self._indexed[0]}"
+            self.problems.append(IndexProblem(17, problem, is_harmless=least_ms < self._all[0]))
+        if not self._indexed[1] <= greatest_ms <= self._all[1]:
+            problem = f"the header says that times end at {greatest_ms}; the greatest is {self._indexed[1]}"
+            self.problems.append(IndexProblem(25, problem, is_harmless=greatest_ms > self._all[1]))
 
     # -- taking the file apart -----------------------------------------------------------------------------------
 
@@ -182,8 +185,9 @@ class IndexCheck:
                 self.problems.append(IndexProblem(0, str(error)))
             _, _, base_offset, count, interval_bytes = _OFFSET_HEADER.unpack_from(data)
             self._check_header(base_offset, count, len(body) // OFFSET_ENTRY_BYTES, is_final)
-            if not 0 < interval_bytes <= 16 * 1024 * 1024:
-                self.problems.append(IndexProblem(17, f"an index interval of {interval_bytes} bytes"))
+            if interval_bytes != INDEX_INTERVAL_BYTES:
+                problem = f"the header says an entry each {interval_bytes} bytes; writers use {INDEX_INTERVAL_BYTES}"
+                self.problems.append(IndexProblem(17, problem, is_harmless=True))
         return [
             _Entry(OFFSET_HEADER_BYTES + number * OFFSET_ENTRY_BYTES, position, self._base_offset + relative)
             for number, (relative, position) in enumerate(_OFFSET_ENTRY.iter_unpack(body))
@@ -196,13 +200,8 @@ class IndexCheck:
                 decode_time_index(data[:_COUNT_AT] + bytes(4) + data[_COUNT_AT + 4 : TIME_HEADER_BYTES])
             except IndexFileError as error:
                 self.problems.append(IndexProblem(0, str(error)))
-            _, _, base_offset, count, least_ms, greatest_ms = _TIME_HEADER.unpack_from(data)
+            _, _, base_offset, count, _, _ = _TIME_HEADER.unpack_from(data)
             self._check_header(base_offset, count, len(body) // TIME_ENTRY_BYTES, is_final)
-            times = [timestamp_ms for timestamp_ms, _ in _TIME_ENTRY.iter_unpack(body)]
-            if times and not least_ms <= min(times):
-                self.problems.append(IndexProblem(17, f"the least time {least_ms} is later than an entry"))
-            if times and not max(times) <= greatest_ms:
-                self.problems.append(IndexProblem(25, f"the greatest time {greatest_ms} is earlier than an entry"))
         return [
             _Entry(TIME_HEADER_BYTES + number * TIME_ENTRY_BYTES, self._base_offset + relative, timestamp_ms)
             for number, (timestamp_ms, relative) in enumerate(_TIME_ENTRY.iter_unpack(body))
@@ -234,3 +233,11 @@ class IndexCheck:
             problem = f"{len(data)} bytes are no header of {header_bytes} and whole entries of {entry_bytes}"
             self.problems.append(IndexProblem(len(data) - length % entry_bytes, problem))
         return data[header_bytes : header_bytes + length - length % entry_bytes]
+
+
+def _widened(bounds: tuple[int, int] | None, chunk: Chunk) -> tuple[int, int]:
+    """Least and greatest time with those of one more chunk."""
+    least_ms = min(chunk.base_timestamp_ms, chunk.max_timestamp_ms)
+    if bounds is None:
+        return least_ms, chunk.max_timestamp_ms
+    return min(bounds[0], least_ms), max(bounds[1], chunk.max_timestamp_ms)

@@ -26,6 +26,12 @@ from reference_broker.storage_tools.segment_reader import message_layout_of
 SECTOR_BYTES = 512
 _CHECKED_FROM = 8
 _LENGTH_AT = 16
+_MESSAGE_LENGTHS = {
+    GoQueueLayout.V30: ((24, 2), (26, 4)),
+    GoQueueLayout.V32: ((26, 2), (28, 4)),
+    GoQueueLayout.V34: ((26, 2), (28, 4), (32, 2)),
+}
+"""Position and size of the length fields of a message."""
 
 
 def looks_unfinished(file: DiskFile, tail: Damage, codec: Codec) -> bool:
@@ -69,6 +75,16 @@ def is_prefix_of_message(data: bytes, layout: GoQueueLayout) -> bool:
     if len(data) < layout.value:
         return data.startswith(MESSAGE_MAGIC_BYTES[: len(data)])
     try:
-        return message_size(data, 0, layout) > len(data)
+        missing = message_size(data, 0, layout) - len(data)
     except GoQueueMessageError:
         return False
+    return missing > 0 and not any(_fits(data, at, size, missing) for at, size in _MESSAGE_LENGTHS[layout])
+
+
+def _fits(data: bytes, at: int, size: int, missing: int) -> bool:
+    """Whether the checksum holds when the length field at a position is made to fit what is there."""
+    claimed = int.from_bytes(data[at : at + size], "big")
+    if claimed < missing:
+        return False
+    checksum = int.from_bytes(data[4:_CHECKED_FROM], "big")
+    return checksum == crc32c(data[_CHECKED_FROM:at] + (claimed - missing).to_bytes(size, "big") + data[at + size :])
