@@ -31,7 +31,7 @@ def recover_group(disk: Disk, folder: str, *, now_ms: int) -> None:
         _sync(log)
         entries = list(log.recovered)
         if log.wants_snapshot(len(entries)):
-            log.begin_snapshot(_cursor_records(log.recovered_cursors, entries), [entries], now_ms)
+            log.begin_snapshot(_cursor_records(log.recovered_cursors, entries), entries, now_ms)
             while log.continue_snapshot():
                 pass
             _sync(log)

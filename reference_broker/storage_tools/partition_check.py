@@ -179,14 +179,14 @@ class PartitionCheck:
 
     def _report_bad_range(self, exam: SegmentExam, bad: BadRange, *, is_last: bool) -> None:
         mark = self._mark
-        severity, kind = Severity.FAULT, FindingKind.CORRUPT_BATCH
+        severity, kind, end_offset = Severity.FAULT, FindingKind.CORRUPT_BATCH, bad.end_offset
         if bad.has_good_checksum:
             kind = FindingKind.BAD_RECORDS
             meaning = "the batch is as it was written, so its writer was wrong; readers skip it; repair moves it out"
         elif not bad.is_tail or not is_last:
             meaning = "records that were stored are damaged; readers skip them; repair moves the range out"
         elif mark is not None and (exam.base_offset, bad.start) < (mark.segment_base, mark.position):
-            kind, self._lost_confirmed = FindingKind.LOST_CONFIRMED, True
+            kind, end_offset, self._lost_confirmed = FindingKind.LOST_CONFIRMED, mark.offset, True
             meaning = (
                 f"records up to offset {mark.offset - 1} were confirmed as durable, so this is no torn tail: "
                 "the disk or somebody damaged them; restore the file, or let repair move the range out"
@@ -208,7 +208,7 @@ class PartitionCheck:
             position=bad.start,
             end_position=bad.end,
             offset=bad.offset,
-            end_offset=bad.end_offset,
+            end_offset=end_offset,
         )
 
     def _report_gap(self, path: str, gap: Gap) -> None:

@@ -56,12 +56,15 @@ class RepairError(ValueError):
 
 
 def plan_for(
-    directory: Path, forced: StoreFormat | None, *, progress: Progress = no_progress
+    directory: Path, forced: StoreFormat | None, *, in_use: bool | None = None, progress: Progress = no_progress
 ) -> tuple[StoreLayout, RepairReport]:
-    """Check a directory and plan its repair. Changes nothing. Raises LayoutError and :class:`OSError`."""
+    """Check a directory and plan its repair. Changes nothing. Raises LayoutError and :class:`OSError`.
+
+    ``in_use``: whether a broker has it open; None: look.
+    """
     disk = open_directory(directory)
     layout = find_layout(disk, forced)
-    report = verify_directory(disk, layout, findings=Findings(MAX_PLANNED), progress=progress)
+    report = verify_directory(disk, layout, findings=Findings(MAX_PLANNED), in_use=in_use, progress=progress)
     return layout, plan_repair(layout, report)
 
 
@@ -75,7 +78,7 @@ def apply_repair(
     layout = find_layout(open_directory(directory), forced)
     with _alone_with(directory, layout.format) as disk:
         # Planned under the lock: nobody changes what was checked.
-        layout, plan = plan_for(directory, layout.format, progress=progress)
+        layout, plan = plan_for(directory, layout.format, in_use=False, progress=progress)
         if not plan.actions:
             return msgspec.structs.replace(plan, applied=True)
         repair = _Repair(disk, layout, plan, now)

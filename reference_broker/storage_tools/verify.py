@@ -18,14 +18,16 @@ def verify_directory(
     layout: StoreLayout,
     *,
     findings: Findings | None = None,
+    in_use: bool | None = None,
     progress: Progress = no_progress,
 ) -> VerifyReport:
     """Check queues, partitions, segments, indexes, groups and snapshots. Memory use does not grow with the data.
 
-    It needs no lock; while a broker has the directory open, what it is writing shows as such.
+    It needs no lock; while a broker has the directory open, what it is writing shows as such. ``in_use``: whether one
+    has, for a caller who holds the lock itself.
     """
     findings = findings or Findings()
-    in_use = disk.is_in_use()
+    in_use = disk.is_in_use() if in_use is None else in_use
     lost = read_lost_ranges(disk)
     check_descriptions(disk, layout, findings, in_use=in_use)
     places = layout.select(None, None)
