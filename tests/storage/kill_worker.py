@@ -11,11 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import mmap
-import os
 import random
-import select
-import signal
 import struct
 import sys
 import time
@@ -24,37 +20,38 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from kill_fork import Voice, WrongError, live_and_die
 
-from reference_broker.config import Durability, QueueConfig, QueuesConfig
+from reference_broker.config import Durability, QueueConfig, QueuesConfig, RetentionConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Delivery, QueueEngine, QueueError, SyncJob, Verb
 from reference_broker.core.queues import group as queue_group
 from reference_broker.core.queues.store import LogRecord
+from reference_broker.storage import pending_log
 from reference_broker.storage.disk import RealDisk
 from reference_broker.storage.log import LogOptions
 from reference_broker.storage.queue_store import LogQueueStore
 
-QUEUE = QueueConfig(name="q", partitions=3, durability=Durability.FSYNC, max_depth=1_000_000, delivery_timeout_s=0.0)
+QUEUE = QueueConfig(
+    name="q",
+    partitions=3,
+    durability=Durability.FSYNC,
+    max_depth=1_000_000,
+    delivery_timeout_s=0.0,
+    retention=RetentionConfig(max_age_s=0.03),
+)
+"""Retention may remove even the last segment as soon as all in it is settled."""
 GROUP = "g"
 OPTIONS = LogOptions(segment_bytes=64 * 1024)
-OPENING_S = 0.02
-"""About the time that opening the store takes; a fifth of the lives are killed within it."""
-LIFE_S = 0.16
-"""The longest that a life may last."""
-SETTLED_PER_TRIM = 64
 UNSETTLED = 400
 """Published and not settled at most: how far publishers run ahead of the consumer."""
 _VALUE = struct.Struct("<III")
 _REPORT = struct.Struct("<BIQII")
-_PARTS = struct.Struct("<I")
-
-
-class WrongError(AssertionError):
-    """Something is lost, invented, out of order or changed."""
 
 
 class Said(IntEnum):
@@ -98,27 +95,24 @@ def identity_of(value: bytes) -> tuple[int, int]:
 class Life:
     """A broker's engine with a publisher and a consumer in the same process. Never ends by itself."""
 
-    def __init__(self, folder: Path, life: int, seed: int, pipe: int, sent: mmap.mmap, fault: str) -> None:
-        # Lives are short: let them remove settled segments within their time too.
-        queue_group._SETTLED_PER_TRIM = SETTLED_PER_TRIM
+    def __init__(self, folder: Path, life: int, seed: int, voice: Voice, fault: str) -> None:
         self._life = life
-        self._pipe = pipe
-        self._sent = sent
+        self._voice = voice
         self._fault = fault
         self._rng = random.Random(seed)
         self._number = 0
         self._under_way = 0
         self._held: deque[Delivery] = deque()
         store = LogQueueStore(RealDisk(folder), options=OPTIONS)
-        self._engine = QueueEngine(QueuesConfig(configured=(QUEUE,)), store, random.Random(seed), time.time())
+        config = QueuesConfig(configured=(QUEUE,), retention_interval_s=0.02)
+        self._engine = QueueEngine(config, store, random.Random(seed), time.time())
         self._address = self._engine.address("$queue/q")
         self._engine.subscribe(
             QUEUE.name, pattern="", group=GROUP, consumer_id="c", deliver=self._deliver, now=time.time()
         )
 
     def _say(self, said: Said, place: Place, life: int, number: int) -> None:
-        # So short a write to a pipe is whole or not at all.
-        os.write(self._pipe, _REPORT.pack(said, *place, life, number))
+        self._voice.say(_REPORT.pack(said, *place, life, number))
 
     def _say_of(self, said: Said, delivery: Delivery) -> None:
         life, number, _ = _VALUE.unpack_from(delivery.message.payload)
@@ -132,8 +126,7 @@ class Life:
     def _publish(self) -> None:
         number = self._number
         self._number += 1
-        # In shared memory, so that the parent knows it even when the very next instruction is the last.
-        self._sent[:4] = _PARTS.pack(self._number)
+        self._voice.made(self._number)
         self._under_way += 1
 
         def on_confirmed(error: QueueError | None) -> None:
@@ -191,6 +184,13 @@ class Life:
                 for job, future in done:
                     future.result()
                     self._engine.sync_done(job, None, now)
+
+
+def live(folder: Path, life: int, seed: int, fault: str, voice: Voice) -> None:
+    """The body of a life. Lives are short: let them remove segments and begin snapshots within their time too."""
+    queue_group._SETTLED_PER_TRIM = 64
+    pending_log.SNAPSHOT_OPERATIONS = 300
+    Life(folder, life, seed, voice, fault).run()
 
 
 # -- what the parent knows, and how it compares ----------------------------------------------------------------------
@@ -322,47 +322,6 @@ class Ledger:
 # -- the loop --------------------------------------------------------------------------------------------------------
 
 
-def live_and_die(folder: Path, ledger: Ledger, life: int, rng: random.Random, fault: str) -> None:
-    """Fork a life, kill it at a random moment, and hear what it said until then."""
-    reader, writer = os.pipe()
-    sent = mmap.mmap(-1, mmap.PAGESIZE)
-    wait_s = rng.uniform(0.0, OPENING_S) if rng.random() < 0.2 else rng.uniform(OPENING_S, LIFE_S)
-    seed = rng.getrandbits(32)
-    child = os.fork()
-    if not child:
-        try:
-            os.close(reader)
-            Life(folder, life, seed, writer, sent, fault).run()
-        except BaseException as error:
-            sys.stderr.write(f"life {life}: {error!r}\n")
-            sys.stderr.flush()
-        finally:
-            os._exit(1)
-    os.close(writer)
-    try:
-        _hear_until(reader, ledger, time.monotonic() + wait_s)
-        os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        _hear_until(reader, ledger, None)
-    finally:
-        os.close(reader)
-    (ledger.sent[life],) = _PARTS.unpack(sent[:4])
-    sent.close()
-    if not os.WIFSIGNALED(status):
-        raise WrongError(f"life {life} ended by itself, with status {os.waitstatus_to_exitcode(status)}")
-
-
-def _hear_until(reader: int, ledger: Ledger, deadline: float | None) -> None:
-    """Take up what comes until a moment, or until the end."""
-    while deadline is None or (left_s := deadline - time.monotonic()) > 0:
-        if deadline is not None and not select.select((reader,), (), (), left_s)[0]:
-            return
-        data = os.read(reader, 65_536)
-        if not data:
-            return
-        ledger.hear(data)
-
-
 def drain(folder: Path, ledger: Ledger) -> int:
     """Deliver all that is left to the group; returns how many. Raises :class:`WrongError` when one is missing."""
     store = LogQueueStore(RealDisk(folder), options=OPTIONS)
@@ -396,7 +355,9 @@ def run_lives(folder: Path, lives: int, seed: int, fault: str = "") -> dict[str,
     read = 0
     for life in range(lives):
         try:
-            live_and_die(folder, ledger, life, random.Random(seed << 32 | life), fault)
+            rng = random.Random(seed << 32 | life)
+            run = partial(live, folder, life, rng.getrandbits(32), fault)
+            ledger.sent[life] = live_and_die(f"life {life}", rng, run, ledger.hear)
             read += ledger.compare(folder)
         except WrongError as error:
             raise WrongError(f"seed {seed}, life {life}: {error}") from error

@@ -18,20 +18,24 @@ from types import ModuleType
 
 import pytest
 
-from reference_broker.core.queues.store import NewRecord
+from reference_broker.core.queues.store import LogRecord, NewRecord
+from reference_broker.storage.compaction import CompactionTask
 from reference_broker.storage.disk import RealDisk
 from reference_broker.storage.queue_store import LogQueueStore
 
 WORKER = Path(__file__).with_name("kill_worker.py")
+COMPACTION_WORKER = Path(__file__).with_name("kill_compaction_worker.py")
 
 
-def run_worker(folder: Path, *, lives: int, seed: int, fault: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(WORKER), str(folder), "--lives", str(lives), "--seed", str(seed)]
-    return subprocess.run([*command, "--fault", fault], capture_output=True, text=True, check=False)
+def run_worker(
+    folder: Path, *options: str, lives: int, seed: int, worker: Path = WORKER
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(worker), str(folder), "--lives", str(lives), "--seed", str(seed), *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def check_lives(folder: Path, *, lives: int, seed: int) -> dict[str, int]:
-    done = run_worker(folder, lives=lives, seed=seed)
+def check_lives(folder: Path, *, lives: int, seed: int, worker: Path = WORKER) -> dict[str, int]:
+    done = run_worker(folder, lives=lives, seed=seed, worker=worker)
     assert done.returncode == 0, done.stderr[-4_000:]
     summary: dict[str, int] = json.loads(done.stdout)
     print(f"seed {seed}: {summary}")
@@ -54,6 +58,12 @@ def test_two_hundred_kills_lose_nothing(tmp_path: Path) -> None:
     assert summary["removed"] > 2_000, "no segment was removed, so no kill can have met a removal"
 
 
+def test_kills_amid_compaction_lose_no_key_and_bring_nothing_back(tmp_path: Path) -> None:
+    summary = check_lives(tmp_path, lives=60, seed=4, worker=COMPACTION_WORKER)
+    assert summary["confirmed"] > 2_000
+    assert summary["compacted"] > 2_000, "compaction removed too little for kills to meet it"
+
+
 @pytest.mark.parametrize(
     ("fault", "text"),
     [
@@ -62,7 +72,7 @@ def test_two_hundred_kills_lose_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_a_broker_that_confirms_too_early_is_found(tmp_path: Path, fault: str, text: str) -> None:
-    done = run_worker(tmp_path, lives=60, seed=3, fault=fault)
+    done = run_worker(tmp_path, "--fault", fault, lives=60, seed=3)
     assert done.returncode == 1
     assert any(part in done.stderr for part in text.split("|")), done.stderr[-4_000:]
 
@@ -70,15 +80,25 @@ def test_a_broker_that_confirms_too_early_is_found(tmp_path: Path, fault: str, t
 # -- the comparison itself -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def worker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("kill_worker", WORKER)
+def load(path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(path.parent)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["kill_worker"] = module
+    monkeypatch.setitem(sys.modules, path.stem, module)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return load(WORKER, monkeypatch)
+
+
+@pytest.fixture
+def compaction_worker(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return load(COMPACTION_WORKER, monkeypatch)
 
 
 def store_values(folder: Path, worker: ModuleType, values: Sequence[bytes], *, settled: Sequence[int] = ()) -> None:
@@ -138,3 +158,58 @@ def test_an_invented_settlement_is_found(tmp_path: Path, worker: ModuleType) -> 
     store_values(tmp_path, worker, [worker.value_of(0, number) for number in range(3)], settled=[0])
     with pytest.raises(worker.WrongError, match="counts as settled, and nobody settled it"):
         compare(tmp_path, worker)
+
+
+# -- the comparison of compacted logs --------------------------------------------------------------------------------
+
+
+def compact_and_compare(folder: Path, worker: ModuleType, *, made: int = 600) -> dict[bytes, int]:
+    """Append 600 records, confirm them, compact what is sealed, and compare; returns the newest offset of each key."""
+    log, compactor = worker.open_log(folder)
+    ledger = worker.Ledger()
+    ledger.made = {0: made}
+    for number in range(600):
+        offset = log.append([worker.record_of(0, number, 1)])
+        ledger.hear(worker._REPORT.pack(worker._APPENDED, offset, 0, number))
+        task = log.start_sync()
+        task.run()
+        log.finish_sync(None)
+    ledger.hear(worker._REPORT.pack(worker._DURABLE, log.durable_offset, 0, 0))
+    compaction = compactor.start(worker.TOMBSTONE_AGE_MS + 2)
+    compaction.run()
+    compactor.finish(compaction, None)
+    log.close()
+    ledger.compare(folder)
+    assert ledger.compacted > 50
+    return {key: offset for key, (offset, _) in ledger.newest.items()}
+
+
+def test_a_sound_compaction_passes(tmp_path: Path, compaction_worker: ModuleType) -> None:
+    assert len(compact_and_compare(tmp_path, compaction_worker)) == compaction_worker.KEYS
+
+
+def test_a_record_that_nobody_made_is_found(tmp_path: Path, compaction_worker: ModuleType) -> None:
+    with pytest.raises(compaction_worker.WrongError, match="was never made"):
+        compact_and_compare(tmp_path, compaction_worker, made=599)
+
+
+def test_a_compaction_that_drops_the_newest_is_found(
+    tmp_path: Path, compaction_worker: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_kept(self: CompactionTask, record: LogRecord, latest: dict[bytes, int]) -> bool:
+        return latest.get(record.key or b"", -1) > record.offset
+
+    monkeypatch.setattr(CompactionTask, "_is_kept", is_kept)
+    with pytest.raises(compaction_worker.WrongError, match=r"the confirmed record of .* is lost"):
+        compact_and_compare(tmp_path, compaction_worker)
+
+
+def test_a_compaction_that_forgets_deletions_is_found(
+    tmp_path: Path, compaction_worker: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_kept(self: CompactionTask, record: LogRecord, latest: dict[bytes, int]) -> bool:
+        return record.value is not None
+
+    monkeypatch.setattr(CompactionTask, "_is_kept", is_kept)
+    with pytest.raises(compaction_worker.WrongError, match=r"was deleted at .* came back"):
+        compact_and_compare(tmp_path, compaction_worker)

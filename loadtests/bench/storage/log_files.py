@@ -84,13 +84,16 @@ class LogFolder:
                 path.unlink()
 
     def copy_start(self, root: Path, *, at_least_bytes: int) -> LogFolder:
-        """A log of the first segments of this one."""
+        """A log of the first segments of this one, on disk as a whole: later syncs must not have to write it."""
         copy = LogFolder(root, segment_bytes=self._segment_bytes)
         size = 0
         for path in self.segments:
             if size >= at_least_bytes:
                 break
-            shutil.copyfile(path, root / _PARTITION / path.name)
+            target = root / _PARTITION / path.name
+            shutil.copyfile(path, target)
+            with target.open("rb") as copied:
+                os.fsync(copied.fileno())
             size += path.stat().st_size
         return copy
 
