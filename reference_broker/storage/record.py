@@ -11,7 +11,7 @@ them (most often everything but offset, key and value) is one constant.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeGuard
+from typing import TypeGuard
 
 from reference_broker.core.queues.store import Headers, NewRecord
 
@@ -74,14 +74,8 @@ def read_zigzag(data: bytes, at: int) -> tuple[int, int]:
     return (number >> 1) ^ -(number & 1), at
 
 
-class EncodedRecords(NamedTuple):
-    """The records section of a batch, and what its header says of it."""
-
-    data: bytes
-    max_timestamp_ms: int
-    has_keys: bool
-    """Some record's key is not null."""
-    has_headers: bool
+EncodedRecords = tuple[bytes, int, bool, bool]
+"""The records section of a batch, the highest timestamp in ms, whether a key is not null, whether there are headers."""
 
 
 class RecordEncoder:
@@ -103,23 +97,15 @@ class RecordEncoder:
         _add_fields(layout, values)
         headers = self._header_column(header_sets)
         layout.add(headers)
-        return EncodedRecords(layout.join(), max_timestamp_ms, has_keys, headers != _NO_HEADERS)
+        return layout.join(), max_timestamp_ms, has_keys, headers != _NO_HEADERS
 
     def _encode_one(self, record: NewRecord) -> EncodedRecords:
         timestamp_ms, key, value, headers = record
         header_bytes = self._header_bytes.get(headers) or self._encode_headers(headers)
-        has_key, has_headers = key is not None, header_bytes != _NO_HEADERS
-        key_size, value_size = _NULL, _NULL
-        if key is None:
-            key = b""
-        else:
-            key_size = uvarint(len(key) << 1)
-        if value is None:
-            value = b""
-        else:
-            value_size = uvarint(len(value) << 1)
-        data = b"".join((b"\x00\x00", key_size, key, value_size, value, header_bytes))
-        return EncodedRecords(data, timestamp_ms, has_key, has_headers)
+        key_size = _NULL if key is None else uvarint(len(key) << 1)
+        value_size = _NULL if value is None else uvarint(len(value) << 1)
+        data = b"".join((b"\x00\x00", key_size, key or b"", value_size, value or b"", header_bytes))
+        return data, timestamp_ms, key is not None, header_bytes != _NO_HEADERS
 
     def _header_column(self, header_sets: tuple[Headers, ...]) -> bytes | Iterable[bytes]:
         first = header_sets[0]

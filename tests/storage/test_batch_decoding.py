@@ -132,7 +132,7 @@ def stretches(draw: st.DrawFn) -> list[NewRecord]:
 
 
 def section_of(records: list[NewRecord]) -> bytes:
-    return ENCODER.encode(records).data
+    return ENCODER.encode(records)[0]
 
 
 @given(stretches())
