@@ -120,6 +120,7 @@ def s2_elements(draw: st.DrawFn) -> list[Element]:
 
 
 @given(s2_elements())
+@settings(deadline=None)
 def test_hand_made_s2_blocks_are_read(elements: list[Element]) -> None:
     data = block(elements)
     assert decompress(CompressionCode.S2, data, LIMIT) == meant(elements)
@@ -143,13 +144,14 @@ def test_a_repeat_takes_the_offset_of_the_copy_before_it_whatever_is_between() -
 
 
 @given(st.binary(max_size=3_000) | st.lists(st.sampled_from([b"abcd", b"efgh", b"x"]), max_size=300).map(b"".join))
+@settings(deadline=None)
 def test_the_own_decoder_reads_all_that_snappy_writes(data: bytes) -> None:
     stored = bytes(cramjam.snappy.compress_raw(data))
     assert decode_s2_block(stored, len(uvarint(len(data))), len(data)) == data
 
 
 @given(st.binary(max_size=60))
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_arbitrary_bytes_as_a_block_never_crash(data: bytes) -> None:
     try:
         result = decompress(CompressionCode.S2, data, LIMIT)
@@ -159,6 +161,7 @@ def test_arbitrary_bytes_as_a_block_never_crash(data: bytes) -> None:
 
 
 @given(s2_elements(), st.data())
+@settings(deadline=None)
 def test_damaged_blocks_are_refused_or_give_what_they_claim(elements: list[Element], data: st.DataObject) -> None:
     stored = bytearray(block(elements))
     for _ in range(data.draw(st.integers(1, 3))):
@@ -171,6 +174,7 @@ def test_damaged_blocks_are_refused_or_give_what_they_claim(elements: list[Eleme
 
 
 @given(s2_elements(), st.data())
+@settings(deadline=None)
 def test_a_block_that_is_cut_short_is_refused(elements: list[Element], data: st.DataObject) -> None:
     stored = block(elements)
     with pytest.raises(CompressionError):
@@ -216,6 +220,7 @@ def unsized_frame(data: bytes, *, checksum: bool = False) -> bytes:
 
 
 @given(st.binary(max_size=2_000), st.integers(-5, 5), st.booleans())
+@settings(deadline=None)
 def test_zstd_frames_of_any_level_are_read(data: bytes, level: int, checksum: bool) -> None:
     frame = zstandard.ZstdCompressor(level=level, write_checksum=checksum).compress(data)
     assert decompress(CompressionCode.ZSTD, frame, LIMIT) == data
@@ -261,6 +266,7 @@ def test_anything_but_one_whole_zstd_frame_is_refused(stored: bytes) -> None:
 
 
 @given(st.binary(max_size=5_000), st.sampled_from([Compression.S2, Compression.ZSTD]))
+@settings(deadline=None)
 def test_what_is_compressed_is_decompressed(data: bytes, compression: Compression) -> None:
     compress = compressor(compression)
     assert compress is not None

@@ -115,12 +115,14 @@ def test_a_batch_is_these_bytes() -> None:
 
 
 @given(st.integers(0, 2**62), RECORDS)
+@settings(deadline=None)
 def test_encoding_agrees_with_the_table(base_offset: int, records: list[NewRecord]) -> None:
     small = [record._replace(value=record.value[:100] if record.value is not None else None) for record in records]
     assert BatchEncoder(Compression.NONE).encode(base_offset, small) == golden_batch(base_offset, small)
 
 
 @given(st.integers(0, 2**62), RECORDS, st.sampled_from(Compression))
+@settings(deadline=None)
 def test_what_is_encoded_is_decoded(base_offset: int, records: list[NewRecord], compression: Compression) -> None:
     encoder = BatchEncoder(compression)
     encoded = encoder.encode(base_offset, records)
@@ -132,7 +134,7 @@ def test_what_is_encoded_is_decoded(base_offset: int, records: list[NewRecord], 
 
 
 @given(RECORDS, st.data())
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 def test_every_flipped_bit_is_noticed(records: list[NewRecord], data: st.DataObject) -> None:
     encoded = bytearray(BatchEncoder(Compression.NONE).encode(7, records))
     position = data.draw(st.integers(0, len(encoded) - 1))
@@ -142,7 +144,7 @@ def test_every_flipped_bit_is_noticed(records: list[NewRecord], data: st.DataObj
 
 
 @given(RECORDS, st.data())
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 def test_every_cut_is_noticed(records: list[NewRecord], data: st.DataObject) -> None:
     encoded = BatchEncoder(Compression.NONE).encode(7, records)
     with pytest.raises(BatchError, match="cut short"):
@@ -150,6 +152,7 @@ def test_every_cut_is_noticed(records: list[NewRecord], data: st.DataObject) -> 
 
 
 @given(st.binary(max_size=200), st.integers(1, 20))
+@settings(deadline=None)
 def test_records_from_arbitrary_bytes_never_crash(data: bytes, count: int) -> None:
     try:
         records = decode_records(data, count, 0, 0)
@@ -159,6 +162,7 @@ def test_records_from_arbitrary_bytes_never_crash(data: bytes, count: int) -> No
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(-(2**62), 2**62))
+@settings(deadline=None)
 def test_varints(number: int, signed_number: int) -> None:
     assert uvarint(number) == leb(number)
     assert read_uvarint(uvarint(number), 0) == (number, len(uvarint(number)))
