@@ -65,16 +65,15 @@ def encode_cursor_file(group: str, cursors: Mapping[int, CursorRecord], now_ms: 
 
 
 class PendingFileEncoder:
-    """Builds a ``.pel`` file from one shard of the entries after the other."""
+    """Builds a ``.pel`` file, some entries at a time."""
 
     def __init__(self, group: str) -> None:
         self._group = group
         self._by_consumer: dict[str, tuple[str, list[str]]] = {}
-        self.entry_count = 0
         self.encoded_characters = 0
 
-    def add(self, entries: Iterable[PendingRecord]) -> None:
-        """Take entries in, in the order in which each consumer's shall be listed."""
+    def add(self, entries: Iterable[PendingRecord]) -> int:
+        """Take entries in, in the order in which each consumer's shall be listed; returns how many there were."""
         known = self._by_consumer
         count = characters = 0
         for partition, offset, consumer, claimed_at_ms, due_at_ms, delivery_count in entries:
@@ -90,8 +89,8 @@ class PendingFileEncoder:
             listed[1].append(encoded)
             count += 1
             characters += len(encoded)
-        self.entry_count += count
         self.encoded_characters += characters
+        return count
 
     def encode(self, now_ms: int) -> bytes:
         """The file's content."""

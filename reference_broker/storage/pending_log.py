@@ -5,8 +5,8 @@
 replaces it, in steps of which only syncs block, and those run outside the engine's turn:
 
 1. A new log, ``.pel.log.next``, takes the operations from here on. The log before it stays.
-2. Shard by shard, some each turn, the pending entries are encoded. The logs are replayed as a whole over the snapshot,
-   so it does not matter that the shards are of different moments.
+2. The pending entries are encoded, some each turn. The logs are replayed as a whole over the snapshot, so it does not
+   matter that the entries are described at different moments.
 3. The next sync covers both logs, so that nothing in the snapshot is newer than they are, then writes and syncs the
    snapshot's files under temporary names.
 4. They are renamed to their places. The next sync covers the folder.
@@ -188,7 +188,7 @@ class PendingLogFile(OperationCollector):
         return logged >= self._snapshot_above and (self._snapshot_due or logged >= enough)
 
     def begin_snapshot(
-        self, cursors: Mapping[int, CursorRecord], shards: Iterable[Iterable[PendingRecord]], now_ms: int
+        self, cursors: Mapping[int, CursorRecord], entries: Iterable[PendingRecord], now_ms: int
     ) -> None:
         """See :meth:`PendingLog.begin_snapshot`."""
         if self._phase is not SnapshotPhase.NONE or self._failure or self.has_unflushed:
@@ -200,7 +200,7 @@ class PendingLogFile(OperationCollector):
             except OSError as error:
                 self._give_up_snapshot(error)
                 return
-        self._snapshot = Snapshot(self._group, cursors, shards, now_ms)
+        self._snapshot = Snapshot(self._group, cursors, entries, now_ms)
         self._phase = SnapshotPhase.CAPTURING
 
     def _start_next_log(self) -> None:

@@ -17,7 +17,9 @@ from reference_broker.storage.pending_codec import (
 from reference_broker.storage.record import uvarint
 
 _CACHED_LAYOUTS = 1_024
-_ADD, _ADD_RUN, _CLAIM = int(Code.ADD), int(Code.ADD_RUN), int(Code.CLAIM)
+_DENSE = 4
+"""Acks become ranges when at least one offset in so many is acked; below that it takes longer than it saves."""
+_ACK, _ADD, _ADD_RUN, _CLAIM = int(Code.ACK), int(Code.ADD), int(Code.ADD_RUN), int(Code.CLAIM)
 _CURSOR, _EXPIRE, _REWIND = int(Code.CURSOR), int(Code.EXPIRE), int(Code.REWIND)
 _pack_place = PLACE.pack
 
@@ -34,8 +36,8 @@ class OperationCollector:
 
     def __init__(self) -> None:
         self._operations: list[bytes] = []
-        self._collected = 0
-        """Operations in the list, runs and ranges counted by their offsets."""
+        self._extra = 0
+        """Offsets in the list beyond one per operation."""
         self._run_key = _NO_RUN
         """Partition, consumer, time and count of the open run."""
         self._run_start = 0
@@ -57,7 +59,10 @@ class OperationCollector:
         ):
             self._run_end = offset + 1
             return
-        self._end_open()
+        if self._run_end:
+            self._end_run()
+        elif self._acks:
+            self._end_acks()
         self._run_key = (partition, consumer, claimed_at_ms, delivery_count)
         self._run_start = offset
         self._run_end = offset + 1
@@ -65,7 +70,7 @@ class OperationCollector:
     def ack(self, partition: int, offset: int) -> None:
         """See :meth:`PendingLog.ack`."""
         if self._run_end:
-            self._end_open()
+            self._end_run()
         acks = self._acks.get(partition)
         if acks is None:
             self._acks[partition] = {offset}
@@ -79,47 +84,66 @@ class OperationCollector:
             message = f"cannot ack offsets {merged[0][0]} to {merged[-1][1]}: they must lie between 0 and {MAX_OFFSET}"
             raise ValueError(message)
         self._end_open()
-        self._operations += encode_ack_ranges(partition, merged)
-        self._collected += sum(end - first for first, end in merged)
+        self._add_ranges(partition, merged)
 
     def claim(self, partition: int, offset: int, consumer: str, claimed_at_ms: int, delivery_count: int) -> None:
         """See :meth:`PendingLog.claim`."""
-        self._append(self._delivery(_CLAIM, partition, offset, consumer, claimed_at_ms, delivery_count))
+        if self._run_end or self._acks:
+            self._end_open()
+        self._operations.append(self._delivery(_CLAIM, partition, offset, consumer, claimed_at_ms, delivery_count))
 
     def expire(self, partition: int, offset: int, due_at_ms: int) -> None:
         """See :meth:`PendingLog.expire`."""
-        self._append(PLACE_TIME.pack(_EXPIRE, offset, partition, due_at_ms))
+        if self._run_end or self._acks:
+            self._end_open()
+        self._operations.append(PLACE_TIME.pack(_EXPIRE, offset, partition, due_at_ms))
 
     def move_cursor(self, partition: int, offset: int) -> None:
         """See :meth:`PendingLog.move_cursor`."""
-        self._append(_pack_place(_CURSOR, offset, partition))
+        self._end_open()
+        self._operations.append(_pack_place(_CURSOR, offset, partition))
 
     def _collect_rewind(self, partition: int, offset: int) -> None:
-        self._append(_pack_place(_REWIND, offset, partition))
-
-    def _append(self, operation: bytes) -> None:
         self._end_open()
-        self._operations.append(operation)
-        self._collected += 1
+        self._operations.append(_pack_place(_REWIND, offset, partition))
+
+    @property
+    def _collected(self) -> int:
+        """Operations in the list, runs and ranges counted by their offsets."""
+        return len(self._operations) + self._extra
 
     def _end_open(self) -> None:
         """Encode the open run or the open acks, so that what follows stays behind them."""
         if self._run_end:
             self._end_run()
-        if self._acks:
-            acks, self._acks = self._acks, {}
-            for partition, offsets in acks.items():
-                self._operations += encode_ack_ranges(partition, _ranges(sorted(offsets)))
-                self._collected += len(offsets)
+        elif self._acks:
+            self._end_acks()
 
     def _end_run(self) -> None:
         partition, consumer, claimed_at_ms, delivery_count = self._run_key
-        start, length = self._run_start, self._run_end - self._run_start
-        code = _ADD if length == 1 else _ADD_RUN
-        operation = self._delivery(code, partition, start, consumer, claimed_at_ms, delivery_count)
-        self._operations.append(operation if length == 1 else operation + uvarint(length))
-        self._collected += length
+        start = self._run_start
+        length = self._run_end - start
+        if length == 1:
+            operation = self._delivery(_ADD, partition, start, consumer, claimed_at_ms, delivery_count)
+        else:
+            operation = self._delivery(_ADD_RUN, partition, start, consumer, claimed_at_ms, delivery_count)
+            operation += uvarint(length)
+            self._extra += length - 1
+        self._operations.append(operation)
         self._run_key, self._run_end = _NO_RUN, 0
+
+    def _end_acks(self) -> None:
+        acks, self._acks = self._acks, {}
+        for partition, offsets in acks.items():
+            if max(offsets) - min(offsets) < _DENSE * len(offsets):
+                self._add_ranges(partition, _ranges(sorted(offsets)))
+            else:
+                self._operations += [_pack_place(_ACK, offset, partition) for offset in offsets]
+
+    def _add_ranges(self, partition: int, ranges: list[tuple[int, int]]) -> None:
+        operations = encode_ack_ranges(partition, ranges)
+        self._operations += operations
+        self._extra += sum(end - first for first, end in ranges) - len(operations)
 
     def _delivery(
         self, code: int, partition: int, offset: int, consumer: str, at_ms: int, delivery_count: int
@@ -141,7 +165,7 @@ class OperationCollector:
         self._operations.clear()
         self._acks.clear()
         self._run_key, self._run_end = _NO_RUN, 0
-        self._collected = 0
+        self._extra = 0
 
 
 def _ranges(offsets: list[int]) -> list[tuple[int, int]]:

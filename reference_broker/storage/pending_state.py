@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from reference_broker.core.queues.store import PENDING_SHARDS, CursorRecord, PendingRecord
+from reference_broker.core.queues.store import CursorRecord, PendingRecord
 from reference_broker.storage.pending_codec import MAX_DELIVERY_COUNT, Code, Operation
 
+SHARDS = 8
 Place = tuple[int, int]
 """Partition and offset."""
 
@@ -15,13 +16,13 @@ class PendingState:
     """Cursors and unsettled entries. Entry (p, o) is in shard ``o % 8``, as in the seeds' consumer state.
 
     Every operation says what is, not what changes. So replaying a whole log over a state that was captured at any
-    place within it, even shard by shard at different places, leads to the state at the log's end.
+    place within it, even entry by entry at different places, leads to the state at the log's end.
     """
 
     def __init__(self) -> None:
         self.cursors: dict[int, int] = {}
         """Partition -> next offset to deliver for the first time."""
-        self.shards: list[dict[Place, PendingRecord]] = [{} for _ in range(PENDING_SHARDS)]
+        self.shards: list[dict[Place, PendingRecord]] = [{} for _ in range(SHARDS)]
 
     def __len__(self) -> int:
         return sum(len(shard) for shard in self.shards)
@@ -29,11 +30,6 @@ class PendingState:
     def records(self) -> list[PendingRecord]:
         """All entries by partition and offset."""
         return sorted(entry for shard in self.shards for entry in shard.values())
-
-    def shard_records(self) -> Iterator[Iterable[PendingRecord]]:
-        """The entries of one shard after the other, as a snapshot wants them."""
-        for shard in self.shards:
-            yield shard.values()
 
     def cursor_records(self) -> dict[int, CursorRecord]:
         """Each partition's cursor, and the lowest offset that is not settled."""
@@ -47,7 +43,7 @@ class PendingState:
 
     def put(self, entry: PendingRecord) -> None:
         """Set an entry, whatever was there."""
-        self.shards[entry.offset % PENDING_SHARDS][(entry.partition, entry.offset)] = entry
+        self.shards[entry.offset % SHARDS][(entry.partition, entry.offset)] = entry
 
     def apply(self, operations: Iterable[Operation]) -> int:
         """Replay operations in their order; returns how many there were, a run or range counted by its offsets."""
@@ -72,15 +68,15 @@ class PendingState:
         shards = self.shards
         for offset in range(start, end):
             entry = PendingRecord(partition, offset, consumer, at_ms, 0, count)
-            shards[offset % PENDING_SHARDS][(partition, offset)] = entry
+            shards[offset % SHARDS][(partition, offset)] = entry
         self.cursors[partition] = max(self.cursors.get(partition, 0), end)
 
     def _ack(self, operation: Operation) -> None:
         partition, start, end = operation.partition, operation.offset, operation.end
         shards = self.shards
-        if end - start <= PENDING_SHARDS or end - start <= len(self):
+        if end - start <= SHARDS or end - start <= len(self):
             for offset in range(start, end):
-                shards[offset % PENDING_SHARDS].pop((partition, offset), None)
+                shards[offset % SHARDS].pop((partition, offset), None)
             return
         # A range may be far wider than what is pending.
         self._drop(partition, start, end)
@@ -103,7 +99,7 @@ class PendingState:
 
     def _change(self, operation: Operation) -> None:
         """A claim or an expiry; of an entry that is settled it says nothing."""
-        shard = self.shards[operation.offset % PENDING_SHARDS]
+        shard = self.shards[operation.offset % SHARDS]
         place = (operation.partition, operation.offset)
         entry = shard.get(place)
         if entry is None:

@@ -69,9 +69,7 @@ def disk_with(log: bytes) -> MemoryDisk:
 
 def take_snapshot(log: PendingLogFile, cursors: dict[int, CursorRecord], entries: list[PendingRecord]) -> None:
     """Through all of its steps."""
-    log.begin_snapshot(
-        cursors, ([entry for entry in entries if entry.offset % 8 == shard] for shard in range(8)), 1_234
-    )
+    log.begin_snapshot(cursors, entries, 1_234)
     while log.continue_snapshot():
         pass
     while log.needs_sync:

@@ -59,9 +59,7 @@ def content(disk: Disk, path: str = PATH) -> bytes:
 
 def take_snapshot(log: PendingLogFile, cursors: dict[int, CursorRecord], entries: list[PendingRecord]) -> None:
     """Through all of its steps."""
-    log.begin_snapshot(
-        cursors, ([entry for entry in entries if entry.offset % 8 == shard] for shard in range(8)), 1_234
-    )
+    log.begin_snapshot(cursors, entries, 1_234)
     while log.continue_snapshot():
         pass
     while log.needs_sync:
@@ -127,7 +125,7 @@ def test_no_snapshot_before_names_are_durable_nor_while_one_is_under_way() -> No
     assert not log.wants_snapshot(0), "the log's own name is not durable yet"
     sync(log)
     assert log.wants_snapshot(0)
-    log.begin_snapshot({}, [[], [], []], 1)
+    log.begin_snapshot({}, [], 1)
     for _ in range(3):
         assert not log.wants_snapshot(0)
         log.continue_snapshot()
@@ -144,16 +142,16 @@ def test_what_is_not_flushed_is_in_no_snapshot(monkeypatch: pytest.MonkeyPatch) 
     sync(log)
     taken: list[int] = []
 
-    def shards() -> Iterator[list[PendingRecord]]:
+    def entries() -> Iterator[PendingRecord]:
         for offset in range(2):
             taken.append(offset)
-            yield [PendingRecord(0, offset, "c", 1, 0, 1)]
+            yield PendingRecord(0, offset, "c", 1, 0, 1)
 
     log.add(0, 0, "c", 1, 1)
-    log.begin_snapshot({0: CursorRecord(1, 0)}, shards(), 1)
+    log.begin_snapshot({0: CursorRecord(1, 0)}, entries(), 1)
     assert not log.continue_snapshot(), "it did not begin"
     log.flush()
-    log.begin_snapshot({0: CursorRecord(1, 0)}, shards(), 1)
+    log.begin_snapshot({0: CursorRecord(1, 0)}, entries(), 1)
     assert log.continue_snapshot()
     log.add(0, 1, "c", 1, 1)
     assert log.continue_snapshot()
@@ -298,9 +296,9 @@ def test_memory_keeps_no_log() -> None:
     for offset in range(20_000):
         log.add(0, offset, "c", 1, 1)
         log.ack(0, offset)
-    assert log.has_unflushed
+    before = log.has_unflushed
     log.flush()
-    assert not log.has_unflushed
+    assert (before, log.has_unflushed) == (True, False)
     assert disk.open(PATH).size == size
     assert not log.wants_snapshot(0)
     assert log.start_sync() is None

@@ -17,7 +17,7 @@ from reference_broker.core.queues.group_counts import GroupCounts
 from reference_broker.core.queues.partition import QueuePartition
 from reference_broker.core.queues.pending import EntryState, GroupPartition, PendingEntry
 from reference_broker.core.queues.retry import exhausted_reason
-from reference_broker.core.queues.store import PENDING_SHARDS, CursorRecord, PendingLog, PendingRecord
+from reference_broker.core.queues.store import CursorRecord, PendingLog, PendingRecord
 from reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
@@ -322,11 +322,10 @@ class ConsumerGroup(SyncPoint):
         return finished
 
     def _begin_snapshot(self, now: float) -> None:
-        """Replace the log by what is pending now. Entries are only listed here; each turn describes a shard of them."""
+        """Replace the log by what is pending now. Entries are only listed here; each turn describes some of them."""
         cursors = {place.index: CursorRecord(place.cursor, place.committed) for place in self.places}
         entries = [entry for place in self.places for entry in place.pending.values()]
-        shards = (_described(entries, shard) for shard in range(PENDING_SHARDS))
-        self.log.begin_snapshot(cursors, shards, int(now * 1000))
+        self.log.begin_snapshot(cursors, _described(entries), int(now * 1000))
 
     # -- time ----------------------------------------------------------------------------------------------------
 
@@ -370,10 +369,10 @@ class ConsumerGroup(SyncPoint):
             self.timeouts = deque(pair for pair in timeouts if _is_live(*pair))
 
 
-def _described(entries: Sequence[PendingEntry], shard: int) -> Iterator[PendingRecord]:
-    """The entries of a shard that are still pending, as they are now."""
+def _described(entries: Sequence[PendingEntry]) -> Iterator[PendingRecord]:
+    """The entries that are still pending when it is their turn, as they are then."""
     for entry in entries:
-        if entry.offset % PENDING_SHARDS == shard and entry.state is not EntryState.SETTLED:
+        if entry.state is not EntryState.SETTLED:
             yield PendingRecord(
                 entry.place.index,
                 entry.offset,

@@ -54,10 +54,6 @@ class CursorRecord(NamedTuple):
     """Everything below it is settled."""
 
 
-PENDING_SHARDS = 8
-"""Pending entries are split by ``offset % 8``, so that a snapshot takes them in pieces."""
-
-
 class SyncTask(Protocol):
     """One blocking sync of what a log wrote so far. Run it in any thread; at most one per log at a time."""
 
@@ -161,17 +157,17 @@ class PendingLog(Protocol):
         """The log has grown well past what is pending, and no snapshot is under way."""
 
     def begin_snapshot(
-        self, cursors: Mapping[int, CursorRecord], shards: Iterable[Iterable[PendingRecord]], now_ms: int
+        self, cursors: Mapping[int, CursorRecord], entries: Iterable[PendingRecord], now_ms: int
     ) -> None:
         """Right after a flush: begin to replace the log by this state, in steps that do not block.
 
-        ``shards`` are the entries pending now, iterated one shard per :meth:`continue_snapshot`. They may show an
-        entry as it is by then, or leave it out when it is settled by then. Never raises: the old state stays valid, and
-        a snapshot that fails is tried again once the log has doubled.
+        ``entries`` are those pending now, iterated by :meth:`continue_snapshot`, some each time. They may show an entry
+        as it is by then, or leave it out when it is settled by then. Never raises: the old state stays valid, and a
+        snapshot that fails is tried again once the log has doubled.
         """
 
     def continue_snapshot(self) -> bool:
-        """Right after a flush: take the next shard in. True while there are more; False also when none is under way."""
+        """Right after a flush: take some entries in. True while there are more; False also without a snapshot."""
 
     @property
     def needs_sync(self) -> bool:
