@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from reference_broker.storage.cleaner_file import CLEANER_NAME
-from reference_broker.storage.file_names import parse_swap_name
+from reference_broker.storage.file_names import parse_swap_name, segment_name
 from reference_broker.storage_tools.findings import Finding, FindingKind, Severity, VerifyReport
 from reference_broker.storage_tools.layout import PartitionPlace, SegmentPlace, StoreFormat, StoreLayout
 from reference_broker.storage_tools.repair_record import LostRange
@@ -128,7 +128,7 @@ class _Planner:
 
     def _rebuild(self, finding: Finding, reason: str) -> None:
         place, number = self._places[finding.path]
-        path = place.segments[number].path
+        path = _name_after_swap(place.segments[number].path)
         self._add(ActionKind.REBUILD_INDEX, finding, reason, path=path, without_range=True)
 
     def _add(
@@ -141,9 +141,11 @@ class _Planner:
         end_offset: int | None = None,
         without_range: bool = False,
     ) -> None:
+        if path is None:
+            path = finding.path if kind is ActionKind.FINISH_SWAP else _name_after_swap(finding.path)
         action = RepairAction(
             kind=kind,
-            path=path or finding.path,
+            path=path,
             reason=reason,
             queue=finding.queue,
             partition=finding.partition,
@@ -153,6 +155,13 @@ class _Planner:
             end_offset=None if without_range else (end_offset or finding.end_offset),
         )
         self._actions.setdefault((kind, action.path, action.position or 0), action)
+
+
+def _name_after_swap(path: str) -> str:
+    """What a compacted segment that waits is called when it has taken its place; other paths as they are."""
+    folder, _, name = path.rpartition("/")
+    swap = parse_swap_name(name)
+    return path if swap is None else f"{folder}/{segment_name(swap[0])}"
 
 
 def plan_repair(layout: StoreLayout, report: VerifyReport) -> RepairReport:
