@@ -131,9 +131,10 @@ def _random_case(key: str, title: str, files: LogFolder, plan: StoragePlan) -> C
                 offset = rng.randrange(log.start_offset, log.next_offset)
                 place = places[bisect_right(offsets, offset) - 1]
                 began = time.perf_counter_ns()
-                found = log.read(offset, 1)
+                found = log.get(offset)
                 times_us.append((time.perf_counter_ns() - began) / 1_000)
-                assert found[0].offset == offset, f"asked for {offset}, read {found[0].offset}"
+                assert found is not None, f"the record at {offset} is missing"
+                assert found.offset == offset, f"asked for {offset}, read {found.offset}"
                 raw_us.append(_raw_read_us(opened[place.path].fileno(), place))
         times_us.sort()
         raw_us.sort()
