@@ -29,6 +29,7 @@ RULES: dict[str, tuple[str, ...]] = {
     MQTT: (CORE, CONFIG, TRACE, AUTH),
     NODE: (CORE, STORAGE, MQTT, CONFIG, TRACE, AUTH),
     SERVER: (NODE, CORE, STORAGE, MQTT, CONFIG, TRACE, AUTH),
+    "reference_broker.storage_tools": (STORAGE, CORE, CONFIG, TRACE),
     "reference_broker": ("reference_broker",),
     "conformance.wire": (TRACE,),
     "conformance.checkers": (TRACE,),

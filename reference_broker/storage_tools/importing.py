@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -35,7 +35,7 @@ from reference_broker.storage_tools.layout import (
     find_layout,
     open_directory,
 )
-from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
+from reference_broker.storage_tools.read_only_disk import LOCK_NAME, ReadOnlyDisk
 from reference_broker.storage_tools.segment_exam import Progress, no_progress
 from reference_broker.storage_tools.segment_reader import detect_segment_layout, walk_chunks
 from reference_broker.storage_tools.segment_writer import SegmentWriter, write_file
@@ -308,12 +308,25 @@ def check_destination(destination: Path, queue: str) -> None:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[RealDisk]:
+    is_new = not directory.exists()
     disk = RealDisk(directory)
     disk.lock()
     try:
         yield disk
+    except BaseException:
+        if is_new:
+            _remove_empty(directory)
+        raise
     finally:
         disk.unlock()
+
+
+def _remove_empty(directory: Path) -> None:
+    """Take a directory away again that was made for an import and holds nothing."""
+    with suppress(OSError):
+        (directory / ROOT).rmdir()
+        (directory / LOCK_NAME).unlink()
+        directory.rmdir()
 
 
 def _import_directory(run: _Import, source: Path, options: ImportOptions) -> tuple[str, str]:
