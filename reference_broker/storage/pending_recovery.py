@@ -119,6 +119,8 @@ class GroupRecovery:
         """There is no usable log. A snapshot may be there all the same, if only an older one."""
         if self._disk.exists(self._paths.next_log):
             self._set_aside(self._paths.next_log, "the log before it is gone")
+            # Were it to come back after a power loss, it might seem to continue the log that is begun now.
+            self._disk.sync_folder(self._paths.folder)
         has_snapshot = any(self._disk.exists(path) for path in (self._paths.pending, self._paths.cursors))
         state = self._load_snapshot() if has_snapshot else None
         # The log that is replaced may have been the whole state, so nothing older than its loss may be left out.

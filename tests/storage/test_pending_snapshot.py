@@ -302,3 +302,52 @@ def test_memory_keeps_no_log() -> None:
     assert disk.open(PATH).size == size
     assert not log.wants_snapshot(0)
     assert log.start_sync() is None
+
+
+class RecordingDisk(MemoryDisk):
+    """Remembers in which order names change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def rename(self, source: str, destination: str) -> None:
+        self.calls.append(f"rename to {destination.rpartition('/')[2]}")
+        super().rename(source, destination)
+
+    def sync_folder(self, path: str) -> None:
+        self.calls.append("sync folder")
+        super().sync_folder(path)
+
+
+def test_entries_are_placed_before_cursors_and_both_before_the_new_log() -> None:
+    """Newer cursors with older entries would pass over messages if the log were damaged as well."""
+    disk = RecordingDisk()
+    log = open_log(disk)
+    while log.needs_sync:
+        sync(log)
+    del disk.calls[:]
+    take_snapshot(log, {0: CursorRecord(1, 1)}, [])
+    folder_of_the_next_log, *calls = disk.calls
+    assert folder_of_the_next_log == "sync folder"
+    assert calls == ["rename to g.pel", "rename to g.cur", "sync folder", "rename to g.pel.log", "sync folder"]
+
+
+@pytest.mark.parametrize("header_is_whole", [True, False])
+def test_an_unusable_next_log_is_put_away_durably_before_the_log_goes_on(header_is_whole: bool) -> None:
+    """Otherwise it might come back when the log has grown to the size at which it would seem to continue it."""
+    disk = RecordingDisk()
+    log = open_log(disk)
+    sync(log)
+    log.add(0, 0, "c", 1, 1)
+    log.flush()
+    log.begin_snapshot({0: CursorRecord(1, 0)}, [], 1)
+    log.add(0, 1, "c", 1, 1)
+    log.flush()
+    position = disk.open(PATH).size - 1 if header_is_whole else 5
+    disk.open(PATH).write_at(position, b"x")
+    del disk.calls[:]
+    notes: list[str] = []
+    assert open_log(disk, notes).recovered == []
+    assert disk.calls == ["rename to g.pel.log.next.corrupt", "sync folder"]
+    assert ".next" in notes[0 if header_is_whole else 1]
