@@ -179,6 +179,13 @@ def test_figures_of_syncs_in_memory_are_not_judged() -> None:
     assert any("figures of syncs are not real" in note for note in report.notes(run))
 
 
+def test_a_busy_machine_is_named() -> None:
+    run = StorageRun(plan=QUICK, filesystem="ext4", started_at="", load_before=1.7)
+    assert any("the machine was busy before the run (load 1.7" in note for note in report.notes(run))
+    quiet = msgspec.structs.replace(run, load_before=0.1)
+    assert not any("busy" in note for note in report.notes(quiet))
+
+
 @pytest.mark.parametrize(
     ("folder", "filesystem"),
     [("/data/x", "ext4"), ("/data/fast/y", "tmpfs"), ("/a b/c", "xfs"), ("/datax", "overlay")],

@@ -24,7 +24,7 @@ class StoragePlan(msgspec.Struct, frozen=True, kw_only=True):
     producers: int = 64
     group_commit_s: float = 0.8
     sequential_records: int = 500_000
-    random_reads: int = 3_000
+    random_reads: int = 5_000
     big_log_bytes: int = 1_000_000_000
     scan_bytes: int = 200_000_000
     """What a recovery scan reads; a copy of the first segments of a big log."""

@@ -30,6 +30,9 @@ _VERDICTS = {
 }
 
 
+BUSY_LOAD = 0.5
+
+
 def _number(value: float) -> str:
     """Three digits, with a k or M where a rate has more."""
     for size, letter in ((1e6, "M"), (1e3, "k")):
@@ -101,6 +104,11 @@ def notes(run: StorageRun) -> list[str]:
             f"{run.filesystem} is memory: a sync does nothing there, so figures of syncs are not real. "
             "Use --directory with a folder on a disk."
         )
+    if run.load_before > BUSY_LOAD:
+        found.append(
+            f"the machine was busy before the run (load {run.load_before:.1f} on {this_machine().cpus} processors): "
+            "rates are lower and high percentiles far higher than on a quiet one"
+        )
     if not run.plan.is_judged:
         found.append("a quick run shows that the bench works, not how fast storage is")
     return found
@@ -111,6 +119,7 @@ def result(run: StorageRun, *, command: str) -> RunResult:
     metrics: dict[str, float | int | str] = {
         "filesystem": run.filesystem,
         "rounds": run.plan.rounds,
+        "load_before": round(run.load_before, 2),
         "sendfile": run.decision,
     }
     for key, row in run.rows.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -34,6 +35,8 @@ class StorageRun(msgspec.Struct, kw_only=True):
     plan: StoragePlan
     filesystem: str
     started_at: str
+    load_before: float = 0.0
+    """Processes that wanted a processor in the minute before: the figures are theirs too."""
     duration_s: float = 0.0
     rows: dict[str, MeasuredRow] = {}
     decision: str = ""
@@ -58,6 +61,7 @@ def run_storage_bench(plan: StoragePlan, directory: Path, progress: Progress) ->
         plan=plan,
         filesystem=filesystem_of(directory),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        load_before=os.getloadavg()[0],
     )
     with tempfile.TemporaryDirectory(prefix="assay-bench-", dir=directory) as name:
         _measure(run, Path(name), progress)
