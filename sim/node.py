@@ -11,8 +11,9 @@ from reference_broker.core.broker_state import Tracer
 from reference_broker.core.queues import SyncJob
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.node import BrokerNode
-from sim.disk import Flush, SimDisk
+from sim.disk import SimDisk
 from sim.guard import NondeterminismError
+from sim.inodes import Flush
 from sim.kernel import Alarm, Kernel
 from sim.network import Link
 
