@@ -89,7 +89,8 @@ from pathlib import Path
 from loadtests.bench.storage.plan import StoragePlan
 from loadtests.bench.storage.run import run_storage_bench
 
-run_storage_bench(StoragePlan(), Path(sys.argv[1]), lambda text, share: print(text, share, flush=True))
+plan = StoragePlan(queued_messages=300_000, big_log_bytes=1_000_000, scan_bytes=1_000_000)
+run_storage_bench(plan, Path(sys.argv[1]), lambda text, share: print(text, share, flush=True))
 """
 
 
