@@ -17,6 +17,7 @@ from reference_broker.storage_tools.group_info import position_in
 from reference_broker.storage_tools.layout import (
     DESCRIPTION_NAME,
     IMPORTING_SUFFIX,
+    UNREADABLE_JSON,
     QueuePlace,
     StoreFormat,
     StoreLayout,
@@ -69,7 +70,7 @@ def _check_assay(disk: ReadOnlyDisk, queue: QueuePlace, findings: Findings) -> N
         meaning = "make it readable for this user and check again"
         _add(findings, Severity.FAULT, FindingKind.UNREADABLE, path, str(error.strerror or error), meaning)
         return
-    except msgspec.DecodeError as error:
+    except UNREADABLE_JSON as error:
         meaning = "a broker refuses the directory; restore the file: name and number of partitions must be right"
         problem = f"it does not decode: {error}"
         _add(findings, Severity.FAULT, FindingKind.DESCRIPTION_DAMAGED, path, problem, meaning)

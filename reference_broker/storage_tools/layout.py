@@ -30,6 +30,8 @@ REPAIR_PREFIX = "repair-"
 IMPORTING_SUFFIX = ".importing"
 """A queue whose import has not finished."""
 _MAX_DESCRIPTION_BYTES = 64 * 1024
+UNREADABLE_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding damaged JSON may raise."""
 
 
 class LayoutError(ValueError):
@@ -205,7 +207,7 @@ def read_description(disk: ReadOnlyDisk, folder: str) -> QueueDescription | None
         return msgspec.json.decode(
             disk.read(f"{folder}/{DESCRIPTION_NAME}", _MAX_DESCRIPTION_BYTES), type=QueueDescription
         )
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *UNREADABLE_JSON):
         return None
 
 
@@ -217,7 +219,7 @@ def _name_in_description(disk: ReadOnlyDisk, folder: str) -> str:
     """The name that FluxMQ's ``queue.json`` gives; empty when there is none."""
     try:
         return msgspec.json.decode(disk.read(f"{folder}/{DESCRIPTION_NAME}", _MAX_DESCRIPTION_BYTES), type=_Named).name
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *UNREADABLE_JSON):
         return ""
 
 

@@ -19,7 +19,7 @@ from reference_broker.storage_tools.partition_files import (
     split_mark,
 )
 from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
-from reference_broker.storage_tools.repair_record import LostRange
+from reference_broker.storage_tools.repair_record import LostRange, merged
 from reference_broker.storage_tools.segment_exam import (
     BadRange,
     Gap,
@@ -60,7 +60,7 @@ class PartitionCheck:
         self._place = place
         self._findings = findings
         self._in_use = in_use
-        self._lost = [one for one in lost if one.queue == place.queue and one.partition == place.partition]
+        self._lost = merged([one for one in lost if (one.queue, one.partition) == (place.queue, place.partition)])
         self._progress = progress
         self._mark: DurableMark | None = None
         self._cleaner: CleanerState | None = None
@@ -153,7 +153,7 @@ class PartitionCheck:
             self._check_seam(self._exams[-1], exam)
         self._exams.append(exam)
         for bad in exam.bad_ranges:
-            self._report_bad_range(exam, bad, is_last=end_offset is None)
+            self._report_bad_range(exam, bad, next_base=end_offset)
         for gap in exam.gaps:
             self._report_gap(exam.path, gap)
         for index in exam.indexes:
@@ -177,28 +177,13 @@ class PartitionCheck:
             gap = Gap(position=before.bytes, offset=before.end_offset, end_offset=exam.base_offset)
             self._report_gap(before.path, gap)
 
-    def _report_bad_range(self, exam: SegmentExam, bad: BadRange, *, is_last: bool) -> None:
-        mark = self._mark
-        severity, kind, end_offset = Severity.FAULT, FindingKind.CORRUPT_BATCH, bad.end_offset
-        if bad.has_good_checksum:
-            kind = FindingKind.BAD_RECORDS
-            meaning = "the batch is as it was written, so its writer was wrong; readers skip it; repair moves it out"
-        elif not bad.is_tail or not is_last:
-            meaning = "records that were stored are damaged; readers skip them; repair moves the range out"
-        elif mark is not None and (exam.base_offset, bad.start) < (mark.segment_base, mark.position):
-            kind, end_offset, self._lost_confirmed = FindingKind.LOST_CONFIRMED, mark.offset, True
-            meaning = (
-                f"records up to offset {mark.offset - 1} were confirmed as durable, so this is no torn tail: "
-                "the disk or somebody damaged them; restore the file, or let repair move the range out"
-            )
-        elif self._in_use:
-            severity, kind = Severity.NOTE, FindingKind.BEING_WRITTEN
-            meaning = "a broker has the directory open and is writing here; check again when it has stopped"
-        elif mark is not None or bad.is_unfinished:
-            severity, kind = Severity.WARNING, FindingKind.TORN_TAIL
-            meaning = "a write that did not finish; none of it was confirmed as durable; a broker or repair cuts it off"
-        else:
-            meaning = "the last batch is all there and damaged, which a torn write does not do; repair moves it out"
+    def _report_bad_range(self, exam: SegmentExam, bad: BadRange, *, next_base: int | None) -> None:
+        severity, kind, meaning = self._judge(exam, bad, is_last=next_base is None)
+        end_offset = bad.end_offset
+        if kind is FindingKind.LOST_CONFIRMED and self._mark is not None:
+            end_offset, self._lost_confirmed = self._mark.offset, True
+        elif bad.is_tail:
+            end_offset = next_base
         self._add(
             severity,
             kind,
@@ -211,23 +196,52 @@ class PartitionCheck:
             end_offset=end_offset,
         )
 
+    def _judge(self, exam: SegmentExam, bad: BadRange, *, is_last: bool) -> tuple[Severity, FindingKind, str]:
+        """How bad a range is, what it is, and what it means."""
+        mark = self._mark
+        unconfirmed = mark is not None and (exam.base_offset, bad.start) >= (mark.segment_base, mark.position)
+        if bad.has_good_checksum:
+            meaning = "the batch is as it was written, so its writer was wrong; readers skip it; repair moves it out"
+            return Severity.FAULT, FindingKind.BAD_RECORDS, meaning
+        if not bad.is_tail or not (is_last or unconfirmed):
+            meaning = "records that were stored are damaged; readers skip them; repair moves the range out"
+            return Severity.FAULT, FindingKind.CORRUPT_BATCH, meaning
+        if mark is not None and not unconfirmed:
+            meaning = (
+                f"records up to offset {mark.offset - 1} were confirmed as durable, so this is no torn tail: "
+                "the disk or somebody damaged them; restore the file, or let repair move the range out"
+            )
+            return Severity.FAULT, FindingKind.LOST_CONFIRMED, meaning
+        if self._in_use:
+            meaning = "a broker has the directory open and is writing here; check again when it has stopped"
+            return Severity.NOTE, FindingKind.BEING_WRITTEN, meaning
+        if unconfirmed or bad.is_unfinished:
+            meaning = "a write that did not finish; none of it was confirmed as durable; a broker or repair cuts it off"
+            return Severity.WARNING, FindingKind.TORN_TAIL, meaning
+        meaning = "the last batch is all there and damaged, which a torn write does not do; repair moves it out"
+        return Severity.FAULT, FindingKind.CORRUPT_BATCH, meaning
+
     def _report_gap(self, path: str, gap: Gap) -> None:
-        known = any(one.offset <= gap.offset and gap.end_offset <= one.end_offset for one in self._lost)
+        severity, kind = Severity.FAULT, FindingKind.MISSING_OFFSETS
+        meaning = "no compaction and no repair accounts for it: a segment file is missing, or part of one; restore it"
+        if any(one.offset <= gap.offset and gap.end_offset <= one.end_offset for one in self._lost):
+            severity, kind, meaning = Severity.NOTE, FindingKind.REPAIRED_GAP, "a former repair gave them up"
+        elif self._mark is not None and gap.offset >= self._mark.offset:
+            severity = Severity.WARNING
+            meaning = "none of them was confirmed as durable: power was lost before they were on disk"
         self._add(
-            Severity.NOTE if known else Severity.FAULT,
-            FindingKind.REPAIRED_GAP if known else FindingKind.MISSING_OFFSETS,
+            severity,
+            kind,
             path,
             f"offsets {gap.offset} to {gap.end_offset - 1} are not there",
-            "a former repair gave them up"
-            if known
-            else "no compaction and no repair accounts for it: a segment file is missing, or a part of one; restore it",
+            meaning,
             position=gap.position,
             offset=gap.offset,
             end_offset=gap.end_offset,
         )
 
     def _report_index(self, exam: SegmentExam, index: IndexExam, *, is_last: bool) -> None:
-        if index.info.state is IndexState.MISSING:
+        if index.info.state is IndexState.MISSING and exam.batches:
             moving = self._in_use or is_last
             self._add(
                 Severity.NOTE,

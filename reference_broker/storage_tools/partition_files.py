@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from enum import Enum
 
-import msgspec
-
-from reference_broker.storage.cleaner_file import CLEANER_NAME, CleanerState
+from reference_broker.storage.cleaner_file import CLEANER_NAME, CleanerState, decode_cleaner
 from reference_broker.storage.durable_mark import MARK_NAME, DurableMark, decode_mark
 from reference_broker.storage.file_names import COMPACTING_SUFFIX, parse_swap_name
-from reference_broker.storage_tools.layout import StoreFormat, segment_base
+from reference_broker.storage_tools.layout import UNREADABLE_JSON, StoreFormat, segment_base
 from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
 
 MARK_SLOT_STARTS = (0, 512)
@@ -61,9 +59,9 @@ def split_mark(data: bytes) -> list[DurableMark | bytes | None]:
 def read_cleaner(disk: ReadOnlyDisk, folder: str) -> CleanerState | None:
     """``cleaner.json``; None when the log was never compacted. Raises :class:`ValueError` when it is damaged."""
     try:
-        return msgspec.json.decode(disk.read(f"{folder}/{CLEANER_NAME}", _MAX_CLEANER_BYTES), type=CleanerState)
+        return decode_cleaner(disk.read(f"{folder}/{CLEANER_NAME}", _MAX_CLEANER_BYTES))
     except FileNotFoundError:
         return None
-    except msgspec.DecodeError as error:
+    except UNREADABLE_JSON as error:
         message = f"it does not decode: {error}"
         raise ValueError(message) from error

@@ -49,6 +49,7 @@ class RepairAction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     offset: int | None = None
     """First record offset that is lost with it."""
     end_offset: int | None = None
+    """None when no record is known to be lost."""
 
 
 class RepairReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +97,7 @@ class _Planner:
         if kind in _DAMAGED and finding.end_position is not None:
             self._move_out(finding)
         elif kind in (FindingKind.MISSING_OFFSETS, FindingKind.LOST_CONFIRMED):
-            self._add(ActionKind.GIVE_UP, finding, "they are nowhere; restore the file instead if there is a backup")
+            self._add(ActionKind.GIVE_UP, finding, "they are nowhere; restore the file instead if you can")
         elif kind is FindingKind.TORN_TAIL:
             self._add(ActionKind.CUT_TAIL, finding, "a write that did not finish; none of it was confirmed as durable")
             self._rebuild(finding, "its segment is cut")
@@ -121,9 +122,7 @@ class _Planner:
             self.unrepairable.append(finding)
 
     def _move_out(self, finding: Finding) -> None:
-        place, number = self._places[finding.path]
-        end_offset = finding.end_offset if finding.end_offset is not None else place.end_offset_of(number)
-        self._add(ActionKind.MOVE_OUT, finding, finding.problem, end_offset=end_offset)
+        self._add(ActionKind.MOVE_OUT, finding, finding.problem)
         self._rebuild(finding, "its segment is written anew")
 
     def _rebuild(self, finding: Finding, reason: str) -> None:
@@ -138,7 +137,6 @@ class _Planner:
         reason: str,
         *,
         path: str | None = None,
-        end_offset: int | None = None,
         without_range: bool = False,
     ) -> None:
         if path is None:
@@ -152,7 +150,7 @@ class _Planner:
             position=None if without_range else finding.position,
             end_position=None if without_range else finding.end_position,
             offset=None if without_range else finding.offset,
-            end_offset=None if without_range else (end_offset or finding.end_offset),
+            end_offset=None if without_range else finding.end_offset,
         )
         self._actions.setdefault((kind, action.path, action.position or 0), action)
 
@@ -184,7 +182,7 @@ def lost_ranges(actions: list[RepairAction]) -> list[LostRange]:
     return [
         LostRange(queue=one.queue, partition=one.partition, offset=one.offset, end_offset=one.end_offset)
         for one in actions
-        if one.kind in (ActionKind.MOVE_OUT, ActionKind.GIVE_UP)
+        if one.kind in (ActionKind.CUT_TAIL, ActionKind.MOVE_OUT, ActionKind.GIVE_UP)
         and one.queue is not None
         and one.partition is not None
         and one.offset is not None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from reference_broker.storage_tools.layout import REPAIR_PREFIX
+from reference_broker.storage_tools.layout import REPAIR_PREFIX, UNREADABLE_JSON
 from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
 
 RECORD_NAME = "repair.json"
@@ -44,6 +44,18 @@ def read_lost_ranges(disk: ReadOnlyDisk) -> tuple[LostRange, ...]:
         try:
             data = disk.read(f"{name}/{RECORD_NAME}", _MAX_RECORD_BYTES)
             found += msgspec.json.decode(data, type=RepairRecord).lost
-        except (OSError, msgspec.DecodeError):
+        except (OSError, *UNREADABLE_JSON):
             continue
     return tuple(found)
+
+
+def merged(ranges: list[LostRange]) -> list[LostRange]:
+    """Ranges of one partition, those that overlap or touch as one."""
+    found: list[LostRange] = []
+    for one in sorted(ranges, key=lambda lost: lost.offset):
+        if found and one.offset <= found[-1].end_offset:
+            end_offset = max(found[-1].end_offset, one.end_offset)
+            found[-1] = msgspec.structs.replace(found[-1], end_offset=end_offset)
+        else:
+            found.append(one)
+    return found

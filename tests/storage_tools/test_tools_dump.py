@@ -146,6 +146,8 @@ def test_a_record_comes_back_from_its_line(record: LogRecord, queue: str, partit
         b'{"queue":"q","partition":0,"offset":0,"timestamp_ms":0,"value":"a","value_base64":"YQ=="}',
         b'{"queue":"q","partition":0,"offset":9223372036854775808,"timestamp_ms":0}',
         b"\xff",
+        b'{"queue":' + b"[" * 100_000,
+        b'{"queue":"q","partition":0,"offset":0,"timestamp_ms":0,"x":' + b"[" * 100_000,
     ],
 )
 def test_lines_that_are_no_records_are_refused_by_number(line: bytes) -> None:

@@ -226,6 +226,27 @@ def test_a_tail_below_the_durable_mark_is_no_torn_tail(assay: Path, storage: Run
     assert [(one["position"], one["offset"], one["end_offset"]) for one in lost] == [(start, base, base + 3)]
 
 
+def test_what_was_never_confirmed_is_no_fault_behind_a_roll_either(
+    assay: Path, storage: Run, encode_flux_batch: Run, expected_record: Run
+) -> None:
+    """Power loss can keep the name of a new segment and lose the end of the one before it."""
+    segment = max((assay / PARTITION).glob("*.seg"))
+    size = segment.stat().st_size
+    batches = [encode_flux_batch(offset, [expected_record(offset)]) for offset in (36, 37)]
+    (segment.with_name("00000000000000000037.seg")).write_bytes(batches[1])
+    for torn, kind in ((batches[0][:-1], "torn_tail"), (b"", "missing_offsets")):
+        segment.write_bytes(segment.read_bytes()[:size] + torn)
+        done = storage("verify", assay, "--json")
+        found = [one for one in done.document["findings"] if one["severity"] != "note"]
+        assert [(one["kind"], one["severity"], one["position"]) for one in found] == [(kind, "warning", size)]
+        assert (found[0]["offset"], found[0]["end_offset"]) == (36, 37)
+        assert done.status == 0
+    segment.write_bytes(segment.read_bytes() + batches[0][:-1])
+    assert storage("repair", assay, "--apply").status == 0
+    assert storage("verify", assay, "--strict").status == 0
+    assert "repaired_gap" in storage("verify", assay).out
+
+
 def test_what_a_broker_is_writing_is_said_to_be_that(assay: Path, storage: Run) -> None:
     segment = max((assay / PARTITION).glob("*.seg"))
     segment.write_bytes(segment.read_bytes() + b"XULF")
