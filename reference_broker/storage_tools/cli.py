@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,7 @@ from reference_broker.storage_tools.cli_common import (
     ExitStatus,
     Forced,
     Queue,
+    described_command,
     failures_as_exits,
     open_layout,
     print_json,
@@ -44,10 +46,11 @@ from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
 from reference_broker.storage_tools.repair import apply_repair, plan_for
 from reference_broker.storage_tools.verify import total_bytes, verify_directory
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown", help=__doc__)
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+command = partial(described_command, app)
 
 
-@app.command("inspect")
+@command("inspect")
 def inspect_command(
     directory: Directory,
     queue: Queue = None,
@@ -99,7 +102,7 @@ def _find_segment(layout: StoreLayout, disk: ReadOnlyDisk, path: str) -> tuple[S
     return SegmentPlace(path=path, base_offset=base), Codec(format=layout.format)
 
 
-@app.command("verify")
+@command("verify")
 def verify_command(
     directory: Directory,
     strict: Annotated[
@@ -131,7 +134,7 @@ def verify_command(
             raise typer.Exit(ExitStatus.FAULTS)
 
 
-@app.command("dump")
+@command("dump")
 def dump_command(
     directory: Directory,
     queue: Queue = None,
@@ -154,8 +157,8 @@ def dump_command(
 ) -> None:
     """Print records, one JSON object a line, partition by partition.
 
-    Keys, values and headers are text when they are UTF-8; otherwise their field is called `..._base64`. What cannot be
-    read is skipped and named on stderr. `assay storage import` reads the lines back.
+    Keys, values and headers are text when they are UTF-8; otherwise their field is called ..._base64. What cannot be
+    read is skipped and named on stderr. assay storage import reads the lines back.
 
     Examples:
 
@@ -206,7 +209,7 @@ def parse_time(text: str) -> int:
     return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-@app.command("repair")
+@command("repair")
 def repair_command(
     directory: Directory,
     apply: Annotated[bool, typer.Option("--apply", help="Do it. Without it, only the plan is shown.")] = False,
@@ -217,7 +220,7 @@ def repair_command(
 
     Torn tails are cut, never below what was confirmed as durable. Damaged ranges are moved out of their segments; the
     offsets of all other records stay. Indexes are built anew, groups recovered, leftovers dropped. Before a file
-    changes, a copy goes to `DIR/repair-<UTC time>/`, with a record of what is given up; keep its `repair.json`, by
+    changes, a copy goes to DIR/repair-<UTC time>/, with a record of what is given up; keep its repair.json, by
     which later checks know these gaps. Stop the broker first.
 
     Examples:
@@ -248,7 +251,7 @@ KeepHeaders = Annotated[
     bool,
     typer.Option(
         "--broker-headers",
-        help="GoQueue only: carry Assay's own headers along, marked with `assay.`, for a way there and back.",
+        help="GoQueue only: carry Assay's own headers along, marked with assay., for a way there and back.",
     ),
 ]
 SkipDamaged = Annotated[
@@ -256,7 +259,7 @@ SkipDamaged = Annotated[
 ]
 
 
-@app.command("import")
+@command("import")
 def import_command(
     source: Annotated[Path, typer.Argument(help="A data directory, a file of JSON lines, or - for standard input.")],
     directory: Annotated[Path, typer.Argument(metavar="DEST_DIR", help="Assay's data directory; created if missing.")],
@@ -332,7 +335,7 @@ def parse_layout(text: str) -> GoQueueLayout:
     return known[text]
 
 
-@app.command("export")
+@command("export")
 def export_command(
     directory: Directory,
     out: Annotated[Path, typer.Argument(help="What to create: a directory; for jsonl a file, or - (stdout).")],

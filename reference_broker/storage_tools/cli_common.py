@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ParamSpec
 
 import msgspec
 import typer
@@ -19,6 +21,8 @@ from reference_broker.core.queues.errors import LogError
 from reference_broker.storage_tools.layout import StoreFormat, StoreLayout, find_layout, open_directory
 from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
 from reference_broker.storage_tools.segment_exam import Progress as Report
+
+_Parameters = ParamSpec("_Parameters")
 
 
 class ExitStatus(IntEnum):
@@ -93,3 +97,16 @@ def progress_bar(text: str, total: int | None) -> Iterator[Report]:
 def open_layout(directory: Path, forced: StoreFormat | None) -> tuple[ReadOnlyDisk, StoreLayout]:
     disk = open_directory(directory)
     return disk, find_layout(disk, forced)
+
+
+def described_command(
+    app: typer.Typer, name: str
+) -> Callable[[Callable[_Parameters, None]], Callable[_Parameters, None]]:
+    """Add a command whose help is its docstring, wrapped to the terminal and not where the source is wrapped."""
+
+    def register(function: Callable[_Parameters, None]) -> Callable[_Parameters, None]:
+        text = inspect.cleandoc(function.__doc__ or "")
+        app.command(name, help=re.sub(r"(?<=\S)\n(?=\S)", " ", text))(function)
+        return function
+
+    return register

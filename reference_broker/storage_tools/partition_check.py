@@ -233,7 +233,7 @@ class PartitionCheck:
             severity,
             kind,
             path,
-            f"offsets {gap.offset} to {gap.end_offset - 1} are not there",
+            "these offsets are not there",
             meaning,
             position=gap.position,
             offset=gap.offset,

@@ -54,7 +54,8 @@ def _show_queue(console: Console, queue: QueueInfo) -> None:
     console.print()
     console.print(
         Text(f"Queue {queue.name}", style="bold"),
-        f"{queue.records:,} records, {queue.bytes:,} bytes, {len(queue.partitions)} partitions, in {queue.folder}",
+        f"{_counted(queue.records, 'record')}, {queue.bytes:,} bytes, {_counted(len(queue.partitions), 'partition')}, "
+        f"in {queue.folder}",
     )
     partitions = _table("partition", "offsets", "records", "bytes", "segments", "durable below", "compacted below")
     segments = _table("segment", "next offset", "records", "batches", "bytes", "codec", "from", "span", "idx", "tix")
@@ -166,18 +167,24 @@ def show_verify(console: Console, report: VerifyReport, *, strict: bool) -> None
         console.print(f"and {len(ordered) - MAX_SHOWN:,} more findings (--json lists them)")
     if report.in_use:
         console.print("A broker has the directory open: tails and indexes are moving.", style="yellow")
-    console.print(
-        f"Read {report.records:,} records in {report.batches:,} batches, {report.segments:,} segments "
-        f"({report.segment_bytes:,} bytes), {report.partitions:,} partitions, {report.queues:,} queues "
-        f"({report.format}).",
-        markup=False,
+    counted = (
+        _counted(report.records, "record"),
+        _counted(report.batches, "batch", "batches"),
+        f"{_counted(report.segments, 'segment')} ({report.segment_bytes:,} bytes)",
+        _counted(report.partitions, "partition"),
+        _counted(report.queues, "queue"),
     )
+    console.print(f"Read {', '.join(counted)} ({report.format}).", markup=False)
     if report.is_sound(strict=strict):
-        more = f", {report.warnings:,} warnings" if report.warnings else ""
+        more = f", {_counted(report.warnings, 'warning')}" if report.warnings else ""
         console.print(f"SOUND: no faults{more}", style="green")
     else:
-        counted = f"{report.faults:,} faults, {report.warnings:,} warnings"
-        console.print(f"NOT SOUND: {counted}", style="bold red")
+        found = f"{_counted(report.faults, 'fault')}, {_counted(report.warnings, 'warning')}"
+        console.print(f"NOT SOUND: {found}", style="bold red")
+
+
+def _counted(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def _show_finding(console: Console, finding: Finding) -> None:
@@ -187,8 +194,7 @@ def _show_finding(console: Console, finding: Finding) -> None:
         if finding.end_position is not None:
             place += f" to {finding.end_position:,}"
     if finding.offset is not None:
-        last = "on" if finding.end_offset is None else f"to {max(finding.offset, finding.end_offset - 1):,}"
-        place += f", offset {finding.offset:,} {last}"
+        place += f", offset {_range_of(finding.offset, finding.end_offset)}"
     console.print(Text(f"{finding.severity.upper():<8}{place}", style=_STYLES[finding.severity]))
     console.print(Text(f"        {finding.problem} ({finding.kind})"))
     console.print(Text(f"        {finding.meaning}", style="dim"))
@@ -212,12 +218,18 @@ def show_repair(console: Console, report: RepairReport) -> None:
         console.print("Nothing was changed. Stop the broker, then do it with --apply.", style="yellow")
 
 
+def _range_of(first: int, end: int | None) -> str:
+    if end is None:
+        return f"{first:,} on"
+    return f"{first:,}" if end <= first + 1 else f"{first:,} to {end - 1:,}"
+
+
 def _place_of(action: RepairAction) -> str:
     place = action.path
     if action.position is not None and action.end_position is not None:
         place += f" bytes {action.position:,} to {action.end_position:,}"
     if action.offset is not None and action.end_offset is not None:
-        place += f", gives up offsets {action.offset:,} to {action.end_offset - 1:,}"
+        place += f", gives up offset {_range_of(action.offset, action.end_offset)}"
     return place
 
 
