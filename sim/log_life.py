@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from reference_broker.config import Compression
 from reference_broker.core.queues.errors import LogError
-from reference_broker.core.queues.store import LogRecord, NewRecord
+from reference_broker.core.queues.store import LogRecord, NewRecord, RetentionPolicy
 from reference_broker.storage.batch import BatchEncoder, decode_verified
 from reference_broker.storage.compaction import CompactionPolicy, Compactor
 from reference_broker.storage.disk import Disk
@@ -239,6 +239,7 @@ class LogLife:
         *("overlapping sync",) * 4,
         *("roll",) * 2,
         *("drop",) * 2,
+        "retain",
         *("compact",) * 2,
         "reopen",
         "kill",
@@ -270,6 +271,8 @@ class LogLife:
                     self.log.roll()
                 case "drop":
                     self._drop()
+                case "retain":
+                    self._retain()
                 case "compact":
                     self._compact()
                 case "reopen":
@@ -314,6 +317,19 @@ class LogLife:
         model.dropping(offset)
         log.drop_before(offset)
         model.sure |= {number for number in going if number >= log.start_offset}
+        self._compare()
+
+    def _retain(self) -> None:
+        """By count, by size, or everything by age, but not past what a group still needs."""
+        log, model = self.log, self.model
+        needed_from = max(log.start_offset, log.durable_offset - 15)
+        before = {number for number in model.sure if number < needed_from}
+        model.dropping(needed_from)
+        policy = self._rng.choice(
+            (RetentionPolicy(max_records=20), RetentionPolicy(max_bytes=1_500), RetentionPolicy(max_age_ms=1))
+        )
+        log.retain(policy, now_ms=self.now_ms + 10_000, needed_from=needed_from)
+        model.sure |= {number for number in before if number >= log.start_offset}
         self._compare()
 
     def _compact(self) -> None:

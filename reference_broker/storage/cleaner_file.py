@@ -1,10 +1,15 @@
-"""``cleaner.json``: how far a log has been compacted."""
+"""``cleaner.json``: how far a log has been compacted.
+
+A CRC32-C of the other fields guards it: were a log taken as cleaner than it is, compaction could remove a deletion
+marker and leave what it deleted.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import msgspec
+from crc32c import crc32c
 
 from reference_broker.storage.disk import Disk
 
@@ -22,6 +27,38 @@ class CleanerState(msgspec.Struct, frozen=True, kw_only=True):
     """Below it every key has one record at most, apart from newer ones above it."""
 
 
+class _StoredState(CleanerState, frozen=True, kw_only=True):
+    checksum: int
+
+
+def _checksum(state: CleanerState) -> int:
+    return crc32c(b"%d %d %d" % (state.version, state.gaps_until, state.clean_until))
+
+
+def decode_cleaner(data: bytes) -> CleanerState:
+    """What the file's bytes say. Raises :class:`ValueError` when they are damaged."""
+    try:
+        stored = msgspec.json.decode(data, type=_StoredState)
+    except RecursionError as error:
+        raise ValueError("it nests without end") from error
+    state = CleanerState(version=stored.version, gaps_until=stored.gaps_until, clean_until=stored.clean_until)
+    if _checksum(state) != stored.checksum:
+        raise ValueError("the checksum does not match")
+    return state
+
+
+def encode_cleaner(state: CleanerState) -> bytes:
+    """The bytes of the file."""
+    return msgspec.json.encode(
+        _StoredState(
+            version=state.version,
+            gaps_until=state.gaps_until,
+            clean_until=state.clean_until,
+            checksum=_checksum(state),
+        )
+    )
+
+
 def read_cleaner_file(disk: Disk, folder: str, note: Callable[[str, str], None]) -> CleanerState:
     """The state of a log; that of a log never compacted when there is no sound file. Raises :class:`OSError`."""
     path = f"{folder}/{CLEANER_NAME}"
@@ -33,8 +70,8 @@ def read_cleaner_file(disk: Disk, folder: str, note: Callable[[str, str], None])
     finally:
         file.close()
     try:
-        return msgspec.json.decode(data, type=CleanerState)
-    except msgspec.DecodeError as error:
+        return decode_cleaner(data)
+    except ValueError as error:
         note(path, f"damaged ({error}); the log is taken as never compacted")
         return CleanerState()
 
@@ -46,7 +83,7 @@ def write_cleaner_file(disk: Disk, folder: str, state: CleanerState) -> None:
     file = disk.open(temporary, create=True)
     try:
         file.truncate(0)
-        file.append(msgspec.json.encode(state))
+        file.append(encode_cleaner(state))
         file.sync()
     finally:
         file.close()

@@ -263,28 +263,36 @@ class Compactor:
         """Put the copies in place. After an error those that were complete still count. Raises :class:`LogError`."""
         self._running = False
         try:
-            for copy in task.copies:
-                self._swap(copy)
-            if error is None:
-                self._state = CleanerState(gaps_until=task.clean_until, clean_until=task.clean_until)
+            swapped = [self._swap(copy) for copy in task.copies]
+            gaps_until = max(self._state.gaps_until, task.clean_until)
+            self._state = msgspec.structs.replace(self._state, gaps_until=gaps_until)
+            if error is None and all(swapped):
+                self._state = CleanerState(gaps_until=gaps_until, clean_until=task.clean_until)
                 write_cleaner_file(self._disk, self._folder, self._state)
         except OSError as failure:
+            # Opening the log again puts in place what is left; until then nothing may be compacted over it.
+            self._running = True
             message = f"cannot put compacted segments of {self._folder} in place: {failure.strerror or failure}"
             raise LogError(message) from failure
         if error is not None:
             self._log.note(self._folder, f"compaction stopped: {error}")
 
-    def _swap(self, copy: _Copy) -> None:
+    def _swap(self, copy: _Copy) -> bool:
+        """Put a copy in place; False when it is not wanted any more. Raises :class:`OSError`."""
         name = swap_name(copy.base_offset, copy.end_offset)
         if not all(self._log.is_replaceable(source) for source in copy.sources):
             # Retention took one of them meanwhile; what it removed must not come back.
             self._disk.remove(f"{self._folder}/{name}")
-            return
+            return False
         for source in copy.sources:
             source.close()
         finish_swap(self._disk, self._folder, name, copy.base_offset, copy.end_offset)
         segment = Segment(self._disk, self._folder, copy.base_offset)
         segment.limit_offset = copy.end_offset
         segment.adopt(copy.batches)
-        segment.write_index_files(below=segment.size)
         self._log.replace_segments(copy.sources, [segment])
+        try:
+            segment.write_index_files(below=segment.size)
+        except OSError as error:
+            self._log.note(segment.path, f"its index files cannot be written: {error.strerror or error}")
+        return True

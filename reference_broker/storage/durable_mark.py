@@ -34,6 +34,12 @@ class DurableMark(NamedTuple):
 
 def decode_mark(data: bytes) -> DurableMark | None:
     """The newer sound slot of a ``durable.mark``; None when there is none."""
+    newest = _newest_slot(data)
+    return None if newest is None else newest[1]
+
+
+def _newest_slot(data: bytes) -> tuple[int, DurableMark] | None:
+    """Its sequence number and what it says."""
     best: tuple[int, DurableMark] | None = None
     for start in (0, _SLOT_BYTES):
         if len(data) < start + _SLOT.size:
@@ -45,12 +51,12 @@ def decode_mark(data: bytes) -> DurableMark | None:
         mark = DurableMark(offset, segment_base, position)
         if best is None or (offset, sequence) > (best[1].offset, best[0]):
             best = (sequence, mark)
-    return None if best is None else best[1]
+    return best
 
 
 def encode_slot(sequence: int, mark: DurableMark) -> bytes:
     """The bytes of one slot."""
-    checked = _CHECKED.pack(_VERSION, sequence & 0xFFFFFFFF, mark.offset, mark.segment_base, mark.position)
+    checked = _CHECKED.pack(_VERSION, sequence, mark.offset, mark.segment_base, mark.position)
     return struct.pack("<II", _MAGIC, crc32c(checked)) + checked
 
 
@@ -68,13 +74,18 @@ class DurableMarkFile:
         if not self._disk.exists(self._path):
             return None
         self._file = self._disk.open(self._path)
-        return decode_mark(self._file.read_at(0, 2 * _SLOT_BYTES))
+        newest = _newest_slot(self._file.read_at(0, 2 * _SLOT_BYTES))
+        if newest is None:
+            return None
+        # So that the next write spares this slot.
+        self._sequence = newest[0]
+        return newest[1]
 
     def write(self, mark: DurableMark) -> None:
         """Raises :class:`OSError`; the log is none the worse for it."""
         if self._file is None:
             self._file = self._disk.open(self._path, create=True)
-        self._sequence += 1
+        self._sequence = (self._sequence + 1) & 0xFFFFFFFF
         self._file.write_at(_SLOT_BYTES * (self._sequence % 2), encode_slot(self._sequence, mark))
 
     def close(self) -> None:

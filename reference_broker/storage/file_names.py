@@ -13,6 +13,7 @@ COMPACTING_SUFFIX = ".compacting"
 SWAP_SUFFIX = ".swap"
 """A compacted segment that is complete: it replaces those of its range."""
 _OFFSET_DIGITS = 20
+_MAX_OFFSET = 2**63 - 1
 _MAX_NAME_CHARACTERS = 180
 _PLAIN = frozenset((string.ascii_lowercase + string.digits + "_-").encode())
 
@@ -59,4 +60,6 @@ def parse_swap_name(name: str) -> tuple[int, int] | None:
 
 
 def _parse_offset(digits: str) -> int | None:
-    return int(digits) if len(digits) == _OFFSET_DIGITS and digits.isascii() and digits.isdecimal() else None
+    if len(digits) != _OFFSET_DIGITS or not digits.isascii() or not digits.isdecimal() or int(digits) > _MAX_OFFSET:
+        return None
+    return int(digits)

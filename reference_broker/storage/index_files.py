@@ -27,6 +27,8 @@ INDEX_INTERVAL_BYTES = 4_096
 """An offset is indexed each time at least so many bytes came in since the last one."""
 TIME_INTERVAL_MS = 1_000
 """A batch's time is indexed only when it is at least so much later than the last indexed one."""
+MAX_INDEXED = 2**32 - 1
+"""Relative offsets and positions have 32 bits. A log keeps its segments smaller; files from elsewhere may not."""
 OFFSET_HEADER_BYTES = 32
 TIME_HEADER_BYTES = 36
 OFFSET_ENTRY_BYTES = 8

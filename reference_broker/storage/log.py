@@ -65,6 +65,8 @@ class SegmentedLog:
         self._unchecked_bytes = _SPACE_CHECK_BYTES
         self._unsynced: dict[Segment, None] = {}
         self._names_unsynced = False
+        self._named_until = -1
+        """The names of segments with bases up to it are on disk."""
         self._syncing: tuple[Segment, ...] | None = None
         self._syncing_to = DurableMark(0, 0, 0)
         self._mark_file = DurableMarkFile(disk, folder)
@@ -82,6 +84,7 @@ class SegmentedLog:
 
     def _take_over(self, opened: OpenedLog) -> None:
         self._must_roll = opened.is_sealed
+        self._named_until = _NEVER if self._volatile else opened.named_until
         for segment in opened.segments[:-1]:
             self._reader.remember_loaded(segment)
         if opened.segments:
@@ -152,6 +155,10 @@ class SegmentedLog:
         segment = self._segments[-1]
         before, end_before = segment.size, segment.end_offset
         try:
+            if segment.has_index_files:
+                # They would be behind. Gone they cannot be mistaken for those that the sealed segment gets.
+                segment.remove_index_files()
+                self._names_unsynced = True
             segment.append(data, batches)
         except OSError as error:
             self._undo(segment, before, end_before)
@@ -305,6 +312,7 @@ class SegmentedLog:
             if self._syncing_to >= self._durable:
                 self._durable = self._syncing_to
                 self._write_mark()
+            self._named_until = max(self._named_until, self._syncing_to.segment_base)
             for segment in synced:
                 self._settle_sealed(segment)
             return
@@ -412,9 +420,22 @@ class SegmentedLog:
         if count == len(self._segments) and count:
             self.roll()
             count = len(self._segments) - 1
+            self._sync_names()
         self._drop(count)
 
+    def _sync_names(self) -> None:
+        """Make the names of all segments durable; blocks. Raises :class:`LogError`."""
+        try:
+            self._disk.sync_folder(self._folder)
+        except OSError as error:
+            message = f"cannot sync {self._folder}: {error.strerror or error}"
+            raise LogError(message) from error
+        self._named_until = max(self._named_until, self._segments[-1].base_offset)
+
     def _drop(self, count: int) -> None:
+        while count and self._segments[count].base_offset > self._named_until:
+            # Were a removal on disk and the name of what stays not, the log would begin anew at offset 0.
+            count -= 1
         for segment in self._segments[:count]:
             if not self._is_idle(segment):
                 return

@@ -32,6 +32,8 @@ class OpenedLog(NamedTuple):
     segments: list[Segment]
     unverified: list[Segment]
     """Those that may not be on disk as a whole: the next sync must cover them."""
+    named_until: int
+    """The names of segments with bases up to it are on disk; -1 when nothing is known."""
     next_offset: int
     is_sealed: bool
     """The last segment must not be appended to: durable bytes at its end are damaged, and stay as they are."""
@@ -54,6 +56,9 @@ def open_segments(disk: Disk, folder: str, mark: DurableMark | None, note: Note)
         if not (_is_vouched_for(segment, mark) and segment.open_by_index()):
             unverified.append(segment)
             is_sealed = _verify(segment, mark, note)
+        elif mark is not None and mark.segment_base == segment.base_offset:
+            # It was synced up to the mark; more may have been written to it since.
+            unverified.append(segment)
         if segment.limit_offset is not None and segment.end_offset > segment.limit_offset:
             message = f"{segment.path} overlaps the segment behind it; one of them does not belong here"
             raise LogError(message)
@@ -64,7 +69,7 @@ def open_segments(disk: Disk, folder: str, mark: DurableMark | None, note: Note)
         if not is_sealed:
             note(folder, f"offsets {next_offset} to {mark.offset - 1} had been synced and are missing")
         next_offset, is_sealed = mark.offset, True
-    return OpenedLog(segments, unverified, next_offset, is_sealed)
+    return OpenedLog(segments, unverified, -1 if mark is None else mark.segment_base, next_offset, is_sealed)
 
 
 def _is_vouched_for(segment: Segment, mark: DurableMark | None) -> bool:
@@ -75,12 +80,16 @@ def _is_vouched_for(segment: Segment, mark: DurableMark | None) -> bool:
 def _verify(segment: Segment, mark: DurableMark | None, note: Note) -> bool:
     """Scan a segment, report, cut a torn tail off the last one. True when its tail must stay as it is."""
     scan = segment.scan()
+    # Nobody vouches for them either, and new ones must not be mixed with them.
+    segment.remove_index_files()
     for damage in scan.damages:
         note(
             f"{segment.path} bytes {damage.start} to {damage.end}",
             f"corrupt ({damage.problem}), sound batches follow; kept in place and skipped",
         )
-    durable = mark.position if mark is not None and mark.segment_base == segment.base_offset else 0
+    # A mark that is behind the log may name a sealed segment, which compaction may have made shorter since.
+    is_marked = mark is not None and segment.limit_offset is None and mark.segment_base == segment.base_offset
+    durable = mark.position if mark is not None and is_marked else 0
     if scan.sound_bytes < durable:
         lost = "damaged" if scan.tail_problem else "missing"
         problem = scan.tail_problem or "the file is too short"
@@ -131,6 +140,8 @@ def finish_swap(disk: Disk, folder: str, name: str, base_offset: int, end_offset
         base = parse_segment_name(other)
         if base is not None and base_offset < base < end_offset:
             disk.remove(f"{folder}/{other}")
+    # Were the rename on disk and a removal not, the segments would overlap.
+    disk.sync_folder(folder)
     disk.rename(f"{folder}/{name}", f"{folder}/{segment_name(base_offset)}")
 
 

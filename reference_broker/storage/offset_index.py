@@ -7,6 +7,7 @@ from bisect import bisect_right
 
 from reference_broker.storage.index_files import (
     INDEX_INTERVAL_BYTES,
+    MAX_INDEXED,
     OffsetIndexFile,
     encode_offset_index,
 )
@@ -26,8 +27,8 @@ class OffsetIndex:
         return len(self._offsets)
 
     def add(self, relative_offset: int, position: int) -> None:
-        """Note a batch. Offsets and positions must grow from call to call."""
-        if position - self._last_position >= INDEX_INTERVAL_BYTES:
+        """Note a batch. Offsets and positions must grow from call to call; what is beyond 32 bits is not indexed."""
+        if position - self._last_position >= INDEX_INTERVAL_BYTES and relative_offset | position <= MAX_INDEXED:
             self._offsets.append(relative_offset)
             self._positions.append(position)
             self._last_position = position

@@ -84,7 +84,7 @@ class LogQueueStore:
         file.close()
         try:
             description = msgspec.json.decode(data, type=QueueDescription)
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:
             message = f"{path} is damaged ({error}); restore it, or move {folder} away to give the queue up"
             raise LogError(message) from error
         if description.version != 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
@@ -146,6 +147,14 @@ class Segment:
         self.has_index_files = True
         return True
 
+    def _is_right(self, number: int, window: Window | None = None) -> bool:
+        """Whether the batch that an entry of the offset index names is there."""
+        relative_offset, position = self.indexes()[0].entry(number)
+        if number < 0 or self._is_proven:
+            return True
+        window = window or Window(self.file(), size=self.size, read_bytes=HEADER_BYTES)
+        return self._batch_starts(window, position, relative_offset)
+
     def _batch_starts(self, window: Window, position: int, relative_offset: int) -> bool:
         """Whether a batch header with that offset is where an index says."""
         header = window.bytes_at(position, 16)
@@ -219,7 +228,9 @@ class Segment:
         """Delete the segment, then its indexes. Raises :class:`OSError`."""
         self.close()
         self._disk.remove(self.path)
-        self.remove_index_files()
+        with suppress(OSError):
+            # Opening the log removes indexes whose segment is gone.
+            self.remove_index_files()
 
     # -- writing -------------------------------------------------------------------------------------------------
 
@@ -266,7 +277,7 @@ class Segment:
         relative_offset, position = self.indexes()[0].entry(number)
         read_bytes = _FIRST_READ_BYTES if end is None else end - position
         window = Window(self.file(), size=self.size, read_bytes=read_bytes)
-        if number >= 0 and not self._is_proven and not self._batch_starts(window, position, relative_offset):
+        if not self._is_right(number, window):
             self.scan()
             return None
         return window, self.base_offset + relative_offset, position
@@ -328,6 +339,9 @@ class Segment:
         number = offsets.floor(max(0, before_offset - 1 - self.base_offset))
         while len(records) < limit and number >= -1:
             end = offsets.following_position(number)
+            if end is not None and not self._is_right(number + 1):
+                self.scan()
+                return self.read_back(before_offset, limit)
             found = self._window_at(number, end)
             if found is None:
                 return self.read_back(before_offset, limit)
@@ -341,10 +355,20 @@ class Segment:
 
     def offset_at(self, timestamp_ms: int) -> int | None:
         """Offset of the first record that is not earlier than a time; None when all are. Raises :class:`OSError`."""
-        entry = self.indexes()[1].entry_before(timestamp_ms)
-        window, walk = self._walk(self.base_offset if entry is None else self.base_offset + entry[1])
+        times = self.indexes()[1]
+        entry = start = times.entry_before(timestamp_ms)
+        if entry is not None and not self._is_proven:
+            # The entry before it leads past it, so that it can be checked; one wrong entry is then always harmless.
+            start = times.entry_before(entry[0])
+        window, walk = self._walk(self.base_offset if start is None else self.base_offset + start[1])
         for found in walk:
-            if isinstance(found, Damage) or found.max_timestamp_ms < timestamp_ms:
+            if isinstance(found, Damage):
+                continue
+            if start != entry and entry is not None and found.base_offset >= self.base_offset + entry[1]:
+                if (found.max_timestamp_ms, found.base_offset - self.base_offset) != entry:
+                    break
+                start = entry
+            if found.max_timestamp_ms < timestamp_ms:
                 continue
             try:
                 records = _decode(window, found)
@@ -353,7 +377,10 @@ class Segment:
             for record in records:
                 if record.timestamp_ms >= timestamp_ms:
                     return record.offset
-        return None
+        if start == entry:
+            return None
+        self.scan()
+        return self.offset_at(timestamp_ms)
 
 
 def _decode(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 
-from reference_broker.storage.index_files import TIME_INTERVAL_MS, TimeIndexFile, encode_time_index
+from reference_broker.storage.index_files import MAX_INDEXED, TIME_INTERVAL_MS, TimeIndexFile, encode_time_index
 
 
 class TimeIndex:
@@ -36,6 +36,8 @@ class TimeIndex:
                 self.min_timestamp_ms = base_timestamp_ms
             if max_timestamp_ms > self.max_timestamp_ms:
                 self.max_timestamp_ms = max_timestamp_ms
+        if relative_offset > MAX_INDEXED:
+            return
         if not self._timestamps_ms or max_timestamp_ms >= self._timestamps_ms[-1] + TIME_INTERVAL_MS:
             self._timestamps_ms.append(max_timestamp_ms)
             self._offsets.append(relative_offset)
