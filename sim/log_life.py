@@ -30,6 +30,11 @@ _SAMPLES: Final = 5
 """So many offsets and times are looked up by themselves."""
 
 
+def encoder(compression: Compression = Compression.NONE) -> BatchEncoder:
+    """The one that all logs here share."""
+    return _ENCODERS[compression]
+
+
 def open_log(
     disk: Disk, *, options: LogOptions, compression: Compression = Compression.NONE, notes: list[str] | None = None
 ) -> SegmentedLog:
@@ -133,11 +138,11 @@ def _disagreements(log: SegmentedLog, records: Sequence[LogRecord], stored: Sequ
     yield from time_disagreements(log, records)
 
 
-def time_disagreements(log: SegmentedLog, records: Sequence[LogRecord]) -> Iterator[str]:
+def time_disagreements(log: SegmentedLog, records: Sequence[LogRecord], *, samples: int = _SAMPLES) -> Iterator[str]:
     """What offset_at says that a look at every record does not."""
     times = sorted({record.timestamp_ms for record in records})
-    samples = times[:: max(1, len(times) // _SAMPLES)]
-    for time_ms in {*samples, *times[-1:], *(time_ms + 1 for time_ms in times[-1:])}:
+    chosen = times[:: max(1, len(times) // samples)] if times else []
+    for time_ms in {*chosen, *times[-1:], *(time_ms + 1 for time_ms in times[-1:])}:
         expected = next((record.offset for record in records if record.timestamp_ms >= time_ms), log.next_offset)
         if log.offset_at(time_ms) != expected:
             yield f"offset_at({time_ms}) gives {log.offset_at(time_ms)}, not {expected}"
@@ -252,7 +257,7 @@ class LogLife:
         self._rng = random.Random(seed)
         self.now_ms = 1_000_000
         self.log = open_log(disk, options=options)
-        self._compactor = Compactor(disk, FOLDER, self.log, _ENCODERS[Compression.NONE], POLICY)
+        self._compactor = Compactor(disk, FOLDER, self.log, encoder(), POLICY)
         self.counts: dict[str, int] = {}
 
     def live(self, steps: int) -> None:
@@ -284,7 +289,7 @@ class LogLife:
 
     def _open(self) -> None:
         self.log = open_log(self.disk, options=self.options)
-        self._compactor = Compactor(self.disk, FOLDER, self.log, _ENCODERS[Compression.NONE], POLICY)
+        self._compactor = Compactor(self.disk, FOLDER, self.log, encoder(), POLICY)
         self._compare()
 
     def _append(self) -> None:
@@ -322,9 +327,10 @@ class LogLife:
     def _retain(self) -> None:
         """By count, by size, or everything by age, but not past what a group still needs."""
         log, model = self.log, self.model
-        needed_from = max(log.start_offset, log.durable_offset - 15)
-        before = {number for number in model.sure if number < needed_from}
-        model.dropping(needed_from)
+        needed_from = self._rng.choice((None, max(log.start_offset, log.durable_offset - 15)))
+        end = log.next_offset if needed_from is None else needed_from
+        before = {number for number in model.sure if number < end}
+        model.dropping(end)
         policy = self._rng.choice(
             (RetentionPolicy(max_records=20), RetentionPolicy(max_bytes=1_500), RetentionPolicy(max_age_ms=1))
         )
