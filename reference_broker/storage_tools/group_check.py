@@ -166,9 +166,8 @@ class _GroupCheck:
             for found in walk_frames(file, header.size):
                 if isinstance(found, LogDamage):
                     rest = file.read_at(found.position, MAX_FRAME_BYTES + _FRAME_BYTES)
-                    self._report_damage(
-                        path, found, is_unfinished=found.is_tail and _is_unfinished(rest, found.position)
-                    )
+                    is_unfinished = _is_unfinished(rest, found.position, is_tail=found.is_tail)
+                    self._report_damage(path, found, is_unfinished=is_unfinished)
                     break
                 try:
                     decode_operations(found.payload, header.version)
@@ -216,8 +215,13 @@ class _GroupCheck:
         )
 
 
-def _is_unfinished(tail: bytes, position: int) -> bool:
-    """Whether the last bytes of an operation log are the start of a frame whose end is missing."""
+def _is_unfinished(tail: bytes, position: int, *, is_tail: bool) -> bool:
+    """Whether what is no frame of an operation log looks like a write that power loss took back or cut short."""
+    if not any(tail[:_FRAME_BYTES]):
+        # A hole: later writes reached the disk and this one did not.
+        return True
+    if not is_tail:
+        return False
     if has_empty_sector(tail, position) or len(tail) < _FRAME_BYTES:
         return True
     length, checksum = int.from_bytes(tail[:4], "little"), int.from_bytes(tail[4:8], "little")

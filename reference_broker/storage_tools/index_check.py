@@ -22,6 +22,7 @@ from reference_broker.storage.index_files import (
     decode_offset_index,
     decode_time_index,
 )
+from reference_broker.storage_tools.index_rebuild import IndexBuilder, IndexFormat
 from reference_broker.storage_tools.segment_reader import Chunk
 
 MAX_INDEX_BYTES = 512 * 1024 * 1024
@@ -70,15 +71,6 @@ class _Entry(NamedTuple):
     """What the index says of it: its base offset, or its greatest time."""
 
 
-class IndexFormat(StrEnum):
-    """Which of the four index files it is."""
-
-    OFFSETS = ".idx"
-    TIMES = ".tix"
-    GOQUEUE_OFFSETS = ".index"
-    GOQUEUE_TIMES = ".timeindex"
-
-
 class IndexCheck:
     """Feed it the chunks of the segment in order, then ask for the outcome."""
 
@@ -88,6 +80,7 @@ class IndexCheck:
         self._format = index_format
         self._base_offset = base_offset
         self._by_offset = index_format in (IndexFormat.OFFSETS, IndexFormat.GOQUEUE_OFFSETS)
+        self._builder = IndexBuilder(base_offset, index_format)
         self.problems: list[IndexProblem] = []
         self._entries: list[_Entry] = [] if data is None else self._parse(data, is_final)
         self._wanted = {entry.key: entry for entry in self._entries}
@@ -105,6 +98,7 @@ class IndexCheck:
         key = chunk.position if self._by_offset else chunk.base_offset
         self._seen_end = chunk.position + chunk.size
         self._all = _widened(self._all, chunk)
+        self._builder.add(chunk)
         if key <= self._last_key:
             self._indexed = self._all
         elif self._unindexed_from is None:
@@ -133,6 +127,10 @@ class IndexCheck:
         if self._format is IndexFormat.TIMES:
             self._check_bounds(self._data)
         self.problems.sort()
+        if self.problems and self._builder.is_half_written(self._data):
+            end = len(self._data.rstrip(b"\0"))
+            self.problems = [IndexProblem(end, "the file was only written up to here", is_harmless=True)]
+            return IndexState.DAMAGED
         if any(not problem.is_harmless for problem in self.problems):
             return IndexState.DAMAGED
         return IndexState.STALE if self._is_stale() else IndexState.SOUND

@@ -12,6 +12,7 @@ from reference_broker.storage_tools.findings import Finding, FindingKind, Findin
 from reference_broker.storage_tools.index_check import IndexState
 from reference_broker.storage_tools.layout import PartitionPlace, SegmentPlace, StoreFormat
 from reference_broker.storage_tools.partition_files import (
+    MARK_SLOT_BYTES,
     MARK_SLOT_STARTS,
     FileRole,
     read_cleaner,
@@ -100,17 +101,21 @@ class PartitionCheck:
             self._report_unreadable(path, error)
             return
         self._mark = decode_mark(data)
-        bad = [start for start, slot in zip(MARK_SLOT_STARTS, split_mark(data), strict=True) if slot is None]
-        for start in bad:
+        for start, slot in zip(MARK_SLOT_STARTS, split_mark(data), strict=True):
+            if slot is not None:
+                continue
+            # The mark is not synced by itself, so its first write may be cut by power loss.
+            is_cut = len(data) < start + MARK_SLOT_BYTES
+            lost = self._mark is None and not is_cut
             self._add(
-                Severity.FAULT if self._mark is None else Severity.WARNING,
+                Severity.FAULT if lost else Severity.WARNING,
                 FindingKind.MARK_DAMAGED,
                 path,
-                "no sound slot of the durable mark is here",
+                "a slot of the durable mark is cut short" if is_cut else "a slot of the durable mark is damaged",
                 "nothing says any more how far the log was confirmed, so lost data would look like a torn tail; "
                 "repair writes it anew"
-                if self._mark is None
-                else "the other slot is sound: a write of the mark did not finish; the next sync writes it again",
+                if lost
+                else "a write of the mark did not finish; the next sync writes it again",
                 position=start,
             )
 
@@ -203,6 +208,9 @@ class PartitionCheck:
         if bad.has_good_checksum:
             meaning = "the batch is as it was written, so its writer was wrong; readers skip it; repair moves it out"
             return Severity.FAULT, FindingKind.BAD_RECORDS, meaning
+        if unconfirmed and not bad.is_tail:
+            meaning = "none of it was confirmed as durable: power was lost before it was on disk; readers skip it"
+            return Severity.WARNING, FindingKind.CORRUPT_BATCH, meaning
         if not bad.is_tail or not (is_last or unconfirmed):
             meaning = "records that were stored are damaged; readers skip them; repair moves the range out"
             return Severity.FAULT, FindingKind.CORRUPT_BATCH, meaning

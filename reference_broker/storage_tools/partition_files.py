@@ -13,7 +13,7 @@ from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
 MARK_SLOT_STARTS = (0, 512)
 CORRUPT_SUFFIX = ".corrupt"
 TEMPORARY_SUFFIXES = (".tmp", COMPACTING_SUFFIX)
-_SLOT_BYTES = 40
+MARK_SLOT_BYTES = 40
 _MAX_CLEANER_BYTES = 4_096
 
 
@@ -51,7 +51,7 @@ def split_mark(data: bytes) -> list[DurableMark | bytes | None]:
     """Per slot of a ``durable.mark``: the mark, empty bytes when it was never written, None when it is damaged."""
     slots: list[DurableMark | bytes | None] = []
     for start in MARK_SLOT_STARTS:
-        slot = data[start : start + _SLOT_BYTES]
+        slot = data[start : start + MARK_SLOT_BYTES]
         slots.append(decode_mark(slot) if any(slot) else b"")
     return slots
 

@@ -11,9 +11,9 @@ from reference_broker.storage.segment_scan import Damage
 from reference_broker.storage_tools.index_check import (
     MAX_INDEX_BYTES,
     IndexCheck,
-    IndexFormat,
     IndexInfo,
 )
+from reference_broker.storage_tools.index_rebuild import IndexFormat
 from reference_broker.storage_tools.layout import Codec, SegmentPlace, StoreFormat
 from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
 from reference_broker.storage_tools.segment_reader import Chunk, read_records, walk_chunks

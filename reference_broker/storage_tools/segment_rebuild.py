@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from reference_broker.storage.disk import Disk
-from reference_broker.storage.foreign.goqueue_files import INDEX_INTERVAL_BYTES, encode_index
-from reference_broker.storage.offset_index import OffsetIndex
 from reference_broker.storage.segment_scan import Damage
-from reference_broker.storage.time_index import TimeIndex
-from reference_broker.storage_tools.layout import PartitionPlace, SegmentPlace, StoreFormat
+from reference_broker.storage_tools.index_rebuild import IndexBuilder, IndexFormat
+from reference_broker.storage_tools.layout import PartitionPlace, SegmentPlace
 from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
-from reference_broker.storage_tools.segment_reader import Chunk, walk_chunks
-from reference_broker.storage_tools.segment_writer import write_file, write_indexes
+from reference_broker.storage_tools.segment_reader import walk_chunks
+from reference_broker.storage_tools.segment_writer import write_file
 
 _COPY_BYTES = 1024 * 1024
 
@@ -42,41 +38,22 @@ def cut_ranges(disk: Disk, path: str, ranges: list[tuple[int, int]]) -> None:
 
 
 def rebuild_indexes(disk: Disk, reader: ReadOnlyDisk, place: PartitionPlace, segment: SegmentPlace) -> None:
-    """Write both indexes of a segment from its batches. A segment without batches has none."""
+    """Write both indexes of a segment from its batches. A segment without batches has none. Raises :class:`OSError`."""
     number = place.segments.index(segment)
+    builders = [IndexBuilder(segment.base_offset, IndexFormat(suffix)) for suffix in place.codec.format.index_suffixes]
     file = reader.open(segment.path)
     try:
         walk = walk_chunks(file, segment.base_offset, place.codec, end_offset=place.end_offset_of(number))
-        chunks = (found for found in walk if not isinstance(found, Damage))
-        if place.codec.format is StoreFormat.GOQUEUE:
-            contents = _goqueue_indexes(chunks)
-            for suffix, content in zip(place.codec.format.index_suffixes, contents, strict=True):
-                write_file(disk, segment.stem + suffix, content)
-            return
-        indexes = (OffsetIndex(), TimeIndex())
-        end = 0
-        for chunk in chunks:
-            relative = chunk.base_offset - segment.base_offset
-            indexes[0].add(relative, chunk.position)
-            indexes[1].add(relative, chunk.base_timestamp_ms, chunk.max_timestamp_ms)
-            end = chunk.end
+        for found in walk:
+            if not isinstance(found, Damage):
+                for builder in builders:
+                    builder.add(found)
     finally:
         file.close()
-    if end:
-        write_indexes(disk, place.folder, segment.base_offset, indexes, below=end)
-    else:
-        for suffix in place.codec.format.index_suffixes:
-            if disk.exists(segment.stem + suffix):
-                disk.remove(segment.stem + suffix)
-        disk.sync_folder(place.folder)
-
-
-def _goqueue_indexes(chunks: Iterable[Chunk]) -> tuple[bytes, bytes]:
-    """``.index`` and ``.timeindex``: the first message, then one after each 4096 bytes."""
-    offsets: list[tuple[int, int]] = []
-    times: list[tuple[int, int]] = []
-    for chunk in chunks:
-        if not offsets or chunk.position - offsets[-1][1] >= INDEX_INTERVAL_BYTES:
-            offsets.append((chunk.base_offset, chunk.position))
-            times.append((chunk.indexed_time, chunk.base_offset))
-    return encode_index(offsets), encode_index(times)
+    for suffix, builder in zip(place.codec.format.index_suffixes, builders, strict=True):
+        path = segment.stem + suffix
+        if not builder.is_empty:
+            write_file(disk, path, builder.encode())
+        elif disk.exists(path):
+            disk.remove(path)
+    disk.sync_folder(place.folder)
