@@ -65,6 +65,8 @@ _CHECKED_FROM = 8
 _AFTER_CHECKSUM = struct.Struct("<QIHHBBHqq")
 _BEFORE_CHECKED = struct.Struct("<II")
 _COMPRESS_ABOVE_BYTES = 256
+_MAX_OFFSETS = 2**63
+"""Readers refuse larger ones."""
 
 
 class BatchFlag(IntFlag):
@@ -137,6 +139,8 @@ class BatchEncoder:
         count = len(records)
         if not 1 <= count <= MAX_BATCH_RECORDS:
             raise BatchError(BatchProblem.BAD_HEADER, f"a batch holds 1 to {MAX_BATCH_RECORDS} records")
+        if base_offset + count > _MAX_OFFSETS:
+            raise BatchError(BatchProblem.BAD_HEADER, f"offset {base_offset} leaves no room for {count} records")
         body, max_timestamp_ms, has_keys, has_headers = self._records.encode(records)
         flags = _HAS_TIMESTAMP
         if has_keys:

@@ -225,10 +225,14 @@ def _chains_to_end(window: Window, position: int) -> bool:
 
 def _is_plausible(window: Window, at: int, bad_position: int, least_offset: int, end_offset: int | None) -> bool:
     """Whether a sound batch with offsets that may follow the bad one is at a position."""
-    try:
-        header = window.sound_batch(at)
-    except BatchError:
-        return False
     if end_offset is None:
         end_offset = least_offset + MAX_BATCH_RECORDS * ((at - bad_position) // HEADER_BYTES + 2)
-    return least_offset <= header.base_offset and header.base_offset + header.record_count <= end_offset
+    try:
+        header = window.header_at(at)
+        if not least_offset <= header.base_offset <= end_offset - header.record_count:
+            return False
+        # Last, since it costs as much as the batch is long.
+        window.sound_batch(at)
+    except BatchError:
+        return False
+    return True
