@@ -72,8 +72,6 @@ def bound_of(records: Sequence[NewRecord]) -> int:
 
 def encode_batches(encoder: BatchEncoder, base_offset: int, records: Sequence[NewRecord]) -> list[bytes]:
     """The batches of an append, in order. Raises :class:`BatchError` and :class:`RecordError`."""
-    if len(records) == 1:
-        return [encoder.encode(base_offset, records)]
     if not _is_surely_large(records):
         piece = encoder.encode(base_offset, records)
         if len(piece) <= _MAX_WHOLE_BYTES:

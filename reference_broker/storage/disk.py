@@ -87,7 +87,10 @@ class RealFile:
 
     def append(self, data: bytes) -> int:
         position = self._size
-        self.write_at(position, data)
+        written = os.pwrite(self._descriptor, data, position) if data else 0
+        self._size = position + written
+        if written < len(data):
+            self.write_at(self._size, data[written:])
         return position
 
     def write_at(self, position: int, data: bytes) -> None:

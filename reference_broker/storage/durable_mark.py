@@ -2,7 +2,7 @@
 
 Two slots are written in turn, so that a torn write leaves the other. A slot is 40 little-endian bytes: magic, CRC32-C
 of what follows, version, sequence number, offset after the last durable record, base offset of its segment, position in
-it. The mark is written after a sync finished and is never synced itself: an older mark on disk only promises less.
+it. The mark is written after a sync finished and is synced only now and then: an older mark on disk only promises less.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from reference_broker.storage.disk import Disk, DiskFile
 MARK_NAME = "durable.mark"
 _MAGIC = 0x4B52414D
 _VERSION = 1
+_SYNC_EVERY = 64
+"""Writes after which the next sync of the log covers the mark as well."""
 _SLOT_BYTES = 512
 """Slots lie in different sectors."""
 _SLOT = struct.Struct("<IIIIQQQ")
@@ -68,6 +70,8 @@ class DurableMarkFile:
         self._path = f"{folder}/{MARK_NAME}"
         self._file: DiskFile | None = None
         self._sequence = 0
+        self._unsynced = 0
+        self._sync_after = 1
 
     def read(self) -> DurableMark | None:
         """The mark on disk; None when there is none. Raises :class:`OSError`."""
@@ -86,7 +90,16 @@ class DurableMarkFile:
         if self._file is None:
             self._file = self._disk.open(self._path, create=True)
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
+        self._unsynced += 1
         self._file.write_at(_SLOT_BYTES * (self._sequence % 2), encode_slot(self._sequence, mark))
+
+    def take_due(self) -> tuple[DiskFile, ...]:
+        """The file, when it is time that a sync covers it: after its first write, then once in a while."""
+        if self._file is None or self._unsynced < self._sync_after:
+            return ()
+        self._unsynced = 0
+        self._sync_after = _SYNC_EVERY
+        return (self._file,)
 
     def close(self) -> None:
         if self._file is not None:

@@ -67,6 +67,8 @@ class SegmentedLog:
         self._names_unsynced = False
         self._named_until = -1
         """The names of segments with bases up to it are on disk."""
+        self._unsettled: list[Segment] = []
+        """Sealed, and still without the index files that they get once they are on disk as a whole."""
         self._syncing: tuple[Segment, ...] | None = None
         self._syncing_to = DurableMark(0, 0, 0)
         self._mark_file = DurableMarkFile(disk, folder)
@@ -107,6 +109,11 @@ class SegmentedLog:
     @property
     def durable_offset(self) -> int:
         return self._durable.offset
+
+    @property
+    def needs_sync(self) -> bool:
+        """See :meth:`PartitionLog.needs_sync`."""
+        return bool(self._unsynced)
 
     @property
     def stored_bytes(self) -> int:
@@ -179,6 +186,10 @@ class SegmentedLog:
     def _encode_all(self, records: Sequence[NewRecord], base_offset: int) -> tuple[bytes, list[AppendedBatch]]:
         """As batches, each of a size that is cheap to read back. Raises :class:`LogError`."""
         try:
+            if len(records) == 1:
+                data = self._encoder.encode(base_offset, records)
+                timestamp_ms = records[0][0]
+                return data, [AppendedBatch(base_offset, 1, len(data), timestamp_ms, timestamp_ms)]
             pieces = encode_batches(self._encoder, base_offset, records)
         except (BatchError, RecordError) as error:
             raise LogError(str(error)) from error
@@ -267,6 +278,7 @@ class SegmentedLog:
         self._roll_at_ms = _NEVER
         if self._segments:
             self._segments[-1].limit_offset = segment.base_offset
+            self._unsettled.append(self._segments[-1])
         self._segments.append(segment)
         if not self._volatile:
             self._unsynced[segment] = None
@@ -293,14 +305,15 @@ class SegmentedLog:
         self._syncing = tuple(self._unsynced)
         last = self._segments[-1]
         self._syncing_to = DurableMark(last.end_offset, last.base_offset, last.size)
-        folders = [self._folder, self._folder.rpartition("/")[0]] if self._names_unsynced else []
+        marks = self._mark_file.take_due()
+        folders = [self._folder, self._folder.rpartition("/")[0]] if self._names_unsynced or marks else []
         self._unsynced.clear()
         self._names_unsynced = False
         if self._buffer.records:
             self._unsynced[last] = None
         return FileSync(
             self._disk,
-            [segment.file() for segment in self._syncing if segment.is_open],
+            [*(segment.file() for segment in self._syncing if segment.is_open), *marks],
             folders,
             paths=[segment.path for segment in self._syncing if not segment.is_open],
         )
@@ -313,7 +326,7 @@ class SegmentedLog:
                 self._durable = self._syncing_to
                 self._write_mark()
             self._named_until = max(self._named_until, self._syncing_to.segment_base)
-            for segment in synced:
+            for segment in dict.fromkeys((*synced, *self._unsettled)):
                 self._settle_sealed(segment)
             return
         self._unsynced.clear()
@@ -333,6 +346,8 @@ class SegmentedLog:
         """A sealed segment that is on disk as a whole gets its index files, and is closed."""
         if not self._is_idle(segment):
             return
+        if segment in self._unsettled:
+            self._unsettled.remove(segment)
         if not segment.has_index_files and segment.limit_offset is not None:
             try:
                 segment.write_index_files(below=segment.size)

@@ -241,11 +241,11 @@ class Segment:
         """
         if self._indexes is None:
             self._load()
-        self.adopt(batches, self.file().append(data))
+        self.adopt(batches, (self._file or self.file()).append(data))
 
     def adopt(self, batches: Iterable[AppendedBatch], position: int = 0) -> None:
         """Index batches that are in the file from a position on."""
-        offsets, times = self.indexes()
+        offsets, times = self._indexes or self.indexes()
         base = self.base_offset
         for base_offset, count, size, base_ms, max_ms in batches:
             offsets.add(base_offset - base, position)

@@ -244,6 +244,31 @@ def test_offsets_go_on_when_the_last_segment_is_gone() -> None:
     assert again.append([record("next")]) == 4
 
 
+def test_the_mark_itself_is_on_disk_after_a_few_syncs() -> None:
+    """It is synced after its first write, so that one of its slots is always readable."""
+    for mode in Persistence:
+        disk = SimDisk(random.Random(4))
+        log = open_log(disk)
+        for number in range(5):
+            log.append([record(f"{number}")])
+            sync(log)
+        disk.power_loss((mode,))
+        mark = DurableMarkFile(disk, FOLDER).read()
+        assert mark is not None, mode
+        assert 1 <= mark.offset <= 5
+
+
+def test_a_segment_that_was_synced_before_it_was_sealed_gets_its_indexes_too() -> None:
+    disk = MemoryDisk()
+    log = open_log(disk, segment_bytes=60)
+    for number in range(6):
+        log.append([record(f"{number}")])
+        sync(log)
+    for segment in log.segments[:-1]:
+        assert disk.exists(f"{FOLDER}/{segment_name(segment.base_offset, '.idx')}")
+        assert disk.exists(f"{FOLDER}/{segment_name(segment.base_offset, '.tix')}")
+
+
 # -- a killed broker -----------------------------------------------------------------------------------------------
 
 

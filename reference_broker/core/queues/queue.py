@@ -333,6 +333,9 @@ class DurableQueue:
                 partition.log.retain(policy, now_ms=int(now * 1000), needed_from=needed_from)
             except LogError:
                 continue
+            if partition.log.needs_sync and not self._files.volatile:
+                # What is too old as a whole goes once the segment that follows it is on disk.
+                self._agenda.unsynced[partition] = None
             partition.head = max(partition.head, partition.log.start_offset)
             for group in self.groups.values():
                 self._skip(group, group.places[partition.index], partition.head)

@@ -86,6 +86,10 @@ class PartitionLog(Protocol):
         """Every record below it survives power loss."""
 
     @property
+    def needs_sync(self) -> bool:
+        """Something was written, created or found that no sync covers yet."""
+
+    @property
     def stored_bytes(self) -> int: ...
 
     def append(self, records: Sequence[NewRecord]) -> int:
