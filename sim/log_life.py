@@ -157,7 +157,9 @@ class LogModel:
 
     def __init__(self) -> None:
         self.written: dict[int, LogRecord] = {}
-        """All that was ever appended, by offset."""
+        """What was appended last at each offset."""
+        self.ever: set[LogRecord] = set()
+        """All that was ever appended. What was never confirmed may be lost, and its offset given out again."""
         self.sure: set[int] = set()
         """Offsets of records that were confirmed as durable, and neither dropped nor compacted since."""
         self.confirmed_end = 0
@@ -167,16 +169,9 @@ class LogModel:
 
     def appending(self, offset: int, records: Sequence[NewRecord]) -> None:
         """An append begins; it gets that offset if it succeeds."""
-        self.written |= {number: LogRecord(number, *record) for number, record in enumerate(records, offset)}
-
-    def refused(self, offset: int) -> None:
-        """The last append was refused, so that nothing at or above its offset was written."""
-        self.written = {number: record for number, record in self.written.items() if number < offset}
-
-    def lost(self, found: Found, offset: int) -> None:
-        """Power was lost: what is not confirmed is what was found. Its offsets are used again from ``offset`` on."""
-        kept = {record.offset for record in found.records}
-        self.written = {number: record for number, record in self.written.items() if number in kept or number < offset}
+        new = {number: LogRecord(number, *record) for number, record in enumerate(records, offset)}
+        self.written |= new
+        self.ever.update(new.values())
 
     def confirmed(self, end: int, since: int) -> None:
         """A sync ended: every record below ``end`` is durable; ``since``: those below it are known already."""
@@ -221,7 +216,7 @@ class LogModel:
             if record.offset <= last:
                 yield f"offset {record.offset} comes after {last}"
             last = record.offset
-            if self.written.get(record.offset) != record:
+            if record not in self.ever:
                 yield f"{record} was never written"
         if found.next_offset < max(self.confirmed_end, last + 1):
             yield f"offset {found.next_offset} is given out again; {self.confirmed_end} records had been confirmed"
