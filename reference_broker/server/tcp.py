@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 from reference_broker.config import ListenerConfig
@@ -16,6 +15,7 @@ from reference_broker.core.queues import SyncJob
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.node import BrokerNode
 from reference_broker.server.clock import Clock
+from reference_broker.server.sync_threads import SyncThreads
 
 log = logging.getLogger("assay.broker")
 LINGER_S = 5.0
@@ -106,8 +106,7 @@ class NodeDriver:
         self._turn_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_deadline: float | None = None
-        self._syncer = ThreadPoolExecutor(max_workers=4, thread_name_prefix="assay-sync")
-        self._syncs: set[asyncio.Future[None]] = set()
+        self._syncs = SyncThreads(self.loop, self._sync_done)
         self._servers: list[asyncio.Server] = []
         self._closed = False
 
@@ -139,23 +138,15 @@ class NodeDriver:
             if protocol is not None:
                 protocol.flush()
         for job in self.node.take_sync_jobs(now):
-            self._start_sync(job)
+            self._syncs.start(job)
         self.arm_timer()
 
-    def _start_sync(self, job: SyncJob) -> None:
-        future = self.loop.run_in_executor(self._syncer, job.run)
-        self._syncs.add(future)
-
-        def done(finished: asyncio.Future[None]) -> None:
-            self._syncs.discard(finished)
-            error = finished.exception()
-            if error is not None and not isinstance(error, OSError):
-                raise error
-            if not self._closed:
-                self.node.sync_done(job, error, self.clock.now())
-                self.schedule_turn()
-
-        future.add_done_callback(done)
+    def _sync_done(self, job: SyncJob, error: Exception | None) -> None:
+        if error is not None and not isinstance(error, OSError):
+            raise error
+        if not self._closed:
+            self.node.sync_done(job, error, self.clock.now())
+            self.schedule_turn()
 
     def arm_timer(self) -> None:
         """Have the loop wake up for the node's next deadline."""
@@ -179,8 +170,7 @@ class NodeDriver:
         """Stop listening, say goodbye, wait for running syncs, close the queues."""
         for server in self._servers:
             server.close()
-        if self._syncs:
-            await asyncio.wait(self._syncs)
+        await self._syncs.drain()
         self._closed = True
         now = self.clock.now()
         if self._timer is not None:
@@ -192,7 +182,7 @@ class NodeDriver:
                 protocol.flush()
             # One turn for the transports to send their goodbyes.
             await asyncio.sleep(0)
-            self._syncer.shutdown(wait=True)
+            self._syncs.stop()
 
 
 def is_loopback(host: str) -> bool:

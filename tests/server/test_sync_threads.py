@@ -1,0 +1,94 @@
+"""Syncs run in threads and are reported in the loop, whatever they end with."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from reference_broker.config import QueueConfig
+from reference_broker.core.queues import SyncJob
+from reference_broker.core.queues.confirms import SyncPoint
+from reference_broker.server.sync_threads import SyncThreads
+from reference_broker.storage.log import LogOptions
+from reference_broker.storage.memory_disk import MemoryDisk
+from reference_broker.storage.queue_store import LogQueueStore
+
+
+class Task:
+    """A sync that waits for its turn, notes its thread, and may fail."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.may_end = threading.Event()
+        self.may_end.set()
+        self.thread: threading.Thread | None = None
+        self._error = error
+
+    def run(self) -> None:
+        self.thread = threading.current_thread()
+        self.may_end.wait()
+        if self._error is not None:
+            raise self._error
+
+
+def job(task: Task) -> SyncJob:
+    store = LogQueueStore(MemoryDisk(), options=LogOptions())
+    return SyncJob(SyncPoint(store.open_queue(QueueConfig(name="q")).open_partition(0)), task)
+
+
+def test_results_and_errors_come_back_in_the_loops_thread() -> None:
+    async def main() -> None:
+        done: dict[SyncJob, tuple[Exception | None, threading.Thread]] = {}
+        threads = SyncThreads(
+            asyncio.get_running_loop(), lambda job, error: done.update({job: (error, threading.current_thread())})
+        )
+        tasks = [Task(), Task(OSError(5, "broken")), Task(ValueError("a bug"))]
+        jobs = [job(task) for task in tasks]
+        for each in jobs:
+            threads.start(each)
+        await threads.drain()
+        threads.stop()
+        assert [repr(done[each][0]) for each in jobs] == [
+            "None",
+            "OSError(5, 'broken')",
+            "ValueError('a bug')",
+        ]
+        assert {thread for _, thread in done.values()} == {threading.main_thread()}
+        assert all(task.thread is not threading.main_thread() for task in tasks)
+
+    asyncio.run(main())
+
+
+def test_the_loop_goes_on_while_a_sync_waits_and_drain_waits_for_it() -> None:
+    async def main() -> None:
+        done: list[SyncJob] = []
+        first = asyncio.Event()
+
+        def on_done(finished: SyncJob, error: Exception | None) -> None:
+            done.append(finished)
+            first.set()
+
+        threads = SyncThreads(asyncio.get_running_loop(), on_done)
+        slow, quick = Task(), Task()
+        slow.may_end.clear()
+        threads.start(job(slow))
+        threads.start(job(quick))
+        await first.wait()
+        drained = asyncio.ensure_future(threads.drain())
+        await asyncio.sleep(0)
+        assert not drained.done()
+        slow.may_end.set()
+        await drained
+        assert len(done) == 2
+        threads.stop()
+        threads.stop()
+
+    asyncio.run(main())
+
+
+def test_drain_without_work_returns() -> None:
+    async def main() -> None:
+        threads = SyncThreads(asyncio.get_running_loop(), lambda job, error: None)
+        await threads.drain()
+        threads.stop()
+
+    asyncio.run(main())
