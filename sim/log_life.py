@@ -17,7 +17,13 @@ from reference_broker.core.queues.store import LogRecord, NewRecord, RetentionPo
 from reference_broker.storage.batch import BatchEncoder, decode_verified
 from reference_broker.storage.compaction import CompactionPolicy, Compactor
 from reference_broker.storage.disk import Disk
-from reference_broker.storage.file_names import COMPACTING_SUFFIX, SWAP_SUFFIX, parse_segment_name
+from reference_broker.storage.file_names import (
+    COMPACTING_SUFFIX,
+    OFFSET_INDEX_SUFFIX,
+    SWAP_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    parse_segment_name,
+)
 from reference_broker.storage.log import LogOptions, SegmentedLog
 from reference_broker.storage.segment_scan import SoundBatch, walk_batches
 
@@ -117,8 +123,11 @@ def sync(log: SegmentedLog) -> None:
 
 
 def _leftovers(disk: Disk) -> Iterator[str]:
-    for name in disk.list(FOLDER):
-        if name.endswith((COMPACTING_SUFFIX, SWAP_SUFFIX)):
+    names = disk.list(FOLDER)
+    for name in names:
+        stem, dot, _ = name.rpartition(".")
+        is_orphan = name.endswith((OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX)) and f"{stem}{dot}seg" not in names
+        if is_orphan or name.endswith((COMPACTING_SUFFIX, SWAP_SUFFIX)):
             yield f"{name} is still there"
 
 
@@ -355,3 +364,4 @@ class LogLife:
         here = {record.offset for record in found}
         assert all(self.model.written.get(record.offset) == record for record in found)
         assert self.model.sure <= here, f"lost: {sorted(self.model.sure - here)}"
+        assert list(_leftovers(self.disk)) == []

@@ -460,13 +460,19 @@ class SegmentedLog:
                 self.note(segment.path, f"cannot be removed: {error.strerror or error}")
                 return
             self._segments.pop(0)
-            self._reader.forget(segment)
+            self._forget(segment)
+
+    def _forget(self, segment: Segment) -> None:
+        """It is not part of the log any more."""
+        self._reader.forget(segment)
+        if segment in self._unsettled:
+            self._unsettled.remove(segment)
 
     def replace_segments(self, old: Sequence[Segment], new: Sequence[Segment]) -> None:
         """Compacted segments take the place of sealed ones; the files have been swapped already."""
         for segment in old:
             segment.close()
-            self._reader.forget(segment)
+            self._forget(segment)
         at = self._segments.index(old[0])
         self._segments[at : at + len(old)] = new
 
