@@ -218,7 +218,10 @@ def _runs(records: Iterable[LogRecord]) -> Iterator[list[LogRecord]]:
 
 
 class Compactor:
-    """Compacts one log. Drive it like a sync: :meth:`start`, ``task.run()`` in any thread, :meth:`finish`."""
+    """Compacts one log. Drive it like a sync: :meth:`start`, ``task.run()`` in any thread, :meth:`finish`.
+
+    Its encoder must not be the log's own, whose buffers the log uses while a task runs.
+    """
 
     def __init__(
         self, disk: Disk, folder: str, log: SegmentedLog, encoder: BatchEncoder, policy: CompactionPolicy
