@@ -14,7 +14,10 @@ _PARTS: dict[str, tuple[str, str]] = {
     "faults": ("faults.cli", "Run scenarios on real processes, through a fault proxy, with kill -9."),
     "load": ("loadtests.cli", "Open-loop load with honest latencies, and Locust users."),
     "bench": ("loadtests.bench.cli", "Measure throughput against other brokers, and storage against raw system calls."),
-    "storage": ("reference_broker.storage_tools.cli", "Look into data directories: inspect, verify, dump, repair, import, export."),
+    "storage": (
+        "reference_broker.storage_tools.cli",
+        "Inspect, verify, dump, repair, import and export data folders.",
+    ),
     "spark": ("spark_analysis.cli", "Judge histories and latencies with Spark, against targets."),
 }
 _COMMANDS: dict[str, tuple[str, str, str]] = {

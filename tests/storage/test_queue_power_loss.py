@@ -53,7 +53,10 @@ class Life:
 
     def start(self) -> None:
         self.engine = QueueEngine(
-            self.config, LogQueueStore(self.disk, options=LogOptions(segment_bytes=400)), random.Random(self.sent), self.now
+            self.config,
+            LogQueueStore(self.disk, options=LogOptions(segment_bytes=400)),
+            random.Random(self.sent),
+            self.now,
         )
         self.running: list[SyncJob] = []
         self.held: dict[str, list[Delivery]] = {}

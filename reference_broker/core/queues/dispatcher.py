@@ -124,9 +124,7 @@ class Dispatcher:
             group.unsettled -= 1
             return False
         group.log.add(place.index, offset, consumer.consumer_id, int(now * 1000), 1)
-        if entry.state is EntryState.SETTLED:
-            # Settled within the call: in the log the settlement must follow the delivery.
-            group.log.ack(place.index, offset)
+        self._log_what_the_call_did(entry)
         group.counts.delivered += 1
         group.agenda.groups_to_write[group] = None
         return consumer.active
@@ -193,11 +191,17 @@ class Dispatcher:
             place.push_waiting(entry)
             return False
         group.log.claim(place.index, entry.offset, consumer.consumer_id, int(now * 1000), entry.delivery_count)
-        if entry.state is EntryState.SETTLED:
-            group.log.ack(place.index, entry.offset)
+        self._log_what_the_call_did(entry)
         group.counts.redelivered += 1
         group.agenda.groups_to_write[group] = None
         return True
+
+    def _log_what_the_call_did(self, entry: PendingEntry) -> None:
+        """A settlement within the delivery call: in the log it must follow the delivery."""
+        if entry.state is EntryState.SETTLED:
+            self._group.log.ack(entry.place.index, entry.offset)
+        elif entry.state is EntryState.WAITING:
+            self._group.log.expire(entry.place.index, entry.offset, int(entry.deadline * 1000))
 
     # -- passing over --------------------------------------------------------------------------------------------
 

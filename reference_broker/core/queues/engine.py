@@ -298,7 +298,7 @@ class QueueEngine:
         return min((time for time in times if time is not None), default=None)
 
     def tick(self, now: float) -> None:
-        """Do what has become due: delivery timeouts, retries, dead letters, the periodic sync, retention. Dispatch follows."""
+        """Do what has become due: timeouts, retries, dead letters, the periodic sync, retention. Dispatch follows."""
         self._agenda.now = now
         if self._closed:
             return

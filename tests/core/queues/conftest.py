@@ -12,8 +12,8 @@ from reference_broker.config import PROFILE_DEFAULTS, Profile, QueuesConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Consumer, Delivery, QueueEngine, QueueError, Verb
 from reference_broker.storage.disk import Disk
-from reference_broker.storage.memory_disk import MemoryDisk
 from reference_broker.storage.log import LogOptions
+from reference_broker.storage.memory_disk import MemoryDisk
 from reference_broker.storage.queue_store import LogQueueStore
 from reference_broker.trace.schema import TraceKind
 

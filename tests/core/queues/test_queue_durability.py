@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from reference_broker.config import Durability, Profile, QueueConfig
-from reference_broker.core.queues import QueueError, QueueErrorCode, QueueOpenError
+from reference_broker.core.queues import Delivery, QueueError, QueueErrorCode, QueueOpenError, Verb
 from reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
 from reference_broker.trace.schema import TraceKind
 
@@ -472,3 +472,24 @@ def test_settlements_of_lost_records_do_not_settle_those_that_take_their_offsets
     again = bench.consumer()
     bench.turn()
     assert list(zip(again.values, again.counts, strict=True)) == [("new-1", 1), ("new-2", 1)]
+
+
+def test_a_nack_within_the_delivery_keeps_its_delay_over_a_restart(bench_with: BenchWith) -> None:
+    """In the log the nack follows the delivery, or a restart would deliver the message again at once."""
+    bench = bench_with(MemoryDisk(), retry={"nack_immediately": False, "initial_backoff_s": 5.0})
+
+    def nack(delivery: Delivery) -> bool:
+        bench.settle(Verb.NACK, delivery, "hasty")
+        return True
+
+    handle = bench.engine.subscribe("q", pattern="", group="g", consumer_id="hasty", deliver=nack, now=bench.now)
+    bench.publish("a")
+    bench.turn()
+    bench.engine.unsubscribe(handle, bench.now)
+    bench.turn()
+    bench.restart()
+    consumer = bench.consumer()
+    bench.turn()
+    assert consumer.values == []
+    bench.advance(6.0)
+    assert consumer.values == ["a"]
