@@ -98,6 +98,38 @@ class Findings:
         self.counts = dict.fromkeys(Severity, 0)
         self._limit = limit
 
+    def report(
+        self,
+        severity: Severity,
+        kind: FindingKind,
+        path: str,
+        problem: str,
+        meaning: str,
+        *,
+        queue: str | None = None,
+        partition: int | None = None,
+        position: int | None = None,
+        end_position: int | None = None,
+        offset: int | None = None,
+        end_offset: int | None = None,
+    ) -> None:
+        """Add a finding made of these fields; a check binds the place it looks at once and for all."""
+        self.add(
+            Finding(
+                severity=severity,
+                kind=kind,
+                path=path,
+                problem=problem,
+                meaning=meaning,
+                queue=queue,
+                partition=partition,
+                position=position,
+                end_position=end_position,
+                offset=offset,
+                end_offset=end_offset,
+            )
+        )
+
     def add(self, finding: Finding) -> None:
         self.counts[finding.severity] += 1
         if len(self.listed) < self._limit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from crc32c import crc32c
 
@@ -84,7 +85,7 @@ class _GroupCheck:
     def __init__(self, disk: ReadOnlyDisk, place: GroupPlace, findings: Findings, *, in_use: bool) -> None:
         self._disk = disk
         self._place = place
-        self._findings = findings
+        self._add = partial(findings.report, queue=place.queue)
         self._in_use = in_use
 
     def run(self) -> None:
@@ -189,30 +190,6 @@ class _GroupCheck:
             severity, kind = Severity.WARNING, FindingKind.GROUP_TORN_TAIL
             meaning = "a write that did not finish; a broker or repair cuts it off; " + _LOST_SETTLEMENTS
         self._add(severity, kind, path, damage.problem, meaning, position=damage.position, end_position=damage.end)
-
-    def _add(
-        self,
-        severity: Severity,
-        kind: FindingKind,
-        path: str,
-        problem: str,
-        meaning: str,
-        *,
-        position: int | None = None,
-        end_position: int | None = None,
-    ) -> None:
-        self._findings.add(
-            Finding(
-                severity=severity,
-                kind=kind,
-                path=path,
-                problem=problem,
-                meaning=meaning,
-                queue=self._place.queue,
-                position=position,
-                end_position=end_position,
-            )
-        )
 
 
 def _is_unfinished(tail: bytes, position: int, *, is_tail: bool) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+from functools import partial
 
 import msgspec
 
 from reference_broker.storage.cleaner_file import CLEANER_NAME, CleanerState
 from reference_broker.storage.durable_mark import MARK_NAME, DurableMark, decode_mark
-from reference_broker.storage_tools.findings import Finding, FindingKind, Findings, Severity
+from reference_broker.storage_tools.findings import FindingKind, Findings, Severity
 from reference_broker.storage_tools.index_check import IndexState
 from reference_broker.storage_tools.layout import PartitionPlace, SegmentPlace, StoreFormat
 from reference_broker.storage_tools.partition_files import (
@@ -59,7 +60,7 @@ class PartitionCheck:
         """``in_use``: a broker has the directory open. ``lost``: offsets that former repairs gave up."""
         self._disk = disk
         self._place = place
-        self._findings = findings
+        self._add = partial(findings.report, queue=place.queue, partition=place.partition)
         self._in_use = in_use
         self._lost = merged([one for one in lost if (one.queue, one.partition) == (place.queue, place.partition)])
         self._progress = progress
@@ -345,32 +346,3 @@ class PartitionCheck:
             else "make it readable for this user and check again"
         )
         self._add(Severity.FAULT, FindingKind.UNREADABLE, path, str(error.strerror or error), meaning)
-
-    def _add(
-        self,
-        severity: Severity,
-        kind: FindingKind,
-        path: str,
-        problem: str,
-        meaning: str,
-        *,
-        position: int | None = None,
-        end_position: int | None = None,
-        offset: int | None = None,
-        end_offset: int | None = None,
-    ) -> None:
-        self._findings.add(
-            Finding(
-                severity=severity,
-                kind=kind,
-                path=path,
-                problem=problem,
-                meaning=meaning,
-                queue=self._place.queue,
-                partition=self._place.partition,
-                position=position,
-                end_position=end_position,
-                offset=offset,
-                end_offset=end_offset,
-            )
-        )
