@@ -6,7 +6,7 @@ Implements :class:`reference_broker.core.queues.store.PartitionLog`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -28,6 +28,7 @@ __all__ = ["LogOptions", "SegmentedLog"]
 _MAX_RELATIVE_OFFSET = 2**32 - 1 - MAX_BATCH_RECORDS
 _MAX_POSITION = 2**32 - 1
 _SPACE_CHECK_BYTES = 1024 * 1024
+_RANGE_RECORDS = 1_000
 _COUNT_AND_TIMES = struct.Struct("<H6xqq")
 _COUNT_AT = 20
 _NEVER = 2**63
@@ -382,6 +383,21 @@ class SegmentedLog:
         """See :meth:`PartitionLog.read`; fields that are not wanted come as None or ``()``, which is faster."""
         self._show_buffer()
         return self._reader.read(offset, limit, wanted)
+
+    def read_range(self, start_offset: int, end_offset: int) -> Iterator[LogRecord]:
+        """The records from one offset to below another, in order, a few batches in memory at a time.
+
+        Raises :class:`LogError` on the way.
+        """
+        while start_offset < end_offset:
+            records = self.read(start_offset, min(_RANGE_RECORDS, end_offset - start_offset))
+            if not records:
+                return
+            for record in records:
+                if record.offset >= end_offset:
+                    return
+                yield record
+            start_offset = records[-1].offset + 1
 
     def read_back(self, before_offset: int, limit: int) -> list[LogRecord]:
         """The last ``limit`` records below an offset, newest first. Raises :class:`LogError`."""

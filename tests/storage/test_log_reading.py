@@ -85,6 +85,7 @@ def answers(log: SegmentedLog, written: list[LogRecord]) -> None:
     for offset in range(0, end, 7):
         assert log.get(offset) == written[offset]
         assert log.read(offset, 1)[0] == written[offset]
+        assert list(log.read_range(offset, offset + 9)) == written[offset : offset + 9]
         assert log.read_back(offset, 4) == written[max(0, offset - 4) : offset][::-1]
     times = sorted({record.timestamp_ms for record in written})
     for time_ms in (times[0] - 1, *times[::5], times[-1] + 1):
@@ -226,6 +227,8 @@ def test_reads_outside_the_log() -> None:
     log = open_log(disk)
     assert log.read(20, 10) == []
     assert log.get(20) is None
+    assert list(log.read_range(15, 1_000)) == written[15:]
+    assert list(log.read_range(9, 9)) == []
     assert log.read_back(0, 10) == []
     assert log.read_back(10_000, 1) == written[-1:]
     empty = open_log(MemoryDisk())
