@@ -76,7 +76,7 @@ class DirectoryInUseError(OSError):
 class RealFile:
     """A :class:`DiskFile` on the file system."""
 
-    def __init__(self, path: Path, *, create: bool) -> None:
+    def __init__(self, path: str, *, create: bool) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         self._descriptor = os.open(path, flags, 0o640)
         self._size = os.fstat(self._descriptor).st_size
@@ -127,10 +127,11 @@ class RealDisk:
     def __init__(self, root: Path) -> None:
         self.root = root
         root.mkdir(parents=True, exist_ok=True)
+        self._prefix = f"{root}/"
         self._lock_descriptor = -1
 
     def open(self, path: str, *, create: bool = False) -> RealFile:
-        return RealFile(self.root / path, create=create)
+        return RealFile(self._prefix + path, create=create)
 
     def list(self, path: str) -> list[str]:
         try:
@@ -139,7 +140,7 @@ class RealDisk:
             return []
 
     def exists(self, path: str) -> bool:
-        return (self.root / path).exists()
+        return os.path.exists(self._prefix + path)
 
     def make_folder(self, path: str) -> None:
         (self.root / path).mkdir(parents=True, exist_ok=True)

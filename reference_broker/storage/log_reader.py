@@ -12,7 +12,8 @@ from reference_broker.storage.log_opening import Note
 from reference_broker.storage.segment import Segment
 from reference_broker.storage.segment_scan import Damage
 
-_MAX_LOADED_INDEXES = 16
+_MAX_INDEX_BYTES = 4 * 1024 * 1024
+"""What the indexes of sealed segments may take in memory; those used last stay."""
 
 
 class LogReader:
@@ -24,7 +25,8 @@ class LogReader:
         self._is_idle = is_idle
         self._note = note
         self._reading: Segment | None = None
-        self._loaded: dict[Segment, None] = {}
+        self._loaded: dict[Segment, int] = {}
+        self._loaded_bytes = 0
 
     def get(self, offset: int) -> LogRecord | None:
         """See :meth:`SegmentedLog.get`."""
@@ -89,14 +91,15 @@ class LogReader:
         self.remember_loaded(segment)
 
     def remember_loaded(self, segment: Segment) -> None:
-        """Only so many sealed segments keep their indexes in memory."""
+        """Note that a segment's indexes are in use; forget those of others when they take too much memory."""
         if not segment.is_loaded or segment.limit_offset is None:
             return
-        self._loaded.pop(segment, None)
-        self._loaded[segment] = None
-        while len(self._loaded) > _MAX_LOADED_INDEXES:
+        self._loaded_bytes -= self._loaded.pop(segment, 0)
+        size = self._loaded[segment] = segment.index_bytes
+        self._loaded_bytes += size
+        while self._loaded_bytes > _MAX_INDEX_BYTES and len(self._loaded) > 1:
             oldest = next(iter(self._loaded))
-            del self._loaded[oldest]
+            self._loaded_bytes -= self._loaded.pop(oldest)
             oldest.forget_indexes()
 
     def close_unless_reading(self, segment: Segment) -> None:
@@ -106,7 +109,7 @@ class LogReader:
 
     def forget(self, segment: Segment) -> None:
         """It is not part of the log any more."""
-        self._loaded.pop(segment, None)
+        self._loaded_bytes -= self._loaded.pop(segment, 0)
         if self._reading is segment:
             self._reading = None
 

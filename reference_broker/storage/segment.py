@@ -167,6 +167,11 @@ class Segment:
     def is_loaded(self) -> bool:
         return self._indexes is not None
 
+    @property
+    def index_bytes(self) -> int:
+        """About what the indexes take in memory; 0 when they are not there."""
+        return 0 if self._indexes is None else 8 * len(self._indexes[0]) + 12 * len(self._indexes[1])
+
     def indexes(self) -> tuple[OffsetIndex, TimeIndex]:
         """Both indexes; read, checked and completed when they are not in memory, rebuilt when they do not fit."""
         if self._indexes is None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from reference_broker.config import Compression
 from reference_broker.core.queues.store import LogRecord, NewRecord
+from reference_broker.storage import log_reader
 from reference_broker.storage.batch import BatchEncoder, Wanted
 from reference_broker.storage.disk import Disk
 from reference_broker.storage.durable_mark import MARK_NAME
@@ -235,7 +236,8 @@ def test_reads_outside_the_log() -> None:
     assert (empty.read(0, 1), empty.get(0), empty.read_back(9, 1), empty.offset_at(0)) == ([], None, [], 0)
 
 
-def test_only_some_sealed_indexes_stay_in_memory() -> None:
+def test_only_some_sealed_indexes_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_reader, "_MAX_INDEX_BYTES", 320)
     disk = MemoryDisk()
     log = open_log(disk, segment_bytes=200)
     written = fill(log, list(range(300)), random.Random(3))
