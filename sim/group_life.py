@@ -182,12 +182,12 @@ class GroupLife:
         partition = rng.randrange(PARTITIONS)
         if name == "deliver":
             start = model.cursors[partition][-1]
-            for offset in range(start, start + rng.randint(1, 5)):
+            for offset in range(start, start + rng.randint(1, 9)):
                 self._say(PendingRecord(partition, offset, "c1", self._now_ms, 0, 1))
                 model.move(partition, offset + 1)
                 group.add(partition, offset, "c1", self._now_ms, 1)
         places = [place for place in sorted(model.pending) if place[0] == partition]
-        chosen = rng.sample(places, min(len(places), rng.randint(1, 4)))
+        chosen = rng.sample(places, min(len(places), rng.randint(1, 3)))
         if name == "ack":
             for place in chosen:
                 model.say(place, None)

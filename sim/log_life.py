@@ -93,6 +93,7 @@ def examine(disk: Disk, *, options: LogOptions) -> Found:
         log = open_log(disk, options=options, notes=notes)
         records = read_all(log)
         problems = [*_disagreements(log, records, stored_records(disk)), *_leftovers(disk)]
+        problems += [note for note in notes if "had been synced" in note]
         next_offset = log.next_offset
         last_ms = records[-1].timestamp_ms if records else 0
         offset = log.append([NewRecord(last_ms, b"after", b"recovery", ())])
@@ -249,13 +250,16 @@ class LogLife:
         *("roll",) * 2,
         *("drop",) * 2,
         "retain",
+        "expire",
         *("compact",) * 2,
         "reopen",
         "kill",
     )
 
-    def __init__(self, disk: Disk, seed: int, *, options: LogOptions) -> None:
+    def __init__(self, disk: Disk, seed: int, *, options: LogOptions, steps: Sequence[str] = STEPS) -> None:
+        """``steps``: what is drawn from, the more often the likelier."""
         self.disk = disk
+        self.steps = steps
         self.model = LogModel()
         self.options = options
         self._rng = random.Random(seed)
@@ -267,7 +271,7 @@ class LogLife:
     def live(self, steps: int) -> None:
         """Do so many steps. Raises :class:`AssertionError` when the log, alive and well, differs from the model."""
         for _ in range(steps):
-            name = self._rng.choice(self.STEPS)
+            name = self._rng.choice(self.steps)
             self.counts[name] = self.counts.get(name, 0) + 1
             match name:
                 case "append":
@@ -281,7 +285,12 @@ class LogLife:
                 case "drop":
                     self._drop()
                 case "retain":
-                    self._retain()
+                    policies = (RetentionPolicy(max_records=20), RetentionPolicy(max_bytes=1_500))
+                    low = self._rng.choice((None, max(self.log.start_offset, self.log.durable_offset - 15)))
+                    self._retain(self._rng.choice(policies), needed_from=low)
+                case "expire":
+                    self._sync()
+                    self._retain(RetentionPolicy(max_age_ms=1), needed_from=None)
                 case "compact":
                     self._compact()
                 case "reopen":
@@ -328,16 +337,12 @@ class LogLife:
         model.sure |= {number for number in going if number >= log.start_offset}
         self._compare()
 
-    def _retain(self) -> None:
-        """By count, by size, or everything by age, but not past what a group still needs."""
+    def _retain(self, policy: RetentionPolicy, *, needed_from: int | None) -> None:
+        """Not past what a group still needs."""
         log, model = self.log, self.model
-        needed_from = self._rng.choice((None, max(log.start_offset, log.durable_offset - 15)))
         end = log.next_offset if needed_from is None else needed_from
         before = {number for number in model.sure if number < end}
         model.dropping(end)
-        policy = self._rng.choice(
-            (RetentionPolicy(max_records=20), RetentionPolicy(max_bytes=1_500), RetentionPolicy(max_age_ms=1))
-        )
         log.retain(policy, now_ms=self.now_ms + 10_000, needed_from=needed_from)
         model.sure |= {number for number in before if number >= log.start_offset}
         self._compare()

@@ -19,6 +19,8 @@ from sim.inodes import Entry, Folder, Inode, Truncate, Write, apply, change_entr
 _RECENT: Final = 4
 """So many of the newest pending operations are lost one by one, and only files with one of so many of the newest are
 treated by themselves: what is older was new at an earlier point."""
+_RECENT_ENTRIES: Final = 6
+"""As above, for entries of folders alone: one removal of a segment is three of them."""
 _SUBSETS: Final = 2
 
 Operation = Write | Truncate | Entry
@@ -124,6 +126,8 @@ def _single_cuts(disk: SimDisk, places: list[tuple[str, Operation]]) -> Iterator
         yield _cut(disk, f"only {place}", entries | numbers)
         yield _cut(disk, f"all but {place}", every - numbers)
     yield _cut(disk, "only the folders", entries)
+    for number in sorted(entries)[-_RECENT_ENTRIES:]:
+        yield _cut(disk, f"only the folders, without operation {number}", entries - {number})
     yield _cut(disk, "only the files", every - entries)
 
 
