@@ -79,6 +79,8 @@ class CompactionTask:
         self._segment_bytes = segment_bytes
         self._now_ms = now_ms
         self.copies: list[_Copy] = []
+        self.damaged: dict[Segment, str] = {}
+        """Segments left as they are, and why."""
         self.clean_until = 0
 
     def run(self) -> None:
@@ -89,13 +91,19 @@ class CompactionTask:
             self._folder,
             msgspec.structs.replace(self._state, gaps_until=max(self._state.gaps_until, self.clean_until)),
         )
+        surveyed = [
+            (segment, *self._survey(segment, latest))
+            for segment in self._sources
+            if segment.base_offset < self.clean_until
+        ]
         group: list[Segment] = []
         group_bytes = 0
         removes = False
-        for segment in self._sources:
-            if segment.base_offset >= self.clean_until:
-                break
-            kept_bytes, removed = self._survey(segment, latest)
+        for segment, kept_bytes, removed in surveyed:
+            if segment in self.damaged:
+                self._copy_if_useful(group, latest, removes=removes)
+                group, group_bytes, removes = [], 0, False
+                continue
             fits = group_bytes + kept_bytes <= self._segment_bytes
             if group and not (fits and segment.base_offset - group[0].base_offset <= _MAX_RELATIVE_OFFSET):
                 self._copy_if_useful(group, latest, removes=removes)
@@ -142,18 +150,17 @@ class CompactionTask:
         return latest
 
     def _records(self, segment: Segment) -> Iterator[LogRecord]:
-        """Raises :class:`LogError` for damage: nothing near it is rewritten, so that it can be looked at."""
+        """What is sound; a segment with damage is noted, and not rewritten, so that it can be looked at."""
         file = self._disk.open(segment.path)
         try:
             for found in walk_batches(file, segment.base_offset, end_offset=segment.limit_offset):
                 if isinstance(found, Damage):
-                    message = f"{segment.path} bytes {found.start} to {found.end} are damaged ({found.problem})"
-                    raise LogError(message)
+                    self.damaged[segment] = f"bytes {found.start} to {found.end} are damaged ({found.problem})"
+                    continue
                 try:
                     yield from decode_verified(found.header, found.data)
                 except BatchError as error:
-                    message = f"{segment.path} byte {found.position}: {error}"
-                    raise LogError(message) from error
+                    self.damaged[segment] = f"byte {found.position}: {error}"
         finally:
             file.close()
 
@@ -186,6 +193,9 @@ class CompactionTask:
             for record in self._records(segment):
                 if self._is_kept(record, latest):
                     yield record
+            if segment in self.damaged:
+                message = f"{segment.path} was damaged while it was copied: {self.damaged[segment]}"
+                raise LogError(message)
 
     def _is_kept(self, record: LogRecord, latest: dict[bytes, int]) -> bool:
         """Records without a key replace nothing and are never replaced."""
@@ -193,7 +203,12 @@ class CompactionTask:
             return True
         if latest.get(record.key, -1) > record.offset:
             return False
-        return record.value is not None or record.timestamp_ms + self._policy.tombstone_age_ms > self._now_ms
+        # A segment that is not rewritten may hold what a deletion marker deletes.
+        return (
+            record.value is not None
+            or bool(self.damaged)
+            or record.timestamp_ms + self._policy.tombstone_age_ms > self._now_ms
+        )
 
 
 def _about_bytes(record: LogRecord) -> int:
@@ -277,6 +292,8 @@ class Compactor:
             self._running = True
             message = f"cannot put compacted segments of {self._folder} in place: {failure.strerror or failure}"
             raise LogError(message) from failure
+        for segment, problem in task.damaged.items():
+            self._log.note(segment.path, f"not compacted: {problem}")
         if error is not None:
             self._log.note(self._folder, f"compaction stopped: {error}")
 

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference_broker.config import Compression
-from reference_broker.core.queues.errors import LogError
 from reference_broker.core.queues.store import LogRecord, NewRecord
 from reference_broker.storage.batch import BatchEncoder
 from reference_broker.storage.compaction import CompactionPolicy, CompactionTask, Compactor
@@ -163,23 +162,45 @@ def test_more_keys_than_may_be_remembered_are_compacted_piece_by_piece() -> None
     assert kept.pairs() == [(f"key-{number}", "2") for number in range(20)]
 
 
-def test_damage_stops_compaction_and_stays() -> None:
-    disk = MemoryDisk()
+def damaged_log(disk: MemoryDisk, *, torn: bool) -> CompactedLog:
+    """Four sealed segments of one key; the second is damaged in its middle, or lacks its last bytes."""
     kept = CompactedLog(disk)
-    for number in range(20):
+    for number in range(24):
         kept.put("a", str(number))
     kept.log.roll()
     kept.sync()
-    first = kept.log.segments[0]
-    disk.open(first.path).write_at(60, b"\xff")
-    task = kept.compactor.start(0)
-    assert task is not None
-    with pytest.raises(LogError, match="damaged") as refused:
-        task.run()
-    kept.compactor.finish(task, refused.value)
-    assert disk.exists(first.path)
-    assert [record.value for record in kept.records()][-1] == b"19"
-    assert any("compaction stopped" in note for note in kept.notes)
+    file = disk.open(kept.log.segments[1].path)
+    if torn:
+        file.truncate(file.size - 3)
+    else:
+        file.write_at(60, b"\xff")
+    return kept
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_damaged_segment_stays_as_it_is_and_the_others_are_compacted(torn: bool) -> None:
+    disk = MemoryDisk()
+    kept = damaged_log(disk, torn=torn)
+    path = kept.log.segments[1].path
+    before = disk.open(path).read_at(0, 10_000)
+    assert kept.compact() is not None
+    assert disk.open(path).read_at(0, 10_000) == before
+    assert any(path in note and "not compacted" in note for note in kept.notes)
+    found = kept.records()
+    assert found[-1].value == b"23"
+    others = [record for record in found if not 6 <= record.offset < 12]
+    assert [record.offset for record in others] == [23]
+    kept.log.close()
+    assert CompactedLog(disk).records() == found
+
+
+def test_while_a_segment_is_damaged_no_deletion_is_forgotten() -> None:
+    """It may hold the value that was deleted."""
+    disk = MemoryDisk()
+    kept = damaged_log(disk, torn=False)
+    kept.put("a", None)
+    kept.compact(now_ms=10 * DAY_MS)
+    assert kept.pairs()[-1] == ("a", None)
 
 
 def test_retention_during_a_compaction_wins() -> None:
