@@ -24,6 +24,7 @@ from reference_broker.core.broker_state import is_queue_topic
 from reference_broker.core.message import Message
 from reference_broker.core.queues import QueueError, QueueStats
 from reference_broker.core.topics import validate_topic
+from reference_broker.server.listeners import ListenerAddress
 from reference_broker.server.running import RunningBroker
 
 _T = TypeVar("_T")
@@ -144,16 +145,22 @@ class Broker:
 
     @property
     def host(self) -> str:
-        return self._get().addresses[0][0]
+        return self._get().addresses[0].host
 
     @property
     def port(self) -> int:
         """Port of the first listener; chosen by the system when it was configured as 0."""
-        return self._get().addresses[0][1]
+        return self._get().addresses[0].port
 
     @property
     def url(self) -> str:
-        return f"mqtt://{self.host}:{self.port}"
+        """Of the first listener: ``mqtt://``, ``mqtts://``, ``ws://`` or ``wss://``."""
+        return self._get().addresses[0].url
+
+    @property
+    def addresses(self) -> tuple[ListenerAddress, ...]:
+        """Of all listeners, in the order of the configuration."""
+        return tuple(self._get().addresses)
 
     # -- what ----------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,9 @@ from reference_broker.broker import new_event_loop
 from reference_broker.config import BrokerConfig, ConfigError, ListenerConfig, load_config
 from reference_broker.core.queues import LogError, QueueOpenError
 from reference_broker.server.collector import tune_collector
-from reference_broker.server.running import NotReadyError, RunningBroker
+from reference_broker.server.readiness import NotReadyError
+from reference_broker.server.running import RunningBroker
+from reference_broker.server.tls import check_listeners
 
 USAGE_ERROR = 2
 
@@ -45,10 +47,11 @@ def serve(
     )
     try:
         settings = load_config(config) if config is not None else BrokerConfig()
+        settings = _override(settings, host, port, data_dir)
+        check_listeners(settings)
     except ConfigError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(USAGE_ERROR) from error
-    settings = _override(settings, host, port, data_dir)
     if check:
         typer.echo("the configuration is fine")
         return
@@ -79,8 +82,8 @@ async def _serve(settings: BrokerConfig) -> int:
         typer.echo(f"error: the broker cannot start: {error}", err=True)
         return 1
     tune_collector()
-    for host, port in broker.addresses:
-        typer.echo(f"ready mqtt://{host}:{port}")
+    for address in broker.addresses:
+        typer.echo(f"ready {address.url}")
     await stop.wait()
     await broker.stop()
     return 0

@@ -44,10 +44,21 @@ class BrokerNode:
     def connection_count(self) -> int:
         return len(self._connections)
 
-    def accept(self, peer: str, now: float, *, loopback: bool = True) -> MqttConnection:
-        """A client connected from ``peer`` to a listener that is, or is not, bound to loopback only."""
+    def accept(
+        self, peer: str, now: float, *, loopback: bool = True, certificate_name: str | None = None
+    ) -> MqttConnection:
+        """A client connected from ``peer`` to a listener that is, or is not, bound to loopback only.
+
+        ``certificate_name``: who it is by its verified certificate, where the listener goes by that.
+        """
         connection = MqttConnection(
-            self.state, self._authenticator, self._dirty.append, peer=peer, loopback=loopback, now=now
+            self.state,
+            self._authenticator,
+            self._dirty.append,
+            peer=peer,
+            loopback=loopback,
+            now=now,
+            certificate_name=certificate_name,
         )
         self._connections[connection] = None
         return connection

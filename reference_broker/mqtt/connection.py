@@ -48,11 +48,14 @@ class MqttConnection:
         peer: str,
         loopback: bool,
         now: float,
+        certificate_name: str | None = None,
     ) -> None:
         self.broker = broker
         self.authenticator = authenticator
         self.peer = peer
         self.loopback = loopback
+        self.certificate_name = certificate_name
+        """The user, as the client's verified certificate names it; None where passwords decide."""
         self.phase = Phase.WAIT_CONNECT
         self.version = V311
         self.session: Session | None = None

@@ -111,6 +111,8 @@ def _accept(connection: MqttConnection, packet: Connect, now: float) -> None:
 
 
 def _authenticate(connection: MqttConnection, packet: Connect) -> None:
+    if connection.certificate_name is not None:
+        return  # TLS has verified who it is; what CONNECT says of it is ignored
     if not connection.authenticator.allows(packet.username, packet.password, loopback=connection.loopback):
         if packet.username is None:
             raise ProtocolError("anonymous clients are not allowed here", "MQTT-3.1.4-2", Reason.NOT_AUTHORIZED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 import secrets
@@ -12,29 +11,24 @@ import msgspec
 
 from reference_broker.config import BrokerConfig
 from reference_broker.core.broker_state import Tracer
-from reference_broker.mqtt.codec import encode_packet
-from reference_broker.mqtt.packets import V5, Connect, Disconnect
 from reference_broker.node import BrokerNode
 from reference_broker.server.clock import Clock
+from reference_broker.server.listeners import ListenerAddress, start_listener
+from reference_broker.server.readiness import check_handshake
 from reference_broker.server.tcp import NodeDriver
 from reference_broker.storage.disk import RealDisk
 from reference_broker.trace.files import TraceWriter
 from reference_broker.trace.schema import TraceEvent, TraceHeader, TraceKind
 
 log = logging.getLogger("assay.broker")
-READY_TIMEOUT_S = 10.0
-
-
-class NotReadyError(RuntimeError):
-    """The broker started, but a client's handshake with it did not pass."""
 
 
 class RunningBroker:
-    """Start with :meth:`start`, which returns only once an MQTT handshake over the socket has passed."""
+    """Start with :meth:`start`, which returns only once an MQTT handshake over each listener has passed."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self.config = config
-        self.addresses: list[tuple[str, int]] = []
+        self.addresses: list[ListenerAddress] = []
         self._driver: NodeDriver | None = None
         self._trace: TraceWriter | None = None
 
@@ -46,7 +40,9 @@ class RunningBroker:
         return self._driver
 
     async def start(self) -> None:
-        """Raises :class:`OSError` (address in use, data directory in use), ``LogError``, :class:`NotReadyError`."""
+        """Raises :class:`OSError` (address in use, data directory in use), ``ConfigError`` (a certificate),
+        ``LogError``, ``NotReadyError``.
+        """
         clock = Clock()
         disk = RealDisk(Path(self.config.data_dir)) if self.config.data_dir else None
         try:
@@ -57,10 +53,11 @@ class RunningBroker:
             for note in node.recovery_notes:
                 log.warning("queue %s: %s (%s)", note.queue, note.problem, note.place)
             self._driver = NodeDriver(node, clock)
-            for listener in self.config.listeners:
-                self.addresses.append(await self._driver.listen(listener))
-            for host, port in self.addresses:
-                await check_handshake(host, port)
+            for index, listener in enumerate(self.config.listeners):
+                self.addresses.append(await start_listener(self._driver, listener, f"listeners[{index}]"))
+            for listener, address in zip(self.config.listeners, self.addresses, strict=True):
+                required = listener.tls is not None and listener.tls.require_client_certificate
+                await check_handshake(address, certificate_required=required)
         except BaseException:
             await self.stop()
             raise
@@ -87,25 +84,3 @@ class RunningBroker:
         finally:
             if self._trace is not None:
                 self._trace.close()
-
-
-async def check_handshake(host: str, port: int, timeout_s: float = READY_TIMEOUT_S) -> None:
-    """Connect as a client and see a CONNACK, whatever it says. Raises :class:`NotReadyError`."""
-    target = "127.0.0.1" if host == "0.0.0.0" else "::1" if host == "::" else host  # noqa: S104 - compared, not bound
-    try:
-        async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(target, port)
-            try:
-                writer.write(encode_packet(Connect(version=V5, client_id=""), V5))
-                answer = await reader.readexactly(2)
-                if answer[0] != 0x20:
-                    message = f"the listener {host}:{port} answered {answer.hex()} to CONNECT"
-                    raise NotReadyError(message)
-                writer.write(encode_packet(Disconnect(), V5))
-                # The broker closes in answer: once it has, this client leaves no trace in its figures.
-                await reader.read()
-            finally:
-                writer.close()
-    except (OSError, EOFError, TimeoutError) as error:
-        message = f"no MQTT handshake on {host}:{port}: {error or type(error).__name__}"
-        raise NotReadyError(message) from error

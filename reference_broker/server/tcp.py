@@ -8,14 +8,16 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import ssl
+from collections.abc import Callable
 from typing import cast
 
-from reference_broker.config import ListenerConfig
 from reference_broker.core.queues import SyncJob
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.node import BrokerNode
 from reference_broker.server.clock import Clock
 from reference_broker.server.sync_threads import SyncThreads
+from reference_broker.server.tls import certificate_common_name
 
 log = logging.getLogger("assay.broker")
 LINGER_S = 5.0
@@ -26,8 +28,10 @@ _HIGH_WATER_BYTES = 1024 * 1024
 class MqttProtocol(asyncio.Protocol):
     """One client connection."""
 
-    def __init__(self, driver: NodeDriver, *, loopback: bool, limit: int) -> None:
+    def __init__(self, driver: NodeDriver, *, loopback: bool, limit: int, name_from_certificate: bool = False) -> None:
+        """``name_from_certificate``: the client's certificate says who it is (only over TLS that requires one)."""
         self._driver = driver
+        self._name_from_certificate = name_from_certificate
         self._loopback = loopback
         self._limit = limit
         self._transport: asyncio.Transport | None = None
@@ -44,8 +48,17 @@ class MqttProtocol(asyncio.Protocol):
             return
         peer = transport.get_extra_info("peername")
         transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
+        certificate_name = None
+        if self._name_from_certificate:
+            certificate_name = certificate_common_name(transport.get_extra_info("peercert"))
+            if certificate_name is None:
+                log.warning("connection refused: the certificate of %s has no common name, or several", peer)
+                transport.abort()
+                return
         now = self._driver.clock.now()
-        self._connection = self._driver.node.accept(str(peer), now, loopback=self._loopback)
+        self._connection = self._driver.node.accept(
+            str(peer), now, loopback=self._loopback, certificate_name=certificate_name
+        )
         self._driver.protocols[self._connection] = self
         self._driver.arm_timer()
 
@@ -110,18 +123,22 @@ class NodeDriver:
         self._servers: list[asyncio.Server] = []
         self._closed = False
 
-    async def listen(self, listener: ListenerConfig) -> tuple[str, int]:
-        """Start a listener; returns its address. Raises :class:`OSError`."""
-        loopback = is_loopback(listener.host)
+    async def listen(
+        self,
+        make_protocol: Callable[[], asyncio.Protocol],
+        host: str,
+        port: int,
+        *,
+        context: ssl.SSLContext | None = None,
+        handshake_timeout_s: float | None = None,
+    ) -> tuple[str, int]:
+        """Start a listener, with TLS if there is a context; returns its address. Raises :class:`OSError`."""
         server = await self.loop.create_server(
-            lambda: MqttProtocol(self, loopback=loopback, limit=listener.max_connections),
-            listener.host,
-            listener.port,
-            backlog=1_024,
+            make_protocol, host, port, backlog=1_024, ssl=context, ssl_handshake_timeout=handshake_timeout_s
         )
         self._servers.append(server)
-        host, port = server.sockets[0].getsockname()[:2]
-        return str(host), int(port)
+        bound_host, bound_port = server.sockets[0].getsockname()[:2]
+        return str(bound_host), int(bound_port)
 
     def schedule_turn(self) -> None:
         if not self._turn_scheduled:

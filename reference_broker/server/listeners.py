@@ -1,0 +1,71 @@
+"""Listeners: what is stacked on a socket (TLS, WebSocket), and the addresses clients are told."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+
+import msgspec
+
+from reference_broker.config import ListenerConfig, Transport
+from reference_broker.server.tcp import LINGER_S, MqttProtocol, NodeDriver, is_loopback
+from reference_broker.server.tls import server_context
+from reference_broker.server.websocket_layer import WebSocketLayer
+
+_SCHEMES = {
+    (Transport.TCP, False): "mqtt",
+    (Transport.TCP, True): "mqtts",
+    (Transport.WEBSOCKET, False): "ws",
+    (Transport.WEBSOCKET, True): "wss",
+}
+
+
+class ListenerAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a listener listens."""
+
+    scheme: str
+    """``mqtt``, ``mqtts``, ``ws`` or ``wss``."""
+    host: str
+    port: int
+    path: str = ""
+    """Of a WebSocket."""
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://{self.authority}{self.path}"
+
+    @property
+    def authority(self) -> str:
+        """Host and port as in a URL."""
+        try:
+            brackets = ipaddress.ip_address(self.host).version == 6
+        except ValueError:
+            brackets = False
+        return f"[{self.host}]:{self.port}" if brackets else f"{self.host}:{self.port}"
+
+
+async def start_listener(driver: NodeDriver, listener: ListenerConfig, where: str) -> ListenerAddress:
+    """Listen. ``where`` is the listener's path in the configuration. Raises :class:`OSError`, ``ConfigError``."""
+    tls = listener.tls
+    context = server_context(tls, f"{where}.tls") if tls is not None else None
+    loopback = is_loopback(listener.host)
+    named = tls is not None and tls.use_certificate_name_as_username
+
+    def plain() -> MqttProtocol:
+        return MqttProtocol(driver, loopback=loopback, limit=listener.max_connections, name_from_certificate=named)
+
+    def framed() -> asyncio.Protocol:
+        unread_bytes = driver.node.config.mqtt.max_unread_bytes
+        return WebSocketLayer(plain(), listener.websocket, max_unread_bytes=unread_bytes, linger_s=LINGER_S)
+
+    websocket = listener.transport is Transport.WEBSOCKET
+    host, port = await driver.listen(
+        framed if websocket else plain,
+        listener.host,
+        listener.port,
+        context=context,
+        # Handshakes run beside each other; one that stalls costs its socket until then.
+        handshake_timeout_s=tls.handshake_timeout_s if tls is not None else None,
+    )
+    scheme = _SCHEMES[listener.transport, tls is not None]
+    return ListenerAddress(scheme=scheme, host=host, port=port, path=listener.websocket.path if websocket else "")

@@ -1,0 +1,93 @@
+"""Readiness: a listener counts as ready once a client of the broker's own was answered by it."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import TypeVar
+
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Event, RejectConnection, Request
+
+from reference_broker.mqtt.codec import encode_packet
+from reference_broker.mqtt.packets import V5, Connect, Disconnect
+from reference_broker.server.listeners import ListenerAddress
+from reference_broker.server.websocket import SUBPROTOCOL
+
+READY_TIMEOUT_S = 10.0
+_READ_BYTES = 65_536
+_Event = TypeVar("_Event", bound=Event)
+
+
+class NotReadyError(RuntimeError):
+    """The broker started, but a client's handshake with it did not pass."""
+
+
+async def check_handshake(
+    address: ListenerAddress, *, certificate_required: bool = False, timeout_s: float = READY_TIMEOUT_S
+) -> None:
+    """Connect as a client and see a CONNACK, whatever it says. Raises :class:`NotReadyError`.
+
+    This client has no certificate: where one is required, its part of the TLS handshake has to do.
+    """
+    host = address.host
+    target = "127.0.0.1" if host == "0.0.0.0" else "::1" if host == "::" else host  # noqa: S104 - compared, not bound
+    context = None
+    if address.scheme in ("mqtts", "wss"):
+        # It talks to itself and sends no secret: whose certificate it is does not matter here.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(target, address.port, ssl=context)
+            try:
+                if not certificate_required:
+                    await _exchange(reader, writer, address)
+            finally:
+                writer.close()
+    except (OSError, EOFError, TimeoutError) as error:
+        message = f"no MQTT handshake on {address.url}: {error or type(error).__name__}"
+        raise NotReadyError(message) from error
+
+
+async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: ListenerAddress) -> None:
+    connect, disconnect = encode_packet(Connect(version=V5, client_id=""), V5), encode_packet(Disconnect(), V5)
+    if not address.path:
+        writer.write(connect)
+        _expect_connack(await reader.readexactly(2), address)
+        writer.write(disconnect)
+    else:
+        websocket = WSConnection(ConnectionType.CLIENT)
+        writer.write(websocket.send(Request(host=address.authority, target=address.path, subprotocols=[SUBPROTOCOL])))
+        await _next_event(websocket, reader, address, AcceptConnection)
+        writer.write(websocket.send(BytesMessage(data=connect)))
+        _expect_connack(bytes((await _next_event(websocket, reader, address, BytesMessage)).data), address)
+        writer.write(websocket.send(BytesMessage(data=disconnect)))
+        closing = await _next_event(websocket, reader, address, CloseConnection)
+        writer.write(websocket.send(closing.response()))
+    # The broker closes in answer: once it has, this client leaves no trace in its figures.
+    await reader.read()
+
+
+async def _next_event(
+    websocket: WSConnection, reader: asyncio.StreamReader, address: ListenerAddress, kind: type[_Event]
+) -> _Event:
+    while True:
+        for event in websocket.events():
+            if isinstance(event, kind):
+                return event
+            if isinstance(event, RejectConnection):
+                message = f"the listener {address.url} refused a WebSocket handshake with status {event.status_code}"
+                raise NotReadyError(message)
+        data = await reader.read(_READ_BYTES)
+        if not data:
+            message = "the connection was closed"
+            raise EOFError(message)
+        websocket.receive_data(data)
+
+
+def _expect_connack(data: bytes, address: ListenerAddress) -> None:
+    if data[:1] != b"\x20":
+        message = f"the listener {address.url} answered {data[:16].hex()} to CONNECT"
+        raise NotReadyError(message)
