@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import shutil
 import socket
 import ssl
 import subprocess
@@ -32,6 +33,7 @@ from reference_broker.config import (
     UserConfig,
     WebSocketConfig,
 )
+from reference_broker.server.listeners import ListenerAddress
 from reference_broker.server.tls import certificate_common_name, check_listeners, context_for, server_context
 
 WAIT_S = 20.0
@@ -67,9 +69,13 @@ class Pki:
         context = ssl.create_default_context()
         self.authority.configure_trust(context)
         if name is not None:
-            issued = (issuer or self.clients).issue_cert(f"{name}@client.example", common_name=name)
-            context.load_cert_chain(*self._write(issued, f"client-{name}"))
+            context.load_cert_chain(*self.client_files(name, issuer))
         return context
+
+    def client_files(self, name: str, issuer: trustme.CA | None = None) -> tuple[str, str]:
+        """Certificate file and key file of a client."""
+        issued = (issuer or self.clients).issue_cert(f"{name}@client.example", common_name=name)
+        return self._write(issued, f"client-{name}")
 
 
 @pytest.fixture(scope="module")
@@ -144,14 +150,11 @@ def round_trip(index: int, broker: Broker, context: ssl.SSLContext, version: int
 FOUR = ("mqtt", "mqtts", "ws", "wss")
 
 
-def four(tls: TlsConfig) -> Broker:
-    websocket = {"transport": Transport.WEBSOCKET, "websocket": WebSocketConfig(path="/broker")}
-    return listening(
-        ListenerConfig(port=0),
-        ListenerConfig(port=0, tls=tls),
-        ListenerConfig(port=0, **websocket),  # type: ignore[arg-type]  # one mapping for two fields
-        ListenerConfig(port=0, tls=tls, **websocket),  # type: ignore[arg-type]
-    )
+def four(tls: TlsConfig, mqtt: MqttConfig | None = None, max_connections: int = 100) -> Broker:
+    plain = ListenerConfig(port=0, max_connections=max_connections)
+    websocket = msgspec.structs.replace(plain, transport=Transport.WEBSOCKET, websocket=WebSocketConfig(path="/broker"))
+    secure, secure_websocket = (msgspec.structs.replace(listener, tls=tls) for listener in (plain, websocket))
+    return listening(plain, secure, websocket, secure_websocket, mqtt=mqtt)
 
 
 @pytest.fixture(scope="module")
@@ -264,6 +267,63 @@ def test_a_handshake_that_never_ends_is_cut() -> None:
     ):
         client.sendall(UPGRADE[:20])
         assert client.recv(10) == b""
+
+
+def connected_to(address: ListenerAddress, context: ssl.SSLContext) -> socket.socket:
+    """A client with a small receive buffer, its TLS and WebSocket handshakes done."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    client.settimeout(WAIT_S)
+    client.connect((address.host, address.port))
+    if address.scheme in ("mqtts", "wss"):
+        client = context.wrap_socket(client, server_hostname=address.host)
+    if address.path:
+        client.sendall(UPGRADE.replace(b"/mqtt", address.path.encode()))
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            byte = client.recv(1)
+            if not byte:
+                raise ConnectionResetError
+            head += byte
+    return client
+
+
+@pytest.mark.parametrize("index", range(4), ids=FOUR)
+def test_a_client_that_never_reads_is_cut_on_every_transport(pki: Pki, tls: TlsConfig, index: int) -> None:
+    count, size = 400, 20_000
+    with four(tls, MqttConfig(max_unread_bytes=1_000_000)) as broker:
+        address = broker.addresses[index]
+        with connected_to(address, pki.client_context()) as deaf:
+            hello = CONNECT_311 + bytes.fromhex("8206000100016101")
+            deaf.sendall(binary(hello) if address.path else hello)
+            answer = b""
+            while not answer.endswith(bytes.fromhex("9003000101")):
+                answer += deaf.recv(100)
+            for _ in range(count):
+                broker.publish("a", b"x" * size, qos=1)
+            received = 0
+            with suppress(ConnectionError, ssl.SSLError):
+                while chunk := deaf.recv(65_536):
+                    received += len(chunk)
+            assert received < count * size, "it was cut before it had all"
+        assert broker.snapshot().sessions == (), "its clean session ended with it, and the broker goes on"
+
+
+@pytest.mark.parametrize("index", range(4), ids=FOUR)
+def test_a_connection_over_the_limit_is_closed(pki: Pki, tls: TlsConfig, index: int) -> None:
+    listener = msgspec.structs.replace(four(tls).config.listeners[index], max_connections=2)
+    with listening(listener) as broker, ExitStack() as stack:
+        address, context = broker.addresses[0], pki.client_context()
+        for client_id in (b"1", b"2"):
+            client = stack.enter_context(connected_to(address, context))
+            hello = CONNECT_311[:-1] + client_id
+            client.sendall(binary(hello) if address.path else hello)
+            answer = b""
+            while not answer.endswith(CONNACK_311):
+                answer += client.recv(100)
+        with suppress(ConnectionError, ssl.SSLError), connected_to(address, context) as third:
+            assert third.recv(1) == b""
+        assert broker.snapshot().connections == 2
 
 
 # -- TLS -----------------------------------------------------------------------------------------------------------
@@ -505,6 +565,25 @@ def test_serve_ends_with_status_2_and_the_files_name(tmp_path: Path, options: tu
     assert finished.returncode == 2
     assert "gone.pem" in finished.stderr
     assert "Traceback" not in finished.stderr
+
+
+@pytest.mark.peer
+@pytest.mark.skipif(shutil.which("mosquitto_pub") is None, reason="mosquitto_pub is not installed (mosquitto-clients)")
+def test_mosquittos_clients_over_tls_with_a_certificate(pki: Pki, tls: TlsConfig) -> None:
+    trusted = pki.folder / "authority.pem"
+    pki.authority.cert_pem.write_to_path(str(trusted))
+    certificate, key = pki.client_files("carol")
+    listener = secured(tls, client_certificate_authority=pki.client_authority, require_client_certificate=True)
+    with listening(listener) as broker:
+        address = ["-h", "127.0.0.1", "-p", str(broker.port), "--cafile", str(trusted), "-t", "m"]
+        with_certificate = [*address, "--cert", certificate, "--key", key]
+        for options, succeeds in ((with_certificate, True), (address, False)):
+            command = ["mosquitto_pub", *options, "-m", "kept", "-r", "-q", "1"]
+            sent = subprocess.run(command, capture_output=True, timeout=WAIT_S, check=False)
+            assert (sent.returncode == 0) is succeeds
+        command = ["mosquitto_sub", *with_certificate, "-C", "1", "-W", str(int(WAIT_S))]
+        got = subprocess.run(command, capture_output=True, timeout=WAIT_S, check=False)
+        assert got.stdout == b"kept\n"
 
 
 def test_serve_prints_the_address_of_every_listener(tmp_path: Path, pki: Pki, tls: TlsConfig) -> None:
