@@ -231,6 +231,33 @@ class AuthConfig(_Section, frozen=True, kw_only=True):
     users: tuple[UserConfig, ...] = ()
 
 
+class SysConfig(_Section, frozen=True, kw_only=True):
+    """The broker's figures under ``$SYS/broker``."""
+
+    interval_s: float = 10.0
+    """How often subscribers get new values; 0 = there are no ``$SYS`` topics."""
+
+
+class LimitsConfig(_Section, frozen=True, kw_only=True):
+    """What one client, or one address, may ask of the broker; 0 = no limit."""
+
+    connects_per_s: float = 0.0
+    """Connections from one address to one listener in the long run; over it CONNECT is refused (0x9F)."""
+    connect_burst: int = 100
+    """So many at once."""
+    max_tracked_addresses: int = 10_000
+    """Addresses remembered for it."""
+    publish_messages_per_s: float = 0.0
+    """PUBLISH packets of one client in the long run; over it the broker reads from the client more slowly."""
+    publish_bytes_per_s: float = 0.0
+    """Likewise, bytes of everything the client sends."""
+    publish_burst_s: float = 1.0
+    """A client that was idle may send what these rates allow in this time at once."""
+    max_payload_bytes: int = 0
+    """A PUBLISH with a larger payload is refused: 0x97, or the connection closes where 3.1.1 has no code; at QoS 0 it
+    is dropped."""
+
+
 class TraceConfig(_Section, frozen=True, kw_only=True):
     """White-box trace of every message step, for analysis; off by default because it costs throughput."""
 
@@ -248,6 +275,8 @@ class BrokerConfig(_Section, frozen=True, kw_only=True):
     mqtt: MqttConfig = MqttConfig()
     queues: QueuesConfig = QueuesConfig()
     auth: AuthConfig = AuthConfig()
+    sys: SysConfig = SysConfig()
+    limits: LimitsConfig = LimitsConfig()
     trace: TraceConfig = TraceConfig()
 
 
@@ -339,6 +368,9 @@ def _check(config: BrokerConfig, where: str) -> None:
         problems.append("mqtt.receive_maximum must be 1 to 65535")
     for index, listener in enumerate(config.listeners):
         problems += [f"listeners[{index}].{problem}" for problem in _listener_problems(listener)]
+    if config.sys.interval_s and not 0.1 <= config.sys.interval_s <= 86_400:
+        problems.append("sys.interval_s must be 0.1 to 86400, or 0 to have no $SYS topics")
+    problems += _limit_problems(config.limits)
     if problems:
         message = f"{where}: " + "; ".join(problems)
         raise ConfigError(message)
@@ -365,6 +397,28 @@ def _listener_problems(listener: ListenerConfig) -> list[str]:
         problems.append("tls.use_certificate_name_as_username needs tls.require_client_certificate")
     if not all(further.server_names for further in tls.certificates):
         problems.append("tls.certificates: every entry needs at least one of server_names")
+    return problems
+
+
+def _limit_problems(limits: LimitsConfig) -> list[str]:
+    ranges: dict[str, tuple[float, float, float]] = {
+        # A rate below one in 10 000 s would only be a slow way to say no.
+        "connects_per_s": (limits.connects_per_s, 1e-4, 1e6),
+        "publish_messages_per_s": (limits.publish_messages_per_s, 1e-4, 1e9),
+        "publish_bytes_per_s": (limits.publish_bytes_per_s, 1, 1e12),
+        "max_payload_bytes": (limits.max_payload_bytes, 1, 268_435_455),
+    }
+    problems = [
+        f"limits.{name} must be {low:g} to {high:g}, or 0 for no limit"
+        for name, (value, low, high) in ranges.items()
+        if value and not low <= value <= high
+    ]
+    if limits.connect_burst < 1:
+        problems.append("limits.connect_burst must be at least 1")
+    if not 1 <= limits.max_tracked_addresses <= 10_000_000:
+        problems.append("limits.max_tracked_addresses must be 1 to 10000000")
+    if not 0.1 <= limits.publish_burst_s <= 3_600:
+        problems.append("limits.publish_burst_s must be 0.1 to 3600")
     return problems
 
 

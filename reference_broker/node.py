@@ -13,6 +13,7 @@ from reference_broker.config import BrokerConfig, QueuesConfig
 from reference_broker.core.broker_state import BrokerState, Tracer
 from reference_broker.core.queues import QueueEngine, SyncJob
 from reference_broker.core.queues.store import RecoveryNote
+from reference_broker.core.rates import ArrivalRates, arrival_key
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.storage.disk import Disk
 from reference_broker.storage.log import LogOptions
@@ -33,7 +34,11 @@ class BrokerNode:
         self._store = LogQueueStore(disk, options=_log_options(config.queues))
         self.engine = QueueEngine(config.queues, self._store, rng, now, tracer)
         self.state = BrokerState(config, self.engine, rng, tracer)
-        self.state.now = now
+        self.state.now = self.state.sys_topics.started_at = now
+        limits = config.limits
+        self._arrivals: ArrivalRates | None = None
+        if limits.connects_per_s:
+            self._arrivals = ArrivalRates(limits.connects_per_s, limits.connect_burst, limits.max_tracked_addresses)
         self._authenticator = Authenticator(config.auth, rng.randbytes(32))
         self._connections: dict[MqttConnection, None] = {}
         self._dirty: list[MqttConnection] = []
@@ -45,11 +50,18 @@ class BrokerNode:
         return len(self._connections)
 
     def accept(
-        self, peer: str, now: float, *, loopback: bool = True, certificate_name: str | None = None
+        self,
+        peer: str,
+        now: float,
+        *,
+        loopback: bool = True,
+        certificate_name: str | None = None,
+        source: tuple[str, str] | None = None,
     ) -> MqttConnection:
         """A client connected from ``peer`` to a listener that is, or is not, bound to loopback only.
 
-        ``certificate_name``: who it is by its verified certificate, where the listener goes by that.
+        ``certificate_name``: who it is by its verified certificate, where the listener goes by that. ``source``: the
+        listener and the client's address without its port, by which the connect rate is counted; None = no limit.
         """
         connection = MqttConnection(
             self.state,
@@ -60,6 +72,8 @@ class BrokerNode:
             now=now,
             certificate_name=certificate_name,
         )
+        if self._arrivals is not None and source is not None:
+            connection.over_rate = not self._arrivals.allows(arrival_key(*source), now)
         self._connections[connection] = None
         return connection
 

@@ -18,7 +18,9 @@ from reference_broker.core.queues import Delivery, QueueEngine, QueueError, Queu
 from reference_broker.core.retained import RetainedStore
 from reference_broker.core.routing import Subscription, SubscriptionTree
 from reference_broker.core.session import Session, SessionConnection, Will
+from reference_broker.core.sys_topics import SysTopics
 from reference_broker.core.timers import TimerHeap
+from reference_broker.core.traffic import Traffic
 from reference_broker.trace.schema import TraceKind
 
 Confirm = Callable[[QueueError | None], None]
@@ -64,13 +66,15 @@ class BrokerState:
         self, config: BrokerConfig, engine: QueueEngine, rng: random.Random, tracer: Tracer | None = None
     ) -> None:
         self.config = config
-        self.engine = engine
+        self.engine: QueueEngine = engine
         self.rng = rng
         self.tracer = tracer
         self.sessions: dict[str, Session] = {}
         self.tree = SubscriptionTree()
-        self.retained = RetainedStore(config.mqtt.max_retained_messages)
+        self.retained: RetainedStore = RetainedStore(config.mqtt.max_retained_messages)
         self.timers = TimerHeap()
+        self.traffic: Traffic = Traffic()
+        self.sys_topics = SysTopics(self, config.sys.interval_s)
         self.published = 0
         self.refused = 0
         """Unconfirmed messages that a queue did not take."""
@@ -100,7 +104,10 @@ class BrokerState:
             session = None
         if session is None:
             session = self.sessions[request.client_id] = Session(
-                request.client_id, self.config.mqtt.max_queued_messages, self.config.mqtt.max_queued_bytes
+                request.client_id,
+                self.config.mqtt.max_queued_messages,
+                self.config.mqtt.max_queued_bytes,
+                self.traffic,
             )
         if session.expiry_timer is not None:
             session.expiry_timer.cancel()
@@ -110,6 +117,7 @@ class BrokerState:
             session.will_timer.cancel()
             session.will_timer = None
         session.connection = connection
+        self.traffic.client_connected()
         session.expiry_s = request.expiry_s
         session.window = request.window
         session.will = request.will
@@ -132,6 +140,7 @@ class BrokerState:
 
     def _detach(self, session: Session, now: float, *, publish_will: bool) -> None:
         session.connection = None
+        self.traffic.client_disconnected()
         self.tree.invalidate_plans()
         for consumer in session.consumers.values():
             self.engine.unsubscribe(consumer, now)
@@ -176,6 +185,7 @@ class BrokerState:
             del self.sessions[session.client_id]
         for subscription in session.subscriptions.values():
             self.tree.remove(session, subscription)
+            self._uncount(subscription)
         session.subscriptions.clear()
         self._send_will(session, now)
 
@@ -193,6 +203,10 @@ class BrokerState:
         if message.retain and not self.retained.store(message):
             raise QueueError(QueueErrorCode.LIMIT, "the broker keeps no more retained messages")
         return self._fan_out(message, publisher)
+
+    def publish_figure(self, message: Message) -> None:
+        """Route a ``$SYS`` value of the broker's own; it is not kept as a retained message."""
+        self._fan_out(message, None)
 
     def _note_refused(self, error: QueueError | None) -> None:
         if error is not None:
@@ -298,6 +312,9 @@ class BrokerState:
             if existed:
                 self.tree.remove(session, session.subscriptions[topic_filter])
             self.tree.add(session, subscription)
+        if not existed:
+            self.traffic.subscribed(shared=subscription.share_name is not None)
+            self.sys_topics.subscribed(subscription, now)
         session.subscriptions[topic_filter] = subscription
         if self.tracer is not None:
             self.tracer(TraceKind.SUBSCRIBED, {"client_id": session.client_id, "topic": topic_filter})
@@ -306,6 +323,8 @@ class BrokerState:
     def send_retained(self, session: Session, subscription: Subscription, now: float) -> None:
         """Retained messages for a new subscription; RETAIN is set (5.0 3.3.1-8, 3.1.1 3.3.1-8)."""
         identifiers = (subscription.identifier,) if subscription.identifier else ()
+        for message in self.sys_topics.match(subscription.topic_filter, now):
+            session.deliver(message, 0, True, identifiers)
         for message in self.retained.match(subscription.topic_filter, now):
             session.deliver(message, min(message.qos, subscription.qos), True, identifiers)
 
@@ -314,12 +333,17 @@ class BrokerState:
         subscription = session.subscriptions.pop(topic_filter, None)
         if subscription is None:
             return False
+        self._uncount(subscription)
         consumer = session.consumers.pop(topic_filter, None)
         if consumer is not None:
             self.engine.unsubscribe(consumer, now)
         else:
             self.tree.remove(session, subscription)
         return True
+
+    def _uncount(self, subscription: Subscription) -> None:
+        self.traffic.unsubscribed(shared=subscription.share_name is not None)
+        self.sys_topics.unsubscribed(subscription)
 
     def _group_of(self, session: Session, topic_filter: str) -> str:
         return session.consumer_groups.get(topic_filter) or default_group(session.client_id)

@@ -16,6 +16,7 @@ from reference_broker.core.message import Message
 from reference_broker.core.queues import Consumer, Delivery
 from reference_broker.core.routing import Subscription
 from reference_broker.core.timers import Timer
+from reference_broker.core.traffic import Traffic
 
 MAX_PACKET_ID = 65_535
 DEFAULT_MAX_QUEUED_BYTES = 64 * 1024 * 1024
@@ -111,7 +112,13 @@ InFlight = Outgoing | OutgoingRun | Released
 class Session:
     """One client's state."""
 
-    def __init__(self, client_id: str, max_queued: int, max_queued_bytes: int = DEFAULT_MAX_QUEUED_BYTES) -> None:
+    def __init__(
+        self,
+        client_id: str,
+        max_queued: int,
+        max_queued_bytes: int = DEFAULT_MAX_QUEUED_BYTES,
+        traffic: Traffic | None = None,
+    ) -> None:
         self.client_id = client_id
         self.max_queued = max_queued
         self.max_queued_bytes = max_queued_bytes
@@ -138,6 +145,7 @@ class Session:
         self.window = MAX_PACKET_ID
         """Most unfinished outgoing messages the client takes (its Receive Maximum)."""
         self.dropped = 0
+        self._traffic = traffic or Traffic()
         self._next_packet_id = 1
         self.stalled_consumers: list[Consumer] = []
         """Consumers that were refused for lack of room; they are resumed when room appears."""
@@ -176,7 +184,7 @@ class Session:
             return
         size = len(message.payload)
         if len(self.queued) >= self.max_queued or self.queued_bytes + size > self.max_queued_bytes:
-            self.dropped += 1
+            self._drop()
             return
         self.queued_bytes += size
         self.queued.append(Outgoing(message, qos, retain, identifiers, delivery))
@@ -189,7 +197,11 @@ class Session:
         )
         if not sent:
             del self.in_flight[packet_id]
-            self.dropped += 1
+            self._drop()
+
+    def _drop(self) -> None:
+        self.dropped += 1
+        self._traffic.dropped += 1
 
     def send_queued(self, now: float) -> None:
         """Fill the window from the queue; expired messages are dropped (5.0 3.3.2-5)."""

@@ -44,6 +44,11 @@ def has_wildcard(topic_filter: str) -> bool:
     return "+" in topic_filter or "#" in topic_filter
 
 
+def is_sys_topic(topic: str) -> bool:
+    """Whether a topic name or filter is within ``$SYS``, where only the broker publishes."""
+    return topic.startswith("$SYS/") or topic == "$SYS"
+
+
 def split_shared(topic_filter: str) -> tuple[str | None, str]:
     """``$share/<name>/<filter>`` -> (name, filter); any other filter -> (None, filter). Raises :class:`TopicError`."""
     if not topic_filter.startswith(SHARE_PREFIX):

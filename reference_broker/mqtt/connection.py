@@ -21,6 +21,7 @@ from reference_broker.mqtt.inbound import Inbound
 from reference_broker.mqtt.outbound import Outbound
 from reference_broker.mqtt.packets import V5, V311, Acknowledgement, Disconnect, Packet, PacketType, Properties
 from reference_broker.mqtt.phase import Phase
+from reference_broker.mqtt.throttle import Throttle, throttle_for
 from reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
@@ -74,6 +75,10 @@ class MqttConnection:
         """Bytes the transport has not sent yet, as the driver saw it last."""
         self.inbound = Inbound(self)
         self.outbound = Outbound(self)
+        self.over_rate = False
+        """Its address connects too often: CONNECT will be refused, in the words of its version."""
+        self._traffic = broker.traffic
+        self._throttle: Throttle | None = throttle_for(self, broker.config.limits, now)
         self._wake = wake
         self._out: list[bytes] = []
         self._out_bytes = 0
@@ -99,6 +104,12 @@ class MqttConnection:
             self._dirty = True
             self._wake(self)
 
+    def rouse(self) -> None:
+        """Have the driver look at this connection at the end of the turn."""
+        if not self._dirty:
+            self._dirty = True
+            self._wake(self)
+
     def send_packet(self, packet: Packet) -> None:
         self.send(encode_packet(packet, self.version))
 
@@ -107,13 +118,16 @@ class MqttConnection:
         out = self._out
         data = out[0] if len(out) == 1 else b"".join(out)
         out.clear()
+        self._traffic.bytes_sent += self._out_bytes
         self._out_bytes = 0
         self._dirty = False
         return data
 
     @property
     def wants_pause(self) -> bool:
-        """Too many publishes wait for the disk: read no more until some are confirmed."""
+        """Too many publishes wait for the disk, or the client is over its publish rate: read no more for now."""
+        if self._throttle is not None and self._throttle.waiting:
+            return True
         return self.inbound.unconfirmed > 4 * self.broker.config.mqtt.receive_maximum
 
     # -- input ---------------------------------------------------------------------------------------------------
@@ -123,6 +137,9 @@ class MqttConnection:
         if self.phase is Phase.CLOSED:
             return
         self._last_received = now
+        self._traffic.bytes_received += len(data)
+        if self._throttle is not None:
+            data = self._throttle.admit(data, now)
         partial = self._partial
         if partial:
             partial += data
@@ -277,9 +294,9 @@ class MqttConnection:
         self._timer.cancel()
         self._partial = bytearray()
         self.inbound.end()
-        if not self._dirty:
-            self._dirty = True
-            self._wake(self)
+        if self._throttle is not None:
+            self._throttle.end()
+        self.rouse()
 
     # -- time ----------------------------------------------------------------------------------------------------
 
@@ -290,6 +307,9 @@ class MqttConnection:
             self._timer = self.broker.timers.schedule(now + 1.5 * self.keep_alive_s, self._check_keep_alive)
 
     def _check_keep_alive(self, now: float) -> None:
+        if self.wants_pause:
+            # The client may be sending; it is the broker that does not read.
+            self._last_received = now
         deadline = self._last_received + 1.5 * self.keep_alive_s
         if now < deadline:
             self._timer = self.broker.timers.schedule(deadline, self._check_keep_alive)

@@ -9,7 +9,7 @@ import msgspec
 
 from reference_broker.core.broker_state import NEVER_EXPIRES_S, ConnectRequest
 from reference_broker.core.session import MAX_PACKET_ID, Will
-from reference_broker.core.topics import TopicError, validate_topic
+from reference_broker.core.topics import TopicError, is_sys_topic, validate_topic
 from reference_broker.mqtt.codec import decode_packet, encode_packet
 from reference_broker.mqtt.errors import ProtocolError, Reason
 from reference_broker.mqtt.outgoing import message_from
@@ -23,6 +23,7 @@ _RETURN_CODES_311 = {
     Reason.UNSUPPORTED_PROTOCOL_VERSION: 1,
     Reason.CLIENT_IDENTIFIER_NOT_VALID: 2,
     Reason.SERVER_UNAVAILABLE: 3,
+    Reason.CONNECTION_RATE_EXCEEDED: 3,
     Reason.BAD_USER_NAME_OR_PASSWORD: 4,
     Reason.NOT_AUTHORIZED: 5,
 }
@@ -37,6 +38,8 @@ def on_connect_bytes(connection: MqttConnection, header: int, data: bytes, body:
         connection.version = packet.version
         connection.outbound.speak(packet.version)
         connection.max_packet_out = packet.properties.maximum_packet_size or 0xFFFFFFFF
+        if connection.over_rate:
+            raise ProtocolError("this address connects too often", "MQTT-3.1.4-2", Reason.CONNECTION_RATE_EXCEEDED)
         _accept(connection, packet, now)
     except ProtocolError as error:
         connection.error = error
@@ -142,6 +145,11 @@ def _will(connection: MqttConnection, fields: WillFields | None, client_id: str)
         raise ProtocolError("the will's QoS is not supported here", "MQTT-3.2.2-12", Reason.QOS_NOT_SUPPORTED)
     if fields.retain and not config.retain_available:
         raise ProtocolError("retained messages are not supported here", "MQTT-3.2.2-13", Reason.RETAIN_NOT_SUPPORTED)
+    if is_sys_topic(fields.topic):
+        raise ProtocolError("a will may not go to a $SYS topic", "MQTT-3.1.4-2", Reason.NOT_AUTHORIZED)
+    limit = connection.broker.config.limits.max_payload_bytes
+    if limit and len(fields.payload) > limit:
+        raise ProtocolError(f"a will has at most {limit} bytes of payload here", "MQTT-3.1.4-2", Reason.QUOTA_EXCEEDED)
     # Time 0: until the will is published, ``expires_at`` holds its lifetime.
     message = message_from(fields.topic, fields.payload, fields.qos, fields.retain, fields.properties, client_id, 0.0)
     return Will(message=message, delay_s=fields.properties.will_delay_interval or 0)

@@ -15,7 +15,7 @@ from reference_broker.core.broker_state import is_queue_topic
 from reference_broker.core.message import Message
 from reference_broker.core.queues import QueueError, QueueErrorCode
 from reference_broker.core.session import Session
-from reference_broker.core.topics import TopicError, validate_topic
+from reference_broker.core.topics import TopicError, is_sys_topic, validate_topic
 from reference_broker.mqtt import handlers, runs
 from reference_broker.mqtt.codec import decode_packet, encode_acknowledgement
 from reference_broker.mqtt.errors import ProtocolError, Reason
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from reference_broker.mqtt.connection import MqttConnection
 
 _MAX_PLANS = 1_024
+_UNLIMITED_BYTES = 1 << 32
 _ACK_STARTS = {1: b"\x40\x02", 2: b"\x50\x02"}
 _PUBCOMP_START = b"\x70\x02"
 
@@ -58,10 +59,11 @@ class Inbound:
         self._connection = connection
         self._broker = connection.broker
         self._config = connection.broker.config.mqtt
+        self._traffic = connection.broker.traffic
+        self._max_payload_bytes = connection.broker.config.limits.max_payload_bytes or _UNLIMITED_BYTES
         self._aliases: dict[int, str] = {}
         self._plans: dict[bytes, _Plan] = {}
         self._pending_acks: deque[_PendingAck] = deque()
-        self.received_messages = 0
 
     @property
     def unconfirmed(self) -> int:
@@ -101,7 +103,7 @@ class Inbound:
             while run_end <= last and data.startswith(prefix, run_end):
                 run_end += stride
             if not qos:
-                self._forward(data, start, run_end, stride, targets)
+                self._forward(data, start, run_end, stride, end - payload_at, targets)
                 return run_end
             if run_end > end and self._forward_run(
                 plan, qos, data[start:run_end], stride, topic_end - start, payload_at - start
@@ -110,15 +112,23 @@ class Inbound:
         self._on_plain(plan.topic, qos, data, topic_end, payload_at, end, now)
         return end
 
-    def _forward(self, data: bytes, start: int, end: int, stride: int, targets: list[MqttConnection]) -> None:
+    def _forward(
+        self, data: bytes, start: int, end: int, stride: int, payload_bytes: int, targets: list[MqttConnection]
+    ) -> None:
         """QoS 0: the very bytes."""
         count = (end - start) // stride
-        self.received_messages += count
+        traffic = self._traffic
+        traffic.publishes_received += count
+        traffic.payload_bytes_received += count * payload_bytes
         self._broker.published += count
         if targets:
             run = data[start:end]
+            dropped = traffic.dropped
             for target in targets:
                 target.outbound.forward(run, count)
+            sent = count * len(targets) - (traffic.dropped - dropped)
+            traffic.publishes_sent += sent
+            traffic.payload_bytes_sent += sent * payload_bytes
 
     def _forward_run(self, plan: _Plan, qos: int, run: bytes, stride: int, id_at: int, payload_at: int) -> bool:
         """QoS 1 and 2: the bytes with packet ids of the receiver's. False: nothing was done, take the general way."""
@@ -149,7 +159,13 @@ class Inbound:
             target.outbound.send_run(plan.topic, qos, run, stride, id_at, payload_at, first, connection.client_id)
         if qos == 2:
             session.inbound_qos2.update(dict.fromkeys(inbound, True))
-        self.received_messages += count
+        traffic = self._traffic
+        sent = count * len(starts)
+        payload_bytes = stride - payload_at
+        traffic.publishes_received += count
+        traffic.payload_bytes_received += count * payload_bytes
+        traffic.publishes_sent += sent
+        traffic.payload_bytes_sent += sent * payload_bytes
         self._broker.published += count
         self.acknowledge(runs.acknowledgements(_ACK_STARTS[qos], ids))
         return True
@@ -169,7 +185,8 @@ class Inbound:
         tree = self._broker.tree
         plan.epoch = tree.epoch
         plan.targets = None
-        if self._broker.tracer is not None or plan.topic[0] == "$":
+        if self._broker.tracer is not None or plan.topic[0] == "$" or frame_bytes > self._max_payload_bytes:
+            # The general way looks at the payload itself.
             return
         route = tree.route(plan.topic)
         if route.groups:
@@ -193,7 +210,8 @@ class Inbound:
         self, topic: str, qos: int, data: bytes, topic_end: int, payload_at: int, end: int, now: float
     ) -> None:
         """A PUBLISH without flags and properties."""
-        self.received_messages += 1
+        self._traffic.publishes_received += 1
+        self._traffic.payload_bytes_received += end - payload_at
         message = Message(topic=topic, payload=data[payload_at:end], qos=qos, publisher=self._connection.client_id)
         if not qos:
             self._publish_qos0(message, now)
@@ -207,7 +225,8 @@ class Inbound:
 
     def _on_publish(self, packet: Publish, now: float) -> None:
         """Any PUBLISH."""
-        self.received_messages += 1
+        self._traffic.publishes_received += 1
+        self._traffic.payload_bytes_received += len(packet.payload)
         topic = self._resolve_topic(packet)
         properties = packet.properties
         self._check_flags(packet.qos, retain=packet.retain)
@@ -263,10 +282,14 @@ class Inbound:
         return self._aliases[alias]
 
     def _publish_qos0(self, message: Message, now: float) -> None:
-        if not message.topic.startswith("$SYS"):
-            # At most once: a retained message over the limit is simply not kept.
-            with contextlib.suppress(QueueError):
-                self._broker.publish(message, self._connection.session, now)
+        # At most once: what may not be published is dropped, as is a retained message over the limit.
+        if is_sys_topic(message.topic):
+            return
+        if len(message.payload) > self._max_payload_bytes:
+            self._traffic.dropped += 1
+            return
+        with contextlib.suppress(QueueError):
+            self._broker.publish(message, self._connection.session, now)
 
     def _publish_confirmed(self, message: Message, packet_id: int, now: float) -> None:
         """Publish at QoS 1 or 2; the acknowledgement leaves when the broker has taken responsibility."""
@@ -275,14 +298,20 @@ class Inbound:
             self._check_receive_maximum(session)
         if message.qos == 2:
             session.inbound_qos2[packet_id] = False
-        if message.topic[0] == "$" and is_queue_topic(message.topic):
+        fits = len(message.payload) <= self._max_payload_bytes
+        if fits and message.topic[0] == "$" and is_queue_topic(message.topic):
             self._publish_to_queue(session, message, packet_id, now)
             return
         error: QueueError | None = None
         matched = False
         try:
-            if message.topic.startswith("$SYS"):
+            if is_sys_topic(message.topic):
                 raise QueueError(QueueErrorCode.NOT_ALLOWED, "clients may not publish to $SYS topics")
+            if not fits:
+                # Not 0x95, which PUBACK does not have and which is about Maximum Packet Size (5.0 section 3.4.2.1).
+                raise QueueError(
+                    QueueErrorCode.TOO_LARGE, f"a payload has at most {self._max_payload_bytes} bytes here"
+                )
             matched = self._broker.publish(message, session, now)
         except QueueError as refused:
             error = refused

@@ -23,6 +23,7 @@ class Outbound:
     def __init__(self, connection: MqttConnection) -> None:
         self._connection = connection
         self._broker = connection.broker
+        self._traffic = connection.broker.traffic
         self._max_unread_bytes = connection.broker.config.mqtt.max_unread_bytes
         self._encoder = PublishEncoder(V311)
         self.dropped = 0
@@ -38,6 +39,7 @@ class Outbound:
         """Send ``count`` QoS 0 packets that are ready on the wire; a client too slow for them loses them."""
         if self._connection.unread_bytes + len(run) > self._max_unread_bytes:
             self.dropped += count
+            self._traffic.dropped += count
         else:
             self._connection.send(run)
 
@@ -66,6 +68,7 @@ class Outbound:
         connection = self._connection
         if qos == 0 and connection.unread_bytes + len(message.payload) > self._max_unread_bytes:
             self.dropped += 1
+            self._traffic.dropped += 1
             return False
         header = 0x30 | qos << 1
         if retain:
@@ -74,8 +77,12 @@ class Outbound:
             header |= 0x08
         data = self._encoder.encode(packet_id, message, header, identifiers, self._broker.now)
         if len(data) > connection.max_packet_out:
+            self._traffic.dropped += not qos  # the session counts the others
             return False
         connection.send(data)
+        traffic = self._traffic
+        traffic.publishes_sent += 1
+        traffic.payload_bytes_sent += len(message.payload)
         return True
 
     def send_pubrel(self, packet_id: int) -> None:

@@ -57,7 +57,11 @@ class MqttProtocol(asyncio.Protocol):
                 return
         now = self._driver.clock.now()
         self._connection = self._driver.node.accept(
-            str(peer), now, loopback=self._loopback, certificate_name=certificate_name
+            str(peer),
+            now,
+            loopback=self._loopback,
+            certificate_name=certificate_name,
+            source=_source(transport),
         )
         self._driver.protocols[self._connection] = self
         self._driver.arm_timer()
@@ -200,6 +204,12 @@ class NodeDriver:
             # One turn for the transports to send their goodbyes.
             await asyncio.sleep(0)
             self._syncs.stop()
+
+
+def _source(transport: asyncio.Transport) -> tuple[str, str] | None:
+    """The listener, by its address, and the client's address without its port; None once the client has gone again."""
+    listener, peer = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
+    return (f"{listener[0]}:{listener[1]}", str(peer[0])) if listener and peer else None
 
 
 def is_loopback(host: str) -> bool:

@@ -18,10 +18,10 @@ START = 1_700_000_000.0
 class Client:
     """A client's end of a connection."""
 
-    def __init__(self, world: World, version: int) -> None:
+    def __init__(self, world: World, version: int, source: tuple[str, str] | None) -> None:
         self.world = world
         self.version = version
-        self.connection: MqttConnection = world.node.accept("test", world.now)
+        self.connection: MqttConnection = world.node.accept("test", world.now, source=source)
         self.inbox: list[p.Packet] = []
         self.raw = b""
         self.auto_ack = False
@@ -104,8 +104,9 @@ class World:
             if not dirty and not jobs:
                 return
 
-    def open(self, version: int = p.V5) -> Client:
-        client = Client(self, version)
+    def open(self, version: int = p.V5, source: tuple[str, str] | None = None) -> Client:
+        """``source``: listener and address, by which the connect rate is counted."""
+        client = Client(self, version, source)
         self.clients[client.connection] = client
         return client
 
