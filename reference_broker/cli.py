@@ -12,9 +12,10 @@ from typing import Annotated
 import msgspec
 import typer
 
-from reference_broker.auth import hash_password
+from reference_broker.auth import Authenticator, ScramError, hash_password, scram_credentials
 from reference_broker.broker import new_event_loop
 from reference_broker.config import BrokerConfig, ConfigError, ListenerConfig, load_config
+from reference_broker.config_files import read_named_files
 from reference_broker.core.queues import LogError, QueueOpenError
 from reference_broker.server.collector import tune_collector
 from reference_broker.server.readiness import NotReadyError
@@ -46,7 +47,10 @@ def serve(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
     )
     try:
-        settings = load_config(config) if config is not None else BrokerConfig()
+        settings = BrokerConfig()
+        if config is not None:
+            settings = read_named_files(load_config(config), config.parent)
+        Authenticator(settings.auth, b"")  # for its checks
         settings = _override(settings, host, port, data_dir)
         check_listeners(settings)
     except ConfigError as error:
@@ -89,7 +93,20 @@ async def _serve(settings: BrokerConfig) -> int:
     return 0
 
 
-def hash_password_command() -> None:
-    """Read a password and print the hash to put into the configuration (auth.users[].password_hash)."""
+def hash_password_command(
+    scram: Annotated[
+        bool,
+        typer.Option("--scram", help="Print credentials for SCRAM-SHA-256 (auth.users[].scram_sha_256) instead."),
+    ] = False,
+) -> None:
+    """Read a password and print what to put into the configuration: auth.users[].password_hash.
+
+    In a password file (auth.password_file) it stands behind the user name and a colon: alice:scrypt$... A user who
+    logs in both ways has two lines there.
+    """
     password = typer.prompt("password", hide_input=True, confirmation_prompt=True)
-    typer.echo(hash_password(password.encode()))
+    try:
+        typer.echo(scram_credentials(password) if scram else hash_password(password.encode()))
+    except ScramError as error:
+        typer.echo(f"error: SCRAM cannot use this password: {error}", err=True)
+        raise typer.Exit(USAGE_ERROR) from error

@@ -218,9 +218,13 @@ class ListenerConfig(_Section, frozen=True, kw_only=True):
 
 
 class UserConfig(_Section, frozen=True, kw_only=True):
+    """A user who logs in by password, by SCRAM-SHA-256 (enhanced authentication of MQTT 5.0), or by either."""
+
     username: str
-    password_hash: str
-    """``scrypt$<n>$<r>$<p>$<salt hex>$<hash hex>``; make one with ``assay hash-password``."""
+    password_hash: str = ""
+    """``scrypt$<n>$<r>$<p>$<salt hex>$<hash hex>``; from ``assay hash-password``. Empty = no password login."""
+    scram_sha_256: str = ""
+    """``<iterations>$<salt>$<stored key>$<server key>``; from ``assay hash-password --scram``. Empty = no SCRAM."""
 
 
 class AuthConfig(_Section, frozen=True, kw_only=True):
@@ -229,6 +233,48 @@ class AuthConfig(_Section, frozen=True, kw_only=True):
     anonymous: bool | None = None
     """None = only on loopback."""
     users: tuple[UserConfig, ...] = ()
+    password_file: str = ""
+    """Further users, a line each: ``<user>:<what assay hash-password prints>``. Read at start."""
+
+
+class Permission(StrEnum):
+    """What an access rule says about the topics it names."""
+
+    READ = "read"
+    """Subscribe, and settle queue deliveries."""
+    WRITE = "write"
+    """Publish, wills included."""
+    READWRITE = "readwrite"
+    DENY = "deny"
+    """Neither, whatever other rules allow."""
+
+
+class DefaultAccess(StrEnum):
+    """What holds for topics that no access rule names."""
+
+    ALLOW = "allow"
+    DENY = "deny"
+
+
+class AclRuleConfig(_Section, frozen=True, kw_only=True):
+    """One access rule, for the clients that fit both ``user`` and ``client``."""
+
+    topic: str
+    """A topic filter; ``%c`` stands for the client id and ``%u`` for the user name."""
+    access: Permission
+    user: str | None = None
+    """None = whoever it is; empty = clients without a verified user name."""
+    client: str | None = None
+    """A client id. Any client may call itself so: only ``user`` is verified."""
+
+
+class AclConfig(_Section, frozen=True, kw_only=True):
+    """Access rules. Without this section, every client may publish and subscribe to everything."""
+
+    default: DefaultAccess = DefaultAccess.DENY
+    rules: tuple[AclRuleConfig, ...] = ()
+    file: str = ""
+    """A YAML file with a list of further rules. Read at start."""
 
 
 class SysConfig(_Section, frozen=True, kw_only=True):
@@ -275,6 +321,8 @@ class BrokerConfig(_Section, frozen=True, kw_only=True):
     mqtt: MqttConfig = MqttConfig()
     queues: QueuesConfig = QueuesConfig()
     auth: AuthConfig = AuthConfig()
+    acl: AclConfig | None = None
+    """None = no access rules."""
     sys: SysConfig = SysConfig()
     limits: LimitsConfig = LimitsConfig()
     trace: TraceConfig = TraceConfig()
@@ -362,15 +410,17 @@ def _check(config: BrokerConfig, where: str) -> None:
         for queue in (*config.queues.configured, queue_defaults(config.queues, "any"))
         if not 1 <= queue.partitions <= 1_024
     ]
+    if config.acl is not None:
+        problems += rule_problems(config.acl.rules, "acl.rules")
     if not 0 <= config.mqtt.maximum_qos <= 2:
         problems.append("mqtt.maximum_qos must be 0, 1 or 2")
     if not 1 <= config.mqtt.receive_maximum <= 65_535:
         problems.append("mqtt.receive_maximum must be 1 to 65535")
-    for index, listener in enumerate(config.listeners):
-        problems += [f"listeners[{index}].{problem}" for problem in _listener_problems(listener)]
     if config.sys.interval_s and not 0.1 <= config.sys.interval_s <= 86_400:
         problems.append("sys.interval_s must be 0.1 to 86400, or 0 to have no $SYS topics")
     problems += _limit_problems(config.limits)
+    for index, listener in enumerate(config.listeners):
+        problems += [f"listeners[{index}].{problem}" for problem in _listener_problems(listener)]
     if problems:
         message = f"{where}: " + "; ".join(problems)
         raise ConfigError(message)
@@ -419,6 +469,18 @@ def _limit_problems(limits: LimitsConfig) -> list[str]:
         problems.append("limits.max_tracked_addresses must be 1 to 10000000")
     if not 0.1 <= limits.publish_burst_s <= 3_600:
         problems.append("limits.publish_burst_s must be 0.1 to 3600")
+    return problems
+
+
+def rule_problems(rules: tuple[AclRuleConfig, ...], where: str) -> list[str]:
+    """What is wrong with access rules, each with its place."""
+    problems: list[str] = []
+    for index, rule in enumerate(rules):
+        levels = rule.topic.split("/")
+        if not rule.topic or rule.topic.startswith("$share/"):
+            problems.append(f"{where}[{index}].topic must be a topic filter without $share/, not {rule.topic!r}")
+        elif any(len(level) > 1 and ("+" in level or "#" in level) for level in levels) or "#" in levels[:-1]:
+            problems.append(f"{where}[{index}].topic {rule.topic!r}: '+' and '#' are whole levels, '#' the last one")
     return problems
 
 

@@ -10,6 +10,7 @@ import random
 
 from reference_broker.auth import Authenticator
 from reference_broker.config import BrokerConfig, QueuesConfig
+from reference_broker.config_files import read_named_files
 from reference_broker.core.broker_state import BrokerState, Tracer
 from reference_broker.core.queues import QueueEngine, SyncJob
 from reference_broker.core.queues.store import RecoveryNote
@@ -30,6 +31,7 @@ class BrokerNode:
 
         Raises ``DirectoryInUseError``, ``LogError``, ``QueueOpenError``, ``ConfigError``, ``OSError``.
         """
+        config = read_named_files(config)
         self.config = config
         self._store = LogQueueStore(disk, options=_log_options(config.queues))
         self.engine = QueueEngine(config.queues, self._store, rng, now, tracer)

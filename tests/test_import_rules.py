@@ -15,7 +15,9 @@ CONFIG = "reference_broker.config"
 CORE = "reference_broker.core"
 STORAGE = "reference_broker.storage"
 MQTT = "reference_broker.mqtt"
+CONFIG_FILES = "reference_broker.config_files"
 AUTH = "reference_broker.auth"
+AUTH_SCRAM = "reference_broker.auth_scram"
 NODE = "reference_broker.node"
 SERVER = "reference_broker.server"
 
@@ -23,11 +25,13 @@ SERVER = "reference_broker.server"
 RULES: dict[str, tuple[str, ...]] = {
     TRACE: (),
     CONFIG: (),
-    AUTH: (CONFIG,),
+    AUTH: (CONFIG, AUTH_SCRAM),
+    AUTH_SCRAM: (),
+    CONFIG_FILES: (CONFIG,),
     CORE: (CONFIG, TRACE),
     STORAGE: (CORE, CONFIG, TRACE),
     MQTT: (CORE, CONFIG, TRACE, AUTH),
-    NODE: (CORE, STORAGE, MQTT, CONFIG, TRACE, AUTH),
+    NODE: (CORE, STORAGE, MQTT, CONFIG, CONFIG_FILES, TRACE, AUTH),
     SERVER: (NODE, CORE, STORAGE, MQTT, CONFIG, TRACE, AUTH),
     "reference_broker.storage_tools": (STORAGE, CORE, CONFIG, TRACE),
     "reference_broker": ("reference_broker",),

@@ -249,8 +249,8 @@ def refuses_names_with_code_1(patch: Patch) -> None:
         else:
             original(connection, error)
 
-    original = handshake._refuse
-    patch.replace(handshake, "_refuse", refuse)
+    original = handshake.refuse
+    patch.replace(handshake, "refuse", refuse)
 
 
 @variation("v3-late-keep-alive", "connections are ended a little later than the keep alive asks")

@@ -46,7 +46,7 @@ def closes_silently(patch: Patch) -> None:
 
     patch.replace(MqttConnection, "fail", fail)
     patch.replace(MqttConnection, "close_for_takeover", lambda self, _now: self._end())
-    patch.replace(handshake, "_refuse", lambda _connection, _error: None)
+    patch.replace(handshake, "refuse", lambda _connection, _error: None)
 
 
 @variation("v5-connack-says-more", "CONNACK states every default, and has a reason string and user properties")

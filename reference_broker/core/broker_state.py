@@ -13,6 +13,7 @@ from math import inf
 import msgspec
 
 from reference_broker.config import BrokerConfig
+from reference_broker.core.access import AccessControl
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Delivery, QueueEngine, QueueError, QueueErrorCode, Verb
 from reference_broker.core.retained import RetainedStore
@@ -48,6 +49,8 @@ class ConnectRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds; ``inf`` = the session never expires."""
     window: int
     will: Will | None
+    username: str | None = None
+    """The verified user."""
 
 
 class SubscribeOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +74,7 @@ class BrokerState:
         self.tracer = tracer
         self.sessions: dict[str, Session] = {}
         self.tree = SubscriptionTree()
+        self.access: AccessControl | None = AccessControl(config.acl) if config.acl is not None else None
         self.retained: RetainedStore = RetainedStore(config.mqtt.max_retained_messages)
         self.timers = TimerHeap()
         self.traffic: Traffic = Traffic()
@@ -98,8 +102,10 @@ class BrokerState:
             old.close_for_takeover(now)
             self._detach(session, now, publish_will=True)
             session = self.sessions.get(request.client_id)
-        present = session is not None and not request.clean_start
-        if session is not None and request.clean_start:
+        # What a session holds is for its user: another one with the same client id starts anew.
+        clean = request.clean_start or (session is not None and session.username != request.username)
+        present = session is not None and not clean
+        if session is not None and clean:
             self.end_session(session, now)
             session = None
         if session is None:
@@ -117,6 +123,7 @@ class BrokerState:
             session.will_timer.cancel()
             session.will_timer = None
         session.connection = connection
+        session.username = request.username
         self.traffic.client_connected()
         session.expiry_s = request.expiry_s
         session.window = request.window

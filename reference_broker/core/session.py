@@ -123,6 +123,8 @@ class Session:
         self.max_queued = max_queued
         self.max_queued_bytes = max_queued_bytes
         self.connection: SessionConnection | None = None
+        self.username: str | None = None
+        """The verified user it belongs to."""
         self.expiry_s: float = 0.0
         """Seconds the session outlives its connection; ``inf`` = for ever."""
         self.expiry_timer: Timer | None = None

@@ -14,7 +14,7 @@ from reference_broker.core.broker_state import BrokerState
 from reference_broker.core.message import Message
 from reference_broker.core.session import Session
 from reference_broker.core.timers import Timer
-from reference_broker.mqtt import handlers, handshake, runs
+from reference_broker.mqtt import enhanced_auth, handlers, handshake, runs
 from reference_broker.mqtt.codec import decode_packet, encode_packet
 from reference_broker.mqtt.errors import ProtocolError, Reason, malformed
 from reference_broker.mqtt.inbound import Inbound
@@ -26,6 +26,7 @@ from reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
     from reference_broker.auth import Authenticator
+    from reference_broker.core.access import Grants
 
 _PUBLISH = PacketType.PUBLISH.value
 _ACKNOWLEDGEMENTS = {
@@ -57,6 +58,14 @@ class MqttConnection:
         self.loopback = loopback
         self.certificate_name = certificate_name
         """The user, as the client's verified certificate names it; None where passwords decide."""
+        self.username: str | None = None
+        """The user, once verified; a name that nobody verified does not count."""
+        self.grants: Grants | None = None
+        """What the access rules let this client do; None = everything."""
+        self.authentication_method = ""
+        """As CONNECT names it; empty = none."""
+        self.exchange: enhanced_auth.Exchange | None = None
+        """The enhanced authentication under way."""
         self.phase = Phase.WAIT_CONNECT
         self.version = V311
         self.session: Session | None = None
@@ -161,8 +170,8 @@ class MqttConnection:
         while position < size:
             header = data[position]
             connected = self.phase is Phase.CONNECTED
-            if not connected and header >> 4 != PacketType.CONNECT:
-                raise ProtocolError("the first packet must be CONNECT", "MQTT-3.1.0-1")
+            if not connected:
+                self._check_opening(header)
             body = position + 2
             if size < body:
                 self._needed = 2
@@ -188,6 +197,12 @@ class MqttConnection:
             if self.closing:
                 return size
         return position
+
+    def _check_opening(self, header: int) -> None:
+        if self.phase is Phase.AUTHENTICATING:
+            enhanced_auth.check_opening(header)
+        elif header >> 4 != PacketType.CONNECT:
+            raise ProtocolError("the first packet must be CONNECT", "MQTT-3.1.0-1")
 
     def _long_length(self, data: bytes, position: int) -> tuple[int, int]:
         """Start of the body and remaining length where it takes more than one byte; (-1, 0) when cut off."""
@@ -224,6 +239,9 @@ class MqttConnection:
             handshake.on_connect_bytes(self, header, data, body, end, now)
             return
         packet = decode_packet(header, data, body, end, self.version)
+        if self.phase is Phase.AUTHENTICATING:
+            handshake.on_packet_before_connack(self, packet, now)
+            return
         if not isinstance(packet, Acknowledgement):
             handlers.handle(self, packet, now)
         elif packet.type is PacketType.PUBREL:
@@ -259,7 +277,9 @@ class MqttConnection:
         self.error = error
         if self.broker.tracer is not None:
             self.broker.tracer(TraceKind.PROTOCOL_ERROR, {"client_id": self.client_id, "detail": str(error)})
-        if self.version == V5 and self.phase is Phase.CONNECTED:
+        if self.phase is Phase.AUTHENTICATING:
+            handshake.refuse(self, error)
+        elif self.version == V5 and self.phase is Phase.CONNECTED:
             packet = Disconnect(reason=error.reason, properties=Properties(reason_string=str(error)[:200]))
             data = encode_packet(packet, V5)
             self.send(data if len(data) <= self.max_packet_out else encode_packet(Disconnect(reason=error.reason), V5))
@@ -294,6 +314,8 @@ class MqttConnection:
         self._timer.cancel()
         self._partial = bytearray()
         self.inbound.end()
+        if self.exchange is not None:
+            self.exchange.cancel()
         if self._throttle is not None:
             self._throttle.end()
         self.rouse()
@@ -321,3 +343,5 @@ class MqttConnection:
     def _connect_timed_out(self, now: float) -> None:
         if self.phase is Phase.WAIT_CONNECT:
             self.fail(ProtocolError("no CONNECT within the time allowed", "MQTT-3.1.4-1"), now)
+        elif self.phase is Phase.AUTHENTICATING:
+            self.fail(enhanced_auth.timed_out("MQTT-4.12.0-4"), now)

@@ -9,6 +9,7 @@ from reference_broker.core.broker_state import NEVER_EXPIRES_S, SubscribeOutcome
 from reference_broker.core.queues import QueueError, QueueErrorCode
 from reference_broker.core.routing import Subscription
 from reference_broker.core.topics import TopicError, has_wildcard, split_shared, validate_filter
+from reference_broker.mqtt import enhanced_auth
 from reference_broker.mqtt.codec import encode_acknowledgement
 from reference_broker.mqtt.errors import ProtocolError, Reason
 from reference_broker.mqtt.packets import (
@@ -64,7 +65,7 @@ def handle(connection: MqttConnection, packet: Packet, now: float) -> None:
         case Disconnect():
             _on_disconnect(connection, packet, now)
         case Auth():
-            raise ProtocolError("AUTH without an authentication method in CONNECT", "MQTT-4.12.0-7")
+            enhanced_auth.on_auth_while_connected(connection, packet, now)
         case Connect():
             raise ProtocolError("a client must not send CONNECT twice", "MQTT-3.1.0-2")
         case _:
@@ -122,6 +123,8 @@ def _subscribe_one(
             return Reason.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED, None, None
         if is_queue_topic(topic_filter):
             return Reason.TOPIC_FILTER_INVALID, None, None
+    if connection.grants is not None and not connection.grants.may_subscribe(topic_filter):
+        return Reason.NOT_AUTHORIZED, None, None
     queue = is_queue_topic(topic_filter)
     if has_wildcard(topic_filter) and not queue and not config.wildcard_subscription_available:
         return Reason.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED, None, None

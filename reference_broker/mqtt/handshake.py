@@ -10,10 +10,22 @@ import msgspec
 from reference_broker.core.broker_state import NEVER_EXPIRES_S, ConnectRequest
 from reference_broker.core.session import MAX_PACKET_ID, Will
 from reference_broker.core.topics import TopicError, is_sys_topic, validate_topic
+from reference_broker.mqtt import enhanced_auth
 from reference_broker.mqtt.codec import decode_packet, encode_packet
 from reference_broker.mqtt.errors import ProtocolError, Reason
 from reference_broker.mqtt.outgoing import message_from
-from reference_broker.mqtt.packets import NO_PROPERTIES, V5, V311, Connack, Connect, Properties, WillFields
+from reference_broker.mqtt.packets import (
+    NO_PROPERTIES,
+    V5,
+    V311,
+    Auth,
+    Connack,
+    Connect,
+    Disconnect,
+    Packet,
+    Properties,
+    WillFields,
+)
 from reference_broker.mqtt.phase import Phase
 
 if TYPE_CHECKING:
@@ -45,11 +57,12 @@ def on_connect_bytes(connection: MqttConnection, header: int, data: bytes, body:
         connection.error = error
         if data[body + 6 : body + 7] == b"\x05" and error.reason is not Reason.UNSUPPORTED_PROTOCOL_VERSION:
             connection.version = V5
-        _refuse(connection, error)
+        refuse(connection, error)
         connection.close_now(now)
 
 
-def _refuse(connection: MqttConnection, error: ProtocolError) -> None:
+def refuse(connection: MqttConnection, error: ProtocolError) -> None:
+    """Send the CONNACK that says why, where the version can say it. The caller closes the connection."""
     if connection.version == V5:
         explained = encode_packet(
             Connack(reason=error.reason, properties=Properties(reason_string=str(error)[:200])), V5
@@ -63,17 +76,39 @@ def _refuse(connection: MqttConnection, error: ProtocolError) -> None:
 
 
 def _accept(connection: MqttConnection, packet: Connect, now: float) -> None:
+    if packet.properties.authentication_method is not None:
+        enhanced_auth.begin(connection, packet)
+        connection.phase = Phase.AUTHENTICATING
+        return
+    if packet.properties.authentication_data is not None:
+        raise ProtocolError("authentication data without a method", "MQTT-4.13.1-1")
+    _authenticate(connection, packet)
+    _establish(connection, packet, None, now)
+
+
+def on_packet_before_connack(connection: MqttConnection, packet: Packet, now: float) -> None:
+    """AUTH or DISCONNECT while CONNACK waits. Raises :class:`ProtocolError`."""
+    if isinstance(packet, Disconnect):
+        connection.close_now(now)
+        return
+    assert isinstance(packet, Auth)
+    assert connection.exchange is not None
+    connect = connection.exchange.connect
+    final = enhanced_auth.on_auth_before_connack(connection, packet)
+    if final is not None and connect is not None:
+        connection.username = enhanced_auth.finish(connection)
+        _establish(connection, connect, final, now)
+
+
+def _establish(connection: MqttConnection, packet: Connect, authentication_data: bytes | None, now: float) -> None:
+    """The client is who it says: attach it to its session and answer, with the last data of its authentication."""
     broker = connection.broker
     config = broker.config.mqtt
     five = packet.version == V5
     properties = packet.properties
-    if properties.authentication_method is not None:
-        message = f"authentication method {properties.authentication_method[:40]!r} is not offered"
-        raise ProtocolError(message, "MQTT-4.12.0-1", Reason.BAD_AUTHENTICATION_METHOD)
-    if properties.authentication_data is not None:
-        raise ProtocolError("authentication data without a method", "MQTT-4.13.1-1")
-    _authenticate(connection, packet)
     client_id, assigned = _client_id(connection, packet)
+    if broker.access is not None:
+        connection.grants = broker.access.grants(connection.username, client_id)
     will = _will(connection, packet.will, client_id)
     if five:
         asked = properties.session_expiry_interval or 0
@@ -96,6 +131,7 @@ def _accept(connection: MqttConnection, packet: Connect, now: float) -> None:
         expiry_s=expiry_s,
         window=min(properties.receive_maximum or MAX_PACKET_ID, config.max_inflight_out),
         will=will,
+        username=connection.username,
     )
     session, present = broker.connect(connection, request, now)
     connection.session = session
@@ -107,7 +143,10 @@ def _accept(connection: MqttConnection, packet: Connect, now: float) -> None:
             assigned_client_identifier=client_id if assigned else None,
             server_keep_alive=server_keep_alive,
             session_expiry_interval=granted if granted != asked else None,
+            authentication_data=authentication_data,
         )
+        if connection.authentication_method:
+            answer = msgspec.structs.replace(answer, authentication_method=connection.authentication_method)
     connection.send_packet(Connack(session_present=present, properties=answer))
     connection.start_keep_alive(now)
     broker.resume(session, now)
@@ -115,11 +154,14 @@ def _accept(connection: MqttConnection, packet: Connect, now: float) -> None:
 
 def _authenticate(connection: MqttConnection, packet: Connect) -> None:
     if connection.certificate_name is not None:
+        connection.username = connection.certificate_name
         return  # TLS has verified who it is; what CONNECT says of it is ignored
     if not connection.authenticator.allows(packet.username, packet.password, loopback=connection.loopback):
         if packet.username is None:
             raise ProtocolError("anonymous clients are not allowed here", "MQTT-3.1.4-2", Reason.NOT_AUTHORIZED)
         raise ProtocolError("wrong user name or password", "MQTT-3.1.4-2", Reason.BAD_USER_NAME_OR_PASSWORD)
+    if connection.authenticator.has_users:
+        connection.username = packet.username
 
 
 def _client_id(connection: MqttConnection, packet: Connect) -> tuple[str, bool]:
@@ -141,6 +183,8 @@ def _will(connection: MqttConnection, fields: WillFields | None, client_id: str)
         validate_topic(fields.topic, max_levels=config.max_topic_levels)
     except TopicError as error:
         raise ProtocolError(f"will topic: {error}", error.statement, Reason.TOPIC_NAME_INVALID) from error
+    if connection.grants is not None and not connection.grants.may_publish(fields.topic):
+        raise ProtocolError("the access rules do not allow the will's topic", "MQTT-3.1.4-2", Reason.NOT_AUTHORIZED)
     if fields.qos > config.maximum_qos:
         raise ProtocolError("the will's QoS is not supported here", "MQTT-3.2.2-12", Reason.QOS_NOT_SUPPORTED)
     if fields.retain and not config.retain_available:

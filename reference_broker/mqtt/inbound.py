@@ -188,6 +188,8 @@ class Inbound:
         if self._broker.tracer is not None or plan.topic[0] == "$" or frame_bytes > self._max_payload_bytes:
             # The general way looks at the payload itself.
             return
+        if connection.grants is not None and not connection.grants.may_publish(plan.topic):
+            return
         route = tree.route(plan.topic)
         if route.groups:
             return
@@ -283,7 +285,8 @@ class Inbound:
 
     def _publish_qos0(self, message: Message, now: float) -> None:
         # At most once: what may not be published is dropped, as is a retained message over the limit.
-        if is_sys_topic(message.topic):
+        grants = self._connection.grants
+        if is_sys_topic(message.topic) or (grants is not None and not grants.may_publish(message.topic)):
             return
         if len(message.payload) > self._max_payload_bytes:
             self._traffic.dropped += 1
@@ -298,8 +301,10 @@ class Inbound:
             self._check_receive_maximum(session)
         if message.qos == 2:
             session.inbound_qos2[packet_id] = False
+        grants = self._connection.grants
+        allowed = grants is None or grants.may_publish(message.topic)
         fits = len(message.payload) <= self._max_payload_bytes
-        if fits and message.topic[0] == "$" and is_queue_topic(message.topic):
+        if allowed and fits and message.topic[0] == "$" and is_queue_topic(message.topic):
             self._publish_to_queue(session, message, packet_id, now)
             return
         error: QueueError | None = None
@@ -307,6 +312,8 @@ class Inbound:
         try:
             if is_sys_topic(message.topic):
                 raise QueueError(QueueErrorCode.NOT_ALLOWED, "clients may not publish to $SYS topics")
+            if not allowed:
+                raise QueueError(QueueErrorCode.NOT_ALLOWED, "the access rules do not allow this topic")
             if not fits:
                 # Not 0x95, which PUBACK does not have and which is about Maximum Packet Size (5.0 section 3.4.2.1).
                 raise QueueError(

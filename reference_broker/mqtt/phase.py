@@ -7,5 +7,7 @@ from enum import Enum, auto
 
 class Phase(Enum):
     WAIT_CONNECT = auto()
+    AUTHENTICATING = auto()
+    """CONNECT names an authentication method; CONNACK waits for the end of its exchange."""
     CONNECTED = auto()
     CLOSED = auto()

@@ -1,0 +1,69 @@
+"""The files that a configuration names: users and access rules, read once, at start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from reference_broker.config import AclRuleConfig, BrokerConfig, ConfigError, UserConfig, rule_problems
+
+
+def read_named_files(config: BrokerConfig, folder: Path = Path()) -> BrokerConfig:
+    """Put what the password file and the rules file hold in the place of their names, which are relative to ``folder``.
+
+    Raises :class:`ConfigError` naming file and line. A configuration that names no file is returned as it is.
+    """
+    auth, acl = config.auth, config.acl
+    if auth.password_file:
+        users = _read_users(folder / auth.password_file)
+        auth = msgspec.structs.replace(auth, users=(*auth.users, *users), password_file="")
+    if acl is not None and acl.file:
+        path = folder / acl.file
+        rules = _read_rules(path)
+        acl = msgspec.structs.replace(acl, rules=(*acl.rules, *rules), file="")
+    if auth is config.auth and acl is config.acl:
+        return config
+    return msgspec.structs.replace(config, auth=auth, acl=acl)
+
+
+def _read_users(path: Path) -> tuple[UserConfig, ...]:
+    """Users of a password file. A user may have two lines: a password hash and SCRAM credentials."""
+    found: dict[str, dict[str, str]] = {}
+    for number, line in enumerate(_read_text(path, "the password file").splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        # A stored secret has no colon, a user name may have some.
+        username, colon, stored = line.strip().rpartition(":")
+        field = "password_hash" if stored.startswith("scrypt$") else "scram_sha_256"
+        if not colon or not username or not stored:
+            message = f"{path}, line {number}: write <user>:<what `assay hash-password` prints>"
+            raise ConfigError(message)
+        if field in found.setdefault(username, {}):
+            message = f"{path}, line {number}: a second entry of the same kind for {username!r}; delete one"
+            raise ConfigError(message)
+        found[username][field] = stored
+    return tuple(UserConfig(username=username, **fields) for username, fields in found.items())
+
+
+def _read_text(path: Path, what: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        message = f"cannot read {what} {path}: {error.strerror}"
+        raise ConfigError(message) from error
+    except UnicodeDecodeError as error:
+        message = f"{what} {path} is not UTF-8: {error.reason} at byte {error.start}"
+        raise ConfigError(message) from error
+
+
+def _read_rules(path: Path) -> tuple[AclRuleConfig, ...]:
+    text = _read_text(path, "the access rules")
+    try:
+        rules = msgspec.yaml.decode(text, type=tuple[AclRuleConfig, ...] | None) or ()
+    except msgspec.DecodeError as error:
+        message = f"{path} is not a list of access rules: {error}"
+        raise ConfigError(message) from error
+    if problems := rule_problems(rules, str(path)):
+        raise ConfigError("; ".join(problems))
+    return rules

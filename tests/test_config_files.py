@@ -1,0 +1,144 @@
+"""Password file and rules file, and the commands around them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer import Typer
+from typer.testing import CliRunner
+
+from reference_broker.auth import Authenticator, hash_password, scram_credentials
+from reference_broker.auth_scram import parse_credentials
+from reference_broker.cli import hash_password_command, serve
+from reference_broker.config import AclRuleConfig, BrokerConfig, ConfigError, Permission, load_config, parse_config
+from reference_broker.config_files import read_named_files
+from reference_broker.core.access import AccessControl
+
+
+def test_a_password_file(tmp_path: Path) -> None:
+    lines = [
+        "# people",
+        "",
+        f"ann:{hash_password(b'one')}",
+        f"ann:{scram_credentials('one')}",
+        f"b:o:b:{hash_password(b'two')}",
+    ]
+    (tmp_path / "users").write_text("\n".join(lines), encoding="utf-8")
+    config = parse_config(
+        {"auth": {"password_file": "users", "users": [{"username": "c", "scram_sha_256": scram_credentials("3")}]}}
+    )
+    read = read_named_files(config, tmp_path)
+    assert [user.username for user in read.auth.users] == ["c", "ann", "b:o:b"]
+    assert read_named_files(read, Path("/nowhere")) is read, "what was read is not read again"
+    authenticator = Authenticator(read.auth, b"key")
+    assert authenticator.allows("ann", b"one", loopback=False)
+    assert authenticator.allows("b:o:b", b"two", loopback=False)
+    assert not authenticator.allows("b", b"two", loopback=False)
+    assert not authenticator.allows("c", b"3", loopback=True), "a user with SCRAM only has no password login"
+    assert authenticator.open_exchange("SCRAM-SHA-256", b"r" * 32) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("ann", "line 1"),
+        ("# x\nann:", "line 2"),
+        (":scrypt$1", "line 1"),
+        ("ann:scrypt$x\nann:scrypt$y", "line 2"),
+        ("ann:scrypt$x", "'ann'"),
+        ("ann:plaintext", "'ann'"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "users").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=problem):
+        Authenticator(read_named_files(parse_config({"auth": {"password_file": "users"}}), tmp_path).auth, b"key")
+
+
+def test_a_user_may_not_be_in_both_places(tmp_path: Path) -> None:
+    (tmp_path / "users").write_text(f"ann:{hash_password(b'x')}", encoding="utf-8")
+    data = {"auth": {"password_file": "users", "users": [{"username": "ann", "password_hash": hash_password(b"y")}]}}
+    with pytest.raises(ConfigError, match="twice"):
+        Authenticator(read_named_files(parse_config(data), tmp_path).auth, b"key")
+
+
+def test_a_user_needs_something_to_log_in_with() -> None:
+    with pytest.raises(ConfigError, match="'ann' needs"):
+        Authenticator(parse_config({"auth": {"users": [{"username": "ann"}]}}).auth, b"key")
+
+
+def test_a_rules_file(tmp_path: Path) -> None:
+    (tmp_path / "acl.yaml").write_text("- {topic: 'a/%c', access: read, user: ann}\n", encoding="utf-8")
+    config = parse_config({"acl": {"file": "acl.yaml", "rules": [{"topic": "b", "access": "write"}]}})
+    acl = read_named_files(config, tmp_path).acl
+    assert acl is not None
+    assert acl.rules[1] == AclRuleConfig(topic="a/%c", access=Permission.READ, user="ann")
+    assert AccessControl(acl).grants("ann", "x").may_subscribe("a/x")
+
+
+def test_an_empty_rules_file_allows_nothing(tmp_path: Path) -> None:
+    (tmp_path / "acl.yaml").write_text("", encoding="utf-8")
+    acl = read_named_files(parse_config({"acl": {"file": "acl.yaml"}}), tmp_path).acl
+    assert acl is not None
+    assert not AccessControl(acl).grants(None, "x").may_publish("a")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a: [", "acl.yaml"),
+        ("topic: a", "list"),
+        ("- {topic: a}", "access"),
+        ("- {topic: 'a+', access: read}", r"\[0\]"),
+        ("- {topic: a, acces: read}", "acces"),
+        ("- !!python/object/apply:os.system ['true']", "acl.yaml"),
+    ],
+)
+def test_bad_rules_files(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "acl.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=problem):
+        read_named_files(parse_config({"acl": {"file": "acl.yaml"}}), tmp_path)
+
+
+@pytest.mark.parametrize("section", [{"auth": {"password_file": "absent"}}, {"acl": {"file": "absent"}}])
+def test_missing_files_and_other_encodings(tmp_path: Path, section: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*absent"):
+        read_named_files(parse_config(section), tmp_path)
+    (tmp_path / "absent").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        read_named_files(parse_config(section), tmp_path)
+
+
+def test_a_configuration_without_files_is_left_alone() -> None:
+    config = BrokerConfig()
+    assert read_named_files(config) is config
+
+
+def test_serve_check_reads_the_files_beside_the_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "broker.yaml"
+    path.write_text("auth: {password_file: users}\nacl: {file: acl.yaml}\n", encoding="utf-8")
+    app = Typer()
+    app.command()(serve)
+    missing = CliRunner().invoke(app, ["--config", str(path), "--check"])
+    assert missing.exit_code == 2
+    (tmp_path / "users").write_text("ann:nonsense", encoding="utf-8")
+    (tmp_path / "acl.yaml").write_text("[]", encoding="utf-8")
+    malformed = CliRunner().invoke(app, ["--config", str(path), "--check"])
+    assert malformed.exit_code == 2
+    assert "'ann'" in malformed.output
+    (tmp_path / "users").write_text(f"ann:{scram_credentials('x')}", encoding="utf-8")
+    assert CliRunner().invoke(app, ["--config", str(path), "--check"]).exit_code == 0
+    assert load_config(path).auth.password_file == "users"
+
+
+def test_hash_password_prints_what_the_configuration_takes() -> None:
+    app = Typer()
+    app.command()(hash_password_command)
+    scram = CliRunner().invoke(app, ["--scram"], input="secret\nsecret\n")
+    assert scram.exit_code == 0
+    parse_credentials(scram.output.splitlines()[-1])
+    plain = CliRunner().invoke(app, [], input="secret\nsecret\n")
+    assert plain.output.splitlines()[-1].startswith("scrypt$")
+    refused = CliRunner().invoke(app, ["--scram"], input="se\u0007cret\nse\u0007cret\n")
+    assert refused.exit_code == 2
