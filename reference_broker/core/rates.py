@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+from itertools import islice
+
+_MAX_LOOKED_AT = 64
 
 
 def arrival_key(listener: str, address: str) -> str:
@@ -46,8 +49,8 @@ class TokenBucket:
 class ArrivalRates:
     """Limits how often each key may arrive: ``rate_per_s`` in the long run, ``burst`` at once.
 
-    One number a key (the time at which its bucket is full again), at most ``max_keys`` of them: over that, keys whose
-    bucket is full are forgotten first, as they are the same as unknown ones, then the one that arrived longest ago.
+    One number a key (the time at which its bucket is full again), at most ``max_keys`` of them. Over that, some of the
+    keys that arrived longest ago go: those whose bucket is full, as they are the same as unknown ones, else the oldest.
     """
 
     def __init__(self, rate_per_s: float, burst: int, max_keys: int) -> None:
@@ -55,6 +58,7 @@ class ArrivalRates:
         self._slack_s = self._interval_s * (burst - 1)
         self._max_keys = max_keys
         self._full_at: dict[str, float] = {}
+        """In the order of their last arrival, refused ones included."""
 
     def __len__(self) -> int:
         return len(self._full_at)
@@ -73,7 +77,8 @@ class ArrivalRates:
         return True
 
     def _forget(self, now: float) -> None:
-        """Make room. Keys stand in the order of their last arrival."""
-        full = [key for key, full_at in self._full_at.items() if full_at <= now]
+        """Make room, looking at few keys only: a flood of new addresses must not cost a walk over all each time."""
+        oldest = islice(self._full_at.items(), _MAX_LOOKED_AT)
+        full = [key for key, full_at in oldest if full_at <= now]
         for key in full or [next(iter(self._full_at))]:
             del self._full_at[key]

@@ -67,6 +67,16 @@ def test_the_table_never_outgrows_its_bound(arrivals: list[tuple[int, float]]) -
         assert len(rates) <= 8
 
 
+def test_a_flood_of_addresses_does_not_let_one_that_keeps_trying_be_forgotten() -> None:
+    rates = ArrivalRates(0.01, 1, 100)
+    assert rates.allows("greedy", 0.0)
+    for n in range(1_000):
+        assert rates.allows(f"new {n}", 0.0)
+        if n % 50 == 0:
+            assert not rates.allows("greedy", 0.0)
+    assert len(rates) == 100
+
+
 def test_what_has_recovered_is_forgotten_first_and_then_what_arrived_longest_ago() -> None:
     rates = ArrivalRates(1.0, 1, 2)
     assert rates.allows("old", 0.0)
