@@ -13,6 +13,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from reference_broker.storage.disk import Disk, DiskFile
+from reference_broker.storage.open_files import OpenFiles
 
 MARK_NAME = "durable.mark"
 _MAGIC = 0x4B52414D
@@ -63,10 +64,13 @@ def encode_slot(sequence: int, mark: DurableMark) -> bytes:
 
 
 class DurableMarkFile:
-    """Keeps the mark of one log."""
+    """Keeps the mark of one log. Its file is open when it is written often; it may be closed at any time."""
 
-    def __init__(self, disk: Disk, folder: str) -> None:
+    may_close = True
+
+    def __init__(self, disk: Disk, folder: str, open_files: OpenFiles | None = None) -> None:
         self._disk = disk
+        self._open_files = open_files
         self._path = f"{folder}/{MARK_NAME}"
         self._file: DiskFile | None = None
         self._sequence = 0
@@ -77,8 +81,7 @@ class DurableMarkFile:
         """The mark on disk; None when there is none. Raises :class:`OSError`."""
         if not self._disk.exists(self._path):
             return None
-        self._file = self._disk.open(self._path)
-        newest = _newest_slot(self._file.read_at(0, 2 * _SLOT_BYTES))
+        newest = _newest_slot(self._opened().read_at(0, 2 * _SLOT_BYTES))
         if newest is None:
             return None
         # So that the next write spares this slot.
@@ -87,21 +90,29 @@ class DurableMarkFile:
 
     def write(self, mark: DurableMark) -> None:
         """Raises :class:`OSError`; the log is none the worse for it."""
-        if self._file is None:
-            self._file = self._disk.open(self._path, create=True)
+        file = self._opened()
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
         self._unsynced += 1
-        self._file.write_at(_SLOT_BYTES * (self._sequence % 2), encode_slot(self._sequence, mark))
+        file.write_at(_SLOT_BYTES * (self._sequence % 2), encode_slot(self._sequence, mark))
 
-    def take_due(self) -> tuple[DiskFile, ...]:
-        """The file, when it is time that a sync covers it: after its first write, then once in a while."""
-        if self._file is None or self._unsynced < self._sync_after:
+    def _opened(self) -> DiskFile:
+        if self._file is None:
+            self._file = self._disk.open(self._path, create=True)
+            if self._open_files is not None:
+                self._open_files.opened(self)
+        return self._file
+
+    def take_due(self) -> tuple[str, ...]:
+        """The file's path, when it is time that a sync covers it: after its first write, then once in a while."""
+        if self._unsynced < self._sync_after:
             return ()
         self._unsynced = 0
         self._sync_after = _SYNC_EVERY
-        return (self._file,)
+        return (self._path,)
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
+            if self._open_files is not None:
+                self._open_files.closed(self)

@@ -15,7 +15,7 @@ class FileSync:
     def __init__(
         self, disk: Disk, files: Sequence[DiskFile], folders: Sequence[str], *, paths: Sequence[str] = ()
     ) -> None:
-        """``paths``: files that were written before this process began, opened one by one however many they are."""
+        """``paths``: files that nobody writes now, opened one by one however many they are."""
         self._disk = disk
         self._files = tuple(files)
         self._folders = tuple(folders)

@@ -8,17 +8,18 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
 from reference_broker.core.queues.errors import LogError
 from reference_broker.core.queues.store import LogRecord, NewRecord, RetentionPolicy
 from reference_broker.storage.batch import MAX_BATCH_RECORDS, BatchEncoder, BatchError, Wanted
 from reference_broker.storage.batching import WriteBuffer, bound_of, encode_batches
 from reference_broker.storage.disk import Disk
+from reference_broker.storage.disk_room import DiskRoom
 from reference_broker.storage.durable_mark import DurableMark, DurableMarkFile
 from reference_broker.storage.file_sync import FileSync
 from reference_broker.storage.log_opening import Note, OpenedLog, open_segments
+from reference_broker.storage.log_options import LogOptions
 from reference_broker.storage.log_reader import LogReader
+from reference_broker.storage.open_files import OpenFiles
 from reference_broker.storage.record import RecordError
 from reference_broker.storage.retention import expired_count
 from reference_broker.storage.segment import AppendedBatch, Segment
@@ -27,33 +28,30 @@ __all__ = ["LogOptions", "SegmentedLog"]
 
 _MAX_RELATIVE_OFFSET = 2**32 - 1 - MAX_BATCH_RECORDS
 _MAX_POSITION = 2**32 - 1
-_SPACE_CHECK_BYTES = 1024 * 1024
 _RANGE_RECORDS = 1_000
 _COUNT_AND_TIMES = struct.Struct("<H6xqq")
 _COUNT_AT = 20
 _NEVER = 2**63
 
 
-class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a log is written."""
-
-    segment_bytes: int = 64 * 1024 * 1024
-    """A segment that has reached it is sealed before the next append."""
-    segment_age_ms: int = 3_600_000
-    """So is one whose first record is that much earlier than the next one; 0 = any age."""
-    write_buffer_bytes: int = 0
-    """Appends collect up to this size before they are written; 0 = each is written at once."""
-    reserve_bytes: int = 0
-    """Appends are refused while the disk has less room than this, so that settlements still find some."""
-
-
 class SegmentedLog:
     """The records of one partition, in segment files."""
 
     def __init__(
-        self, disk: Disk, folder: str, *, options: LogOptions, encoder: BatchEncoder, volatile: bool, note: Note
+        self,
+        disk: Disk,
+        folder: str,
+        *,
+        options: LogOptions,
+        encoder: BatchEncoder,
+        volatile: bool,
+        note: Note,
+        open_files: OpenFiles | None = None,
     ) -> None:
-        """Open and recover. ``volatile``: the disk is memory, nothing ever needs a sync. Raises :class:`LogError`."""
+        """Open and recover. ``volatile``: the disk is memory, nothing ever needs a sync. Raises :class:`LogError`.
+
+        ``open_files`` bounds the files that are open, together with those of other logs.
+        """
         self._disk = disk
         self._folder = folder
         self.options = options
@@ -63,7 +61,8 @@ class SegmentedLog:
         self._failure = ""
         self._closed = False
         self._buffer = WriteBuffer()
-        self._unchecked_bytes = _SPACE_CHECK_BYTES
+        self._room = DiskRoom(disk, options.reserve_bytes)
+        self._open_files = None if volatile else open_files
         self._unsynced: dict[Segment, None] = {}
         self._names_unsynced = False
         self._named_until = -1
@@ -72,7 +71,7 @@ class SegmentedLog:
         """Sealed, and still without the index files that they get once they are on disk as a whole."""
         self._syncing: tuple[Segment, ...] | None = None
         self._syncing_to = DurableMark(0, 0, 0)
-        self._mark_file = DurableMarkFile(disk, folder)
+        self._mark_file = DurableMarkFile(disk, folder, self._open_files)
         try:
             opened = open_segments(disk, folder, None if volatile else self._mark_file.read(), note)
         except OSError as error:
@@ -87,6 +86,8 @@ class SegmentedLog:
 
     def _take_over(self, opened: OpenedLog) -> None:
         self._must_roll = opened.is_sealed
+        for segment in opened.segments:
+            segment.bound_by(self._open_files, self._is_synced)
         self._named_until = _NEVER if self._volatile else opened.named_until
         for segment in opened.segments[:-1]:
             self._reader.remember_loaded(segment)
@@ -149,7 +150,7 @@ class SegmentedLog:
             return base_offset
         data, batches = self._encode_all(records, base_offset)
         if self.options.reserve_bytes:
-            self._check_room(len(data))
+            self._room.check(len(data))
         if not self._segments or self._is_full(len(data), records[0][0]):
             self.roll()
         self._write(data, batches)
@@ -201,20 +202,6 @@ class SegmentedLog:
             base_offset += count
         return pieces[0] if len(pieces) == 1 else b"".join(pieces), batches
 
-    def _check_room(self, size: int) -> None:
-        """Raises :class:`LogError` when the disk is nearly full; asks it once in a while, each time while it is."""
-        self._unchecked_bytes += size
-        if self._unchecked_bytes < _SPACE_CHECK_BYTES:
-            return
-        free_bytes = self._disk.free_bytes()
-        if free_bytes - size < self.options.reserve_bytes:
-            message = (
-                f"the disk is nearly full: {free_bytes} bytes are free and {self.options.reserve_bytes} are kept for "
-                "settlements; consume messages or make room"
-            )
-            raise LogError(message)
-        self._unchecked_bytes = 0
-
     def _is_full(self, size: int, timestamp_ms: int) -> bool:
         """Whether the next append of that size and time must go to a new segment."""
         last = self._segments[-1]
@@ -233,7 +220,7 @@ class SegmentedLog:
         """Put records into the buffer; what cannot be taken is refused now, not when it is written."""
         size = bound_of(records)
         if self.options.reserve_bytes:
-            self._check_room(size)
+            self._room.check(size)
         if not self._segments or self._is_full(size, records[0][0]):
             self.roll()
         if self._roll_at_ms == _NEVER and self.options.segment_age_ms:
@@ -268,6 +255,7 @@ class SegmentedLog:
             # Nothing was written to it yet.
             return
         segment = Segment(self._disk, self._folder, self._next_offset)
+        segment.bound_by(self._open_files, self._is_synced)
         try:
             self._disk.make_folder(self._folder)
             segment.file(create=True)
@@ -314,9 +302,9 @@ class SegmentedLog:
             self._unsynced[last] = None
         return FileSync(
             self._disk,
-            [*(segment.file() for segment in self._syncing if segment.is_open), *marks],
+            [segment.file() for segment in self._syncing if segment.is_open],
             folders,
-            paths=[segment.path for segment in self._syncing if not segment.is_open],
+            paths=[*(segment.path for segment in self._syncing if not segment.is_open), *marks],
         )
 
     def finish_sync(self, error: OSError | None) -> None:
@@ -421,10 +409,11 @@ class SegmentedLog:
             except LogError as error:
                 self.note(self._folder, str(error))
 
+    def _is_synced(self, segment: Segment) -> bool:
+        return segment not in self._unsynced and segment not in (self._syncing or ())
+
     def _is_idle(self, segment: Segment) -> bool:
-        return (
-            segment is not self._segments[-1] and segment not in self._unsynced and segment not in (self._syncing or ())
-        )
+        return segment is not self._segments[-1] and self._is_synced(segment)
 
     # -- retention -----------------------------------------------------------------------------------------------
 
@@ -489,6 +478,8 @@ class SegmentedLog:
         for segment in old:
             segment.close()
             self._forget(segment)
+        for segment in new:
+            segment.bound_by(self._open_files, self._is_synced)
         at = self._segments.index(old[0])
         self._segments[at : at + len(old)] = new
 

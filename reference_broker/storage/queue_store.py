@@ -16,6 +16,7 @@ from reference_broker.storage.disk import Disk
 from reference_broker.storage.file_names import encode_name
 from reference_broker.storage.log import LogOptions, SegmentedLog
 from reference_broker.storage.memory_disk import MemoryDisk
+from reference_broker.storage.open_files import OpenFiles
 from reference_broker.storage.pending_log import PendingLogFile, read_header
 
 ROOT = "queues"
@@ -50,6 +51,7 @@ class LogQueueStore:
         self._memory_options = msgspec.structs.replace(
             self._options, segment_bytes=min(self._options.segment_bytes, _MEMORY_SEGMENT_BYTES), reserve_bytes=0
         )
+        self.open_files = OpenFiles()
         self._memory = MemoryDisk()
         self._notes: list[RecoveryNote] = []
         self._encoders = {compression: BatchEncoder(compression) for compression in Compression}
@@ -194,6 +196,7 @@ class LogQueueFiles:
             encoder=self._encoder,
             volatile=self._volatile,
             note=self._note,
+            open_files=self._store.open_files,
         )
 
     def groups(self) -> list[StoredGroup]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from reference_broker.storage.batch import (
 from reference_broker.storage.disk import Disk, DiskFile
 from reference_broker.storage.file_names import segment_name
 from reference_broker.storage.offset_index import OffsetIndex
+from reference_broker.storage.open_files import OpenFiles
 from reference_broker.storage.segment_indexes import SegmentIndexFiles
 from reference_broker.storage.segment_scan import BatchPlace, Damage, Window, scan_batches
 from reference_broker.storage.time_index import TimeIndex
@@ -65,6 +66,8 @@ class Segment:
         """The index files hold all that is in memory, so that memory may forget it."""
         self._disk = disk
         self._file: DiskFile | None = None
+        self._open_files: OpenFiles | None = None
+        self._is_synced: Callable[[Segment], bool] | None = None
         self._index_files = SegmentIndexFiles(disk, folder, base_offset)
         self._indexes: tuple[OffsetIndex, TimeIndex] | None = (OffsetIndex(), TimeIndex())
         self._is_proven = True
@@ -76,7 +79,19 @@ class Segment:
     def file(self, *, create: bool = False) -> DiskFile:
         if self._file is None:
             self._file = self._disk.open(self.path, create=create)
+            if self._open_files is not None:
+                self._open_files.opened(self)
         return self._file
+
+    def bound_by(self, open_files: OpenFiles | None, is_synced: Callable[[Segment], bool]) -> None:
+        """Count the file among those; it may be closed to make room for another while ``is_synced`` says so."""
+        self._open_files = open_files
+        self._is_synced = is_synced
+
+    @property
+    def may_close(self) -> bool:
+        """See :class:`reference_broker.storage.open_files.Closable`."""
+        return self._is_synced is not None and self._is_synced(self)
 
     @property
     def is_open(self) -> bool:
@@ -86,6 +101,8 @@ class Segment:
         if self._file is not None:
             self._file.close()
             self._file = None
+            if self._open_files is not None:
+                self._open_files.closed(self)
 
     # -- opening -------------------------------------------------------------------------------------------------
 
