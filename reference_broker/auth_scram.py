@@ -109,12 +109,14 @@ class ScramUsers:
     def __init__(self, users: dict[str, ScramCredentials]) -> None:
         """``users`` must not be empty. Raises :class:`ScramError` for names that SASLprep refuses or makes equal."""
         self._users: dict[str, ScramCredentials] = {}
+        self._names: dict[str, str] = {}
         for name, credentials in users.items():
             prepared = saslprep(name)
             if prepared in self._users:
                 message = f"two users are both {prepared!r} after the preparation of names"
                 raise ScramError(message)
             self._users[prepared] = credentials
+            self._names[prepared] = name
         secrets = b"".join(self._users[name].server_key for name in sorted(self._users))
         self._key = hmac.digest(secrets, b"assay: made-up credentials", "sha256")
         counts = [credentials.iterations for credentials in self._users.values()]
@@ -122,8 +124,8 @@ class ScramUsers:
         self._iterations = max(sorted(set(counts)), key=counts.count)
         self._salt_bytes = max(sorted(set(lengths)), key=lengths.count)
 
-    def find(self, username: str) -> tuple[ScramCredentials, bool]:
-        """(credentials, whether they are real)."""
+    def find(self, username: str) -> tuple[ScramCredentials, str | None]:
+        """(credentials, the user's name as configured). The name is None where the credentials are made up."""
         made_up = ScramCredentials(
             iterations=self._iterations,
             salt=(self._made_up(b"salt", username) + self._made_up(b"more salt", username))[: self._salt_bytes],
@@ -131,7 +133,7 @@ class ScramUsers:
             server_key=self._made_up(b"server key", username),
         )
         real = self._users.get(username)
-        return (made_up, False) if real is None else (real, True)
+        return (made_up, None) if real is None else (real, self._names[username])
 
     def nonce(self, randomness: bytes) -> str:
         """A server nonce that tells nothing about ``randomness``, which must be new for each exchange."""
@@ -154,7 +156,7 @@ class ScramServer:
     def __init__(self, users: ScramUsers, nonce: str) -> None:
         self.state = ScramState.WAIT_CLIENT_FIRST
         self.username = ""
-        """Who the client says it is; proven when the state is DONE."""
+        """Who the client says it is, prepared; when the state is DONE, who it is, as configured."""
         self._users = users
         self._server_nonce = nonce
         self._nonce = b""
@@ -217,13 +219,15 @@ class ScramServer:
             raise ScramError("the proof is not Base64") from error
         if len(proof) != KEY_BYTES:
             raise ScramError("the proof has the wrong length")
-        credentials, known = self._users.find(self.username)
+        credentials, name = self._users.find(self.username)
         signed = self._signed + unproven
         signature = hmac.digest(credentials.stored_key, signed, "sha256")
         client_key = bytes(a ^ b for a, b in zip(proof, signature, strict=True))
         proven = hmac.compare_digest(hashlib.sha256(client_key).digest(), credentials.stored_key)
-        if not (proven and known):
+        if name is None or not proven:
             raise ScramError("wrong user name or password")
+        # Rules know users by their configured names; the prepared one could be somebody else's.
+        self.username = name
         self.state = ScramState.DONE
         return b"v=" + base64.b64encode(hmac.digest(credentials.server_key, signed, "sha256"))
 

@@ -223,6 +223,13 @@ def test_users_that_become_one_by_preparation_are_refused() -> None:
         ScramUsers({"IX": EXAMPLE, "\u2168": EXAMPLE})
 
 
+def test_a_user_is_known_by_the_configured_name(scram_client: type[ScramClient]) -> None:
+    """Else SCRAM would turn one account into another, which differs only before the preparation."""
+    exchange, client = ScramServer(ScramUsers({"\u2168": EXAMPLE}), "N"), scram_client("IX", "pencil")
+    assert client.trusts(exchange.step(client.final(exchange.step(client.first()))))
+    assert exchange.username == "\u2168"
+
+
 def test_nonces_differ_and_hide_their_source() -> None:
     first, second = USERS.nonce(b"\0" * 32), USERS.nonce(b"\1" * 32)
     assert first != second
@@ -234,6 +241,6 @@ def test_nonces_differ_and_hide_their_source() -> None:
 def test_made_up_credentials_are_like_most_real_ones() -> None:
     long_salt = ScramCredentials(iterations=5000, salt=b"s" * 24, stored_key=b"k" * 32, server_key=b"v" * 32)
     users = ScramUsers({"a": long_salt, "b": long_salt, "c": EXAMPLE})
-    made_up, real = users.find("nobody")
-    assert not real
+    made_up, name = users.find("nobody")
+    assert name is None
     assert (made_up.iterations, len(made_up.salt)) == (5000, 24)
