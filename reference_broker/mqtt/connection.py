@@ -41,6 +41,45 @@ _ACKNOWLEDGEMENTS = {
 class MqttConnection:
     """Server side of one connection. ``wake`` is called when output appears after a quiet turn."""
 
+    # More attributes than instances of a class can share the keys of: without slots each would have a dict of its own.
+    __slots__ = (
+        "__weakref__",
+        "_dirty",
+        "_last_received",
+        "_limit",
+        "_needed",
+        "_out",
+        "_out_bytes",
+        "_partial",
+        "_throttle",
+        "_timer",
+        "_traffic",
+        "_wake",
+        "authentication_method",
+        "authenticator",
+        "backlog_bytes",
+        "broker",
+        "certificate_name",
+        "client_id",
+        "closing",
+        "error",
+        "exchange",
+        "grants",
+        "inbound",
+        "keep_alive_s",
+        "loopback",
+        "max_packet_out",
+        "outbound",
+        "over_rate",
+        "peer",
+        "phase",
+        "problem_information",
+        "session",
+        "session_expiry_s",
+        "username",
+        "version",
+    )
+
     def __init__(
         self,
         broker: BrokerState,

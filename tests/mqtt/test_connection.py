@@ -297,3 +297,8 @@ def test_the_reason_string_is_left_out_when_the_client_accepts_no_such_packet(wo
         assert packet.properties == p.NO_PROPERTIES
     else:
         assert not client.inbox
+
+
+def test_connections_have_no_dict_of_their_own(world: World) -> None:
+    """Ten thousand of them may be idle, and every attribute is looked up on the hot path."""
+    assert not hasattr(world.connect().connection, "__dict__")
