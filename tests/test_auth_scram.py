@@ -119,6 +119,15 @@ def test_a_changed_last_message_proves_nothing(old: bytes, new: bytes) -> None:
     assert exchange.state is ScramState.FAILED
 
 
+def test_the_header_cannot_be_exchanged_even_with_a_good_proof(scram_client: type[ScramClient]) -> None:
+    """Else somebody between the two could hide from them that both could do channel binding."""
+    client, exchange = scram_client("user", "pencil"), server()
+    first = exchange.step(client.first())
+    client.header = "y,,"
+    with pytest.raises(ScramError, match="header"):
+        exchange.step(client.final(first))
+
+
 def test_a_recorded_exchange_cannot_be_replayed() -> None:
     exchange = server("another nonce".replace(" ", ""))
     exchange.step(CLIENT_FIRST)

@@ -14,8 +14,8 @@ from reference_broker.core.access import AccessControl, Grants, covers, overlap
 from reference_broker.core.topics import matches
 
 ALPHABET = ("a", "b", "$x", "")
-TOPICS = ["/".join(levels) for size in (1, 2, 3, 4) for levels in product(ALPHABET, repeat=size) if levels != ("",)]
-"""Every topic of up to four levels; filters of up to three cannot tell more."""
+TOPICS = ["/".join(levels) for size in (1, 2, 3, 4) for levels in product(ALPHABET, repeat=size)]
+"""Every topic of up to four levels, even the empty one; filters of up to three cannot tell more."""
 
 
 @st.composite
@@ -36,6 +36,7 @@ def _split(topic_filter: str) -> tuple[str, ...]:
 @example("+/#", "#")
 @example("#", "+/#")
 @example("a/#", "a")
+@example("/#", "+")
 @example("a/+/#", "a/#")
 @example("+/a", "$x/a")
 @example("$x/#", "#")
@@ -159,13 +160,19 @@ def test_no_name_widens_a_rule(client: str, user: str, topic: str, data: st.Data
             assert covers(_split(literal), _split(probe))
 
 
+def test_a_name_opens_none_of_the_brokers_own_topics() -> None:
+    assert not grants(rule("%c/x"), client="$SYS").may_subscribe("$SYS/x")
+    assert not grants(rule("%c/jobs"), client="$queue").may_publish("$queue/jobs")
+    assert grants(rule("$queue/%c"), client="jobs").may_publish("$queue/jobs")
+
+
 @pytest.mark.parametrize("name", ["+", "#", "a/b", "a+", ""])
 def test_a_strange_name_does_not_slip_past_a_denial(name: str) -> None:
     mine = grants(rule("#"), rule("private/%c/x", "deny"), client=name)
     assert not mine.may_publish(f"private/{name or 'z'}/x")
     assert not mine.may_subscribe("private/#")
     assert mine.may_publish("public")
-    everything = grants(rule("#"), rule("%c/x", "deny"), client=name)
+    everything = grants(rule("%c/x", "deny"), client=name, default="allow")
     assert not everything.may_publish("public")
     assert not everything.may_publish("$SYS/x")
     assert not everything.may_subscribe("$queue/a")
