@@ -1,7 +1,7 @@
 """Threads that wait for the disk, so that the event loop does not.
 
-A queue and one callback into the loop: handing a sync over and back costs half of what an executor's futures cost, and
-it is paid for every group commit.
+A queue and one callback into the loop. An executor's futures would add about a tenth of a millisecond to every group
+commit, a fifth of what one takes on a fast disk.
 """
 
 from __future__ import annotations

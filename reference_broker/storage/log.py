@@ -267,7 +267,8 @@ class SegmentedLog:
         self._roll_at_ms = _NEVER
         if self._segments:
             self._segments[-1].limit_offset = segment.base_offset
-            self._unsettled.append(self._segments[-1])
+            if not self._volatile:
+                self._unsettled.append(self._segments[-1])
         self._segments.append(segment)
         if not self._volatile:
             self._unsynced[segment] = None
