@@ -126,6 +126,17 @@ class QueuesConfig(_Section, frozen=True, kw_only=True):
     """Publishes are refused while the disk has less room, so that settlements still find some."""
 
 
+class SessionsConfig(_Section, frozen=True, kw_only=True):
+    """What of MQTT sessions and retained messages survives a restart. Needs ``data_dir``."""
+
+    durability: Durability = Durability.INTERVAL
+    """``memory``: nothing. ``interval``: what was acknowledged survives kill -9. ``fsync``: also power loss; whatever
+    depends on a change leaves the broker only once the change is on disk."""
+    sync_interval_s: float = 1.0
+    segment_bytes: int = 16 * 1024 * 1024
+    """A file that has reached it is sealed, and may be compacted."""
+
+
 class MqttConfig(_Section, frozen=True, kw_only=True):
     """Limits and offered capabilities of the MQTT protocols."""
 
@@ -140,6 +151,8 @@ class MqttConfig(_Section, frozen=True, kw_only=True):
     max_queued_bytes: int = 64 * 1024 * 1024
     """Payload bytes of these messages; over it likewise."""
     max_session_expiry_s: int = 4_294_967_295
+    max_sessions: int = 100_000
+    """Clients connected or remembered; over it new ones are refused (0x97, in 3.1.1 code 3)."""
     max_keep_alive_s: int = 65_535
     connect_timeout_s: float = 10.0
     """Time for the CONNECT packet to arrive."""
@@ -316,9 +329,10 @@ class BrokerConfig(_Section, frozen=True, kw_only=True):
 
     node: str = "broker"
     data_dir: str = ""
-    """Folder of the durable queues; empty = queues live in memory and end with the process."""
+    """Folder of what survives a restart: queues, sessions, retained messages. Empty = all lives in memory."""
     listeners: tuple[ListenerConfig, ...] = (ListenerConfig(),)
     mqtt: MqttConfig = MqttConfig()
+    sessions: SessionsConfig = SessionsConfig()
     queues: QueuesConfig = QueuesConfig()
     auth: AuthConfig = AuthConfig()
     acl: AclConfig | None = None

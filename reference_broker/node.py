@@ -7,18 +7,23 @@ A turn is: input (``receive``, ``connection_lost``, ``tick``, ``sync_done``), th
 from __future__ import annotations
 
 import random
+from functools import partial
 
 from reference_broker.auth import Authenticator
-from reference_broker.config import BrokerConfig, QueuesConfig
+from reference_broker.config import BrokerConfig, Durability, QueuesConfig
 from reference_broker.config_files import read_named_files
 from reference_broker.core.broker_state import BrokerState, Tracer
-from reference_broker.core.queues import QueueEngine, SyncJob
+from reference_broker.core.queues import LogError, QueueEngine, QueueError, SyncJob
 from reference_broker.core.queues.store import RecoveryNote
 from reference_broker.core.rates import ArrivalRates, arrival_key
+from reference_broker.core.session_journal import SessionJournal
+from reference_broker.core.session_records import RecordError, read_state
+from reference_broker.core.session_restore import restore
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.storage.disk import Disk
 from reference_broker.storage.log import LogOptions
 from reference_broker.storage.queue_store import LogQueueStore
+from reference_broker.storage.session_store import SessionStore
 
 
 class BrokerNode:
@@ -27,7 +32,7 @@ class BrokerNode:
     def __init__(
         self, config: BrokerConfig, disk: Disk | None, rng: random.Random, now: float, tracer: Tracer | None = None
     ) -> None:
-        """Locks the disk, opens and recovers the queues; without a disk they live in memory.
+        """Locks the disk, opens and recovers queues, sessions and retained messages; without one all is in memory.
 
         Raises ``DirectoryInUseError``, ``LogError``, ``QueueOpenError``, ``ConfigError``, ``OSError``.
         """
@@ -44,8 +49,26 @@ class BrokerNode:
         self._authenticator = Authenticator(config.auth, rng.randbytes(32))
         self._connections: dict[MqttConnection, None] = {}
         self._dirty: list[MqttConnection] = []
+        self._sessions: SessionStore | None = None
+        self._holds_output = config.sessions.durability is Durability.FSYNC
+        """What depends on a write leaves once it is synced."""
+        if disk is not None and config.sessions.durability is not Durability.MEMORY:
+            self._sessions = self._open_sessions(SessionStore(disk, config.sessions), now)
         self.recovery_notes: list[RecoveryNote] = self._store.recovery_notes()
+        if self._sessions is not None:
+            self.recovery_notes += self._sessions.recovery_notes()
         """What opening the logs found: damage that was cut, quarantined or repaired."""
+
+    def _open_sessions(self, store: SessionStore, now: float) -> SessionStore:
+        """Raises :class:`LogError`."""
+        try:
+            state = read_state(store.read_all())
+        except RecordError as error:
+            message = f"the sessions cannot be read: {error}; move their folder away to start without them"
+            raise LogError(message) from error
+        for problem in restore(self.state, SessionJournal(self.state.retained), state, now):
+            store.note(problem)
+        return store
 
     @property
     def connection_count(self) -> int:
@@ -92,19 +115,59 @@ class BrokerNode:
         """End of the turn: dispatch the queues, then every connection that has output or wants to close."""
         self.state.now = now
         self.engine.dispatch(now)
+        if self._sessions is not None:
+            self._write_sessions(self._sessions, now)
         dirty = self._dirty[:]
         self._dirty.clear()
         return dirty
 
+    def _write_sessions(self, store: SessionStore, now: float) -> None:
+        """What changed in this turn is written before anything that tells of it leaves."""
+        journal = self.state.journal
+        assert journal is not None
+        turn = journal.turn
+        if journal.has_changes or (store.must_retry and now >= (store.next_deadline() or now)):
+            try:
+                store.write(journal.take_changes(now), now)
+            except LogError as error:
+                # What could not be written must not be told: these clients lose their connections and try again.
+                for connection in [each for each in self._connections if each.depends_on(turn)]:
+                    connection.abandon_output(error, now)
+                return
+        if not self._holds_output:
+            return
+        wrote = journal.turn > turn
+        last = journal.turn - 1
+        for connection in self._dirty:
+            if connection.holds_output or (wrote and connection.depends_on(turn)):
+                connection.hold_output(last)
+        if wrote:
+            store.waiting.append(partial(self._synced_sessions, last))
+
+    def _synced_sessions(self, turn: int, error: QueueError | None) -> None:
+        """A sync ended that covers the writes up to a turn's."""
+        for connection in [each for each in self._connections if each.holds_output]:
+            if error is None:
+                connection.release_output(turn)
+            else:
+                connection.abandon_output(error, self.state.now)
+
     def next_deadline(self) -> float | None:
-        return self.state.next_deadline()
+        deadline = self.state.next_deadline()
+        due = self._sessions.next_deadline() if self._sessions is not None else None
+        if deadline is None or due is None:
+            return due if deadline is None else deadline
+        return min(deadline, due)
 
     def tick(self, now: float) -> None:
         self.state.now = now
         self.state.tick(now)
 
     def take_sync_jobs(self, now: float) -> list[SyncJob]:
-        return self.engine.take_sync_jobs(now)
+        jobs = self.engine.take_sync_jobs(now)
+        if self._sessions is not None:
+            jobs += self._sessions.take_sync_jobs(now)
+        return jobs
 
     def sync_done(self, job: SyncJob, error: OSError | None, now: float) -> None:
         self.state.now = now
@@ -115,6 +178,10 @@ class BrokerNode:
         self.state.now = now
         for connection in list(self._connections):
             connection.shut_down(now)
+        self.engine.dispatch(now)
+        if self._sessions is not None:
+            self._write_sessions(self._sessions, now)
+            self._sessions.close()
         self.engine.close(now)
         self._store.close()
 

@@ -77,7 +77,7 @@ class _Session:
         if backlog > self._node.broker.config.mqtt.max_unread_bytes:
             self.connection.transport_stalled(self._node.now)
             stream.send(self.connection.take_output())
-        if self.connection.closing:
+        if self.connection.may_close:
             self.link.close_from_node()
             self._node.do(self._lost)
 

@@ -19,6 +19,7 @@ from reference_broker.core.queues import Delivery, QueueEngine, QueueError, Queu
 from reference_broker.core.retained import RetainedStore
 from reference_broker.core.routing import Subscription, SubscriptionTree
 from reference_broker.core.session import Session, SessionConnection, Will
+from reference_broker.core.session_journal import SessionJournal
 from reference_broker.core.sys_topics import SysTopics
 from reference_broker.core.timers import TimerHeap
 from reference_broker.core.traffic import Traffic
@@ -76,6 +77,8 @@ class BrokerState:
         self.tree = SubscriptionTree()
         self.access: AccessControl | None = AccessControl(config.acl) if config.acl is not None else None
         self.retained: RetainedStore = RetainedStore(config.mqtt.max_retained_messages)
+        self.journal: SessionJournal | None = None
+        """Writes down what must survive a restart; None = nothing does."""
         self.timers = TimerHeap()
         self.traffic: Traffic = Traffic()
         self.sys_topics = SysTopics(self, config.sys.interval_s)
@@ -109,12 +112,7 @@ class BrokerState:
             self.end_session(session, now)
             session = None
         if session is None:
-            session = self.sessions[request.client_id] = Session(
-                request.client_id,
-                self.config.mqtt.max_queued_messages,
-                self.config.mqtt.max_queued_bytes,
-                self.traffic,
-            )
+            session = self.new_session(request.client_id)
         if session.expiry_timer is not None:
             session.expiry_timer.cancel()
             session.expiry_timer = None
@@ -123,15 +121,33 @@ class BrokerState:
             session.will_timer.cancel()
             session.will_timer = None
         session.connection = connection
+        session.disconnected_at = 0.0
         session.username = request.username
         self.traffic.client_connected()
         session.expiry_s = request.expiry_s
         session.window = request.window
         session.will = request.will
+        self._write_down(session)
         self.tree.invalidate_plans()
         if self.tracer is not None:
             self.tracer(TraceKind.CONNECTED, {"client_id": request.client_id})
         return session, present
+
+    def new_session(self, client_id: str) -> Session:
+        """An empty session under an id that has none."""
+        session = self.sessions[client_id] = Session(
+            client_id, self.config.mqtt.max_queued_messages, self.config.mqtt.max_queued_bytes, self.traffic
+        )
+        return session
+
+    def _write_down(self, session: Session) -> None:
+        """Keep what is on disk of a session in step with what it is, or nothing when it ends with its connection."""
+        if self.journal is None:
+            return
+        if session.expiry_s > 0:
+            self.journal.keep(session)
+        else:
+            self.journal.forget(session)
 
     def resume(self, session: Session, now: float) -> None:
         """After the CONNACK: resend, and consume again from the session's queues."""
@@ -147,6 +163,7 @@ class BrokerState:
 
     def _detach(self, session: Session, now: float, *, publish_will: bool) -> None:
         session.connection = None
+        session.disconnected_at = now
         self.traffic.client_disconnected()
         self.tree.invalidate_plans()
         for consumer in session.consumers.values():
@@ -159,22 +176,28 @@ class BrokerState:
         if session.expiry_s <= 0:
             self.end_session(session, now)
             return
+        if session.will is not None and session.will.delay_s <= 0:
+            self._send_will(session, now)
+        self.await_return(session)
+        self._write_down(session)
+
+    def await_return(self, session: Session) -> None:
+        """A session is without connection: its will and its end are due some time after it was lost."""
         will = session.will
-        if will is not None:
-            if will.delay_s <= 0:
-                self._send_will(session, now)
-            elif will.delay_s < session.expiry_s:
-                session.will_timer = self.timers.schedule(
-                    now + will.delay_s, lambda later: self._send_will(session, later)
-                )
+        if will is not None and will.delay_s < session.expiry_s:
+            session.will_timer = self.timers.schedule(
+                session.disconnected_at + will.delay_s, lambda later: self._send_will(session, later)
+            )
         if session.expiry_s != inf:
             session.expiry_timer = self.timers.schedule(
-                now + session.expiry_s, lambda later: self.end_session(session, later)
+                session.disconnected_at + session.expiry_s, lambda later: self.end_session(session, later)
             )
 
     def _send_will(self, session: Session, now: float) -> None:
         will, session.will, session.will_timer = session.will, None, None
         if will is not None:
+            if session.kept is not None:
+                session.kept.head_changed()
             message = will.message
             if message.expires_at:
                 # Until now the field held the lifetime: it counts from the publication of the will.
@@ -193,6 +216,8 @@ class BrokerState:
         for subscription in session.subscriptions.values():
             self.tree.remove(session, subscription)
             self._uncount(subscription)
+        if self.journal is not None:
+            self.journal.forget(session)
         session.subscriptions.clear()
         self._send_will(session, now)
 
@@ -326,6 +351,18 @@ class BrokerState:
         if self.tracer is not None:
             self.tracer(TraceKind.SUBSCRIBED, {"client_id": session.client_id, "topic": topic_filter})
         return SubscribeOutcome(qos=subscription.qos, existed=existed)
+
+    def restore_subscription(
+        self, session: Session, topic_filter: str, subscription: Subscription, group: str | None
+    ) -> None:
+        """A subscription from before a restart; queues are consumed from again when the client is back."""
+        if not is_queue_topic(topic_filter):
+            self.tree.add(session, subscription)
+        elif group is not None:
+            session.consumer_groups[topic_filter] = group
+        self.traffic.subscribed(shared=subscription.share_name is not None)
+        self.sys_topics.subscribed(subscription, self.now)
+        session.subscriptions[topic_filter] = subscription
 
     def send_retained(self, session: Session, subscription: Subscription, now: float) -> None:
         """Retained messages for a new subscription; RETAIN is set (5.0 3.3.1-8, 3.1.1 3.3.1-8)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from reference_broker.core.message import Message
 from reference_broker.core.topics import has_wildcard
@@ -23,6 +23,8 @@ class RetainedStore:
         self._root = _Level()
         self._max_messages = max_messages
         self._count = 0
+        self.on_change: Callable[[str], None] | None = None
+        """Called with the topic whose message was replaced or removed."""
 
     def __len__(self) -> int:
         return self._count
@@ -45,7 +47,19 @@ class RetainedStore:
                 return False
             self._count += 1
         level.message = message
+        if self.on_change is not None:
+            self.on_change(message.topic)
         return True
+
+    def get(self, topic: str) -> Message | None:
+        """The message of a topic, expired or not; None when there is none."""
+        level = self._root
+        for name in topic.split("/"):
+            child = level.children.get(name)
+            if child is None:
+                return None
+            level = child
+        return level.message
 
     def _remove(self, topic: str) -> None:
         path: list[tuple[_Level, str]] = []
@@ -59,6 +73,8 @@ class RetainedStore:
         if level.message is not None:
             level.message = None
             self._count -= 1
+            if self.on_change is not None:
+                self.on_change(topic)
         for parent, name in reversed(path):
             child = parent.children[name]
             if child.children or child.message is not None:

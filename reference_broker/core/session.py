@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -17,6 +17,9 @@ from reference_broker.core.queues import Consumer, Delivery
 from reference_broker.core.routing import Subscription
 from reference_broker.core.timers import Timer
 from reference_broker.core.traffic import Traffic
+
+if TYPE_CHECKING:
+    from reference_broker.core.session_journal import Entry, KeptSession
 
 MAX_PACKET_ID = 65_535
 DEFAULT_MAX_QUEUED_BYTES = 64 * 1024 * 1024
@@ -35,6 +38,9 @@ class SessionConnection(Protocol):
     def close_for_takeover(self, now: float) -> None:
         """Another connection took the session over."""
 
+    def await_write(self, turn: int) -> None:
+        """What it sends in this turn depends on what the turn's write holds (see :class:`SessionJournal`)."""
+
 
 class Will(msgspec.Struct, frozen=True, kw_only=True):
     message: Message
@@ -52,7 +58,9 @@ class OutgoingState(Enum):
 class Outgoing:
     """An outgoing QoS 1 or 2 message that is queued or in flight."""
 
-    __slots__ = ("delivery", "identifiers", "message", "qos", "retain", "state")
+    __slots__ = ("delivery", "entry", "identifiers", "message", "qos", "retain", "state")
+
+    is_released = False
 
     def __init__(
         self,
@@ -68,6 +76,8 @@ class Outgoing:
         self.identifiers = identifiers
         self.delivery = delivery
         """The queue delivery this PUBLISH carries; such a message is never resent by the session."""
+        self.entry: Entry | None = None
+        """What the log has of it while it is queued."""
         self.state = OutgoingState.WAIT_PUBACK if qos < 2 else OutgoingState.WAIT_PUBREC
 
     def message_for(self, packet_id: int) -> Message:
@@ -85,7 +95,9 @@ class OutgoingRun:
 
     identifiers: tuple[int, ...] = ()
     retain = False
+    is_released = False
     delivery: Delivery | None = None
+    entry: Entry | None = None
 
     def __init__(self, qos: int, make: Callable[[int], Message]) -> None:
         self.qos = qos
@@ -101,8 +113,18 @@ class Released:
 
     __slots__ = ()
 
+    qos = 2
+    retain = False
+    identifiers: tuple[int, ...] = ()
+    is_released = True
     delivery: Delivery | None = None
+    entry: Entry | None = None
     state = OutgoingState.WAIT_PUBCOMP
+
+    def message_for(self, packet_id: int) -> Message:
+        """There is none any more."""
+        message = f"the message of packet id {packet_id} was released"
+        raise LookupError(message)
 
 
 RELEASED = Released()
@@ -127,6 +149,10 @@ class Session:
         """The verified user it belongs to."""
         self.expiry_s: float = 0.0
         """Seconds the session outlives its connection; ``inf`` = for ever."""
+        self.disconnected_at = 0.0
+        """Unix seconds; 0 = connected."""
+        self.kept: KeptSession | None = None
+        """Writes the session down; None = it need not survive a restart."""
         self.expiry_timer: Timer | None = None
         self.will: Will | None = None
         self.will_timer: Timer | None = None
@@ -189,7 +215,10 @@ class Session:
             self._drop()
             return
         self.queued_bytes += size
-        self.queued.append(Outgoing(message, qos, retain, identifiers, delivery))
+        outgoing = Outgoing(message, qos, retain, identifiers, delivery)
+        self.queued.append(outgoing)
+        if self.kept is not None:
+            self.kept.queued(outgoing)
 
     def _send(self, connection: SessionConnection, outgoing: Outgoing) -> None:
         packet_id = self._allocate_packet_id()
@@ -199,6 +228,8 @@ class Session:
         )
         if not sent:
             del self.in_flight[packet_id]
+            if self.kept is not None:
+                self.kept.dropped(outgoing)
             self._drop()
 
     def _drop(self) -> None:
@@ -212,8 +243,13 @@ class Session:
             outgoing = self.queued.popleft()
             self.queued_bytes -= len(outgoing.message.payload)
             expires_at = outgoing.message.expires_at
+            kept = self.kept
             if expires_at and expires_at <= now:
+                if kept is not None:
+                    kept.dropped(outgoing)
                 continue
+            if kept is not None:
+                kept.leaves_queue(outgoing)
             self._send(connection, outgoing)
 
     def resume(self, now: float) -> None:
@@ -249,7 +285,8 @@ class Session:
 
     def forget_deliveries(self) -> None:
         """The connection ended: the queue engine redelivers what was unsettled, so the session must not."""
-        self.in_flight = {key: value for key, value in self.in_flight.items() if value.delivery is None}
+        for packet_id in [key for key, value in self.in_flight.items() if value.delivery is not None]:
+            del self.in_flight[packet_id]
         if any(outgoing.delivery is not None for outgoing in self.queued):
             self.queued = deque(outgoing for outgoing in self.queued if outgoing.delivery is None)
             self.queued_bytes = sum(len(outgoing.message.payload) for outgoing in self.queued)

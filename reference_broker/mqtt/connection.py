@@ -17,6 +17,7 @@ from reference_broker.core.timers import Timer
 from reference_broker.mqtt import enhanced_auth, handlers, handshake, runs
 from reference_broker.mqtt.codec import decode_packet, encode_packet
 from reference_broker.mqtt.errors import ProtocolError, Reason, malformed
+from reference_broker.mqtt.held_output import HeldOutput
 from reference_broker.mqtt.inbound import Inbound
 from reference_broker.mqtt.outbound import Outbound
 from reference_broker.mqtt.packets import V5, V311, Acknowledgement, Disconnect, Packet, PacketType, Properties
@@ -44,7 +45,10 @@ class MqttConnection:
     # More attributes than instances of a class can share the keys of: without slots each would have a dict of its own.
     __slots__ = (
         "__weakref__",
+        "_awaited_turn",
         "_dirty",
+        "_held",
+        "_journal",
         "_last_received",
         "_limit",
         "_needed",
@@ -127,6 +131,9 @@ class MqttConnection:
         """Its address connects too often: CONNECT will be refused, in the words of its version."""
         self._traffic = broker.traffic
         self._throttle: Throttle | None = throttle_for(self, broker.config.limits, now)
+        self._journal = broker.journal
+        self._awaited_turn = 0
+        self._held: HeldOutput | None = None
         self._wake = wake
         self._out: list[bytes] = []
         self._out_bytes = 0
@@ -163,6 +170,8 @@ class MqttConnection:
 
     def take_output(self) -> bytes:
         """This turn's output in one piece."""
+        if self._held is not None:
+            return self._take_released(self._held)
         out = self._out
         data = out[0] if len(out) == 1 else b"".join(out)
         out.clear()
@@ -170,6 +179,61 @@ class MqttConnection:
         self._out_bytes = 0
         self._dirty = False
         return data
+
+    @property
+    def may_close(self) -> bool:
+        """It is over, and nothing of its output waits for the disk any more."""
+        return self.closing and not self.holds_output
+
+    # -- output that waits for the disk ----------------------------------------------------------------------------
+
+    def await_write(self, turn: int) -> None:
+        """As :meth:`SessionConnection.await_write`."""
+        self._awaited_turn = turn
+
+    def depends_on(self, turn: int) -> bool:
+        """Whether what it sends in this turn depends on the turn's write."""
+        return self._awaited_turn == turn
+
+    @property
+    def holds_output(self) -> bool:
+        """Some of its output waits for the disk."""
+        return self._held is not None and not self._held.is_released
+
+    def hold_output(self, turn: int) -> None:
+        """Keep back what is to be sent until the write of ``turn`` is on disk."""
+        if self._held is None:
+            self._held = HeldOutput()
+        self._held.add(turn, b"".join(self._out))
+        self._out.clear()
+
+    def release_output(self, turn: int) -> None:
+        """What was written up to this turn is on disk."""
+        if self._held is not None and self._held.release(turn):
+            self.rouse()
+
+    def _take_released(self, held: HeldOutput) -> bytes:
+        data = held.take()
+        if held.is_released:
+            # What came since needs not wait.
+            self._held = None
+            data += b"".join(self._out)
+            self._out.clear()
+        self._traffic.bytes_sent += len(data)
+        self._out_bytes -= len(data)
+        self._dirty = False
+        return data
+
+    def abandon_output(self, problem: Exception, now: float) -> None:
+        """What it would send is not true, since a write failed. Nothing is sent; the connection closes."""
+        self.error = ProtocolError(f"the disk failed: {problem}", "MQTT-4.13.2-1", Reason.UNSPECIFIED_ERROR)
+        self._held = None
+        self._out.clear()
+        self._out_bytes = 0
+        if not self.closing:
+            self.close_now(now)
+        else:
+            self.rouse()
 
     @property
     def wants_pause(self) -> bool:
@@ -184,6 +248,16 @@ class MqttConnection:
         """Handle a chunk. Never raises for bad input: the connection answers and closes itself."""
         if self.phase is Phase.CLOSED:
             return
+        journal = self._journal
+        if journal is None:
+            self._receive(data, now)
+            return
+        touches = journal.touches
+        self._receive(data, now)
+        if journal.touches != touches:
+            self._awaited_turn = journal.turn
+
+    def _receive(self, data: bytes, now: float) -> None:
         self._last_received = now
         self._traffic.bytes_received += len(data)
         if self._throttle is not None:

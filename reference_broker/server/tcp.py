@@ -102,7 +102,7 @@ class MqttProtocol(asyncio.Protocol):
             if backlog > self._driver.node.config.mqtt.max_unread_bytes:
                 connection.transport_stalled(self._driver.clock.now())
                 transport.write(connection.take_output())
-        if connection.closing and self._linger is None:
+        if connection.may_close and self._linger is None:
             if connection.error is not None:
                 log.info("%s (%s): %s", connection.peer, connection.client_id or "no client id", connection.error)
             transport.close()

@@ -1,0 +1,214 @@
+"""How sessions and retained messages are written down: one record per thing that changes, by key.
+
+========  ==========================================  =====================================================
+key       value                                       what it is
+========  ==========================================  =====================================================
+``v``     format version                              first record of the log
+``s`` c   :class:`StoredSession`                      a session, c = client id
+``f`` c f :class:`StoredSubscription`                 its subscription to filter f
+``e`` c n :class:`StoredEntry`                        its n-th outgoing message, queued or sent
+``p`` c n :class:`StoredProgress`                     what became of the n-th message since
+``i`` c p empty                                       packet id p was received as QoS 2 and not yet released
+``m`` n   :class:`StoredMessage`                      a message that entries of several sessions share
+``r`` t   :class:`StoredMessage`                      the retained message of topic t
+========  ==========================================  =====================================================
+
+A record without a value deletes its key. Client ids and filters are separated by a zero byte, which neither may hold
+(MQTT-1.5.4-2; 3.1.1 MQTT-1.5.3-2); numbers are big-endian, 8 bytes, packet ids 2. Values are MessagePack arrays.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from reference_broker.core.message import Message
+from reference_broker.core.routing import Subscription
+
+FORMAT_VERSION = 1
+VERSION_KEY = b"v"
+SESSION = b"s"
+SUBSCRIPTION = b"f"
+ENTRY = b"e"
+PROGRESS = b"p"
+INBOUND = b"i"
+SHARED_MESSAGE = b"m"
+RETAINED = b"r"
+
+
+class RecordError(ValueError):
+    """A record that this version cannot read."""
+
+
+class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A :class:`Message`; the fields are its own."""
+
+    topic: str
+    payload: bytes
+    qos: int
+    retain: bool
+    expires_at: float
+    publisher: str
+    payload_format: int | None
+    content_type: str | None
+    response_topic: str | None
+    correlation_data: bytes | None
+    user_properties: tuple[tuple[str, str], ...]
+
+
+class StoredSession(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    username: str | None
+    expiry_s: float
+    """``inf`` = for ever."""
+    disconnected_at: float
+    """Unix seconds; 0 = it was connected."""
+    will: StoredMessage | None
+    will_delay_s: int
+
+
+class StoredSubscription(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    topic_filter: str
+    qos: int
+    no_local: bool
+    retain_as_published: bool
+    retain_handling: int
+    identifier: int
+    share_name: str | None
+    group: str | None
+    """Consumer group, for a filter that addresses a queue."""
+
+
+class StoredEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    qos: int
+    retain: bool
+    identifiers: tuple[int, ...]
+    packet_id: int
+    """0 = not sent yet."""
+    shared: int
+    """Number of the shared message; 0 = the message is in the record."""
+    message: StoredMessage | None
+    """None with ``shared`` 0: a QoS 2 exchange of which only the packet id is needed."""
+
+
+class StoredProgress(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    packet_id: int
+    released: bool
+    """QoS 2: PUBREC came, PUBCOMP is due."""
+
+
+encode = msgspec.msgpack.Encoder().encode
+_SESSION_DECODER = msgspec.msgpack.Decoder(StoredSession)
+_SUBSCRIPTION_DECODER = msgspec.msgpack.Decoder(StoredSubscription)
+_ENTRY_DECODER = msgspec.msgpack.Decoder(StoredEntry)
+_PROGRESS_DECODER = msgspec.msgpack.Decoder(StoredProgress)
+_MESSAGE_DECODER = msgspec.msgpack.Decoder(StoredMessage)
+
+
+def stored_message(message: Message) -> StoredMessage:
+    return StoredMessage(
+        topic=message.topic,
+        payload=message.payload,
+        qos=message.qos,
+        retain=message.retain,
+        expires_at=message.expires_at,
+        publisher=message.publisher,
+        payload_format=message.payload_format,
+        content_type=message.content_type,
+        response_topic=message.response_topic,
+        correlation_data=message.correlation_data,
+        user_properties=message.user_properties,
+    )
+
+
+def restored_message(stored: StoredMessage) -> Message:
+    return Message(
+        topic=stored.topic,
+        payload=stored.payload,
+        qos=stored.qos,
+        retain=stored.retain,
+        expires_at=stored.expires_at,
+        publisher=stored.publisher,
+        payload_format=stored.payload_format,
+        content_type=stored.content_type,
+        response_topic=stored.response_topic,
+        correlation_data=stored.correlation_data,
+        user_properties=stored.user_properties,
+    )
+
+
+def stored_subscription(subscription: Subscription, group: str | None) -> StoredSubscription:
+    return StoredSubscription(
+        topic_filter=subscription.topic_filter,
+        qos=subscription.qos,
+        no_local=subscription.no_local,
+        retain_as_published=subscription.retain_as_published,
+        retain_handling=subscription.retain_handling,
+        identifier=subscription.identifier,
+        share_name=subscription.share_name,
+        group=group,
+    )
+
+
+def restored_subscription(stored: StoredSubscription) -> Subscription:
+    return Subscription(
+        topic_filter=stored.topic_filter,
+        qos=stored.qos,
+        no_local=stored.no_local,
+        retain_as_published=stored.retain_as_published,
+        retain_handling=stored.retain_handling,
+        identifier=stored.identifier,
+        share_name=stored.share_name,
+    )
+
+
+class StoredState(msgspec.Struct, kw_only=True):
+    """All records by what they are; the order within each is that of the last change."""
+
+    sessions: dict[str, StoredSession] = {}
+    subscriptions: dict[str, dict[str, StoredSubscription]] = {}
+    """By client id, then by the filter as the client wrote it."""
+    entries: dict[str, dict[int, StoredEntry]] = {}
+    progress: dict[str, dict[int, StoredProgress]] = {}
+    inbound: dict[str, list[int]] = {}
+    shared: dict[int, StoredMessage] = {}
+    retained: dict[str, StoredMessage] = {}
+
+
+def read_state(records: dict[bytes, bytes]) -> StoredState:
+    """Sort records by what they are. Raises :class:`RecordError`."""
+    version = records.get(VERSION_KEY)
+    if version is not None and version != str(FORMAT_VERSION).encode():
+        message = f"sessions were written in format {version!r}; this broker reads format {FORMAT_VERSION}"
+        raise RecordError(message)
+    state = StoredState()
+    for key, value in records.items():
+        if key == VERSION_KEY:
+            continue
+        try:
+            _read_record(state, key[:1], key[1:], value)
+        except (ValueError, KeyError, IndexError) as error:
+            message = f"the record with key {key[:80]!r} is not understood: {error}"
+            raise RecordError(message) from error
+    return state
+
+
+def _read_record(state: StoredState, kind: bytes, rest: bytes, value: bytes) -> None:
+    if kind == SHARED_MESSAGE:
+        state.shared[int.from_bytes(rest, "big")] = _MESSAGE_DECODER.decode(value)
+        return
+    if kind == RETAINED:
+        state.retained[rest.decode()] = _MESSAGE_DECODER.decode(value)
+        return
+    raw_id, _, name = rest.partition(b"\0")
+    client_id = raw_id.decode()
+    if kind == SESSION:
+        state.sessions[client_id] = _SESSION_DECODER.decode(value)
+    elif kind == SUBSCRIPTION:
+        state.subscriptions.setdefault(client_id, {})[name.decode()] = _SUBSCRIPTION_DECODER.decode(value)
+    elif kind == ENTRY:
+        state.entries.setdefault(client_id, {})[int.from_bytes(name, "big")] = _ENTRY_DECODER.decode(value)
+    elif kind == PROGRESS:
+        state.progress.setdefault(client_id, {})[int.from_bytes(name, "big")] = _PROGRESS_DECODER.decode(value)
+    elif kind == INBOUND:
+        state.inbound.setdefault(client_id, []).append(int.from_bytes(name, "big"))
+    else:
+        raise ValueError("unknown kind of record")

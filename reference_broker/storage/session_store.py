@@ -1,0 +1,201 @@
+"""The log of sessions and retained messages: one record per key that changed, compacted as it grows.
+
+``sessions/`` holds it as segments, like a partition. :mod:`reference_broker.core.session_records` says what the records
+hold; here they are only keys and values. A record without a value deletes its key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reference_broker.config import Compression, Durability, SessionsConfig
+from reference_broker.core.queues.confirms import Confirm, SyncPoint
+from reference_broker.core.queues.errors import LogError, QueueError
+from reference_broker.core.queues.store import NewRecord, RecoveryNote, SyncTask
+from reference_broker.core.queues.sync_job import SyncJob
+from reference_broker.storage.batch import BatchEncoder
+from reference_broker.storage.compaction import CompactionPolicy, CompactionTask, Compactor
+from reference_broker.storage.disk import Disk
+from reference_broker.storage.log import LogOptions, SegmentedLog
+
+FOLDER = "sessions"
+_READ_RECORDS = 1_000
+_MAX_NOTES = 1_000
+_RETRY_S = 1.0
+_POLICY = CompactionPolicy(min_dirty_ratio=0.5, tombstone_age_ms=0)
+
+
+class _CompactionRun:
+    """A compaction as a job; what it could not copy is no fault of the disk."""
+
+    def __init__(self, task: CompactionTask) -> None:
+        self.task = task
+        self.error: LogError | None = None
+
+    def run(self) -> None:
+        """Raises :class:`OSError`."""
+        try:
+            self.task.run()
+        except LogError as error:
+            self.error = error
+
+
+class _CompactionPoint(SyncPoint):
+    """Where a compaction reports to; nobody waits for it."""
+
+    def __init__(self, log: SegmentedLog, compactor: Compactor, run: _CompactionRun) -> None:
+        super().__init__(log)
+        self._log = log
+        self._compactor = compactor
+        self._run = run
+
+    def finish_sync(self, error: OSError | None) -> list[tuple[Confirm, QueueError | None]]:
+        """See :meth:`SyncPoint.finish_sync`."""
+        try:
+            self._compactor.finish(self._run.task, error or self._run.error)
+        except LogError as problem:
+            self._log.note(FOLDER, str(problem))
+        return []
+
+
+class SessionStore(SyncPoint):
+    """Writes records, syncs and compacts them. Jobs go through the queue engine like those of the queues."""
+
+    def __init__(self, disk: Disk, config: SessionsConfig) -> None:
+        """Open and recover. Raises :class:`LogError`."""
+        self._config = config
+        self._notes: list[RecoveryNote] = []
+        try:
+            disk.make_folder(FOLDER)
+            disk.sync_folder("")
+        except OSError as error:
+            message = f"cannot create {FOLDER}: {error.strerror or error}"
+            raise LogError(message) from error
+        self._log = SegmentedLog(
+            disk,
+            FOLDER,
+            options=LogOptions(segment_bytes=config.segment_bytes, segment_age_ms=0),
+            encoder=BatchEncoder(Compression.NONE),
+            volatile=False,
+            note=self._note,
+        )
+        super().__init__(self._log)
+        self._compactor = Compactor(disk, FOLDER, self._log, BatchEncoder(Compression.NONE), _POLICY)
+        self._unwritten: dict[bytes, NewRecord] = {}
+        """What a failed write left behind, by key; it is written again with the next."""
+        self._retry_at: float | None = None
+        self._sync_due_at: float | None = None
+        self._may_compact = True
+        """Segments were sealed or synced since a compaction was last thought of."""
+
+    def _note(self, place: str, problem: str) -> None:
+        if len(self._notes) < _MAX_NOTES:
+            self._notes.append(RecoveryNote(queue="", place=place, problem=problem))
+
+    def recovery_notes(self) -> list[RecoveryNote]:
+        """What opening found: damage that was cut or passed over."""
+        return list(self._notes)
+
+    def note(self, problem: str) -> None:
+        """Remember something that could not be restored."""
+        self._note(FOLDER, problem)
+
+    @property
+    def stored_bytes(self) -> int:
+        return self._log.stored_bytes
+
+    def read_all(self) -> dict[bytes, bytes]:
+        """The last value of every key, in the order of the last change. Raises :class:`LogError`."""
+        found: dict[bytes, bytes] = {}
+        offset, end = self._log.start_offset, self._log.next_offset
+        while offset < end:
+            records = self._log.read(offset, _READ_RECORDS)
+            for record in records:
+                if record.key is None:
+                    continue
+                found.pop(record.key, None)
+                if record.value is not None:
+                    found[record.key] = record.value
+            if not records:
+                break
+            offset = records[-1].offset + 1
+        return found
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def write(self, records: Sequence[NewRecord], now: float) -> None:
+        """Write the changes of a turn. After an error they are tried again later, with those of later turns.
+
+        Raises :class:`LogError`: nothing that depends on them may leave the broker.
+        """
+        if self._unwritten:
+            records = self._with_unwritten(records)
+        if not records:
+            return
+        try:
+            self._log.append(records)
+        except LogError:
+            self._unwritten = {record.key: record for record in records if record.key is not None}
+            self._retry_at = None if self.failure is not None else now + _RETRY_S
+            raise
+        self._unwritten = {}
+        self._retry_at = None
+        if self._sync_due_at is None:
+            wait_s = 0.0 if self._config.durability is Durability.FSYNC else self._config.sync_interval_s
+            self._sync_due_at = now + wait_s
+
+    def _with_unwritten(self, records: Sequence[NewRecord]) -> list[NewRecord]:
+        """One record a key, the last one, in the order of the last change."""
+        merged = self._unwritten
+        for record in records:
+            assert record.key is not None
+            merged.pop(record.key, None)
+            merged[record.key] = record
+        return list(merged.values())
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`take_sync_jobs` or, after a failed write, :meth:`write` is due."""
+        if self._retry_at is not None:
+            return self._retry_at
+        return None if self.is_syncing else self._sync_due_at
+
+    @property
+    def must_retry(self) -> bool:
+        """A write failed, and nothing new has to come for it to be tried again."""
+        return self._retry_at is not None
+
+    # -- syncing -------------------------------------------------------------------------------------------------
+
+    def take_sync_jobs(self, now: float) -> list[SyncJob]:
+        """The sync, and the compaction, that are due."""
+        jobs: list[SyncJob] = []
+        if self._sync_due_at is not None and now >= self._sync_due_at and not self.is_syncing:
+            task = self.start_sync()
+            if task is not None:
+                self._sync_due_at = None
+                jobs.append(SyncJob(self, task))
+        if self._may_compact and self.failure is None:
+            self._may_compact = False
+            compaction = self._compactor.start(int(now * 1000))
+            if compaction is not None:
+                run = _CompactionRun(compaction)
+                jobs.append(SyncJob(_CompactionPoint(self._log, self._compactor, run), run))
+        return jobs
+
+    def finish_sync(self, error: OSError | None) -> list[tuple[Confirm, QueueError | None]]:
+        """See :meth:`SyncPoint.finish_sync`."""
+        self._may_compact = True
+        return super().finish_sync(error)
+
+    def close(self) -> None:
+        """Sync what is left; blocking. Report running jobs before. Twice is fine."""
+        task: SyncTask | None = self.start_sync()
+        if task is not None:
+            error: OSError | None = None
+            try:
+                task.run()
+            except OSError as failure:
+                error = failure
+            for confirm, problem in self.finish_sync(error):
+                confirm(problem)
+        self._log.close()
