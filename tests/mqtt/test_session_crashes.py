@@ -1,0 +1,258 @@
+"""Whatever is killed, and whenever: at QoS 1 every message arrives, at QoS 2 exactly once.
+
+Clients that follow the protocol to the letter talk to a broker that is killed (durability ``interval``) or loses power
+on a simulated disk (``fsync``), at random moments, with syncs that end late. Messages a client was not told to be safe
+are sent again, as the standards ask.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from reference_broker.config import BrokerConfig, Durability, SessionsConfig
+from reference_broker.core.queues import SyncJob
+from reference_broker.mqtt import packets as p
+from reference_broker.mqtt.codec import decode_packet, encode_packet
+from reference_broker.mqtt.connection import MqttConnection
+from reference_broker.node import BrokerNode
+from sim.disk import SimDisk
+
+K = p.PacketType
+SEEDS = 25
+STEPS = 250
+
+
+class ModelClient:
+    """A client with a session of its own that outlives connections: what it sent and took, by the protocol's rules."""
+
+    def __init__(self, client_id: str, version: int) -> None:
+        self.client_id = client_id
+        self.version = version
+        self.connection: MqttConnection | None = None
+        self.connected = False
+        self.unread = b""
+        self.next_id = 1
+        self.outgoing: dict[int, p.Publish] = {}
+        """Unacknowledged publishes, in order."""
+        self.releasing: dict[int, None] = {}
+        """PUBREC came, PUBCOMP did not."""
+        self.received_ids: set[int] = set()
+        self.got: list[bytes] = []
+        self.answers: list[p.Packet] = []
+
+    def free_id(self) -> int:
+        while self.next_id in self.outgoing or self.next_id in self.releasing:
+            self.next_id = self.next_id % 50 + 1
+        return self.next_id
+
+    def take(self, data: bytes) -> None:
+        self.unread += data
+        while len(self.unread) >= 2:
+            at, length, shift = 1, 0, 0
+            while at < len(self.unread):
+                length |= (self.unread[at] & 0x7F) << shift
+                at += 1
+                shift += 7
+                if self.unread[at - 1] < 0x80:
+                    break
+            if len(self.unread) < at + length:
+                return
+            packet = decode_packet(self.unread[0], self.unread, at, at + length, self.version)
+            self.unread = self.unread[at + length :]
+            self.on_packet(packet)
+
+    def on_packet(self, packet: p.Packet) -> None:
+        if isinstance(packet, p.Connack):
+            assert packet.reason == 0
+            self.connected = True
+            if not packet.session_present:
+                # The broker never made the session durable: nothing that it told of it is lost, but for the QoS 2 ids.
+                self.received_ids.clear()
+            self.answers += [p.Acknowledgement(type=K.PUBREL, packet_id=each) for each in self.releasing]
+            for each in self.outgoing.values():
+                self.answers.append(
+                    p.Publish(topic=each.topic, payload=each.payload, qos=each.qos, packet_id=each.packet_id, dup=True)
+                )
+        elif isinstance(packet, p.Publish):
+            self.on_publish(packet)
+        elif isinstance(packet, p.Acknowledgement):
+            self.on_acknowledgement(packet)
+
+    def on_publish(self, packet: p.Publish) -> None:
+        if packet.qos == 2:
+            if packet.packet_id not in self.received_ids:
+                self.received_ids.add(packet.packet_id)
+                self.got.append(packet.payload)
+            self.answers.append(p.Acknowledgement(type=K.PUBREC, packet_id=packet.packet_id))
+        else:
+            self.got.append(packet.payload)
+            if packet.qos:
+                self.answers.append(p.Acknowledgement(type=K.PUBACK, packet_id=packet.packet_id))
+
+    def on_acknowledgement(self, packet: p.Acknowledgement) -> None:
+        packet_id = packet.packet_id
+        if packet.type is K.PUBACK:
+            self.outgoing.pop(packet_id, None)
+        elif packet.type is K.PUBREC:
+            assert packet.reason < 0x80 or packet.reason == 0x10
+            self.outgoing.pop(packet_id, None)
+            self.releasing[packet_id] = None
+            self.answers.append(p.Acknowledgement(type=K.PUBREL, packet_id=packet_id))
+        elif packet.type is K.PUBREL:
+            self.received_ids.discard(packet_id)
+            self.answers.append(p.Acknowledgement(type=K.PUBCOMP, packet_id=packet_id))
+        else:
+            self.releasing.pop(packet_id, None)
+
+
+class CrashWorld:
+    """Clients, one broker, one disk."""
+
+    def __init__(self, seed: int, durability: Durability, version: int) -> None:
+        self.rng = random.Random(f"{seed} {durability} {version}")
+        self.config = BrokerConfig(
+            sessions=SessionsConfig(durability=durability, segment_bytes=self.rng.choice((600, 4_000, 100_000)))
+        )
+        self.disk = SimDisk(random.Random(seed))
+        self.now = 1_700_000_000.0
+        self.version = version
+        self.publisher = ModelClient("publisher", version)
+        self.subscribers = [ModelClient(f"s{number}", version) for number in range(2)]
+        self.clients = [self.publisher, *self.subscribers]
+        self.sent: dict[bytes, int] = {}
+        self.running: list[SyncJob] = []
+        self.node = self.boot()
+
+    def boot(self) -> BrokerNode:
+        self.running = []
+        return BrokerNode(self.config, self.disk, random.Random(self.rng.random()), self.now)
+
+    def crash(self) -> None:
+        if self.config.sessions.durability is Durability.FSYNC:
+            self.disk.power_loss()
+        else:
+            self.disk.crash()
+        for client in self.clients:
+            self.forget(client)
+        self.node = self.boot()
+
+    def forget(self, client: ModelClient) -> None:
+        client.connection, client.connected, client.unread = None, False, b""
+        client.answers.clear()
+
+    def connect(self, client: ModelClient) -> None:
+        client.connection = self.node.accept(client.client_id, self.now)
+        properties = (
+            p.Properties(session_expiry_interval=0xFFFFFFFF, receive_maximum=5)
+            if self.version == p.V5
+            else p.NO_PROPERTIES
+        )
+        self.send(
+            client,
+            p.Connect(version=self.version, client_id=client.client_id, clean_start=False, properties=properties),
+        )
+
+    def send(self, client: ModelClient, *packets: p.Packet) -> None:
+        assert client.connection is not None
+        data = b"".join(encode_packet(packet, self.version) for packet in packets)
+        while data:
+            count = self.rng.choice((len(data), self.rng.randint(1, len(data))))
+            self.node.receive(client.connection, data[:count], self.now)
+            data = data[count:]
+
+    def lose(self, client: ModelClient) -> None:
+        if client.connection is not None:
+            self.node.connection_lost(client.connection, self.now)
+            self.forget(client)
+
+    def publish(self) -> None:
+        client = self.publisher
+        if not client.connected or len(client.outgoing) + len(client.releasing) > 20:
+            return
+        qos = self.rng.choice((1, 2))
+        payload = b"%d" % len(self.sent)
+        self.sent[payload] = qos
+        packet = p.Publish(topic=f"t/{qos}", payload=payload, qos=qos, packet_id=client.free_id())
+        client.outgoing[packet.packet_id] = packet
+        self.send(client, packet)
+
+    def turn(self, share: float = 1.0) -> None:
+        self.now += 0.01
+        deadline = self.node.next_deadline()
+        if deadline is not None and deadline <= self.now:
+            self.node.tick(self.now)
+        for connection in self.node.take_dirty(self.now):
+            client = next((each for each in self.clients if each.connection is connection), None)
+            data = connection.take_output()
+            if client is not None:
+                client.take(data)
+        jobs, self.running = self.running + self.node.take_sync_jobs(self.now), []
+        for job in jobs:
+            if self.rng.random() < share:
+                job.run()
+                self.node.sync_done(job, None, self.now)
+            else:
+                self.running.append(job)
+
+    def answer(self, client: ModelClient) -> None:
+        answers, client.answers = client.answers, []
+        if client.connection is not None and answers:
+            self.send(client, *answers)
+
+    def step(self) -> None:
+        kind = self.rng.random()
+        client = self.rng.choice(self.clients)
+        if kind < 0.02:
+            self.crash()
+        elif kind < 0.05:
+            self.lose(client)
+        elif kind < 0.35:
+            self.publish()
+        elif kind < 0.65:
+            self.turn(self.rng.choice((0.0, 0.3, 1.0)))
+        elif client.connection is None:
+            self.connect(client)
+        else:
+            self.answer(client)
+
+    def settle_down(self) -> None:
+        for client in self.clients:
+            self.lose(client)
+        self.turn()
+        for client in self.clients:
+            self.connect(client)
+        for _ in range(300):
+            self.turn()
+            for client in self.clients:
+                self.answer(client)
+
+
+@pytest.mark.parametrize("version", [p.V311, p.V5])
+@pytest.mark.parametrize("durability", [Durability.INTERVAL, Durability.FSYNC])
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_nothing_is_lost_and_qos_2_comes_once(seed: int, durability: Durability, version: int) -> None:
+    world = CrashWorld(seed, durability, version)
+    for client in world.clients:
+        world.connect(client)
+    for client in world.subscribers:
+        requests = tuple(p.SubscriptionRequest(topic_filter=f"t/{qos}", qos=qos) for qos in (1, 2))
+        world.send(client, p.Subscribe(packet_id=1, requests=requests))
+    for _ in range(20):
+        world.turn()
+    for _ in range(STEPS):
+        world.step()
+    world.settle_down()
+    assert not world.publisher.outgoing
+    assert not world.publisher.releasing
+    for client in world.subscribers:
+        counts = Counter(client.got)
+        lost = [payload for payload in world.sent if not counts[payload]]
+        assert not lost, f"{client.client_id}: {lost}"
+        twice = [payload for payload, qos in world.sent.items() if qos == 2 and counts[payload] > 1]
+        assert not twice, f"{client.client_id}: {twice}"
+    session = world.node.state.sessions["s0"]
+    assert not session.in_flight
+    assert not session.queued
