@@ -86,9 +86,9 @@ class BrokerState:
         """Time of the current turn; set by whoever drives the broker."""
 
     def next_client_id(self) -> str:
-        """An id for a client that sent none; unique among the sessions."""
+        """An id for a client that sent none; unique among the sessions, and 23 bytes long, which any server takes."""
         while True:
-            client_id = f"auto-{self.rng.getrandbits(80):020x}"
+            client_id = f"auto-{self.rng.getrandbits(72):018x}"
             if client_id not in self.sessions:
                 return client_id
 

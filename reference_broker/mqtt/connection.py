@@ -16,10 +16,11 @@ from reference_broker.core.session import Session
 from reference_broker.core.timers import Timer
 from reference_broker.mqtt import enhanced_auth, handlers, handshake, runs
 from reference_broker.mqtt.codec import decode_packet, encode_packet
-from reference_broker.mqtt.errors import ProtocolError, Reason, malformed
+from reference_broker.mqtt.errors import ProtocolError, Reason, malformed, rule_id
+from reference_broker.mqtt.farewell import explain, reference_reason
 from reference_broker.mqtt.inbound import Inbound
 from reference_broker.mqtt.outbound import Outbound
-from reference_broker.mqtt.packets import V5, V311, Acknowledgement, Disconnect, Packet, PacketType, Properties
+from reference_broker.mqtt.packets import V5, V311, Acknowledgement, Disconnect, Packet, PacketType
 from reference_broker.mqtt.phase import Phase
 from reference_broker.mqtt.throttle import Throttle, throttle_for
 from reference_broker.trace.schema import TraceKind
@@ -260,9 +261,9 @@ class MqttConnection:
         raise malformed("the remaining length is longer than 4 bytes", self.version, "MQTT-4.8.0-1", "MQTT-4.13.1-1")
 
     def _too_large(self, frame_bytes: int) -> ProtocolError:
-        statement = "MQTT-3.2.2-15" if self.version == V5 else "MQTT-4.8.0-1"
+        broken = rule_id(self.version, "MQTT-4.8.0-1", "MQTT-3.2.2-15")
         message = f"a packet of {frame_bytes} bytes is over the limit of {self._limit}"
-        return ProtocolError(message, statement, Reason.PACKET_TOO_LARGE)
+        return ProtocolError(message, broken, Reason.PACKET_TOO_LARGE)
 
     def _on_short_acknowledgements(self, header: int, data: bytes, position: int, now: float) -> int:
         ids = runs.acknowledgement_run(data, position)
@@ -319,9 +320,7 @@ class MqttConnection:
         if self.phase is Phase.AUTHENTICATING:
             handshake.refuse(self, error)
         elif self.version == V5 and self.phase is Phase.CONNECTED:
-            packet = Disconnect(reason=error.reason, properties=Properties(reason_string=str(error)[:200]))
-            data = encode_packet(packet, V5)
-            self.send(data if len(data) <= self.max_packet_out else encode_packet(Disconnect(reason=error.reason), V5))
+            explain(self, Disconnect, error)
         self.close_now(now)
 
     def close_now(self, now: float, *, publish_will: bool = True) -> None:
@@ -338,14 +337,26 @@ class MqttConnection:
 
     def shut_down(self, now: float) -> None:
         """The broker stops."""
+        reference = self.broker.config.server_reference
+        if reference is not None and reference.at_shutdown:
+            self.send_away(reference_reason(reference), reference.address, now)
+            return
         if self.phase is Phase.CONNECTED and self.version == V5:
             self.send_packet(Disconnect(reason=Reason.SERVER_SHUTTING_DOWN))
+        self.close_now(now)
+
+    def send_away(self, reason: Reason, server_reference: str, now: float) -> None:
+        """The client should go to another server (5.0 section 4.11). The will is published; 3.1.1 cannot say why."""
+        if self.phase is Phase.CONNECTED and self.version == V5:
+            error = ProtocolError("clients are served elsewhere", "MQTT-4.13.2-1", reason)
+            explain(self, Disconnect, error, server_reference)
         self.close_now(now)
 
     def transport_stalled(self, now: float) -> None:
         """The client left more unread than allowed."""
         if self.phase is Phase.CONNECTED:
-            self.fail(ProtocolError("the client does not read", "MQTT-4.13.1-1", Reason.QUOTA_EXCEEDED), now)
+            broken = rule_id(self.version, "MQTT-4.8.0-2", "MQTT-4.13.2-1")
+            self.fail(ProtocolError("the client does not read", broken, Reason.QUOTA_EXCEEDED), now)
 
     def _end(self) -> None:
         self.phase = Phase.CLOSED
@@ -375,12 +386,12 @@ class MqttConnection:
         if now < deadline:
             self._timer = self.broker.timers.schedule(deadline, self._check_keep_alive)
         elif self.phase is Phase.CONNECTED:
-            statement = "MQTT-3.1.2-22" if self.version == V5 else "MQTT-3.1.2-24"
-            error = ProtocolError("no packet within 1.5 times the keep alive", statement, Reason.KEEP_ALIVE_TIMEOUT)
+            broken = rule_id(self.version, "MQTT-3.1.2-24", "MQTT-3.1.2-22")
+            error = ProtocolError("no packet within 1.5 times the keep alive", broken, Reason.KEEP_ALIVE_TIMEOUT)
             self.fail(error, now)
 
     def _connect_timed_out(self, now: float) -> None:
         if self.phase is Phase.WAIT_CONNECT:
-            self.fail(ProtocolError("no CONNECT within the time allowed", "MQTT-3.1.4-1"), now)
+            self.fail(ProtocolError("no CONNECT within the time allowed", "MQTT-3.1.0-1"), now)
         elif self.phase is Phase.AUTHENTICATING:
             self.fail(enhanced_auth.timed_out("MQTT-4.12.0-4"), now)

@@ -18,7 +18,7 @@ from reference_broker.core.session import Session
 from reference_broker.core.topics import TopicError, is_sys_topic, validate_topic
 from reference_broker.mqtt import handlers, runs
 from reference_broker.mqtt.codec import decode_packet, encode_acknowledgement
-from reference_broker.mqtt.errors import ProtocolError, Reason
+from reference_broker.mqtt.errors import ProtocolError, Reason, rule_id
 from reference_broker.mqtt.outgoing import message_from
 from reference_broker.mqtt.packets import V5, Acknowledgement, PacketType, Publish
 from reference_broker.mqtt.wire_types import decode_string
@@ -254,12 +254,13 @@ class Inbound:
         return known is not None
 
     def _check_flags(self, qos: int, *, retain: bool) -> None:
+        version = self._connection.version
         if qos > self._config.maximum_qos:
-            raise ProtocolError(f"QoS {qos} is not supported here", "MQTT-3.2.2-11", Reason.QOS_NOT_SUPPORTED)
+            broken = rule_id(version, "MQTT-3.3.5-2", "MQTT-3.2.2-11")
+            raise ProtocolError(f"QoS {qos} is not supported here", broken, Reason.QOS_NOT_SUPPORTED)
         if retain and not self._config.retain_available:
-            raise ProtocolError(
-                "retained messages are not supported here", "MQTT-3.2.2-14", Reason.RETAIN_NOT_SUPPORTED
-            )
+            broken = rule_id(version, "MQTT-3.3.5-2", "MQTT-3.2.2-14")
+            raise ProtocolError("retained messages are not supported here", broken, Reason.RETAIN_NOT_SUPPORTED)
 
     def check_topic(self, topic: str) -> None:
         """Raises :class:`ProtocolError` for a topic name that may not be published to."""
@@ -274,7 +275,8 @@ class Inbound:
             self.check_topic(packet.topic)
             return packet.topic
         if not 0 < alias <= self._config.topic_alias_maximum:
-            statement = "MQTT-3.3.2-8" if alias == 0 else "MQTT-3.3.2-9"
+            maximum = self._config.topic_alias_maximum
+            statement = "MQTT-3.3.2-8" if alias == 0 else "MQTT-3.3.2-9" if maximum else "MQTT-3.2.2-18"
             raise ProtocolError(f"topic alias {alias} is not allowed", statement, Reason.TOPIC_ALIAS_INVALID)
         if packet.topic:
             self.check_topic(packet.topic)
