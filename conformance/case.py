@@ -27,13 +27,14 @@ import random
 import re
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Literal, NoReturn, TypedDict, Unpack
+from typing import Literal, NoReturn, TypedDict, TypeVar, Unpack
 
 import msgspec
 
 from conformance.connection import Connection, Transcript
 from conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
 from conformance.targets import CapabilityValue, Endpoint, ProbeError, handshake
+from conformance.websocket import WebSocketConnection
 from conformance.wire import (
     Connack,
     Connect,
@@ -44,11 +45,15 @@ from conformance.wire import (
     Will,
     describe,
 )
+from conformance.wire.websocket import SUBPROTOCOL
 
 Level = Literal["MUST", "SHOULD", "MAY"]
+_C = TypeVar("_C", bound=Connection)
 CaseFunction = Callable[["CaseContext"], Awaitable[None]]
 
 DEFAULT_LIMIT_S = 5.0
+ABSENT = "not "
+"""Begins a requirement that the target lacks a capability."""
 _MAX_EXTENSIONS = 3
 _HANDSHAKE_TIMEOUT_S = 2.0
 _SLOW_HANDSHAKE_S = 0.1
@@ -67,11 +72,13 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     clauses: tuple[str, ...]
     level: Level
     requires: tuple[str, ...]
-    """Capabilities of the target without which the case says nothing."""
+    """Capabilities of the target without which the case says nothing; ``not <name>`` for one that it must lack."""
     mutant: str
     """The deliberately broken broker that this case must fail (``conformance.mutants``)."""
     near_miss: str
     """A legal variation of the broker that this case must pass."""
+    judged_on: str = "reference"
+    """The shipped target whose broker is broken, or varied, to prove this case."""
     limit_s: float
     module: str
     run: CaseFunction
@@ -101,6 +108,7 @@ def case(
     requires: tuple[str, ...] = (),
     mutant: str = "",
     near_miss: str = "",
+    judged_on: str = "reference",
     limit_s: float = DEFAULT_LIMIT_S,
 ) -> Callable[[CaseFunction], CaseFunction]:
     """Register an async function as a case. Raises :class:`ValueError` for a bad or repeated id, or no docstring."""
@@ -126,6 +134,7 @@ def case(
             requires=requires,
             mutant=mutant,
             near_miss=near_miss,
+            judged_on=judged_on,
             limit_s=limit_s,
             module=function.__module__,
             run=function,
@@ -203,14 +212,33 @@ class CaseContext:
     async def open(self, *, version: int | None = None, name: str = "") -> Connection:
         """A network connection without CONNECT. Raises :class:`TargetUnreachableError`."""
         connection = Connection(self, name or f"c{len(self._connections) + 1}", version or self.case.version)
+        await self._establish(connection, self.endpoint.host, self.endpoint.port)
+        return connection
+
+    async def _establish(self, connection: Connection, host: str, port: int) -> None:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self.remaining_s()):
-                await loop.create_connection(lambda: connection, self.endpoint.host, self.endpoint.port)
+                await loop.create_connection(lambda: connection, host, port)
         except (OSError, TimeoutError) as error:
-            message = f"cannot connect to {self.endpoint.host}:{self.endpoint.port}: {error or 'timed out'}"
+            message = f"cannot connect to {host}:{port}: {error or 'timed out'}"
             raise TargetUnreachableError(message) from error
         self._connections.append(connection)
+
+    async def open_websocket(
+        self, *, version: int | None = None, name: str = "", subprotocols: tuple[str, ...] | None = (SUBPROTOCOL,)
+    ) -> WebSocketConnection:
+        """A WebSocket connection without CONNECT, upgraded with these sub-protocols on offer; None = no handshake yet.
+
+        Raises :class:`TargetUnreachableError`; the case must require ``websocket_url``.
+        """
+        name = name or f"c{len(self._connections) + 1}"
+        url = str(self.capabilities["websocket_url"])
+        connection = WebSocketConnection(self, name, version or self.case.version, url)
+        await self._establish(connection, connection.host, connection.port)
+        if subprotocols is not None:
+            connection.send_handshake(subprotocols=subprotocols)
+            await connection.expect_upgrade()
         return connection
 
     def connect_packet(self, *, version: int | None = None, **fields: Unpack[ConnectFields]) -> Connect:
@@ -227,7 +255,10 @@ class CaseContext:
     ) -> Connection:
         """Connect and expect to be accepted; the CONNACK is in ``connection.connack``."""
         packet = self.connect_packet(version=version, **fields)
-        connection = await self.open(version=packet.version, name=name)
+        return await self.connect_over(await self.open(version=packet.version, name=name), packet)
+
+    async def connect_over(self, connection: _C, packet: Connect) -> _C:
+        """Send CONNECT on an open connection and expect to be accepted."""
         connection.client_id = packet.client_id
         connection.send(packet)
         connection.connack = await connection.expect(Connack)

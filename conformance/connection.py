@@ -122,6 +122,10 @@ class Connection(asyncio.Protocol):
             self.ctx.transcript.add(self.name, "recv", (pending + data)[position:], f"MALFORMED: {error}")
         self._wake.set()
 
+    def _refuse_bytes(self, reason: str) -> None:
+        """Every wait fails from now on: what carries the packets is broken."""
+        self._malformed = MalformedPacketError(reason)
+
     def eof_received(self) -> bool:
         self.ctx.transcript.add(self.name, "event", decoded="the broker ended the stream")
         self.closed = True

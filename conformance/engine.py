@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from conformance.case import Case, CaseContext
+from conformance.case import ABSENT, Case, CaseContext
 from conformance.connection import Connection
 from conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
 from conformance.stall import StallWatch
@@ -60,8 +60,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 def missing_capability(case: Case, capabilities: Mapping[str, CapabilityValue]) -> str:
     """Why the case cannot be run against a target with these capabilities; empty if it can."""
     version = {4: "mqtt311", 5: "mqtt5"}[case.version]
-    lacking = [name for name in (version, *case.requires) if not capabilities.get(name, False)]
-    return f"the target lacks: {', '.join(lacking)} (declared, or shown by its CONNACK)" if lacking else ""
+    needed = [name for name in (version, *case.requires) if not name.startswith(ABSENT)]
+    lacking = [name for name in needed if not capabilities.get(name, False)]
+    if lacking:
+        return f"the target lacks: {', '.join(lacking)} (declared, or shown by its CONNACK)"
+    unwanted = [name.removeprefix(ABSENT) for name in case.requires if name.startswith(ABSENT)]
+    present = [name for name in unwanted if capabilities.get(name, False)]
+    return f"the target has: {', '.join(present)}; the case is about a target without" if present else ""
 
 
 def with_expectation(result: CaseResult, target: Target) -> CaseResult:

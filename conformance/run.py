@@ -30,7 +30,7 @@ from conformance.report import (
     utc_now,
     write_run_result,
 )
-from conformance.targets import RunningTarget, Target, probe, running
+from conformance.targets import SECRETS, RunningTarget, Target, probe, running
 from reference_broker.trace.conformance import CaseResult, Header
 
 
@@ -85,7 +85,7 @@ class Run:
         plan = self.plan
         with ExitStack() as stack:
             self.broker = stack.enter_context(running(plan.target))
-            capabilities = probe(plan.target, self.broker.endpoint)
+            capabilities = probe(self.broker.target, self.broker.endpoint)
             self.engine = Engine(self.broker, capabilities, plan.options, reproduce=plan.reproduce)
             self.header = Header(
                 target=plan.target.name,
@@ -93,7 +93,7 @@ class Run:
                 started_at=utc_now(),
                 suite_version=suite_version(),
                 seed=plan.options.seed,
-                capabilities=capabilities,
+                capabilities={name: value for name, value in capabilities.items() if name not in SECRETS},
                 machine=this_machine(),
             )
             if plan.report is not None:
@@ -142,7 +142,7 @@ class Run:
 
     def finish(self) -> ExitCode:
         """Footer and ``result.json``; returns the exit status of the run."""
-        code = exit_code(self.results, self.plan.target.required)
+        code = exit_code(self.results, self.plan.target.required, self.plan.target.optional)
         if self._writer is not None:
             write_run_result(
                 self._writer.folder,
