@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -60,7 +61,7 @@ class WebSocketConnection(Connection):
         """Ask for the upgrade; ``more`` are further header lines."""
         data = request(self._authority, self._path, self._key, subprotocols=subprotocols, more=more)
         offered = ", ".join(subprotocols) or "none"
-        self._send_bytes(data, f"HTTP GET {self._path}, {len(data)} bytes; sub-protocols offered: {offered}")
+        self.send_bytes(data, f"HTTP GET {self._path}, {len(data)} bytes; sub-protocols offered: {offered}")
 
     async def response(self) -> Response | None:
         """The answer to the handshake; None when the broker ended the connection without one."""
@@ -71,6 +72,13 @@ class WebSocketConnection(Connection):
             if self.closed:
                 return None
             await self._arrival("the answer to the WebSocket handshake")
+        return self._response
+
+    async def response_or_silence(self, *, within_s: float) -> Response | None:
+        """Like :meth:`response`, but None also when nothing comes in time: for a reaction that nothing demands."""
+        with contextlib.suppress(CaseFailureError):
+            while self._response is None and not self.closed:
+                await self._arrival("the answer to the WebSocket handshake", within_s)
         return self._response
 
     async def expect_upgrade(self) -> Response:
@@ -105,7 +113,7 @@ class WebSocketConnection(Connection):
         data = encode_frame(opcode, payload, mask=mask, final=final, reserved=reserved)
         name = Opcode(opcode).name if opcode in set(Opcode) else f"opcode 0x{opcode:x}"
         shown = f"{name} frame, {len(payload)} bytes{'' if final else ', more follow'}{'' if masked else ', unmasked'}"
-        self._send_bytes(data, shown)
+        self.send_bytes(data, shown)
 
     def send_in_frames(self, *parts: bytes) -> None:
         """Send one binary message that is cut into these frames."""
@@ -133,7 +141,8 @@ class WebSocketConnection(Connection):
 
     # Below: the two ends of Connection that differ
 
-    def _send_bytes(self, data: bytes, shown: str) -> None:
+    def send_bytes(self, data: bytes, shown: str) -> None:
+        """Send bytes that are in no frame; ``shown`` is what the transcript says of them."""
         self.ctx.transcript.add(self.name, "send", data, shown)
         super()._write(data)
 
@@ -150,8 +159,8 @@ class WebSocketConnection(Connection):
                 self._response, data = done
                 self.ctx.transcript.add(self.name, "recv", decoded=_shown(self._response))
                 self._wake.set()
-                if self._response.status != _SWITCHING_PROTOCOLS:
-                    return
+            if self._response is not None and self._response.status != _SWITCHING_PROTOCOLS:
+                return
             for frame in self._frames.feed(data):
                 self._frame_received(frame)
         except WebSocketError as error:

@@ -174,7 +174,6 @@ class FrameReader:
             if not first & 0x80 or size > _LONGEST_CONTROL_BYTES:
                 raise WebSocketError(f"a {opcode.name} frame is cut or has {size} bytes")
         elif self._inside_message is not (opcode is Opcode.CONTINUATION):
-            raise WebSocketError(
-                f"a {opcode.name} frame {'inside' if self._inside_message else 'outside'} of a message"
-            )
+            where = "within" if self._inside_message else "outside"
+            raise WebSocketError(f"a {opcode.name} frame {where} a message")
         return opcode
