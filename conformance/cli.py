@@ -1,4 +1,4 @@
-"""``assay conformance``: list, run, show, explain, self-check."""
+"""``assay conformance``: list, run, peers, show, explain, self-check."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rich.table import Table
 
 from conformance.case import Case, load_cases
 from conformance.engine import DEFAULT_CONCURRENCY, Outcome, RunOptions
+from conformance.peers_cli import peers
 from conformance.pytest_runner import run_with_pytest
 from conformance.registry import SPECS, home_of, load_statements
 from conformance.report import ExitCode, missing_required, read_transcript
@@ -28,6 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Judge any MQTT broker by its bytes: one case per rule, the statement it tests, the packets as evidence.",
 )
+app.command()(peers)
 console = Console()
 errors = Console(stderr=True)
 
