@@ -9,6 +9,7 @@ import contextlib
 import random
 from collections.abc import Callable, Sequence
 from math import inf
+from typing import ClassVar
 
 import msgspec
 
@@ -65,6 +66,9 @@ class SubscribeOutcome(msgspec.Struct, frozen=True, kw_only=True):
 class BrokerState:
     """Everything a broker knows, whatever the protocol."""
 
+    session_class: ClassVar[type[Session]] = Session
+    tree_class: ClassVar[type[SubscriptionTree]] = SubscriptionTree
+
     def __init__(
         self, config: BrokerConfig, engine: QueueEngine, rng: random.Random, tracer: Tracer | None = None
     ) -> None:
@@ -73,7 +77,7 @@ class BrokerState:
         self.rng = rng
         self.tracer = tracer
         self.sessions: dict[str, Session] = {}
-        self.tree = SubscriptionTree()
+        self.tree: SubscriptionTree = self.tree_class()
         self.access: AccessControl | None = AccessControl(config.acl) if config.acl is not None else None
         self.retained: RetainedStore = RetainedStore(config.mqtt.max_retained_messages)
         self.timers = TimerHeap()
@@ -109,12 +113,7 @@ class BrokerState:
             self.end_session(session, now)
             session = None
         if session is None:
-            session = self.sessions[request.client_id] = Session(
-                request.client_id,
-                self.config.mqtt.max_queued_messages,
-                self.config.mqtt.max_queued_bytes,
-                self.traffic,
-            )
+            session = self.new_session(request.client_id)
         if session.expiry_timer is not None:
             session.expiry_timer.cancel()
             session.expiry_timer = None
@@ -132,6 +131,13 @@ class BrokerState:
         if self.tracer is not None:
             self.tracer(TraceKind.CONNECTED, {"client_id": request.client_id})
         return session, present
+
+    def new_session(self, client_id: str) -> Session:
+        """An empty session under an id that has none."""
+        session = self.sessions[client_id] = self.session_class(
+            client_id, self.config.mqtt.max_queued_messages, self.config.mqtt.max_queued_bytes, self.traffic
+        )
+        return session
 
     def resume(self, session: Session, now: float) -> None:
         """After the CONNACK: resend, and consume again from the session's queues."""

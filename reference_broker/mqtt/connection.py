@@ -8,7 +8,7 @@ turn. This module frames packets and ends connections; what a client publishes i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from reference_broker.core.broker_state import BrokerState
 from reference_broker.core.message import Message
@@ -42,6 +42,8 @@ _ACKNOWLEDGEMENTS = {
 class MqttConnection:
     """Server side of one connection. ``wake`` is called when output appears after a quiet turn."""
 
+    inbound_class: ClassVar[type[Inbound]] = Inbound
+    outbound_class: ClassVar[type[Outbound]] = Outbound
     # More attributes than instances of a class can share the keys of: without slots each would have a dict of its own.
     __slots__ = (
         "__weakref__",
@@ -122,8 +124,8 @@ class MqttConnection:
         """The violation that ended the connection, for the log."""
         self.backlog_bytes = 0
         """Bytes the transport has not sent yet, as the driver saw it last."""
-        self.inbound = Inbound(self)
-        self.outbound = Outbound(self)
+        self.inbound = self.inbound_class(self)
+        self.outbound = self.outbound_class(self)
         self.over_rate = False
         """Its address connects too often: CONNECT will be refused, in the words of its version."""
         self._traffic = broker.traffic
@@ -283,11 +285,15 @@ class MqttConnection:
             handshake.on_packet_before_connack(self, packet, now)
             return
         if not isinstance(packet, Acknowledgement):
-            handlers.handle(self, packet, now)
+            self.handle(packet, now)
         elif packet.type is PacketType.PUBREL:
             self.inbound.on_pubrel(packet.packet_id)
         else:
             self.outbound.on_acknowledgement(packet, now)
+
+    def handle(self, packet: Packet, now: float) -> None:
+        """Act on a packet outside the publish flow. Raises :class:`ProtocolError`."""
+        handlers.handle(self, packet, now)
 
     # -- the session's view (SessionConnection) --------------------------------------------------------------------
 

@@ -53,8 +53,8 @@ def on_connect_bytes(connection: MqttConnection, header: int, data: bytes, body:
         packet = decode_packet(header, data, body, end, V5 if five else V311)
         assert isinstance(packet, Connect)
         connection.version = packet.version
-        connection.outbound.speak(packet.version)
         connection.max_packet_out = packet.properties.maximum_packet_size or 0xFFFFFFFF
+        connection.outbound.speak(packet.version)
         connection.problem_information = packet.properties.request_problem_information != 0
         if connection.over_rate:
             raise _refusal(connection, "this address connects too often", Reason.CONNECTION_RATE_EXCEEDED)
