@@ -184,7 +184,7 @@ class CaseContext:
         self.missed: list[str] = []
         """SHOULDs missed and debated reactions seen."""
         self.sent_raw = False
-        """Malformed bytes were sent: the runner checks that the broker is still alive."""
+        """Malformed bytes were sent: the runner checks that the broker still takes connections."""
         self.patience_s = case.limit_s if patience_s is None else patience_s
         self.persistent_clients: dict[str, int] = {}
         """Client ids whose session may outlive the case, with the protocol version."""
@@ -304,6 +304,11 @@ class CaseContext:
         """``subscriber`` must get nothing of what ``publisher`` has sent so far."""
         for packet in await self.messages_before_marker(publisher, subscriber):
             self.fail(f"{subscriber.name}: expected no message; seen {describe(packet)}")
+
+    @property
+    def disturbed(self) -> bool:
+        """Malformed bytes were sent, or a connection has ended: nobody else may have suffered from that."""
+        return self.sent_raw or any(connection.closed for connection in self._connections)
 
     # Checks
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 _P = TypeVar("_P", bound=Packet)
 _MAX_INBOX_PACKETS = 100_000
 FIRST_FAILURE_CODE = 0x80
+_SMALL_BUFFER_BYTES = 4_096
 
 
 class Transcript:
@@ -174,6 +175,21 @@ class Connection(asyncio.Protocol):
         for value in data:
             self._write(bytes((value,)))
             await asyncio.sleep(0)
+
+    def send_many(self, packet: Packet, times: int) -> None:
+        """Send the same packet many times in one write; the transcript shows it once."""
+        frame = encode(packet, self.version)
+        self.ctx.transcript.add(self.name, "send", frame, f"{times} times: {describe(packet)}")
+        self._write(frame * times)
+
+    def stop_reading(self) -> None:
+        """Read nothing more, and let the operating system keep little for later: the broker cannot get rid of data."""
+        self.ctx.transcript.add(self.name, "event", decoded="the case stops reading")
+        if self._transport is not None:
+            self._transport.pause_reading()
+            sock = self._transport.get_extra_info("socket")
+            if sock is not None:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BUFFER_BYTES)
 
     def end_stream(self) -> None:
         """Half-close: the broker learns that nothing more will come, and may still answer."""

@@ -103,6 +103,7 @@ class Run:
             thread = threading.Thread(target=self._loop.run_forever, name="conformance engine", daemon=True)
             thread.start()
             stack.callback(self._stop_loop, thread)
+            asyncio.run_coroutine_threadsafe(self.engine.invite_bystander(), self._loop).result()
             self._stack = stack.pop_all()
         return self
 
@@ -113,6 +114,7 @@ class Run:
 
     def _stop_loop(self, thread: threading.Thread) -> None:
         async def cancel_rest() -> None:
+            self.engine.dismiss_bystander()
             tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
             for task in tasks:
                 task.cancel()
