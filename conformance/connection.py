@@ -284,12 +284,15 @@ class Connection(asyncio.Protocol):
 
         Returns the code of that CONNACK, None without one. With ``codes``, no other code may be sent.
         """
+        first = await self.receive("the connection to be refused")
+        if isinstance(first, Connack) and first.reason_code == 0:
+            message = f"{self.name}: expected the connection to be refused; seen {describe(first)}"
+            raise CaseFailureError(message)
+        if first is not None:
+            self._inbox.appendleft(first)
         seen = await self.expect_close(allowed=(Connack, Disconnect))
         for packet in seen:
             if isinstance(packet, Connack):
-                if packet.reason_code == 0:
-                    message = f"{self.name}: expected the connection to be refused; seen {describe(packet)}"
-                    raise CaseFailureError(message)
                 if codes and packet.reason_code not in codes:
                     wanted = ", ".join(f"0x{code:02x}" for code in codes)
                     message = f"{self.name}: expected CONNACK with code {wanted}; seen {describe(packet)}"

@@ -120,7 +120,7 @@ class Engine:
         """Why no further case is started; empty while the broker answers."""
         # Sessions and retained messages may outlive a run of a broker that is not ours: a fresh token keeps runs apart.
         self._run_token = f"{secrets.randbelow(16**4):04x}"
-        self._slots = asyncio.Semaphore(min(options.concurrency, broker.target.max_concurrency or options.concurrency))
+        self._slots = asyncio.Semaphore(options.concurrency)
         self._stalls = StallWatch()
         self._attempts = 0
         self._bystander: Bystander | None = None

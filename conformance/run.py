@@ -19,7 +19,7 @@ from typing import Self
 import msgspec
 
 from conformance.case import Case, load_cases
-from conformance.engine import Engine, Outcome, RunOptions
+from conformance.engine import Engine, Outcome, RunOptions, blank_result, missing_capability
 from conformance.registry import SPECS, clauses
 from conformance.report import (
     ExitCode,
@@ -30,8 +30,11 @@ from conformance.report import (
     utc_now,
     write_run_result,
 )
-from conformance.targets import SECRETS, RunningTarget, Target, probe, running
-from reference_broker.trace.conformance import CaseResult, Header
+from conformance.targets import SECRETS, RunningTarget, Target, TargetStartError, probe, running
+from reference_broker.trace.conformance import CaseResult, CaseVerdict, Header
+
+_BROKERS_AT_ONCE = 4
+"""Of a target that gets a broker for each case. Starting one keeps a processor busy."""
 
 
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +80,7 @@ class Run:
         self._stack = ExitStack()
         self._loop: asyncio.AbstractEventLoop
         self._writer: ReportWriter | None = None
+        self._brokers = asyncio.Semaphore(min(_BROKERS_AT_ONCE, plan.options.concurrency))
         self.broker: RunningTarget
         self.engine: Engine
         self.header: Header
@@ -126,8 +130,22 @@ class Run:
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
 
+    async def _run_apart(self, case: Case) -> Outcome:
+        """Run a case on a broker that is started for it and stopped after it."""
+        async with self._brokers:
+            with ExitStack() as stack:
+                try:
+                    broker = await asyncio.to_thread(stack.enter_context, running(self.plan.target))
+                except TargetStartError as error:
+                    return Outcome(result=blank_result(case, CaseVerdict.ERROR, str(error)))
+                engine = Engine(broker, self.engine.capabilities, self.plan.options, reproduce=self.plan.reproduce)
+                outcome = await engine.run(case)
+                await asyncio.to_thread(stack.close)
+                return outcome
+
     async def _run_one(self, case: Case) -> Outcome:
-        outcome = await self.engine.run(case)
+        apart = self.plan.target.broker_per_case and not missing_capability(case, self.engine.capabilities)
+        outcome = await (self._run_apart(case) if apart else self.engine.run(case))
         if self._writer is not None:
             outcome = msgspec.structs.replace(outcome, result=self._writer.add(outcome))
         self.results.append(outcome.result)

@@ -127,8 +127,8 @@ class Target(_Part, frozen=True, kw_only=True):
     """Of a broker that already runs; with ``start``, only the credentials are read."""
     capabilities: dict[str, CapabilityValue] = {}
     start: StartHook | None = None
-    max_concurrency: int = 0
-    """Cases that may run at the same time, for a broker whose clients disturb each other; 0 = as many as asked for."""
+    broker_per_case: bool = False
+    """Each case gets a broker of its own: for one in which a case leaves traces that no client can remove."""
     expect_fail: tuple[ExpectedFailure, ...] = ()
     required: tuple[str, ...] = ()
     """Patterns (``mqtt311/*``) of cases that must be run: ``unsupported`` counts as a failure for them."""
@@ -155,8 +155,8 @@ def _problems(target: Target) -> list[str]:
         if entry.case in seen:
             problems.append(f"expect_fail[{index}]: {entry.case} is listed twice")
         seen.add(entry.case)
-    if target.max_concurrency < 0:
-        problems.append("max_concurrency must be 0 (no limit) or more")
+    if target.broker_per_case and target.start is None:
+        problems.append("broker_per_case needs a [start] table")
     if target.start is not None and not target.start.command:
         problems.append("start.command is empty")
     if not 0 < target.endpoint.port <= 65_535:
