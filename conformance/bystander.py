@@ -14,6 +14,8 @@ from conformance.wire import (
     Decoder,
     MalformedPacketError,
     Packet,
+    Pingreq,
+    Pingresp,
     Publish,
     Suback,
     Subscribe,
@@ -41,6 +43,7 @@ class Bystander:
         self._decoder = Decoder(version)
         self._packets: list[Packet] = []
         self._turn = asyncio.Lock()
+        self._pings: asyncio.Task[None] | None = None
         self._sent = 0
 
     async def join(self) -> None:
@@ -61,6 +64,9 @@ class Bystander:
 
     def close(self) -> None:
         """Drop the connection."""
+        if self._pings is not None:
+            self._pings.cancel()
+            self._pings = None
         if self._writer is not None:
             self._writer.transport.abort()
         self._reader = self._writer = None
@@ -90,7 +96,11 @@ class Bystander:
             password=password.encode() if password is not None else None,
         )
         self._send(connect)
-        self._check(await self._receive(), Connack)
+        connack = await self._receive()
+        self._check(connack, Connack)
+        if isinstance(connack, Connack) and connack.properties.server_keep_alive:
+            pause_s = connack.properties.server_keep_alive / 2
+            self._pings = asyncio.get_running_loop().create_task(self._ping(self._writer, pause_s))
         self._send(Subscribe(packet_id=1, subscriptions=(Subscription(filter=self._topic),)))
         self._check(await self._receive(), Suback)
 
@@ -102,6 +112,12 @@ class Bystander:
         if not isinstance(packet, Publish) or packet.payload != payload:
             message = f"it sent message {self._sent} and got {describe(packet)}"
             raise EOFError(message)
+
+    async def _ping(self, writer: asyncio.StreamWriter, pause_s: float) -> None:
+        """Obey a Server Keep Alive for as long as the connection lasts."""
+        while not writer.is_closing():
+            await asyncio.sleep(pause_s)
+            writer.write(encode(Pingreq(), self._version))
 
     def _send(self, packet: Packet) -> None:
         if self._writer is None:
@@ -115,7 +131,7 @@ class Bystander:
             if not data:
                 message = "the broker ended it"
                 raise EOFError(message)
-            self._packets += self._decoder.feed(data)
+            self._packets += (packet for packet in self._decoder.feed(data) if not isinstance(packet, Pingresp))
         return self._packets.pop(0)
 
     def _check(self, packet: Packet, kind: type[Packet]) -> None:

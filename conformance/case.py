@@ -56,6 +56,8 @@ ABSENT = "not "
 """Begins a requirement that the target lacks a capability."""
 _MAX_EXTENSIONS = 3
 _HANDSHAKE_TIMEOUT_S = 2.0
+_PACKET_OVERHEAD_BYTES = 200
+"""Room for everything else in a packet of a case: topic, properties, header."""
 _SLOW_HANDSHAKE_S = 0.1
 """On an idle machine a handshake takes a few milliseconds."""
 _CASE_ID = re.compile(r"[a-z0-9]+/[a-z0-9-]+/[a-z0-9-]+")
@@ -206,6 +208,11 @@ class CaseContext:
     def topic(self, path: str = "t") -> str:
         """A topic (or filter) below a level that only this case uses."""
         return f"assay/{self._token}/{path}"
+
+    def room_bytes(self, wanted: int) -> int:
+        """How much of a packet a long topic or payload may take: what is wanted, or less where the target says so."""
+        maximum = int(self.capabilities.get("maximum_packet_size", 0))
+        return min(wanted, maximum - _PACKET_OVERHEAD_BYTES) if maximum else wanted
 
     # Connections
 
