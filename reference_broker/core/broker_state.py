@@ -407,7 +407,7 @@ class BrokerState:
 
     def room_appeared(self, session: Session, now: float) -> None:
         """The window has room again: send what waits, then let refused consumers go on."""
-        if session.queued:
+        if session.queued or session.unsent:
             session.send_queued(now)
         if session.stalled_consumers and session.has_room:
             stalled, session.stalled_consumers = session.stalled_consumers, []

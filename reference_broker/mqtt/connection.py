@@ -162,7 +162,19 @@ class MqttConnection:
             self._wake(self)
 
     def send_packet(self, packet: Packet) -> None:
-        self.send(encode_packet(packet, self.version))
+        """Raises :class:`ProtocolError` for a packet larger than the client takes: it ends the connection.
+
+        Once CONNACK has fitted, only answers that grow with the client's requests can be too large.
+        """
+        self.send(self.check_size(packet))
+
+    def check_size(self, packet: Packet) -> bytes:
+        """The packet's bytes. Raises :class:`ProtocolError` for more than the client takes."""
+        data = encode_packet(packet, self.version)
+        if len(data) > self.max_packet_out:
+            message = f"{type(packet).__name__.upper()} would take {len(data)} bytes, more than the client accepts"
+            raise ProtocolError(message, "MQTT-3.1.2-24", Reason.PACKET_TOO_LARGE)
+        return data
 
     def take_output(self) -> bytes:
         """This turn's output in one piece."""
@@ -280,7 +292,13 @@ class MqttConnection:
         if self.phase is Phase.WAIT_CONNECT:
             handshake.on_connect_bytes(self, header, data, body, end, now)
             return
-        packet = decode_packet(header, data, body, end, self.version)
+        try:
+            packet = decode_packet(header, data, body, end, self.version)
+        except ProtocolError as error:
+            if error.reason is Reason.UNSUPPORTED_PROTOCOL_VERSION:
+                # DISCONNECT does not have this code, which only the answer to a first CONNECT needs.
+                error.reason = Reason.PROTOCOL_ERROR
+            raise
         if self.phase is Phase.AUTHENTICATING:
             handshake.on_packet_before_connack(self, packet, now)
             return

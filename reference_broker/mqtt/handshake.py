@@ -146,9 +146,6 @@ def _establish(connection: MqttConnection, packet: Connect, authentication_data:
         will=will,
         username=connection.username,
     )
-    session, present = broker.connect(connection, request, now)
-    connection.session = session
-    connection.phase = Phase.CONNECTED
     answer = NO_PROPERTIES
     if five:
         answer = msgspec.structs.replace(
@@ -161,6 +158,11 @@ def _establish(connection: MqttConnection, packet: Connect, authentication_data:
         )
         if connection.authentication_method:
             answer = msgspec.structs.replace(answer, authentication_method=connection.authentication_method)
+    # Before the session is touched: the size of a CONNACK does not depend on what it says of the session.
+    connection.check_size(Connack(properties=answer))
+    session, present = broker.connect(connection, request, now)
+    connection.session = session
+    connection.phase = Phase.CONNECTED
     connection.send_packet(Connack(session_present=present, properties=answer))
     connection.start_keep_alive(now)
     broker.resume(session, now)
