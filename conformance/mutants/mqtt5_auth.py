@@ -104,9 +104,7 @@ def proof_unchecked(patch: Patch) -> None:
     patch.replace(ScramServer, "_on_client_final", on_client_final)
 
 
-@mutant(
-    "v5-taken-over-before-authentication", "a session is taken over before the new client has proved anything"
-)
+@mutant("v5-taken-over-before-authentication", "a session is taken over before the new client has proved anything")
 def early_takeover(patch: Patch) -> None:
     original = enhanced_auth.begin
 
@@ -208,9 +206,7 @@ def reason_string_too_large(patch: Patch) -> None:
     _say_more(patch, Properties(reason_string=_TEXT), only_if_it_fits=False)
 
 
-@mutant(
-    "v5-auth-user-properties-ignore-packet-size", "AUTH has user properties, whether or not they fit"
-)
+@mutant("v5-auth-user-properties-ignore-packet-size", "AUTH has user properties, whether or not they fit")
 def user_properties_too_large(patch: Patch) -> None:
     _say_more(patch, Properties(user_property=(("region", "here"),)), only_if_it_fits=False)
 
