@@ -2,11 +2,13 @@
 
 ``python -m conformance.adapter [--mutant NAME ...] [--config YAML] [--port PORT]`` prints one line of JSON when ready,
 ``{"ready": true, "host": ..., "port": ..., "version": ..., "pid": ...}``, and ends when its standard input is closed,
-so that nothing is left behind when its parent dies. In this process: :func:`reference_broker_endpoint`.
+so that nothing is left behind when its parent dies. ``websocket_port`` is in it too if the configuration has a
+WebSocket listener. In this process: :func:`reference_broker_endpoint`.
 
 ``--fork`` makes it a nursery of broken brokers for the self-check, which spares them the start of Python: each line
-``{"start": MUTANT, "log": FILE}`` on standard input forks a broker with that mutant (none for ""), whose ready line, or
-one with ``error``, is printed; ``{"stop": PID}`` ends that broker, the end of the input ends all of them.
+``{"start": MUTANT, "config": FILE, "log": FILE}`` on standard input forks a broker with that mutant (none for "") and
+configuration (the defaults for ""), whose ready line, or one with ``error``, is printed; ``{"stop": PID}`` ends that
+broker, the end of the input ends all of them.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import msgspec
 from conformance.mutants import UnknownMutantError, all_mutants, applied
 from conformance.targets.model import Endpoint
 from reference_broker.broker import Broker
-from reference_broker.config import BrokerConfig, ConfigError, ListenerConfig, load_config
+from reference_broker.config import BrokerConfig, ConfigError, ListenerConfig, Transport, load_config
 from reference_broker.server.collector import tune_collector
 
 USAGE_ERROR = 2
@@ -40,10 +42,15 @@ _POLL_S = 0.005
 def broker_config(path: Path | None, port: int) -> BrokerConfig:
     """The configuration of ``path`` (or the defaults) with one listener on ``127.0.0.1:port``; 0 = any free port.
 
-    Raises :class:`ConfigError`.
+    A WebSocket listener is kept, on a free port of 127.0.0.1. Raises :class:`ConfigError`.
     """
     config = load_config(path) if path is not None else BrokerConfig()
-    return msgspec.structs.replace(config, listeners=(ListenerConfig(port=port),))
+    websockets = [
+        ListenerConfig(port=0, transport=Transport.WEBSOCKET, websocket=listener.websocket)
+        for listener in config.listeners
+        if listener.transport is Transport.WEBSOCKET
+    ]
+    return msgspec.structs.replace(config, listeners=(ListenerConfig(port=port), *websockets[:1]))
 
 
 @contextmanager
@@ -62,15 +69,19 @@ def _version() -> str:
 
 def _ready_line(broker: Broker) -> str:
     ready = {"ready": True, "host": broker.host, "port": broker.port, "version": _version(), "pid": os.getpid()}
+    websocket_ports = [address.port for address in broker.addresses if address.scheme == "ws"]
+    if websocket_ports:
+        ready["websocket_port"] = websocket_ports[0]
     return json.dumps(ready)
 
 
-def _forked_broker(mutant: str, log: str, life: int) -> int:
+def _forked_broker(mutant: str, config: str, log: str, life: int) -> int:
     """The life of a forked broker: until ``life``, the read end of a pipe, ends. Returns the exit status."""
     with Path(log).open("wb") as sink:
         os.dup2(sink.fileno(), sys.stderr.fileno())
     try:
-        with applied(*filter(None, [mutant])), Broker(broker_config(None, 0)) as broker:
+        wanted = broker_config(Path(config) if config else None, 0)
+        with applied(*filter(None, [mutant])), Broker(wanted) as broker:
             print(_ready_line(broker), flush=True)
             os.read(life, 1)
     except Exception as error:
@@ -87,7 +98,7 @@ class Nursery:
         self._lives: dict[int, int] = {}
         """Process id to the write end of the pipe that keeps the broker alive."""
 
-    def start(self, mutant: str, log: str) -> None:
+    def start(self, mutant: str, config: str, log: str) -> None:
         """Fork a broker; it prints its own ready line."""
         life, keep = os.pipe()
         pid = os.fork()
@@ -96,7 +107,7 @@ class Nursery:
             for other in (keep, *self._lives.values()):
                 os.close(other)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os._exit(_forked_broker(mutant, log, life))
+            os._exit(_forked_broker(mutant, config, log, life))
         os.close(life)
         self._lives[pid] = keep
 
@@ -128,7 +139,7 @@ def _serve_nursery() -> int:
             if "stop" in request:
                 nursery.stop(int(request["stop"]))
             else:
-                nursery.start(str(request["start"]), str(request["log"]))
+                nursery.start(str(request["start"]), str(request["config"]), str(request["log"]))
     finally:
         nursery.stop_all()
     return 0

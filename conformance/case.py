@@ -27,13 +27,14 @@ import random
 import re
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Literal, NoReturn, TypedDict, Unpack
+from typing import Literal, NoReturn, TypedDict, TypeVar, Unpack
 
 import msgspec
 
 from conformance.connection import Connection, Transcript
 from conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
 from conformance.targets import CapabilityValue, Endpoint, ProbeError, handshake
+from conformance.websocket import WebSocketConnection
 from conformance.wire import (
     Connack,
     Connect,
@@ -44,13 +45,19 @@ from conformance.wire import (
     Will,
     describe,
 )
+from conformance.wire.websocket import SUBPROTOCOL
 
 Level = Literal["MUST", "SHOULD", "MAY"]
+_C = TypeVar("_C", bound=Connection)
 CaseFunction = Callable[["CaseContext"], Awaitable[None]]
 
 DEFAULT_LIMIT_S = 5.0
+ABSENT = "not "
+"""Begins a requirement that the target lacks a capability."""
 _MAX_EXTENSIONS = 3
 _HANDSHAKE_TIMEOUT_S = 2.0
+_PACKET_OVERHEAD_BYTES = 200
+"""Room for everything else in a packet of a case: topic, properties, header."""
 _SLOW_HANDSHAKE_S = 0.1
 """On an idle machine a handshake takes a few milliseconds."""
 _CASE_ID = re.compile(r"[a-z0-9]+/[a-z0-9-]+/[a-z0-9-]+")
@@ -67,11 +74,13 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     clauses: tuple[str, ...]
     level: Level
     requires: tuple[str, ...]
-    """Capabilities of the target without which the case says nothing."""
+    """Capabilities of the target without which the case says nothing; ``not <name>`` for one that it must lack."""
     mutant: str
     """The deliberately broken broker that this case must fail (``conformance.mutants``)."""
     near_miss: str
     """A legal variation of the broker that this case must pass."""
+    judged_on: str = "reference"
+    """The shipped target whose broker is broken, or varied, to prove this case."""
     limit_s: float
     module: str
     run: CaseFunction
@@ -101,6 +110,7 @@ def case(
     requires: tuple[str, ...] = (),
     mutant: str = "",
     near_miss: str = "",
+    judged_on: str = "reference",
     limit_s: float = DEFAULT_LIMIT_S,
 ) -> Callable[[CaseFunction], CaseFunction]:
     """Register an async function as a case. Raises :class:`ValueError` for a bad or repeated id, or no docstring."""
@@ -126,6 +136,7 @@ def case(
             requires=requires,
             mutant=mutant,
             near_miss=near_miss,
+            judged_on=judged_on,
             limit_s=limit_s,
             module=function.__module__,
             run=function,
@@ -175,7 +186,7 @@ class CaseContext:
         self.missed: list[str] = []
         """SHOULDs missed and debated reactions seen."""
         self.sent_raw = False
-        """Malformed bytes were sent: the runner checks that the broker is still alive."""
+        """Malformed bytes were sent: the runner checks that the broker still takes connections."""
         self.patience_s = case.limit_s if patience_s is None else patience_s
         self.persistent_clients: dict[str, int] = {}
         """Client ids whose session may outlive the case, with the protocol version."""
@@ -198,19 +209,43 @@ class CaseContext:
         """A topic (or filter) below a level that only this case uses."""
         return f"assay/{self._token}/{path}"
 
+    def room_bytes(self, wanted: int) -> int:
+        """How much of a packet a long topic or payload may take: what is wanted, or less where the target says so."""
+        maximum = int(self.capabilities.get("maximum_packet_size", 0))
+        return min(wanted, maximum - _PACKET_OVERHEAD_BYTES) if maximum else wanted
+
     # Connections
 
     async def open(self, *, version: int | None = None, name: str = "") -> Connection:
         """A network connection without CONNECT. Raises :class:`TargetUnreachableError`."""
         connection = Connection(self, name or f"c{len(self._connections) + 1}", version or self.case.version)
+        await self._establish(connection, self.endpoint.host, self.endpoint.port)
+        return connection
+
+    async def _establish(self, connection: Connection, host: str, port: int) -> None:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self.remaining_s()):
-                await loop.create_connection(lambda: connection, self.endpoint.host, self.endpoint.port)
+                await loop.create_connection(lambda: connection, host, port)
         except (OSError, TimeoutError) as error:
-            message = f"cannot connect to {self.endpoint.host}:{self.endpoint.port}: {error or 'timed out'}"
+            message = f"cannot connect to {host}:{port}: {error or 'timed out'}"
             raise TargetUnreachableError(message) from error
         self._connections.append(connection)
+
+    async def open_websocket(
+        self, *, version: int | None = None, name: str = "", subprotocols: tuple[str, ...] | None = (SUBPROTOCOL,)
+    ) -> WebSocketConnection:
+        """A WebSocket connection without CONNECT, upgraded with these sub-protocols on offer; None = no handshake yet.
+
+        Raises :class:`TargetUnreachableError`; the case must require ``websocket_url``.
+        """
+        name = name or f"c{len(self._connections) + 1}"
+        url = str(self.capabilities["websocket_url"])
+        connection = WebSocketConnection(self, name, version or self.case.version, url)
+        await self._establish(connection, connection.host, connection.port)
+        if subprotocols is not None:
+            connection.send_handshake(subprotocols=subprotocols)
+            await connection.expect_upgrade()
         return connection
 
     def connect_packet(self, *, version: int | None = None, **fields: Unpack[ConnectFields]) -> Connect:
@@ -227,7 +262,10 @@ class CaseContext:
     ) -> Connection:
         """Connect and expect to be accepted; the CONNACK is in ``connection.connack``."""
         packet = self.connect_packet(version=version, **fields)
-        connection = await self.open(version=packet.version, name=name)
+        return await self.connect_over(await self.open(version=packet.version, name=name), packet)
+
+    async def connect_over(self, connection: _C, packet: Connect) -> _C:
+        """Send CONNECT on an open connection and expect to be accepted."""
         connection.client_id = packet.client_id
         connection.send(packet)
         connection.connack = await connection.expect(Connack)
@@ -273,6 +311,11 @@ class CaseContext:
         """``subscriber`` must get nothing of what ``publisher`` has sent so far."""
         for packet in await self.messages_before_marker(publisher, subscriber):
             self.fail(f"{subscriber.name}: expected no message; seen {describe(packet)}")
+
+    @property
+    def disturbed(self) -> bool:
+        """Malformed bytes were sent, or a connection has ended: nobody else may have suffered from that."""
+        return self.sent_raw or any(connection.closed for connection in self._connections)
 
     # Checks
 

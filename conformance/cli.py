@@ -1,4 +1,4 @@
-"""``assay conformance``: list, run, show, explain, self-check."""
+"""``assay conformance``: list, run, peers, show, explain, self-check."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rich.table import Table
 
 from conformance.case import Case, load_cases
 from conformance.engine import DEFAULT_CONCURRENCY, Outcome, RunOptions
+from conformance.peers_cli import peers
 from conformance.pytest_runner import run_with_pytest
 from conformance.registry import SPECS, home_of, load_statements
 from conformance.report import ExitCode, missing_required, read_transcript
@@ -28,6 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Judge any MQTT broker by its bytes: one case per rule, the statement it tests, the packets as evidence.",
 )
+app.command()(peers)
 console = Console()
 errors = Console(stderr=True)
 
@@ -112,7 +114,7 @@ def _print_results(run: Run, code: ExitCode) -> None:
             console.print(f"    see {result.link}", highlight=False, markup=False, soft_wrap=True)
         if result.verdict in (CaseVerdict.FAIL, CaseVerdict.XPASS, CaseVerdict.ERROR):
             console.print(f"    repeat: {result.reproduce}", highlight=False, markup=False, soft_wrap=True)
-    for result in missing_required(results, run.plan.target.required):
+    for result in missing_required(results, run.plan.target.required, run.plan.target.optional):
         console.print(f"[bold red]required[/] {result.case}: {escape(result.detail)}", soft_wrap=True)
     reasons = {result.detail for result in results if result.verdict is CaseVerdict.UNSUPPORTED}
     for reason in sorted(reasons):
@@ -279,7 +281,7 @@ def self_check(
     Exit status: 0 every mutant is killed, 1 one survives, 3 the reference broker does not start, 5 nothing selected.
     """
     cases = [case for case in _selected(spec, area, text) if not mutant or mutant in (case.mutant, case.near_miss)]
-    total = len({name for case in cases for name in (case.mutant, case.near_miss) if name})
+    total = len({(case.judged_on, name) for case in cases for name in (case.mutant, case.near_miss) if name})
     if total == 0:
         raise _stop("no mutant is named by the selected cases", ExitCode.NOTHING_SELECTED)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 _P = TypeVar("_P", bound=Packet)
 _MAX_INBOX_PACKETS = 100_000
 FIRST_FAILURE_CODE = 0x80
+_SMALL_BUFFER_BYTES = 4_096
 
 
 class Transcript:
@@ -122,6 +123,10 @@ class Connection(asyncio.Protocol):
             self.ctx.transcript.add(self.name, "recv", (pending + data)[position:], f"MALFORMED: {error}")
         self._wake.set()
 
+    def _refuse_bytes(self, reason: str) -> None:
+        """Every wait fails from now on: what carries the packets is broken."""
+        self._malformed = MalformedPacketError(reason)
+
     def eof_received(self) -> bool:
         self.ctx.transcript.add(self.name, "event", decoded="the broker ended the stream")
         self.closed = True
@@ -170,6 +175,21 @@ class Connection(asyncio.Protocol):
         for value in data:
             self._write(bytes((value,)))
             await asyncio.sleep(0)
+
+    def send_many(self, packet: Packet, times: int) -> None:
+        """Send the same packet many times in one write; the transcript shows it once."""
+        frame = encode(packet, self.version)
+        self.ctx.transcript.add(self.name, "send", frame, f"{times} times: {describe(packet)}")
+        self._write(frame * times)
+
+    def stop_reading(self) -> None:
+        """Read nothing more, and let the operating system keep little for later: the broker cannot get rid of data."""
+        self.ctx.transcript.add(self.name, "event", decoded="the case stops reading")
+        if self._transport is not None:
+            self._transport.pause_reading()
+            sock = self._transport.get_extra_info("socket")
+            if sock is not None:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BUFFER_BYTES)
 
     def end_stream(self) -> None:
         """Half-close: the broker learns that nothing more will come, and may still answer."""
@@ -264,12 +284,15 @@ class Connection(asyncio.Protocol):
 
         Returns the code of that CONNACK, None without one. With ``codes``, no other code may be sent.
         """
+        first = await self.receive("the connection to be refused")
+        if isinstance(first, Connack) and first.reason_code == 0:
+            message = f"{self.name}: expected the connection to be refused; seen {describe(first)}"
+            raise CaseFailureError(message)
+        if first is not None:
+            self._inbox.appendleft(first)
         seen = await self.expect_close(allowed=(Connack, Disconnect))
         for packet in seen:
             if isinstance(packet, Connack):
-                if packet.reason_code == 0:
-                    message = f"{self.name}: expected the connection to be refused; seen {describe(packet)}"
-                    raise CaseFailureError(message)
                 if codes and packet.reason_code not in codes:
                     wanted = ", ".join(f"0x{code:02x}" for code in codes)
                     message = f"{self.name}: expected CONNACK with code {wanted}; seen {describe(packet)}"

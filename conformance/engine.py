@@ -9,6 +9,7 @@ the target lacks a required capability         ``unsupported``; known before the
 ``fail`` of a case in ``expect_fail``          ``xfail``; if it passes instead, ``xpass``
 anything else was raised, or the limit passed  ``error``: the harness failed
 the harness itself was held up meanwhile       a ``fail`` or ``error`` does not count: the case is run again
+others are not served any more afterwards      ``fail``: bad input and lost connections are their client's affair
 the broker died meanwhile                      ``not_run`` for the cases that had not started
 =============================================  ============================================================
 """
@@ -16,6 +17,7 @@ the broker died meanwhile                      ``not_run`` for the cases that ha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import secrets
 import traceback
@@ -23,7 +25,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from conformance.case import Case, CaseContext
+from conformance.bystander import Bystander, BystanderError
+from conformance.case import ABSENT, Case, CaseContext
 from conformance.connection import Connection
 from conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
 from conformance.stall import StallWatch
@@ -60,8 +63,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 def missing_capability(case: Case, capabilities: Mapping[str, CapabilityValue]) -> str:
     """Why the case cannot be run against a target with these capabilities; empty if it can."""
     version = {4: "mqtt311", 5: "mqtt5"}[case.version]
-    lacking = [name for name in (version, *case.requires) if not capabilities.get(name, False)]
-    return f"the target lacks: {', '.join(lacking)} (declared, or shown by its CONNACK)" if lacking else ""
+    needed = [name for name in (version, *case.requires) if not name.startswith(ABSENT)]
+    lacking = [name for name in needed if not capabilities.get(name, False)]
+    if lacking:
+        return f"the target lacks: {', '.join(lacking)} (declared, or shown by its CONNACK)"
+    unwanted = [name.removeprefix(ABSENT) for name in case.requires if name.startswith(ABSENT)]
+    present = [name for name in unwanted if capabilities.get(name, False)]
+    return f"the target has: {', '.join(present)}; the case is about a target without" if present else ""
 
 
 def with_expectation(result: CaseResult, target: Target) -> CaseResult:
@@ -115,6 +123,8 @@ class Engine:
         self._slots = asyncio.Semaphore(options.concurrency)
         self._stalls = StallWatch()
         self._attempts = 0
+        self._bystander: Bystander | None = None
+        """Present while many cases run; None for a broker that does not even serve a client that nobody disturbs."""
 
     def in_order(self, cases: Iterable[Case]) -> list[Case]:
         """The order in which the seed starts the cases."""
@@ -130,7 +140,11 @@ class Engine:
             report(outcome)
             return outcome
 
-        return list(await asyncio.gather(*(one(case) for case in self.in_order(cases))))
+        await self.invite_bystander()
+        try:
+            return list(await asyncio.gather(*(one(case) for case in self.in_order(cases))))
+        finally:
+            self.dismiss_bystander()
 
     async def run(self, case: Case) -> Outcome:
         """Run one case to its verdict; never raises for what the broker or the case does."""
@@ -162,6 +176,8 @@ class Engine:
                 ctx.note(f"attempt {attempt}: in the one before, the harness was held up for {stall_s:.2f} s")
             with self._stalls:
                 verdict, detail = await _judge(case, ctx)
+                if ctx.disturbed and verdict not in _BAD:
+                    verdict, detail = await self._judge_effect_on_others(verdict, detail)
                 stall_s = self._stalls.longest_since(began)
             ctx.close()
             if verdict not in _BAD or stall_s < _STALL_S or attempt == _MAX_ATTEMPTS:
@@ -181,6 +197,32 @@ class Engine:
         result = blank_result(case, verdict, detail, reproduce=self.reproduce(case))
         result = msgspec.structs.replace(result, duration_ms=round(duration_ms, 3))
         return Outcome(result=with_expectation(result, self.broker.target), transcript=tuple(ctx.transcript.lines))
+
+    async def invite_bystander(self) -> None:
+        """Connect the client that must not suffer from what the cases do."""
+        version = 5 if self.capabilities.get("mqtt5", False) else 4
+        timeout_s = _ALIVE_TIMEOUT_S if self.options.patience_s is None else self.options.patience_s
+        bystander = Bystander(self.broker.endpoint, version, timeout_s=timeout_s)
+        with contextlib.suppress(BystanderError):
+            await bystander.join()
+            self._bystander = bystander
+
+    def dismiss_bystander(self) -> None:
+        """Drop its connection."""
+        if self._bystander is not None:
+            self._bystander.close()
+            self._bystander = None
+
+    async def _judge_effect_on_others(self, verdict: CaseVerdict, detail: str) -> tuple[CaseVerdict, str]:
+        """The verdict stands if a client that took no part in the case, connected before it, is still served."""
+        if self._bystander is None:
+            return verdict, detail
+        try:
+            await self._bystander.join()
+            await self._bystander.prove_served()
+        except BystanderError as error:
+            return CaseVerdict.FAIL, f"after this case, or one beside it, others are not served: {error}"
+        return verdict, detail
 
     async def _why_gone(self, version: int) -> str:
         """Why a fresh handshake fails; empty if the broker is alive."""

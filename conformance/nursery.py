@@ -16,17 +16,19 @@ from types import TracebackType
 from typing import Self
 
 from conformance.targets import Endpoint, RunningTarget, Target, TargetStartError
+from conformance.targets.process import placeholders, with_ports
 
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 10.0
+CONFIG_FILE = "broker.yaml"
+"""Among the files of a reference target: the configuration of its broker."""
 _COMMAND = (sys.executable, "-m", "conformance.adapter", "--fork")
 
 
 class Nursery:
     """A context manager around the forking process; :meth:`broker` may be called from many threads."""
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
+    def __init__(self) -> None:
         self._stack = ExitStack()
         self._talking = threading.Lock()
         self._numbers = itertools.count()
@@ -76,11 +78,18 @@ class Nursery:
         return answer
 
     @contextmanager
-    def broker(self, mutant: str) -> Iterator[RunningTarget]:
-        """A reference broker with ``mutant`` ("" = sound). Raises :class:`TargetStartError` with its error or log."""
-        log = self._folder / f"{next(self._numbers)}.log"
+    def broker(self, target: Target, mutant: str) -> Iterator[RunningTarget]:
+        """The reference broker of ``target`` with ``mutant`` ("" = sound).
+
+        Raises :class:`TargetStartError` with its error or log.
+        """
+        number = next(self._numbers)
+        log, config = self._folder / f"{number}.log", self._folder / f"{number}.yaml"
+        text = "" if target.start is None else target.start.files.get(CONFIG_FILE, "")
+        if text:
+            config.write_text(text, encoding="utf-8")
         with self._talking:
-            self._send({"start": mutant, "log": str(log)})
+            self._send({"start": mutant, "config": str(config) if text else "", "log": str(log)})
             answer = self._answer()
         pid = int(str(answer["pid"]))
         try:
@@ -88,7 +97,10 @@ class Nursery:
                 message = f"the broken broker does not start: {answer['error']}"
                 raise TargetStartError(message)
             endpoint = Endpoint(host=str(answer["host"]), port=int(str(answer["port"])))
-            yield RunningTarget(self._target, endpoint, log=log)
+            values = placeholders(
+                self._folder, port=endpoint.port, websocket_port=int(str(answer.get("websocket_port", 0)))
+            )
+            yield RunningTarget(with_ports(target, values), endpoint, log=log)
         finally:
             with self._talking:
                 self._send({"stop": pid})

@@ -46,12 +46,15 @@ class ExitCode(IntEnum):
     NOTHING_SELECTED = 5
 
 
-def exit_code(results: Sequence[CaseResult], required: Sequence[str] = ()) -> ExitCode:
-    """The exit status that these results deserve; ``required`` are patterns of cases that must have been run."""
+def exit_code(results: Sequence[CaseResult], required: Sequence[str] = (), optional: Sequence[str] = ()) -> ExitCode:
+    """The exit status that these results deserve.
+
+    ``required`` are patterns of cases that must have been run, ``optional`` are exceptions from them.
+    """
     if not results:
         return ExitCode.NOTHING_SELECTED
     verdicts = {result.verdict for result in results}
-    if verdicts & {CaseVerdict.FAIL, CaseVerdict.XPASS} or missing_required(results, required):
+    if verdicts & {CaseVerdict.FAIL, CaseVerdict.XPASS} or missing_required(results, required, optional):
         return ExitCode.FAILED
     if CaseVerdict.ERROR in verdicts:
         return ExitCode.HARNESS
@@ -60,13 +63,16 @@ def exit_code(results: Sequence[CaseResult], required: Sequence[str] = ()) -> Ex
     return ExitCode.OK
 
 
-def missing_required(results: Iterable[CaseResult], required: Sequence[str]) -> list[CaseResult]:
+def missing_required(
+    results: Iterable[CaseResult], required: Sequence[str], optional: Sequence[str] = ()
+) -> list[CaseResult]:
     """Required cases that say nothing of the target."""
     return [
         result
         for result in results
         if result.verdict in (CaseVerdict.UNSUPPORTED, CaseVerdict.NOT_RUN)
         and any(fnmatchcase(result.case, pattern) for pattern in required)
+        and not any(fnmatchcase(result.case, pattern) for pattern in optional)
     ]
 
 

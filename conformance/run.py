@@ -19,7 +19,7 @@ from typing import Self
 import msgspec
 
 from conformance.case import Case, load_cases
-from conformance.engine import Engine, Outcome, RunOptions
+from conformance.engine import Engine, Outcome, RunOptions, blank_result, missing_capability
 from conformance.registry import SPECS, clauses
 from conformance.report import (
     ExitCode,
@@ -30,8 +30,11 @@ from conformance.report import (
     utc_now,
     write_run_result,
 )
-from conformance.targets import RunningTarget, Target, probe, running
-from reference_broker.trace.conformance import CaseResult, Header
+from conformance.targets import SECRETS, RunningTarget, Target, TargetStartError, probe, running
+from reference_broker.trace.conformance import CaseResult, CaseVerdict, Header
+
+_BROKERS_AT_ONCE = 4
+"""Of a target that gets a broker for each case. Starting one keeps a processor busy."""
 
 
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +80,7 @@ class Run:
         self._stack = ExitStack()
         self._loop: asyncio.AbstractEventLoop
         self._writer: ReportWriter | None = None
+        self._brokers = asyncio.Semaphore(min(_BROKERS_AT_ONCE, plan.options.concurrency))
         self.broker: RunningTarget
         self.engine: Engine
         self.header: Header
@@ -85,7 +89,7 @@ class Run:
         plan = self.plan
         with ExitStack() as stack:
             self.broker = stack.enter_context(running(plan.target))
-            capabilities = probe(plan.target, self.broker.endpoint)
+            capabilities = probe(self.broker.target, self.broker.endpoint)
             self.engine = Engine(self.broker, capabilities, plan.options, reproduce=plan.reproduce)
             self.header = Header(
                 target=plan.target.name,
@@ -93,7 +97,7 @@ class Run:
                 started_at=utc_now(),
                 suite_version=suite_version(),
                 seed=plan.options.seed,
-                capabilities=capabilities,
+                capabilities={name: value for name, value in capabilities.items() if name not in SECRETS},
                 machine=this_machine(),
             )
             if plan.report is not None:
@@ -103,6 +107,7 @@ class Run:
             thread = threading.Thread(target=self._loop.run_forever, name="conformance engine", daemon=True)
             thread.start()
             stack.callback(self._stop_loop, thread)
+            asyncio.run_coroutine_threadsafe(self.engine.invite_bystander(), self._loop).result()
             self._stack = stack.pop_all()
         return self
 
@@ -113,6 +118,7 @@ class Run:
 
     def _stop_loop(self, thread: threading.Thread) -> None:
         async def cancel_rest() -> None:
+            self.engine.dismiss_bystander()
             tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
             for task in tasks:
                 task.cancel()
@@ -124,8 +130,22 @@ class Run:
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
 
+    async def _run_apart(self, case: Case) -> Outcome:
+        """Run a case on a broker that is started for it and stopped after it."""
+        async with self._brokers:
+            with ExitStack() as stack:
+                try:
+                    broker = await asyncio.to_thread(stack.enter_context, running(self.plan.target))
+                except TargetStartError as error:
+                    return Outcome(result=blank_result(case, CaseVerdict.ERROR, str(error)))
+                engine = Engine(broker, self.engine.capabilities, self.plan.options, reproduce=self.plan.reproduce)
+                outcome = await engine.run(case)
+                await asyncio.to_thread(stack.close)
+                return outcome
+
     async def _run_one(self, case: Case) -> Outcome:
-        outcome = await self.engine.run(case)
+        apart = self.plan.target.broker_per_case and not missing_capability(case, self.engine.capabilities)
+        outcome = await (self._run_apart(case) if apart else self.engine.run(case))
         if self._writer is not None:
             outcome = msgspec.structs.replace(outcome, result=self._writer.add(outcome))
         self.results.append(outcome.result)
@@ -142,7 +162,7 @@ class Run:
 
     def finish(self) -> ExitCode:
         """Footer and ``result.json``; returns the exit status of the run."""
-        code = exit_code(self.results, self.plan.target.required)
+        code = exit_code(self.results, self.plan.target.required, self.plan.target.optional)
         if self._writer is not None:
             write_run_result(
                 self._writer.folder,

@@ -2,6 +2,7 @@
 
 First the selected cases must pass the reference broker as it is. Then each mutant is started in a process of its own,
 and the cases that name it must all fail it; each near miss (a legal variation) must be passed by those that name it.
+A case says on which configuration of the reference broker (``judged_on``, a target file) all this happens.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one mutant or variation."""
 
     mutant: str
+    target: str
     what: str
     legal: bool
     cases: tuple[str, ...]
@@ -47,6 +49,11 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     """Cases with the wrong verdict, each with that verdict and its detail."""
     problem: str = ""
     """Why nothing could be checked."""
+
+    @property
+    def name(self) -> str:
+        """The mutant, and where it is not the usual one, the target that it was judged on."""
+        return self.mutant if self.target == "reference" else f"{self.mutant} on {self.target}"
 
     @property
     def ok(self) -> bool:
@@ -77,8 +84,8 @@ def _run_cases(
     nursery: Nursery, target: Target, mutant: str, cases: Sequence[Case], options: RunOptions
 ) -> tuple[list[Outcome], str]:
     """The outcomes, and what went wrong within the broker process."""
-    with nursery.broker(mutant) as broker:
-        engine = Engine(broker, probe(target, broker.endpoint), options)
+    with nursery.broker(target, mutant) as broker:
+        engine = Engine(broker, probe(broker.target, broker.endpoint), options)
         outcomes = asyncio.run(engine.run_all(cases, lambda _outcome: None))
         crash = broker.log_tail(LOG_BYTES).partition(CRASH)
     return outcomes, f"the broker crashed: {crash[1]}{crash[2][:LOG_SHOWN]}" if crash[1] else ""
@@ -100,45 +107,67 @@ def _check_one(nursery: Nursery, target: Target, name: str, cases: Sequence[Case
         try:
             entry = mutants.find(name)
         except mutants.UnknownMutantError as error:
-            return Check(mutant=name, what="", legal=False, cases=case_ids, problem=str(error))
+            return Check(mutant=name, target=target.name, what="", legal=False, cases=case_ids, problem=str(error))
     # A broken broker may be silent; a sound one may be slow, so that it gets the whole time.
     options = RunOptions(patience_s=None if entry.legal else PATIENCE_S)
     try:
         planted = "" if name == BASELINE else name
         outcomes, problem = _run_cases(nursery, target, planted, cases, options)
     except (TargetStartError, ProbeError) as error:
-        return Check(mutant=name, what=entry.what, legal=entry.legal, cases=case_ids, problem=str(error))
+        outcomes, problem = [], str(error)
     advisory = {case.id for case in cases if case.level != "MUST"}
     wrong = tuple(
         f"{outcome.result.case}: {outcome.result.verdict.value} {outcome.result.detail}".strip()
         for outcome in outcomes
         if outcome.result.verdict not in _wanted(legal=entry.legal, advisory=outcome.result.case in advisory)
     )
-    return Check(mutant=name, what=entry.what, legal=entry.legal, cases=case_ids, wrong=wrong, problem=problem)
+    return Check(
+        mutant=name,
+        target=target.name,
+        what=entry.what,
+        legal=entry.legal,
+        cases=case_ids,
+        wrong=wrong,
+        problem=problem,
+    )
 
 
-def _work(cases: Sequence[Case], only: str) -> dict[str, list[Case]]:
-    """Mutant or variation to the cases that name it, in order of names."""
-    by_mutant: dict[str, list[Case]] = {}
+Work = dict[tuple[str, str], list[Case]]
+"""Name of a target, and of a mutant or variation, to the cases that name both."""
+
+
+def _work(cases: Sequence[Case], only: str) -> Work:
+    """What is to be checked, in order of names."""
+    work: Work = {}
     for case in cases:
         for name in {case.mutant, case.near_miss} - {""}:
             if not only or name == only:
-                by_mutant.setdefault(name, []).append(case)
-    return dict(sorted(by_mutant.items()))
+                work.setdefault((case.judged_on, name), []).append(case)
+    return dict(sorted(work.items()))
+
+
+def _baselines(work: Work) -> Work:
+    """Each target as it is, with all cases that are judged on it."""
+    concerned: dict[str, dict[str, Case]] = {}
+    for (target, _mutant), cases in work.items():
+        concerned.setdefault(target, {}).update((case.id, case) for case in cases)
+    return {(target, BASELINE): list(cases.values()) for target, cases in concerned.items()}
 
 
 async def _check_all(
-    nursery: Nursery, target: Target, work: dict[str, list[Case]], jobs: int, report: Callable[[Check], None]
+    nursery: Nursery, work: Work, jobs: int, report: Callable[[Check], None] = lambda _check: None
 ) -> list[Check]:
     slots = asyncio.Semaphore(jobs)
 
-    async def one(name: str, cases: list[Case]) -> Check:
+    targets = {name: load_target(name) for name, _mutant in work}
+
+    async def one(target: str, name: str, cases: list[Case]) -> Check:
         async with slots:
-            check = await asyncio.to_thread(_check_one, nursery, target, name, cases)
+            check = await asyncio.to_thread(_check_one, nursery, targets[target], name, cases)
         report(check)
         return check
 
-    return list(await asyncio.gather(*(one(name, cases) for name, cases in work.items())))
+    return list(await asyncio.gather(*(one(*names, cases) for names, cases in work.items())))
 
 
 def check_mutants(
@@ -150,14 +179,11 @@ def check_mutants(
 ) -> SelfCheck:
     """Check every mutant and near miss that ``cases`` name; ``report`` gets each check as it is known."""
     began, started_at = time.monotonic(), utc_now()
-    target = load_target("reference")
     work = _work(cases, only)
-    concerned = {case.id: case for named in work.values() for case in named}
-    with Nursery(target) as nursery:
-        baseline = _check_one(nursery, target, BASELINE, list(concerned.values()))
-        checks = [baseline]
-        if not baseline.problem:
-            checks += asyncio.run(_check_all(nursery, target, work, jobs, report))
+    with Nursery() as nursery:
+        checks = asyncio.run(_check_all(nursery, _baselines(work), jobs=1))
+        if not any(check.problem for check in checks):
+            checks += asyncio.run(_check_all(nursery, work, jobs, report))
     return SelfCheck(
         checks=tuple(checks),
         without_mutant=tuple(case.id for case in cases if not case.mutant),
@@ -178,11 +204,11 @@ def print_table(console: Console, result: SelfCheck) -> None:
     """The checks for people, and one line at the end."""
     table = Table("mutant", "what is changed", "cases", "outcome")
     for check in result.checks:
-        table.add_row(check.mutant, check.what, str(len(check.cases)), _outcome_text(check))
+        table.add_row(check.name, check.what, str(len(check.cases)), _outcome_text(check))
     console.print(table)
     for check in result.checks:
         for line in (*check.wrong, *([check.problem] if check.problem else [])):
-            console.print(f"[bold red]{check.mutant}[/]: {escape(line)}", soft_wrap=True)
+            console.print(f"[bold red]{check.name}[/]: {escape(line)}", soft_wrap=True)
     for case_id in result.without_mutant:
         console.print(f"[bold red]no mutant[/]: {case_id}", soft_wrap=True)
     bugs = [check for check in result.checks if not check.legal]
@@ -197,7 +223,7 @@ def print_table(console: Console, result: SelfCheck) -> None:
 def _as_check(check: Check) -> results.Check:
     """One broker, broken or legal, for the report; 1 when every case judged it right."""
     verdict = Verdict.PASS if check.ok else Verdict.ERROR if check.problem else Verdict.FAIL
-    return results.Check(name=check.mutant, value=float(check.ok), unit="", verdict=verdict, source=check.what)
+    return results.Check(name=check.name, value=float(check.ok), unit="", verdict=verdict, source=check.what)
 
 
 def write_self_check(folder: Path, result: SelfCheck, *, command: str) -> Path:
@@ -209,7 +235,7 @@ def write_self_check(folder: Path, result: SelfCheck, *, command: str) -> Path:
             checker="self_check",
             anomaly="problem" if check.problem else "accused" if check.legal else "survives",
             severity=Severity.SAFETY,
-            message=f"{check.mutant} ({check.what}): {line}",
+            message=f"{check.name} ({check.what}): {line}",
             values=list(check.cases),
         )
         for check in result.checks

@@ -1,9 +1,9 @@
 """A broker that does as little as a broker can: it answers handshakes and acknowledgements, and forwards bytes.
 
 Against it the load generator and the bench show their own ceiling; whatever a real broker adds is the broker's. It
-keeps no sessions, matches topics by equality only, and delivers at the QoS of the publish or the subscription,
-whichever is lower. ``$queue/<name>`` topics go to one consumer of each group in turn. It can also misbehave on purpose
-(lose, repeat, swap, stall), so that a test can prove that the load runner notices.
+keeps no sessions, matches topics by equality (or all but their last level, filter ``a/+``), and delivers at the QoS of
+the publish or the subscription, whichever is lower. ``$queue/<name>`` topics go to one consumer of each group in turn.
+It can also misbehave on purpose (lose, repeat, swap, stall), so that a test can prove that the load runner notices.
 
 ``python -m loadtests.null_broker`` prints one JSON line with its host and port, and ends with its standard input.
 """
@@ -267,7 +267,11 @@ class _Link(asyncio.Protocol):
             if not topic.endswith((b"/$ack", b"/$nack", b"/$reject")):
                 self._enqueue(topic, properties, payload)
             return
-        for link, granted in self._broker.subscribers.get(topic, ()):
+        subscribers = self._broker.subscribers
+        links = subscribers.get(topic)
+        if links is None:
+            links = subscribers.get(topic.rpartition(b"/")[0] + b"/+", [])
+        for link, granted in links:
             link.deliver(min(qos, granted), topic, properties, payload)
 
     def _enqueue(self, topic: bytes, properties: bytes, payload: bytes) -> None:

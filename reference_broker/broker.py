@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from reference_broker.config import BrokerConfig, ListenerConfig
+from reference_broker.config import BrokerConfig, ListenerConfig, ServerReferenceConfig
 from reference_broker.core.broker_state import is_queue_topic
 from reference_broker.core.message import Message
 from reference_broker.core.queues import QueueError, QueueStats
@@ -214,6 +214,36 @@ class Broker:
         driver.node.state.publish_to_queue(message, None, now, settle)
         driver.schedule_turn()
         await confirmed
+
+    def send_away(
+        self,
+        client_ids: Collection[str] | None = None,
+        *,
+        reference: ServerReferenceConfig | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> int:
+        """Send connected clients, or all of them, to another server: DISCONNECT 0x9C or 0x9D with the Server Reference
+        in MQTT 5.0, a closed connection in 3.1.1. ``reference`` defaults to the configured one; :class:`ValueError`
+        without either. Returns how many were connected. From any thread but the broker's own.
+        """
+
+        async def send() -> int:
+            return self.send_away_now(client_ids, reference=reference)
+
+        return self._call(send, timeout_s)
+
+    def send_away_now(
+        self, client_ids: Collection[str] | None = None, *, reference: ServerReferenceConfig | None = None
+    ) -> int:
+        """:meth:`send_away` for code in the broker's event loop."""
+        where = reference or self.config.server_reference
+        if where is None:
+            message = "where to? Configure server_reference, or give a reference"
+            raise ValueError(message)
+        driver = self._get().driver
+        count = driver.node.send_away(client_ids, where, driver.clock.now())
+        driver.schedule_turn()
+        return count
 
     def snapshot(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> BrokerSnapshot:
         """The broker's state now; from any thread but the broker's own."""

@@ -9,15 +9,17 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
+from reference_broker.config_mqtt import LARGEST_PACKET_BYTES as LARGEST_PACKET_BYTES
+from reference_broker.config_mqtt import MqttConfig as MqttConfig
+from reference_broker.config_mqtt import Section, mqtt_problems, server_reference_problems
+from reference_broker.config_mqtt import ServerReferenceConfig as ServerReferenceConfig
+from reference_broker.config_mqtt import ServerReferenceMode as ServerReferenceMode
+
 _T = TypeVar("_T")
 
 
 class ConfigError(ValueError):
     """The configuration is wrong. ``str(error)`` names the key's path and what to do."""
-
-
-class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of the configuration sections."""
 
 
 class Durability(StrEnum):
@@ -54,7 +56,7 @@ class Profile(StrEnum):
     GOQUEUE = "goqueue"
 
 
-class RetryConfig(_Section, frozen=True, kw_only=True):
+class RetryConfig(Section, frozen=True, kw_only=True):
     """Retry of failed deliveries: wait ``initial_backoff_s * multiplier ** (n - 1)``, capped."""
 
     max_retries: int = 10
@@ -68,7 +70,7 @@ class RetryConfig(_Section, frozen=True, kw_only=True):
     """A nacked message is ready at once; otherwise it waits like a timed-out one."""
 
 
-class RetentionConfig(_Section, frozen=True, kw_only=True):
+class RetentionConfig(Section, frozen=True, kw_only=True):
     """How much each partition of a queue keeps, in whole segments, oldest deleted first; 0 = no limit.
 
     What every group has settled is deleted anyway. The limits bound what is kept for groups to come, and with
@@ -86,7 +88,7 @@ class RetentionConfig(_Section, frozen=True, kw_only=True):
         return bool(self.max_bytes or self.max_age_s or self.max_messages)
 
 
-class QueueConfig(_Section, frozen=True, kw_only=True):
+class QueueConfig(Section, frozen=True, kw_only=True):
     """One durable queue, addressed as ``$queue/<name>``. Defaults: the ``fluxmq`` profile."""
 
     name: str
@@ -105,7 +107,7 @@ class QueueConfig(_Section, frozen=True, kw_only=True):
     """Unsettled deliveries per consumer."""
 
 
-class QueuesConfig(_Section, frozen=True, kw_only=True):
+class QueuesConfig(Section, frozen=True, kw_only=True):
     """Queue defaults and the queues that exist from the start."""
 
     profile: Profile = Profile.FLUXMQ
@@ -126,7 +128,7 @@ class QueuesConfig(_Section, frozen=True, kw_only=True):
     """Publishes are refused while the disk has less room, so that settlements still find some."""
 
 
-class SessionsConfig(_Section, frozen=True, kw_only=True):
+class SessionsConfig(Section, frozen=True, kw_only=True):
     """What of MQTT sessions and retained messages survives a restart. Needs ``data_dir``."""
 
     durability: Durability = Durability.INTERVAL
@@ -135,37 +137,6 @@ class SessionsConfig(_Section, frozen=True, kw_only=True):
     sync_interval_s: float = 1.0
     segment_bytes: int = 16 * 1024 * 1024
     """A file that has reached it is sealed, and may be compacted."""
-
-
-class MqttConfig(_Section, frozen=True, kw_only=True):
-    """Limits and offered capabilities of the MQTT protocols."""
-
-    max_packet_bytes: int = 1_048_576 + 65_536
-    receive_maximum: int = 1_024
-    """In-flight QoS 1 and 2 publishes the broker takes from a client."""
-    max_inflight_out: int = 1_024
-    """In-flight QoS 1 and 2 deliveries to a client whose own Receive Maximum is higher."""
-    topic_alias_maximum: int = 64
-    max_queued_messages: int = 10_000
-    """Messages kept for a client that is offline or slow; over it the newest is dropped and counted."""
-    max_queued_bytes: int = 64 * 1024 * 1024
-    """Payload bytes of these messages; over it likewise."""
-    max_session_expiry_s: int = 4_294_967_295
-    max_sessions: int = 100_000
-    """Clients connected or remembered; over it new ones are refused (0x97, in 3.1.1 code 3)."""
-    max_keep_alive_s: int = 65_535
-    connect_timeout_s: float = 10.0
-    """Time for the CONNECT packet to arrive."""
-    maximum_qos: int = 2
-    retain_available: bool = True
-    wildcard_subscription_available: bool = True
-    subscription_identifier_available: bool = True
-    shared_subscription_available: bool = True
-    max_retained_messages: int = 100_000
-    max_topic_levels: int = 128
-    max_subscriptions_per_client: int = 10_000
-    max_unread_bytes: int = 64 * 1024 * 1024
-    """Outgoing bytes a client may leave unread before it is disconnected (quota exceeded)."""
 
 
 class Transport(StrEnum):
@@ -182,7 +153,7 @@ class TlsVersion(StrEnum):
     V1_3 = "TLSv1.3"
 
 
-class CertificateConfig(_Section, frozen=True, kw_only=True):
+class CertificateConfig(Section, frozen=True, kw_only=True):
     """A further certificate of a listener, for clients that ask for one of its names (SNI)."""
 
     server_names: tuple[str, ...]
@@ -191,7 +162,7 @@ class CertificateConfig(_Section, frozen=True, kw_only=True):
     key: str
 
 
-class TlsConfig(_Section, frozen=True, kw_only=True):
+class TlsConfig(Section, frozen=True, kw_only=True):
     """TLS of one listener. Files are PEM; the keys are not encrypted."""
 
     certificate: str
@@ -208,7 +179,7 @@ class TlsConfig(_Section, frozen=True, kw_only=True):
     handshake_timeout_s: float = 10.0
 
 
-class WebSocketConfig(_Section, frozen=True, kw_only=True):
+class WebSocketConfig(Section, frozen=True, kw_only=True):
     """WebSocket of one listener. Handshake and CONNECT together have ``mqtt.connect_timeout_s``."""
 
     path: str = "/mqtt"
@@ -220,7 +191,7 @@ class WebSocketConfig(_Section, frozen=True, kw_only=True):
     """Largest WebSocket message of a client; it may hold many MQTT packets, or a part of one."""
 
 
-class ListenerConfig(_Section, frozen=True, kw_only=True):
+class ListenerConfig(Section, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 1883
     """0 = any free port."""
@@ -230,7 +201,7 @@ class ListenerConfig(_Section, frozen=True, kw_only=True):
     tls: TlsConfig | None = None
 
 
-class UserConfig(_Section, frozen=True, kw_only=True):
+class UserConfig(Section, frozen=True, kw_only=True):
     """A user who logs in by password, by SCRAM-SHA-256 (enhanced authentication of MQTT 5.0), or by either."""
 
     username: str
@@ -240,7 +211,7 @@ class UserConfig(_Section, frozen=True, kw_only=True):
     """``<iterations>$<salt>$<stored key>$<server key>``; from ``assay hash-password --scram``. Empty = no SCRAM."""
 
 
-class AuthConfig(_Section, frozen=True, kw_only=True):
+class AuthConfig(Section, frozen=True, kw_only=True):
     """Who may connect. With no users configured, only listeners on loopback accept anonymous clients."""
 
     anonymous: bool | None = None
@@ -269,7 +240,7 @@ class DefaultAccess(StrEnum):
     DENY = "deny"
 
 
-class AclRuleConfig(_Section, frozen=True, kw_only=True):
+class AclRuleConfig(Section, frozen=True, kw_only=True):
     """One access rule, for the clients that fit both ``user`` and ``client``."""
 
     topic: str
@@ -281,7 +252,7 @@ class AclRuleConfig(_Section, frozen=True, kw_only=True):
     """A client id. Any client may call itself so: only ``user`` is verified."""
 
 
-class AclConfig(_Section, frozen=True, kw_only=True):
+class AclConfig(Section, frozen=True, kw_only=True):
     """Access rules. Without this section, every client may publish and subscribe to everything."""
 
     default: DefaultAccess = DefaultAccess.DENY
@@ -290,14 +261,14 @@ class AclConfig(_Section, frozen=True, kw_only=True):
     """A YAML file with a list of further rules. Read at start."""
 
 
-class SysConfig(_Section, frozen=True, kw_only=True):
+class SysConfig(Section, frozen=True, kw_only=True):
     """The broker's figures under ``$SYS/broker``."""
 
     interval_s: float = 10.0
     """How often subscribers get new values; 0 = there are no ``$SYS`` topics."""
 
 
-class LimitsConfig(_Section, frozen=True, kw_only=True):
+class LimitsConfig(Section, frozen=True, kw_only=True):
     """What one client, or one address, may ask of the broker; 0 = no limit."""
 
     connects_per_s: float = 0.0
@@ -317,14 +288,14 @@ class LimitsConfig(_Section, frozen=True, kw_only=True):
     is dropped."""
 
 
-class TraceConfig(_Section, frozen=True, kw_only=True):
+class TraceConfig(Section, frozen=True, kw_only=True):
     """White-box trace of every message step, for analysis; off by default because it costs throughput."""
 
     path: str = ""
     """JSON lines file (``.zst`` compresses); empty = off."""
 
 
-class BrokerConfig(_Section, frozen=True, kw_only=True):
+class BrokerConfig(Section, frozen=True, kw_only=True):
     """Everything ``assay serve`` reads from its YAML file."""
 
     node: str = "broker"
@@ -333,6 +304,8 @@ class BrokerConfig(_Section, frozen=True, kw_only=True):
     listeners: tuple[ListenerConfig, ...] = (ListenerConfig(),)
     mqtt: MqttConfig = MqttConfig()
     sessions: SessionsConfig = SessionsConfig()
+    server_reference: ServerReferenceConfig | None = None
+    """Another server, for clients that are refused or sent away; None = there is none."""
     queues: QueuesConfig = QueuesConfig()
     auth: AuthConfig = AuthConfig()
     acl: AclConfig | None = None
@@ -426,10 +399,9 @@ def _check(config: BrokerConfig, where: str) -> None:
     ]
     if config.acl is not None:
         problems += rule_problems(config.acl.rules, "acl.rules")
-    if not 0 <= config.mqtt.maximum_qos <= 2:
-        problems.append("mqtt.maximum_qos must be 0, 1 or 2")
-    if not 1 <= config.mqtt.receive_maximum <= 65_535:
-        problems.append("mqtt.receive_maximum must be 1 to 65535")
+    problems += mqtt_problems(config.mqtt)
+    if config.server_reference is not None:
+        problems += server_reference_problems(config.server_reference)
     if config.sys.interval_s and not 0.1 <= config.sys.interval_s <= 86_400:
         problems.append("sys.interval_s must be 0.1 to 86400, or 0 to have no $SYS topics")
     problems += _limit_problems(config.limits)

@@ -7,10 +7,11 @@ A turn is: input (``receive``, ``connection_lost``, ``tick``, ``sync_done``), th
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from functools import partial
 
 from reference_broker.auth import Authenticator
-from reference_broker.config import BrokerConfig, Durability, QueuesConfig
+from reference_broker.config import BrokerConfig, Durability, QueuesConfig, ServerReferenceConfig
 from reference_broker.config_files import read_named_files
 from reference_broker.core.broker_state import BrokerState, Tracer
 from reference_broker.core.queues import LogError, QueueEngine, QueueError, SyncJob
@@ -20,6 +21,8 @@ from reference_broker.core.session_journal import SessionJournal
 from reference_broker.core.session_records import RecordError, read_state
 from reference_broker.core.session_restore import restore
 from reference_broker.mqtt.connection import MqttConnection
+from reference_broker.mqtt.farewell import reference_reason
+from reference_broker.mqtt.phase import Phase
 from reference_broker.storage.disk import Disk
 from reference_broker.storage.log import LogOptions
 from reference_broker.storage.queue_store import LogQueueStore
@@ -172,6 +175,18 @@ class BrokerNode:
     def sync_done(self, job: SyncJob, error: OSError | None, now: float) -> None:
         self.state.now = now
         self.engine.sync_done(job, error, now)
+
+    def send_away(self, client_ids: Collection[str] | None, reference: ServerReferenceConfig, now: float) -> int:
+        """Send clients, or all there are, to another server (5.0 section 4.11). Returns how many were connected."""
+        self.state.now = now
+        leaving = [
+            connection
+            for connection in self._connections
+            if connection.phase is Phase.CONNECTED and (client_ids is None or connection.client_id in client_ids)
+        ]
+        for connection in leaving:
+            connection.send_away(reference_reason(reference), reference.address, now)
+        return len(leaving)
 
     def close(self, now: float) -> None:
         """Say goodbye to every client and close the queues, synced. The driver sends what is left first."""

@@ -291,7 +291,7 @@ def names_method(patch: Patch) -> None:
 
 @mutant("v5-response-information-unasked", "CONNACK has Response Information that nobody asked for")
 def response_information(patch: Patch) -> None:
-    _offer_more(patch, Properties(response_information="assay/replies"))
+    patch.replace(handshake, "_response_information", lambda _connection, _packet: "assay/replies")
 
 
 @mutant("v5-maximum-qos-refuses-subscriptions", "a subscription at QoS 2 is refused in place of being granted less")

@@ -9,7 +9,7 @@ import msgspec
 
 from conformance.mutants import Patch, mutant
 from conformance.mutants.mqtt5_support import ignore_flags, no_fast_lane, tolerate
-from reference_broker.mqtt import codec, connection, handlers, inbound, properties, wire_types
+from reference_broker.mqtt import codec, connection, farewell, handlers, inbound, properties, wire_types
 from reference_broker.mqtt.codec import encode_packet
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.mqtt.errors import MalformedPacketError, ProtocolError
@@ -203,7 +203,8 @@ def disconnect_expiry(patch: Patch) -> None:
             packet = msgspec.structs.replace(packet, properties=more)
         return encode_packet(packet, version)
 
-    patch.replace(connection, "encode_packet", encode)
+    for module in (connection, farewell):
+        patch.replace(module, "encode_packet", encode)
 
 
 @mutant("v5-empty-subscribe-accepted", "a SUBSCRIBE without filters is answered")

@@ -14,7 +14,7 @@ from reference_broker.core.queues import QueueError
 from reference_broker.core.retained import RetainedStore
 from reference_broker.core.routing import Route, RouteEntry, SharedGroup, Subscription, SubscriptionTree
 from reference_broker.core.session import Session
-from reference_broker.mqtt import connection, handlers, handshake
+from reference_broker.mqtt import farewell, handlers, handshake
 from reference_broker.mqtt.codec import encode_packet
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.mqtt.errors import ProtocolError
@@ -162,8 +162,7 @@ def no_texts(patch: Patch) -> None:
             packet = msgspec.structs.replace(packet, properties=plain)
         return encode_packet(packet, version)
 
-    for module in (connection, handshake):
-        patch.replace(module, "encode_packet", encode)
+    patch.replace(farewell, "encode_packet", encode)
 
 
 @variation("v5-reason-texts-everywhere", "SUBACK and UNSUBACK have a reason string if the client allows it and it fits")

@@ -11,6 +11,7 @@ once an MQTT handshake has succeeded::
 from conformance.targets.model import (
     CAPABILITIES,
     DEFAULT_CAPABILITIES,
+    SECRETS,
     TARGET_SCHEMA,
     CapabilityValue,
     Endpoint,
@@ -24,11 +25,19 @@ from conformance.targets.model import (
     shipped_targets,
 )
 from conformance.targets.probe import ProbeError, handshake, probe
-from conformance.targets.process import RunningTarget, TargetStartError, running
+from conformance.targets.process import (
+    RunningTarget,
+    TargetStartError,
+    installed_version,
+    packages_folder,
+    running,
+    search_path,
+)
 
 __all__ = [
     "CAPABILITIES",
     "DEFAULT_CAPABILITIES",
+    "SECRETS",
     "TARGET_SCHEMA",
     "CapabilityValue",
     "Endpoint",
@@ -41,9 +50,12 @@ __all__ = [
     "TargetStartError",
     "handshake",
     "hosted_target",
+    "installed_version",
     "load_target",
+    "packages_folder",
     "parse_target",
     "probe",
     "running",
+    "search_path",
     "shipped_targets",
 ]

@@ -26,8 +26,14 @@ CAPABILITIES: dict[str, str] = {
     "topic_alias_maximum": "topic aliases it takes (probed, number)",
     "maximum_packet_size": "largest packet it takes, 0 = no limit stated (probed, number)",
     "server_keep_alive": "keep alive it imposes in seconds, 0 = the client's (probed, number)",
-    "refused_topic": "a topic filter whose subscription it refuses (text; configure the broker so)",
+    "websocket_url": "where it speaks MQTT over WebSocket, ws://host:port/path (text)",
     "authentication_method": "an enhanced authentication method it knows (text)",
+    "authentication_username": "a user of that method (text)",
+    "authentication_password": "the password of that user (text)",
+    "forbidden_topic": "a topic to which it lets nobody publish (text; configure the broker so)",
+    "refused_topic": "a topic filter whose subscription it refuses (text; configure the broker so)",
+    "refused_client_id": "a client identifier that it refuses although others may accept it (text)",
+    "refused_username": "a user name that it refuses, whatever the password (text)",
     "queues": "durable queues addressed as $queue/<name> with $ack, $nack and $reject",
 }
 """Every capability a target file may declare and a case may require."""
@@ -44,11 +50,20 @@ DEFAULT_CAPABILITIES: dict[str, CapabilityValue] = {
     "topic_alias_maximum": 0,
     "maximum_packet_size": 0,
     "server_keep_alive": 0,
-    "refused_topic": "",
+    "websocket_url": "",
     "authentication_method": "",
+    "authentication_username": "",
+    "authentication_password": "",
+    "forbidden_topic": "",
+    "refused_topic": "",
+    "refused_client_id": "",
+    "refused_username": "",
     "queues": False,
 }
 """What holds of a target that neither declares nor shows otherwise."""
+
+SECRETS = frozenset({"authentication_password"})
+"""Capabilities that a report does not show."""
 
 
 class TargetError(ValueError):
@@ -69,19 +84,28 @@ class Endpoint(_Part, frozen=True, kw_only=True):
 
 
 class StartHook(_Part, frozen=True, kw_only=True):
-    """How to start the broker. In ``command`` and ``files``, ``{port}``, ``{dir}`` and ``{python}`` are filled in."""
+    """How to start the broker.
+
+    In ``command``, ``files`` and the texts of the capabilities, ``{port}``, ``{websocket_port}`` (both free),
+    ``{dir}``, ``{python}`` and ``{packages}`` (where ``npm`` is installed) are filled in.
+    """
 
     command: tuple[str, ...]
     files: dict[str, str] = {}
     """Files to write into the temporary folder ``{dir}`` first, by name."""
     port_from: Literal["free", "stdout"] = "free"
-    """``free``: the bench picks ``{port}``. ``stdout``: the first line is JSON with ``host`` and ``port``."""
+    """``free``: the bench picks the ports. ``stdout``: the first line is JSON with ``host``, ``port`` and, perhaps,
+    ``websocket_port``."""
     ready_timeout_s: float = 15.0
     """Time until an MQTT handshake must succeed."""
     stop: tuple[str, ...] = ()
     """Command that stops it; without one the process is terminated."""
     version: tuple[str, ...] = ()
     """Command whose output holds the version number."""
+    advice: str = ""
+    """What to do where the broker is not installed."""
+    npm: tuple[str, ...] = ()
+    """npm packages that it is made of; ``assay conformance peers`` installs them into ``{packages}``."""
 
 
 class ExpectedFailure(_Part, frozen=True, kw_only=True):
@@ -103,9 +127,13 @@ class Target(_Part, frozen=True, kw_only=True):
     """Of a broker that already runs; with ``start``, only the credentials are read."""
     capabilities: dict[str, CapabilityValue] = {}
     start: StartHook | None = None
+    broker_per_case: bool = False
+    """Each case gets a broker of its own: for one in which a case leaves traces that no client can remove."""
     expect_fail: tuple[ExpectedFailure, ...] = ()
     required: tuple[str, ...] = ()
     """Patterns (``mqtt311/*``) of cases that must be run: ``unsupported`` counts as a failure for them."""
+    optional: tuple[str, ...] = ()
+    """Patterns of cases that ``required`` does not mean."""
 
     def expected_failure(self, case_id: str) -> ExpectedFailure | None:
         """The entry for this case."""
@@ -127,6 +155,8 @@ def _problems(target: Target) -> list[str]:
         if entry.case in seen:
             problems.append(f"expect_fail[{index}]: {entry.case} is listed twice")
         seen.add(entry.case)
+    if target.broker_per_case and target.start is None:
+        problems.append("broker_per_case needs a [start] table")
     if target.start is not None and not target.start.command:
         problems.append("start.command is empty")
     if not 0 < target.endpoint.port <= 65_535:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import selectors
@@ -13,15 +12,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+import msgspec
 
 from conformance.targets.model import Endpoint, StartHook, Target
 from conformance.targets.probe import ProbeError, handshake
 
 _STOP_TIMEOUT_S = 5.0
+_VERSION_TIMEOUT_S = 10.0
 _START_ATTEMPTS = 3
 _POLL_S = 0.02
 _LOG_TAIL_BYTES = 2_000
@@ -35,7 +37,10 @@ class TargetStartError(Exception):
 
 
 class RunningTarget:
-    """A broker that answers. ``pid`` is None when it was running before."""
+    """A broker that answers. ``pid`` is None when it was running before.
+
+    The capabilities of its ``target`` name the ports that were really taken.
+    """
 
     def __init__(
         self,
@@ -68,14 +73,51 @@ def free_port(host: str = "127.0.0.1") -> int:
         return port
 
 
-def _fill(text: str, port: int, folder: Path) -> str:
+def search_path() -> str:
+    """``PATH`` for brokers: with the folder of this Python's own commands, and those of daemons."""
+    own = str(Path(sys.executable).parent)
+    return os.pathsep.join((own, os.environ.get("PATH", os.defpath), *_DAEMON_FOLDERS))
+
+
+def packages_folder(target_name: str) -> Path:
+    """Where npm packages of a target are installed: below ``$ASSAY_CACHE``, or else the user's cache folder."""
+    cache = os.environ.get("ASSAY_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "assay"
+    return Path(cache).absolute() / "packages" / target_name
+
+
+def placeholders(folder: Path, target_name: str = "", *, port: int = 0, websocket_port: int = 0) -> dict[str, str]:
+    """What the placeholders of a target file stand for."""
+    ports = {"{port}": str(port), "{websocket_port}": str(websocket_port)}
+    folders = {"{dir}": str(folder), "{packages}": str(packages_folder(target_name))}
+    return {**ports, **folders, "{python}": sys.executable}
+
+
+def fill(text: str, values: Mapping[str, str]) -> str:
+    """Replace the placeholders of a text."""
     # Not str.format: broker configurations contain braces of their own.
-    for name, value in {"{port}": str(port), "{dir}": str(folder), "{python}": sys.executable}.items():
+    for name, value in values.items():
         text = text.replace(name, value)
     return text
 
 
-def _read_ready_line(stdout: IO[bytes], process: subprocess.Popen[bytes], deadline: float) -> dict[str, object]:
+def with_ports(target: Target, values: Mapping[str, str]) -> Target:
+    """The target with the placeholders in its capabilities filled in."""
+    filled = {
+        name: fill(value, values) if isinstance(value, str) else value for name, value in target.capabilities.items()
+    }
+    return msgspec.structs.replace(target, capabilities=filled)
+
+
+class ReadyLine(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line of a broker that picks its own ports."""
+
+    host: str
+    port: int
+    websocket_port: int = 0
+    version: str = ""
+
+
+def _read_ready_line(stdout: IO[bytes], process: subprocess.Popen[bytes], deadline: float) -> ReadyLine:
     with selectors.DefaultSelector() as selector:
         selector.register(stdout, selectors.EVENT_READ)
         if not selector.select(max(0.0, deadline - time.monotonic())):
@@ -86,9 +128,8 @@ def _read_ready_line(stdout: IO[bytes], process: subprocess.Popen[bytes], deadli
         message = f"it ended (status {process.wait(_STOP_TIMEOUT_S)}) before its ready line"
         raise TargetStartError(message)
     try:
-        ready = json.loads(line)
-        return {"host": str(ready["host"]), "port": int(ready["port"]), "version": str(ready.get("version", ""))}
-    except (ValueError, KeyError, TypeError) as error:
+        return msgspec.json.decode(line, type=ReadyLine)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         message = f'its first line must be JSON with "host" and "port", not {line[:200]!r}'
         raise TargetStartError(message) from error
 
@@ -124,12 +165,12 @@ def _await_handshake(endpoint: Endpoint, process: subprocess.Popen[bytes], deadl
         time.sleep(_POLL_S)  # the only way to learn that a foreign process listens
 
 
-def _stop(hook: StartHook, process: subprocess.Popen[bytes], port: int, folder: Path) -> None:
+def _stop(hook: StartHook, process: subprocess.Popen[bytes], values: Mapping[str, str]) -> None:
     if process.stdin is not None:
         with contextlib.suppress(OSError):
             process.stdin.close()
     if hook.stop and process.poll() is None:
-        command = [_fill(part, port, folder) for part in hook.stop]
+        command = [fill(part, values) for part in hook.stop]
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(command, check=False, capture_output=True, timeout=_STOP_TIMEOUT_S)
     elif process.poll() is None:
@@ -141,13 +182,23 @@ def _stop(hook: StartHook, process: subprocess.Popen[bytes], port: int, folder: 
         process.wait(_STOP_TIMEOUT_S)
 
 
-def _version(hook: StartHook) -> str:
-    if not hook.version:
+def installed_version(target: Target) -> str:
+    """The version that the target's command prints; empty if it has none, or the broker is not installed."""
+    hook = target.start
+    if hook is None or not hook.version:
         return ""
-    command = [_fill(part, 0, Path()) for part in hook.version]
+    command = [fill(part, placeholders(Path(), target.name)) for part in hook.version]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(command, check=False, capture_output=True, timeout=_STOP_TIMEOUT_S)
-        found = _VERSION.search((done.stdout + done.stderr).decode(errors="replace"))
+        done = subprocess.run(
+            command,
+            check=False,
+            capture_output=True,
+            timeout=_VERSION_TIMEOUT_S,
+            env={**os.environ, "PATH": search_path()},
+        )
+        # Some print it to standard error; a complaint there may name version numbers of its own.
+        said = done.stdout if done.returncode else done.stdout + done.stderr
+        found = _VERSION.search(said.decode(errors="replace"))
         if found:
             return found.group()
     return ""
@@ -155,10 +206,12 @@ def _version(hook: StartHook) -> str:
 
 def _launch(target: Target, hook: StartHook, folder: Path, extra_arguments: tuple[str, ...]) -> RunningTarget:
     host = target.endpoint.host
-    port = free_port(host) if hook.port_from == "free" else 0
+    picked = hook.port_from == "free"
+    port, websocket_port = (free_port(host), free_port(host)) if picked else (0, 0)
+    values = placeholders(folder, target.name, port=port, websocket_port=websocket_port)
     for name, text in hook.files.items():
-        (folder / name).write_text(_fill(text, port, folder), encoding="utf-8")
-    command = [_fill(part, port, folder) for part in (*hook.command, *extra_arguments)]
+        (folder / name).write_text(fill(text, values), encoding="utf-8")
+    command = [fill(part, values) for part in (*hook.command, *extra_arguments)]
     log = folder / "broker.log"
     deadline = time.monotonic() + hook.ready_timeout_s
     try:
@@ -168,7 +221,7 @@ def _launch(target: Target, hook: StartHook, folder: Path, extra_arguments: tupl
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if hook.port_from == "stdout" else sink,
                 stderr=sink,
-                env={**os.environ, "PATH": os.pathsep.join((os.environ.get("PATH", os.defpath), *_DAEMON_FOLDERS))},
+                env={**os.environ, "PATH": search_path()},
             )
     except OSError as error:
         message = f"cannot run {command[0]!r}: {error.strerror}; is it installed and on the PATH?"
@@ -181,16 +234,18 @@ def _launch(target: Target, hook: StartHook, folder: Path, extra_arguments: tupl
             except TargetStartError:
                 process.stdout.close()
                 raise
-            host, port, version = str(ready["host"]), int(str(ready["port"])), str(ready["version"])
+            host, port, version = ready.host, ready.port, ready.version
+            values = placeholders(folder, target.name, port=port, websocket_port=ready.websocket_port)
             _drain(process.stdout, log)
         endpoint = Endpoint(host=host, port=port, username=target.endpoint.username, password=target.endpoint.password)
         _await_handshake(endpoint, process, deadline)
     except TargetStartError as error:
-        _stop(hook, process, port, folder)
+        _stop(hook, process, values)
         tail = log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
         message = f"{' '.join(command)}: {error}" + (f"\n{tail}" if tail else "")
         raise TargetStartError(message) from error
-    return RunningTarget(target, endpoint, process=process, version=version or _version(hook), log=log)
+    target = with_ports(target, values)
+    return RunningTarget(target, endpoint, process=process, version=version or installed_version(target), log=log)
 
 
 @contextmanager
@@ -223,4 +278,4 @@ def running(target: Target, *, extra_arguments: tuple[str, ...] = ()) -> Iterato
             yield broker
         finally:
             if broker.process is not None:
-                _stop(hook, broker.process, broker.endpoint.port, folder)
+                _stop(hook, broker.process, placeholders(folder, target.name, port=broker.endpoint.port))

@@ -20,6 +20,7 @@ from conformance.wire import (
     describe,
     encode,
 )
+from loadtests.bench.workload import UnsupportedError
 
 HANDSHAKE_TIMEOUT_S = 5.0
 
@@ -81,11 +82,16 @@ def connect(
 
 
 def subscribe(connection: socket.socket, topic: str, qos: int, *, version: int = 4, group: str = "") -> None:
-    """Subscribe and read SUBACK. Raises :class:`HandshakeError` unless ``qos`` itself is granted."""
+    """Subscribe and read SUBACK. Raises :class:`UnsupportedError` when a lower QoS is granted than ``qos``, and
+    :class:`HandshakeError` for any other answer.
+    """
     properties = Properties(user_property=(("consumer-group", group),) if group else ())
     packet = Subscribe(packet_id=1, subscriptions=(Subscription(filter=topic, qos=qos),), properties=properties)
     connection.sendall(encode(packet, version))
     suback = _answer(connection, version, Suback)
+    if suback.packet_id == 1 and len(suback.reason_codes) == 1 and suback.reason_codes[0] < qos:
+        message = f"QoS {qos} is granted as {suback.reason_codes[0]}"
+        raise UnsupportedError(message)
     if suback.packet_id != 1 or suback.reason_codes != (qos,):
         message = f"SUBSCRIBE to {topic} at QoS {qos} was answered with {describe(suback)}"
         raise HandshakeError(message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 
 import msgspec
 
@@ -22,6 +23,30 @@ log_type error
 """
 
 
+_NATS_CONFIGURATION = """\
+listen: "127.0.0.1:-1"
+server_name: bench
+max_connections: 65536
+jetstream { store_dir: "{dir}/jetstream" }
+mqtt {
+  listen: "127.0.0.1:{port}"
+  consumer_memory_storage: true
+  max_ack_pending: 65535
+}
+"""
+
+_RABBITMQ_CONFIGURATION = """\
+listeners.tcp = none
+mqtt.listeners.tcp.1 = 127.0.0.1:{port}
+mqtt.tcp_listen_options.backlog = 1024
+mqtt.tcp_listen_options.nodelay = true
+mqtt.allow_anonymous = true
+mqtt.prefetch = 65535
+log.console = true
+log.console.level = error
+log.file = false
+"""
+
 _REFERENCE_CONFIGURATION = """\
 data_dir: "{dir}/data"
 queues:
@@ -36,6 +61,8 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     target: Target
     missing: str = ""
+    optional: bool = False
+    """Skipped, with the reason, where it cannot be started."""
 
 
 def mosquitto() -> Peer:
@@ -82,13 +109,44 @@ def null_pipe() -> Peer:
     return Peer(name="null", target=null_broker.target("--mode", "pipe"))
 
 
+def nats() -> Peer:
+    """NATS with its MQTT gateway, the state of consumers in memory."""
+    return _shipped("nats", {"nats.conf": _NATS_CONFIGURATION})
+
+
+def rabbitmq() -> Peer:
+    """RabbitMQ with its MQTT plugin, with as many deliveries in flight as the others may have."""
+    return _shipped("rabbitmq", {"rabbitmq.conf": _RABBITMQ_CONFIGURATION})
+
+
+def amqtt() -> Peer:
+    """amqtt, which has no options that matter here."""
+    return _shipped("amqtt", {})
+
+
+def _shipped(name: str, files: dict[str, str]) -> Peer:
+    """A target of the conformance suites, started likewise, with configuration files for throughput."""
+    target = load_target(name)
+    assert target.start is not None
+    hook = msgspec.structs.replace(target.start, files={**target.start.files, **files})
+    return Peer(name=name, target=msgspec.structs.replace(target, start=hook), optional=True)
+
+
+KNOWN: dict[str, Callable[[], Peer]] = {
+    "reference": reference,
+    "mosquitto": mosquitto,
+    "nats": nats,
+    "rabbitmq": rabbitmq,
+    "amqtt": amqtt,
+}
+
+
 def peers(names: list[str]) -> list[Peer]:
-    """Peers by name: ``reference``, ``mosquitto``, or the path of a target file. Raises :class:`TargetError`."""
-    known = {"reference": reference, "mosquitto": mosquitto}
+    """Peers by name (see ``KNOWN``), or by the path of a target file. Raises :class:`TargetError`."""
     found = []
     for name in names:
-        if name in known:
-            found.append(known[name]())
+        if name in KNOWN:
+            found.append(KNOWN[name]())
         else:
             target = load_target(name)
             found.append(Peer(name=target.name, target=target))

@@ -14,11 +14,14 @@ import select
 import socket
 import time
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from conformance.targets import Endpoint
+from loadtests.bench.broker_process import BrokerProcess
 from loadtests.bench.frames import ACK_BYTES, AckType, Ids, PublishFrames, build_acks, packet_ids, read_acks
+from loadtests.bench.handshake import connect, subscribe
+from loadtests.bench.workload import BenchError, BenchPlan, Figure, Meter, Workload
 
 READ_BYTES = 1 << 20
 STALL_TIMEOUT_S = 10.0
@@ -28,27 +31,8 @@ each one, and the client's waking would be the limit. Some hundred messages unde
 COALESCE_SHARE = 32
 """A turn read little when it advanced fewer than ``window / 32`` packets."""
 UNBOUNDED_MESSAGES = 1 << 40
-
-
-class BenchError(RuntimeError):
-    """The broker lost, repeated or reordered messages, broke the protocol, or stopped; the text says which."""
-
-
-class Throughput(msgspec.Struct, frozen=True, kw_only=True):
-    """One measurement: ``messages`` went all the way (delivered and, above QoS 0, fully acknowledged)."""
-
-    qos: int
-    messages: int
-    duration_s: float
-    client_cpu_s: float
-    """Processor time of the client during the measurement; near ``duration_s`` means that the client is the limit."""
-
-    broker_cpu_s: float | None = None
-    """Processor time of the broker; None where it cannot be read."""
-
-    @property
-    def rate_per_s(self) -> float:
-        return self.messages / self.duration_s
+TOPIC = "b/t"
+WARM_UP_S = 0.2
 
 
 class Stream:
@@ -122,8 +106,8 @@ class Pump:
         self._completed = 0  # PUBACK or PUBCOMP
         self._released = 0  # PUBREL at the subscriber
 
-    def run(self, *, messages: int = 0, seconds: float = 0.0) -> Throughput:
-        """Move ``messages``, or as many as start within ``seconds``; returns when all have gone the whole way.
+    def run(self, *, messages: int = 0, seconds: float = 0.0) -> int:
+        """Move ``messages``, or as many as start within ``seconds``; returns how many when all have gone all the way.
 
         May be called again: sequence numbers go on. Raises :class:`BenchError`.
         """
@@ -137,8 +121,7 @@ class Pump:
         for fd in by_fd:
             poll.register(fd, select.POLLIN)
         masks = dict.fromkeys(by_fd, select.POLLIN)
-        started, cpu_started = time.perf_counter(), time.process_time()
-        deadline = started + seconds if seconds else float("inf")
+        deadline = time.perf_counter() + seconds if seconds else float("inf")
         while True:
             if time.perf_counter() >= deadline:
                 self._limit = min(self._limit, self._sent)
@@ -158,12 +141,7 @@ class Pump:
                 self._turn(by_fd[fd])
             if self._advanced() - before < self._window // COALESCE_SHARE:
                 time.sleep(COALESCE_S)
-        return Throughput(
-            qos=self._frames.qos,
-            messages=self._sent - first,
-            duration_s=time.perf_counter() - started,
-            client_cpu_s=time.process_time() - cpu_started,
-        )
+        return self._sent - first
 
     def _settled(self) -> int:
         """Messages that have gone the whole way."""
@@ -267,3 +245,25 @@ def _ids_in_sequence(what: str, ids: Ids, expected: int) -> int:
         message = f"{what} out of sequence: expected packet id {int(wanted[at])}, received {int(ids[at])}"
         raise ValueError(message)
     return expected + len(ids)
+
+
+class PubSub(Workload):
+    """One publisher, one subscriber, on fresh connections in every round."""
+
+    def __init__(self, endpoint: Endpoint, plan: BenchPlan, broker: BrokerProcess, *, qos: int) -> None:
+        super().__init__(endpoint, plan, broker)
+        self._qos = qos
+
+    def measure(self, number: int) -> list[Figure]:
+        plan, qos = self.plan, self._qos
+        subscriber, _ = connect(self.endpoint, f"bench-s-{qos}-{number}")
+        with subscriber:
+            subscribe(subscriber, TOPIC, qos)
+            publisher, _ = connect(self.endpoint, f"bench-p-{qos}-{number}")
+            with publisher:
+                frames = PublishFrames(TOPIC, qos, plan.payload_bytes)
+                pump = Pump(publisher, subscriber, frames, window=plan.window_of(qos))
+                pump.run(seconds=WARM_UP_S)
+                meter = Meter(self.broker)
+                messages = pump.run(messages=plan.messages, seconds=0.0 if plan.messages else plan.seconds)
+                return [meter.rate(f"qos{qos}", messages)]

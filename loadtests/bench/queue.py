@@ -14,8 +14,6 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from conformance.targets import Endpoint
-from loadtests.bench.broker_cpu import process_cpu_s, with_broker_cpu
 from loadtests.bench.frames import PACKET_IDS, SEQUENCE_BYTES, PublishFrames
 from loadtests.bench.handshake import connect, subscribe
 from loadtests.bench.pump import (
@@ -23,10 +21,10 @@ from loadtests.bench.pump import (
     COALESCE_SHARE,
     STALL_TIMEOUT_S,
     UNBOUNDED_MESSAGES,
-    BenchError,
+    WARM_UP_S,
     Stream,
-    Throughput,
 )
+from loadtests.bench.workload import BenchError, Figure, Meter, Workload
 from loadtests.packets import (
     PUBACK,
     acknowledgement,
@@ -71,14 +69,13 @@ class QueuePump:
         self._waiting: deque[tuple[bytes, bytes]] = deque()  # bounded by the window
         self._seen: npt.NDArray[np.uint8] = np.zeros(GROWTH_MESSAGES, np.uint8)
 
-    def run(self, *, messages: int = 0, seconds: float = 0.0) -> Throughput:
+    def run(self, *, messages: int = 0, seconds: float = 0.0) -> int:
         """As :meth:`loadtests.bench.pump.Pump.run`. Raises :class:`BenchError`."""
         first = self._sent
         self._limit = first + (messages or UNBOUNDED_MESSAGES)
         poll = select.poll()
         by_fd = {stream.socket.fileno(): stream for stream in (self._publisher, self._consumer)}
-        started, cpu_started = time.perf_counter(), time.process_time()
-        deadline = started + seconds if seconds else float("inf")
+        deadline = time.perf_counter() + seconds if seconds else float("inf")
         while True:
             if time.perf_counter() >= deadline:
                 self._limit = min(self._limit, self._sent)
@@ -98,12 +95,7 @@ class QueuePump:
         if not bool((self._seen[: self._sent] == 1).all()):
             message = "some message was never delivered although every delivery was settled"
             raise BenchError(message)
-        return Throughput(
-            qos=QOS,
-            messages=self._sent - first,
-            duration_s=time.perf_counter() - started,
-            client_cpu_s=time.process_time() - cpu_started,
-        )
+        return self._sent - first
 
     def _done(self) -> int:
         return min(self._confirmed, self._settled)
@@ -184,36 +176,25 @@ class QueuePump:
         )
 
 
-def measure_queue(
-    endpoint: Endpoint,
-    queue: str,
-    *,
-    messages: int = 0,
-    seconds: float = 0.0,
-    payload_bytes: int,
-    window: int,
-    warm_up_s: float,
-    pid: int | None = None,
-) -> Throughput:
-    """One measurement on a queue nobody else uses: ``messages``, or for ``seconds``.
+class QueueLife(Workload):
+    """A queue of its own in every round, with one publisher and one consumer."""
 
-    Raises :class:`BenchError`, :class:`HandshakeError`.
-    """
-    consumer, _ = connect(endpoint, f"bench-c-{queue}", version=5, receive_maximum=PACKET_IDS)
-    with consumer:
-        subscribe(consumer, f"$queue/{queue}", QOS, version=5, group=GROUP)
-        publisher, connack = connect(endpoint, f"bench-q-{queue}", version=5)
-        with publisher:
-            receive_maximum = connack.properties.receive_maximum or PACKET_IDS
-            pump = QueuePump(
-                publisher,
-                consumer,
-                queue,
-                payload_bytes=payload_bytes,
-                window=window,
-                receive_maximum=receive_maximum,
-            )
-            pump.run(seconds=warm_up_s)
-            before_s = process_cpu_s(pid)
-            throughput = pump.run(messages=messages, seconds=seconds)
-            return with_broker_cpu(throughput, before_s, process_cpu_s(pid))
+    def measure(self, number: int) -> list[Figure]:
+        plan, queue = self.plan, f"bench-{number}"
+        consumer, _ = connect(self.endpoint, f"bench-c-{queue}", version=5, receive_maximum=PACKET_IDS)
+        with consumer:
+            subscribe(consumer, f"$queue/{queue}", QOS, version=5, group=GROUP)
+            publisher, connack = connect(self.endpoint, f"bench-q-{queue}", version=5)
+            with publisher:
+                pump = QueuePump(
+                    publisher,
+                    consumer,
+                    queue,
+                    payload_bytes=plan.payload_bytes,
+                    window=plan.window_of(QOS),
+                    receive_maximum=connack.properties.receive_maximum or PACKET_IDS,
+                )
+                pump.run(seconds=WARM_UP_S)
+                meter = Meter(self.broker)
+                messages = pump.run(messages=plan.messages, seconds=0.0 if plan.messages else plan.seconds)
+                return [meter.rate("queue", messages)]

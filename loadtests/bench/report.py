@@ -4,140 +4,197 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from loadtests.bench.mqtt import CLIENT_LOAD_MAX, HEADROOM_MIN, NULL, BenchRun, Case
+from loadtests.bench.cases import Aim, Line
+from loadtests.bench.figures import NULL, BenchRun
 from loadtests.machine import this_machine
 from reference_broker.trace.results import Check, RunKind, RunResult, Series, Verdict, worst
 
-TITLES = {
-    Case.QOS_0: "QoS 0",
-    Case.QOS_1: "QoS 1",
-    Case.QOS_2: "QoS 2",
-    Case.QUEUE: "queue, to $ack",
-}
-AIM_CASES = (Case.QOS_0, Case.QOS_1)
-"""The project aims at a multiple of the peer's rate at QoS 0 and 1 only."""
+MARKS = {Verdict.PASS: "[green]met[/]", Verdict.FAIL: "[red]missed[/]", Verdict.UNKNOWN: "[yellow]unknown[/]"}
 
 
-def _rate(value: float | None) -> str:
-    return "-" if value is None else f"{value / 1_000:,.1f}k"
+def title(bench: BenchRun, line: Line) -> str:
+    """The line's title with the plan's numbers."""
+    plan = bench.plan
+    return line.title.format(
+        crowd=f"{plan.crowd:,}",
+        open_rate=f"{plan.open_rate_per_s:,}",
+        idle=f"{plan.idle:,}",
+        storm_rate=f"{plan.storm_rate_per_s:,}",
+    )
 
 
-def _spread(rates: list[float]) -> str:
-    return f"{min(rates) / 1_000:,.0f}-{max(rates) / 1_000:,.0f}k" if rates else "-"
+def _value(line: Line, value: float | None) -> str:
+    if value is None:
+        return "-"
+    if line.unit in ("ms", "KB"):
+        return f"{value:,.2f}"
+    return f"{value / 1_000:,.1f}k" if value >= 1_000 else f"{value:,.0f}"
+
+
+def _spread(line: Line, values: list[float]) -> str:
+    return f"{_value(line, min(values))} - {_value(line, max(values))}" if values else "-"
 
 
 def table(bench: BenchRun) -> Table:
-    """Medians, spread, client load and ratio to the second peer, a row per broker below each case."""
+    """A section for each line, a row in it for each broker; the ratio tells how many times better the first is."""
     plan = bench.plan
-    title = (
-        f"Messages per second, {plan.payload_bytes}-byte payload, 1 publisher, 1 subscriber, window {plan.window}, "
-        f"{plan.in_flight} in flight, median of {plan.rounds} interleaved rounds"
+    head = (
+        f"{plan.payload_bytes}-byte payloads, MQTT 3.1.1, window {plan.window} (QoS 0) or {plan.in_flight} messages, "
+        f"median of {plan.rounds} interleaved rounds"
     )
     versions = ", ".join(f"{name} {bench.versions[name]}".strip() for name in bench.peers)
-    caption = f"{versions}; null: the client's own ceiling"
-    found = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    found.add_column("case and broker", no_wrap=True)
-    for name in ("median/s", "range", "ratio", "per CPU s", "client"):
+    found = Table(title=head, title_justify="left", caption=f"{versions}; null: no broker", caption_justify="left")
+    found.add_column("line and broker", no_wrap=True)
+    for name in ("median", "range", f"{bench.peers[0]} is" if bench.peers else "ratio", "per CPU s", "client"):
         found.add_column(name, justify="right", no_wrap=True)
-    baseline = bench.peers[1] if len(bench.peers) > 1 else ""
-    for case in plan.cases:
-        found.add_row(f"[bold]{TITLES[case]}[/]")
+    found.add_column("aim", overflow="fold")
+    judged = checks(bench)
+    for line in bench.lines:
+        found.add_row(f"[bold]{title(bench, line)}[/]", line.unit)
         for peer in [*bench.peers, NULL]:
-            share = bench.client_share(peer, case)
-            ratio = bench.ratio(peer, baseline, case) if baseline and case is not Case.QUEUE else None
+            if not bench.figures(peer, line.name):
+                continue
+            load, note = bench.client_load(peer, line.name), bench.note(peer, line.name)
+            first = peer == bench.peers[0]
+            ratio = None if first or peer == NULL else bench.advantage(line, bench.peers[0], peer)
+            per_cpu_s = bench.per_cpu_second(peer, line.name) if line.timed_client else None
+            aims = [f"{MARKS[check.verdict]} {_bound(check)}" for check in judged.get((line.name, peer), [])]
             found.add_row(
                 f"  {peer}",
-                _rate(bench.median_per_s(peer, case)),
-                _spread(bench.rates_per_s(peer, case)),
-                "-" if ratio is None else f"{ratio:.1f}x",
-                _rate(bench.per_cpu_second(peer, case)),
-                "-" if share is None else f"{share:.0%}",
+                _value(line, bench.median(peer, line.name)),
+                _spread(line, bench.values(peer, line.name)),
+                "-" if ratio is None else f"{ratio:.2f}x",
+                "-" if per_cpu_s is None else f"{per_cpu_s / 1_000:,.1f}k",
+                "-" if load is None else f"{load:.0%}",
+                "; ".join(aims + ([note] if note else [])),
             )
         found.add_section()
     return found
 
 
-def checks(bench: BenchRun, *, aim: float = 0.0) -> list[Check]:
-    """The client's headroom in every case; with ``aim`` > 0 also the first peer's ratio to the second."""
-    found = []
-    for case in bench.plan.cases:
-        headroom, load = bench.headroom(case), bench.client_share(bench.fastest(case), case)
-        # The null broker is Python too: where it is slow, an idle client still proves that it is not the limit.
-        enough = (headroom is not None and headroom >= HEADROOM_MIN) or (load is not None and load < CLIENT_LOAD_MAX)
-        found.append(
-            Check(
-                name=f"client headroom, {TITLES[case]}",
-                value=headroom,
-                unit="x",
-                bound=HEADROOM_MIN,
-                relation=">=",
-                # A client without headroom says nothing about the brokers: unknown, not failed.
-                verdict=Verdict.PASS if enough else Verdict.UNKNOWN,
-                source=(
-                    f"null broker in the same run; or a client load below {CLIENT_LOAD_MAX:.0%}, "
-                    f"measured {'none' if load is None else f'{load:.0%}'}"
-                ),
-            )
-        )
-    if aim > 0 and len(bench.peers) > 1:
-        first, second = bench.peers[:2]
-        for case in bench.plan.cases:
-            ratio = bench.ratio(first, second, case)
-            if case in AIM_CASES and ratio is not None:
-                found.append(
-                    Check(
-                        name=f"{first} / {second}, {TITLES[case]}",
-                        value=ratio,
-                        unit="x",
-                        bound=aim,
-                        relation=">=",
-                        verdict=Verdict.PASS if ratio >= aim else Verdict.FAIL,
-                        source="aim of the bench (--aim)",
-                    )
-                )
+def _bound(check: Check) -> str:
+    return f"{check.relation} {check.bound:g}{'' if check.unit == 'x' else ' '}{check.unit}"
+
+
+def _compared(bench: BenchRun, line: Line, aim: Aim, peer: str) -> Check | None:
+    first = bench.peers[0]
+    ratio = bench.advantage(line, first, peer)
+    if ratio is None:
+        return None
+    # A client at its limit shows too little of the faster broker, so a ratio met stands unless it held the peer back.
+    met = ratio >= aim.times
+    limited = bench.client_limits(line, peer if met else first)
+    return Check(
+        name=f"{title(bench, line)}: {first} against {peer}",
+        value=ratio,
+        unit="x",
+        bound=aim.times,
+        relation=">=",
+        verdict=Verdict.UNKNOWN if limited else Verdict.PASS if met else Verdict.FAIL,
+        source="the client may be the limit" if limited else "ratio in the same run",
+    )
+
+
+def _absolute(bench: BenchRun, line: Line, aim: Aim) -> Check | None:
+    first = bench.peers[0]
+    value, unit, source = bench.median(first, line.name), line.unit, "absolute"
+    if aim.share_of:
+        part, whole = bench.per_cpu_second(first, line.name), bench.per_cpu_second(first, aim.share_of)
+        value = part / whole if part and whole else None
+        unit, source = "x", "messages per second of the broker's processor time"
+    if value is None:
+        return None
+    at_least = aim.at_least is not None
+    bound = aim.at_least if aim.at_least is not None else aim.at_most
+    assert bound is not None
+    met = value >= bound if at_least else value <= bound
+    limited = not met and not aim.share_of and bench.client_limits(line, first)
+    return Check(
+        name=f"{title(bench, line)}: {first}",
+        value=value,
+        unit=unit,
+        bound=bound,
+        relation=">=" if at_least else "<=",
+        verdict=Verdict.UNKNOWN if limited else Verdict.PASS if met else Verdict.FAIL,
+        source="the client may be the limit" if limited else source,
+    )
+
+
+def checks(bench: BenchRun) -> dict[tuple[str, str], list[Check]]:
+    """The aims of every line that the readings can judge, by line and by the peer that they are about."""
+    found: dict[tuple[str, str], list[Check]] = {}
+    for line in bench.lines if bench.peers else []:
+        named = {aim.peer for aim in line.aims if aim.peer}
+        for aim in line.aims:
+            if not aim.times:
+                own = _absolute(bench, line, aim)
+                if own is not None:
+                    found.setdefault((line.name, bench.peers[0]), []).append(own)
+                continue
+            for peer in bench.peers[1:]:
+                if aim.peer == peer or (not aim.peer and peer not in named):
+                    check = _compared(bench, line, aim, peer)
+                    if check is not None:
+                        found.setdefault((line.name, peer), []).append(check)
     return found
 
 
-def result(bench: BenchRun, *, command: str, aim: float = 0.0) -> RunResult:
-    """The run in the schema of all verdicts. Metrics are named ``<peer>.<case>.messages_per_s``."""
+def _metrics(bench: BenchRun) -> dict[str, float | int | str]:
+    plan = bench.plan
     metrics: dict[str, float | int | str] = {
-        "payload_bytes": bench.plan.payload_bytes,
-        "window": bench.plan.window,
-        "in_flight": bench.plan.in_flight,
-        "rounds": bench.plan.rounds,
+        "payload_bytes": plan.payload_bytes,
+        "window": plan.window,
+        "in_flight": plan.in_flight,
+        "rounds": plan.rounds,
+        "crowd": plan.crowd,
     }
-    series = []
     for peer in [*bench.peers, NULL]:
         metrics[f"{peer}.version"] = bench.versions.get(peer, "")
-        for case in bench.plan.cases:
-            rates = bench.rates_per_s(peer, case)
-            metrics[f"{peer}.{case}.messages_per_s"] = round(bench.median_per_s(peer, case) or 0.0, 1)
-            metrics[f"{peer}.{case}.messages_per_cpu_s"] = round(bench.per_cpu_second(peer, case) or 0.0, 1)
-            metrics[f"{peer}.{case}.client_load"] = round(bench.client_share(peer, case) or 0.0, 3)
-            if peer != NULL:
-                rounds = [float(number) for number in range(len(rates))]
-                y: list[float | None] = [*rates]
-                series.append(Series(name=peer, unit="messages/s", x_s=rounds, y=y, group=f"{TITLES[case]} by round"))
+        for line in bench.lines:
+            name, value = f"{peer}.{line.name}", bench.median(peer, line.name)
+            note, load = bench.note(peer, line.name), bench.client_load(peer, line.name)
+            if value is not None:
+                metrics[f"{name}.{line.metric}"] = round(value, 3)
+            if load is not None:
+                metrics[f"{name}.client_load"] = round(load, 3)
+            if line.timed_client and (per_cpu_s := bench.per_cpu_second(peer, line.name)) is not None:
+                metrics[f"{name}.per_cpu_s"] = round(per_cpu_s, 1)
+            if note:
+                metrics[f"{name}.note"] = note
+            ratio = bench.advantage(line, bench.peers[0], peer) if peer not in (bench.peers[0], NULL) else None
+            if ratio is not None:
+                metrics[f"{name}.ratio"] = round(ratio, 3)
     for peer, reason in bench.skipped.items():
         metrics[f"{peer}.skipped"] = reason
-    judged = checks(bench, aim=aim)
-    best = ", ".join(
-        f"{TITLES[case]} {_rate(bench.median_per_s(bench.peers[0], case))}/s"
-        for case in bench.plan.cases
-        if bench.peers
-    )
+    return metrics
+
+
+def result(bench: BenchRun, *, command: str) -> RunResult:
+    """The run in the schema of all verdicts. Metrics are named ``<peer>.<line>.<metric>``."""
+    judged = [check for group in checks(bench).values() for check in group]
+    series = []
+    for line in bench.lines:
+        for peer in bench.peers:
+            values: list[float | None] = [*bench.values(peer, line.name)]
+            x = [float(number) for number in range(len(values))]
+            if values:
+                group = f"{title(bench, line)} by round"
+                series.append(Series(name=peer, unit=line.unit, x_s=x, y=values, group=group))
+    met = sum(check.verdict is Verdict.PASS for check in judged)
+    missed = sum(check.verdict is Verdict.FAIL for check in judged)
+    summary = f"{bench.peers[0]}: {met} of {len(judged)} aims met, {missed} missed" if bench.peers else ""
     return RunResult(
         kind=RunKind.BENCH,
         name="bench mqtt",
-        verdict=worst([check.verdict for check in judged]) if bench.peers else Verdict.UNKNOWN,
-        summary=f"{bench.peers[0]}: {best}" if bench.peers else "no broker could be measured",
+        verdict=worst([check.verdict for check in judged]),
+        summary=summary or "no broker could be measured",
         target=", ".join(bench.peers),
         world="real",
         started_at=bench.started_at,
         duration_s=round(bench.duration_s, 3),
         command=command,
         checks=judged,
-        metrics=metrics,
+        metrics=_metrics(bench),
         series=series,
         machine=this_machine(),
     )

@@ -9,6 +9,7 @@ import contextlib
 import random
 from collections.abc import Callable, Sequence
 from math import inf
+from typing import ClassVar
 
 import msgspec
 
@@ -66,6 +67,9 @@ class SubscribeOutcome(msgspec.Struct, frozen=True, kw_only=True):
 class BrokerState:
     """Everything a broker knows, whatever the protocol."""
 
+    session_class: ClassVar[type[Session]] = Session
+    tree_class: ClassVar[type[SubscriptionTree]] = SubscriptionTree
+
     def __init__(
         self, config: BrokerConfig, engine: QueueEngine, rng: random.Random, tracer: Tracer | None = None
     ) -> None:
@@ -74,7 +78,7 @@ class BrokerState:
         self.rng = rng
         self.tracer = tracer
         self.sessions: dict[str, Session] = {}
-        self.tree = SubscriptionTree()
+        self.tree: SubscriptionTree = self.tree_class()
         self.access: AccessControl | None = AccessControl(config.acl) if config.acl is not None else None
         self.retained: RetainedStore = RetainedStore(config.mqtt.max_retained_messages)
         self.journal: SessionJournal | None = None
@@ -89,9 +93,9 @@ class BrokerState:
         """Time of the current turn; set by whoever drives the broker."""
 
     def next_client_id(self) -> str:
-        """An id for a client that sent none; unique among the sessions."""
+        """An id for a client that sent none; unique among the sessions, and 23 bytes long, which any server takes."""
         while True:
-            client_id = f"auto-{self.rng.getrandbits(80):020x}"
+            client_id = f"auto-{self.rng.getrandbits(72):018x}"
             if client_id not in self.sessions:
                 return client_id
 
@@ -135,7 +139,7 @@ class BrokerState:
 
     def new_session(self, client_id: str) -> Session:
         """An empty session under an id that has none."""
-        session = self.sessions[client_id] = Session(
+        session = self.sessions[client_id] = self.session_class(
             client_id, self.config.mqtt.max_queued_messages, self.config.mqtt.max_queued_bytes, self.traffic
         )
         return session
@@ -438,7 +442,7 @@ class BrokerState:
 
     def room_appeared(self, session: Session, now: float) -> None:
         """The window has room again: send what waits, then let refused consumers go on."""
-        if session.queued:
+        if session.queued or session.unsent:
             session.send_queued(now)
         if session.stalled_consumers and session.has_room:
             stalled, session.stalled_consumers = session.stalled_consumers, []

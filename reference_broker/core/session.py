@@ -166,6 +166,8 @@ class Session:
         """Packet ids received as QoS 2 and not yet released -> PUBREC may be sent (the message is safe)."""
         self.in_flight: dict[int, InFlight] = {}
         """Sent and not finished, in order of sending."""
+        self.unsent: deque[tuple[int, Outgoing | OutgoingRun]] = deque()
+        """Of those in flight, the ones that wait for room to be resent: this connection's window is the smaller one."""
         self.queued: deque[Outgoing] = deque()
         """Waiting for a connection or for room in the window."""
         self.queued_bytes = 0
@@ -239,6 +241,8 @@ class Session:
     def send_queued(self, now: float) -> None:
         """Fill the window from the queue; expired messages are dropped (5.0 3.3.2-5)."""
         connection = self.connection
+        if self.unsent and connection is not None:
+            self._resend_more(connection)
         while connection is not None and self.queued and len(self.in_flight) < self.window:
             outgoing = self.queued.popleft()
             self.queued_bytes -= len(outgoing.message.payload)
@@ -253,21 +257,38 @@ class Session:
             self._send(connection, outgoing)
 
     def resume(self, now: float) -> None:
-        """Resend what was in flight, in the original order (3.1.1 and 5.0 4.4.0-1), then what was queued."""
+        """Resend what was in flight, in the original order (3.1.1 and 5.0 4.4.0-1), then what was queued.
+
+        The client's window holds for what is resent as well, and may be smaller than it was (5.0 3.3.4-9, 4.9): then
+        the rest follows as the client acknowledges.
+        """
         connection = self.connection
         if connection is None:
             return
+        self.unsent.clear()
+        room = self.window - sum(isinstance(outgoing, Released) for outgoing in self.in_flight.values())
         for packet_id, outgoing in list(self.in_flight.items()):
             if isinstance(outgoing, Released):
                 connection.send_pubrel(packet_id)
-                continue
-            message = outgoing.message_for(packet_id)
-            sent = connection.send_publish(
-                packet_id, message, outgoing.qos, outgoing.retain, True, outgoing.identifiers
-            )
-            if not sent:
-                del self.in_flight[packet_id]
+            elif room <= 0:
+                self.unsent.append((packet_id, outgoing))
+            else:
+                room -= self._resend(connection, packet_id, outgoing)
         self.send_queued(now)
+
+    def _resend(self, connection: SessionConnection, packet_id: int, outgoing: Outgoing | OutgoingRun) -> bool:
+        message = outgoing.message_for(packet_id)
+        sent = connection.send_publish(packet_id, message, outgoing.qos, outgoing.retain, True, outgoing.identifiers)
+        if not sent:
+            del self.in_flight[packet_id]
+        return sent
+
+    def _resend_more(self, connection: SessionConnection) -> None:
+        """Fill the window from ``unsent``."""
+        # Some may be acknowledged already: an earlier connection had brought them.
+        self.unsent = deque(entry for entry in self.unsent if self.in_flight.get(entry[0]) is entry[1])
+        while self.unsent and len(self.in_flight) - len(self.unsent) < self.window:
+            self._resend(connection, *self.unsent.popleft())
 
     def can_send_run(self, count: int) -> int:
         """First of ``count`` consecutive free packet ids when the window has room for them now; else 0."""

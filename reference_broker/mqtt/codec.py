@@ -207,7 +207,7 @@ def _subscription_request(topic_filter: str, options: int, version: int) -> p.Su
         if options & 0x30 == 0x30:
             raise ProtocolError("retain handling 3 is not allowed", "MQTT-4.13.1-1")
     elif options > 2:
-        raise MalformedPacketError("requested QoS must be 0, 1 or 2, its reserved bits 0", "MQTT-3-8.3-4")
+        raise MalformedPacketError("requested QoS must be 0, 1 or 2, its reserved bits 0", "MQTT-3.8.3-4")
     return p.SubscriptionRequest(
         topic_filter=topic_filter,
         qos=qos,

@@ -8,7 +8,7 @@ turn. This module frames packets and ends connections; what a client publishes i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from reference_broker.core.broker_state import BrokerState
 from reference_broker.core.message import Message
@@ -16,11 +16,12 @@ from reference_broker.core.session import Session
 from reference_broker.core.timers import Timer
 from reference_broker.mqtt import enhanced_auth, handlers, handshake, runs
 from reference_broker.mqtt.codec import decode_packet, encode_packet
-from reference_broker.mqtt.errors import ProtocolError, Reason, malformed
+from reference_broker.mqtt.errors import ProtocolError, Reason, malformed, rule_id
+from reference_broker.mqtt.farewell import explain, reference_reason
 from reference_broker.mqtt.held_output import HeldOutput
 from reference_broker.mqtt.inbound import Inbound
 from reference_broker.mqtt.outbound import Outbound
-from reference_broker.mqtt.packets import V5, V311, Acknowledgement, Disconnect, Packet, PacketType, Properties
+from reference_broker.mqtt.packets import V5, V311, Acknowledgement, Disconnect, Packet, PacketType
 from reference_broker.mqtt.phase import Phase
 from reference_broker.mqtt.throttle import Throttle, throttle_for
 from reference_broker.trace.schema import TraceKind
@@ -42,6 +43,8 @@ _ACKNOWLEDGEMENTS = {
 class MqttConnection:
     """Server side of one connection. ``wake`` is called when output appears after a quiet turn."""
 
+    inbound_class: ClassVar[type[Inbound]] = Inbound
+    outbound_class: ClassVar[type[Outbound]] = Outbound
     # More attributes than instances of a class can share the keys of: without slots each would have a dict of its own.
     __slots__ = (
         "__weakref__",
@@ -125,8 +128,8 @@ class MqttConnection:
         """The violation that ended the connection, for the log."""
         self.backlog_bytes = 0
         """Bytes the transport has not sent yet, as the driver saw it last."""
-        self.inbound = Inbound(self)
-        self.outbound = Outbound(self)
+        self.inbound = self.inbound_class(self)
+        self.outbound = self.outbound_class(self)
         self.over_rate = False
         """Its address connects too often: CONNECT will be refused, in the words of its version."""
         self._traffic = broker.traffic
@@ -166,7 +169,19 @@ class MqttConnection:
             self._wake(self)
 
     def send_packet(self, packet: Packet) -> None:
-        self.send(encode_packet(packet, self.version))
+        """Raises :class:`ProtocolError` for a packet larger than the client takes: it ends the connection.
+
+        Once CONNACK has fitted, only answers that grow with the client's requests can be too large.
+        """
+        self.send(self.check_size(packet))
+
+    def check_size(self, packet: Packet) -> bytes:
+        """The packet's bytes. Raises :class:`ProtocolError` for more than the client takes."""
+        data = encode_packet(packet, self.version)
+        if len(data) > self.max_packet_out:
+            message = f"{type(packet).__name__.upper()} would take {len(data)} bytes, more than the client accepts"
+            raise ProtocolError(message, "MQTT-3.1.2-24", Reason.PACKET_TOO_LARGE)
+        return data
 
     def take_output(self) -> bytes:
         """This turn's output in one piece."""
@@ -334,9 +349,9 @@ class MqttConnection:
         raise malformed("the remaining length is longer than 4 bytes", self.version, "MQTT-4.8.0-1", "MQTT-4.13.1-1")
 
     def _too_large(self, frame_bytes: int) -> ProtocolError:
-        statement = "MQTT-3.2.2-15" if self.version == V5 else "MQTT-4.8.0-1"
+        broken = rule_id(self.version, "MQTT-4.8.0-1", "MQTT-3.2.2-15")
         message = f"a packet of {frame_bytes} bytes is over the limit of {self._limit}"
-        return ProtocolError(message, statement, Reason.PACKET_TOO_LARGE)
+        return ProtocolError(message, broken, Reason.PACKET_TOO_LARGE)
 
     def _on_short_acknowledgements(self, header: int, data: bytes, position: int, now: float) -> int:
         ids = runs.acknowledgement_run(data, position)
@@ -351,16 +366,26 @@ class MqttConnection:
         if self.phase is Phase.WAIT_CONNECT:
             handshake.on_connect_bytes(self, header, data, body, end, now)
             return
-        packet = decode_packet(header, data, body, end, self.version)
+        try:
+            packet = decode_packet(header, data, body, end, self.version)
+        except ProtocolError as error:
+            if error.reason is Reason.UNSUPPORTED_PROTOCOL_VERSION:
+                # DISCONNECT does not have this code, which only the answer to a first CONNECT needs.
+                error.reason = Reason.PROTOCOL_ERROR
+            raise
         if self.phase is Phase.AUTHENTICATING:
             handshake.on_packet_before_connack(self, packet, now)
             return
         if not isinstance(packet, Acknowledgement):
-            handlers.handle(self, packet, now)
+            self.handle(packet, now)
         elif packet.type is PacketType.PUBREL:
             self.inbound.on_pubrel(packet.packet_id)
         else:
             self.outbound.on_acknowledgement(packet, now)
+
+    def handle(self, packet: Packet, now: float) -> None:
+        """Act on a packet outside the publish flow. Raises :class:`ProtocolError`."""
+        handlers.handle(self, packet, now)
 
     # -- the session's view (SessionConnection) --------------------------------------------------------------------
 
@@ -393,9 +418,7 @@ class MqttConnection:
         if self.phase is Phase.AUTHENTICATING:
             handshake.refuse(self, error)
         elif self.version == V5 and self.phase is Phase.CONNECTED:
-            packet = Disconnect(reason=error.reason, properties=Properties(reason_string=str(error)[:200]))
-            data = encode_packet(packet, V5)
-            self.send(data if len(data) <= self.max_packet_out else encode_packet(Disconnect(reason=error.reason), V5))
+            explain(self, Disconnect, error)
         self.close_now(now)
 
     def close_now(self, now: float, *, publish_will: bool = True) -> None:
@@ -412,14 +435,26 @@ class MqttConnection:
 
     def shut_down(self, now: float) -> None:
         """The broker stops."""
+        reference = self.broker.config.server_reference
+        if reference is not None and reference.at_shutdown:
+            self.send_away(reference_reason(reference), reference.address, now)
+            return
         if self.phase is Phase.CONNECTED and self.version == V5:
             self.send_packet(Disconnect(reason=Reason.SERVER_SHUTTING_DOWN))
+        self.close_now(now)
+
+    def send_away(self, reason: Reason, server_reference: str, now: float) -> None:
+        """The client should go to another server (5.0 section 4.11). The will is published; 3.1.1 cannot say why."""
+        if self.phase is Phase.CONNECTED and self.version == V5:
+            error = ProtocolError("clients are served elsewhere", "MQTT-4.13.2-1", reason)
+            explain(self, Disconnect, error, server_reference)
         self.close_now(now)
 
     def transport_stalled(self, now: float) -> None:
         """The client left more unread than allowed."""
         if self.phase is Phase.CONNECTED:
-            self.fail(ProtocolError("the client does not read", "MQTT-4.13.1-1", Reason.QUOTA_EXCEEDED), now)
+            broken = rule_id(self.version, "MQTT-4.8.0-2", "MQTT-4.13.2-1")
+            self.fail(ProtocolError("the client does not read", broken, Reason.QUOTA_EXCEEDED), now)
 
     def _end(self) -> None:
         self.phase = Phase.CLOSED
@@ -449,12 +484,12 @@ class MqttConnection:
         if now < deadline:
             self._timer = self.broker.timers.schedule(deadline, self._check_keep_alive)
         elif self.phase is Phase.CONNECTED:
-            statement = "MQTT-3.1.2-22" if self.version == V5 else "MQTT-3.1.2-24"
-            error = ProtocolError("no packet within 1.5 times the keep alive", statement, Reason.KEEP_ALIVE_TIMEOUT)
+            broken = rule_id(self.version, "MQTT-3.1.2-24", "MQTT-3.1.2-22")
+            error = ProtocolError("no packet within 1.5 times the keep alive", broken, Reason.KEEP_ALIVE_TIMEOUT)
             self.fail(error, now)
 
     def _connect_timed_out(self, now: float) -> None:
         if self.phase is Phase.WAIT_CONNECT:
-            self.fail(ProtocolError("no CONNECT within the time allowed", "MQTT-3.1.4-1"), now)
+            self.fail(ProtocolError("no CONNECT within the time allowed", "MQTT-3.1.0-1"), now)
         elif self.phase is Phase.AUTHENTICATING:
             self.fail(enhanced_auth.timed_out("MQTT-4.12.0-4"), now)

@@ -73,6 +73,11 @@ class MalformedPacketError(ProtocolError):
         super().__init__(text, statement, Reason.MALFORMED_PACKET)
 
 
+def rule_id(version: int, in_311: str, in_5: str) -> str:
+    """The id of a rule in the version spoken: the two number differently, and reuse each other's ids."""
+    return in_5 if version == 5 else in_311
+
+
 def malformed(text: str, version: int, statement_311: str, statement_5: str) -> MalformedPacketError:
     """The error with the statement id of the version spoken."""
-    return MalformedPacketError(text, statement_5 if version == 5 else statement_311)
+    return MalformedPacketError(text, rule_id(version, statement_311, statement_5))

@@ -78,11 +78,7 @@ def _on_subscribe(connection: MqttConnection, packet: Subscribe, now: float) -> 
     identifier = identifiers[0] if identifiers else 0
     config = connection.broker.config.mqtt
     if identifier and not config.subscription_identifier_available:
-        raise ProtocolError(
-            "subscription identifiers are not supported here",
-            "MQTT-4.13.1-1",
-            Reason.SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED,
-        )
+        raise _not_offered("subscription identifiers", Reason.SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED)
     group = next((value for key, value in packet.properties.user_property if key == "consumer-group"), None)
     reasons: list[int] = []
     retained: list[Subscription] = []
@@ -103,6 +99,11 @@ def _on_subscribe(connection: MqttConnection, packet: Subscribe, now: float) -> 
         connection.broker.send_retained(session, subscription, now)
 
 
+def _not_offered(what: str, reason: Reason) -> ProtocolError:
+    """CONNACK has said that this kind of subscription is not available (5.0 sections 3.2.2.3.11 to 3.2.2.3.13)."""
+    return ProtocolError(f"{what} are not supported here", "MQTT-4.13.1-1", reason)
+
+
 def _subscribe_one(
     connection: MqttConnection, request: SubscriptionRequest, identifier: int, group: str | None, now: float
 ) -> tuple[int, SubscribeOutcome | None, Subscription | None]:
@@ -110,6 +111,9 @@ def _subscribe_one(
     config = connection.broker.config.mqtt
     try:
         share_name, topic_filter = split_shared(request.topic_filter)
+    except TopicError:
+        return Reason.TOPIC_FILTER_INVALID, None, None
+    try:
         validate_filter(topic_filter, max_levels=config.max_topic_levels)
     except TopicError as error:
         if connection.version != V5:
@@ -120,6 +124,8 @@ def _subscribe_one(
         if request.no_local:
             raise ProtocolError("No Local on a shared subscription", "MQTT-3.8.3-4")
         if not config.shared_subscription_available:
+            if connection.version == V5:
+                raise _not_offered("shared subscriptions", Reason.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED)
             return Reason.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED, None, None
         if is_queue_topic(topic_filter):
             return Reason.TOPIC_FILTER_INVALID, None, None
@@ -127,6 +133,8 @@ def _subscribe_one(
         return Reason.NOT_AUTHORIZED, None, None
     queue = is_queue_topic(topic_filter)
     if has_wildcard(topic_filter) and not queue and not config.wildcard_subscription_available:
+        if connection.version == V5:
+            raise _not_offered("wildcard subscriptions", Reason.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED)
         return Reason.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED, None, None
     qos = min(request.qos, config.maximum_qos)
     if queue:

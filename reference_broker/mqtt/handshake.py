@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from reference_broker.config import LARGEST_PACKET_BYTES
 from reference_broker.core.broker_state import NEVER_EXPIRES_S, ConnectRequest
 from reference_broker.core.session import MAX_PACKET_ID, Will
 from reference_broker.core.topics import TopicError, is_sys_topic, validate_topic
 from reference_broker.mqtt import enhanced_auth
-from reference_broker.mqtt.codec import decode_packet, encode_packet
-from reference_broker.mqtt.errors import ProtocolError, Reason
+from reference_broker.mqtt.codec import decode_packet
+from reference_broker.mqtt.errors import ProtocolError, Reason, rule_id
+from reference_broker.mqtt.farewell import explain, reference_reason
 from reference_broker.mqtt.outgoing import message_from
 from reference_broker.mqtt.packets import (
     NO_PROPERTIES,
@@ -35,6 +37,8 @@ _RETURN_CODES_311 = {
     Reason.UNSUPPORTED_PROTOCOL_VERSION: 1,
     Reason.CLIENT_IDENTIFIER_NOT_VALID: 2,
     Reason.SERVER_UNAVAILABLE: 3,
+    Reason.USE_ANOTHER_SERVER: 3,
+    Reason.SERVER_MOVED: 3,
     Reason.CONNECTION_RATE_EXCEEDED: 3,
     Reason.BAD_USER_NAME_OR_PASSWORD: 4,
     Reason.NOT_AUTHORIZED: 5,
@@ -44,18 +48,23 @@ _RETURN_CODES_311 = {
 
 def on_connect_bytes(connection: MqttConnection, header: int, data: bytes, body: int, end: int, now: float) -> None:
     """The first packet. Raises nothing: a refused client gets its CONNACK and the connection closes."""
+    five = data[body : body + 7] == b"\0\4MQTT\5"
     try:
-        packet = decode_packet(header, data, body, end, V311)
+        packet = decode_packet(header, data, body, end, V5 if five else V311)
         assert isinstance(packet, Connect)
         connection.version = packet.version
-        connection.outbound.speak(packet.version)
         connection.max_packet_out = packet.properties.maximum_packet_size or 0xFFFFFFFF
+        connection.outbound.speak(packet.version)
+        connection.problem_information = packet.properties.request_problem_information != 0
         if connection.over_rate:
-            raise ProtocolError("this address connects too often", "MQTT-3.1.4-2", Reason.CONNECTION_RATE_EXCEEDED)
+            raise _refusal(connection, "this address connects too often", Reason.CONNECTION_RATE_EXCEEDED)
+        reference = connection.broker.config.server_reference
+        if reference is not None and reference.at_connect:
+            raise _refusal(connection, "clients are served elsewhere", reference_reason(reference))
         _accept(connection, packet, now)
     except ProtocolError as error:
         connection.error = error
-        if data[body + 6 : body + 7] == b"\x05" and error.reason is not Reason.UNSUPPORTED_PROTOCOL_VERSION:
+        if five and error.reason is not Reason.UNSUPPORTED_PROTOCOL_VERSION:
             connection.version = V5
         refuse(connection, error)
         connection.close_now(now)
@@ -64,15 +73,20 @@ def on_connect_bytes(connection: MqttConnection, header: int, data: bytes, body:
 def refuse(connection: MqttConnection, error: ProtocolError) -> None:
     """Send the CONNACK that says why, where the version can say it. The caller closes the connection."""
     if connection.version == V5:
-        explained = encode_packet(
-            Connack(reason=error.reason, properties=Properties(reason_string=str(error)[:200])), V5
-        )
-        if len(explained) <= connection.max_packet_out:
-            connection.send(explained)
-        else:
-            connection.send_packet(Connack(reason=error.reason))
+        reference = connection.broker.config.server_reference
+        told = reference is not None and error.reason is reference_reason(reference)
+        explain(connection, Connack, error, reference.address if reference is not None and told else "")
     elif error.statement != "MQTT-3.1.2-1" and error.reason in _RETURN_CODES_311:
         connection.send_packet(Connack(reason=_RETURN_CODES_311[error.reason]))
+
+
+def _refusal(
+    connection: MqttConnection, text: str, reason: Reason, in_5: str = "MQTT-3.1.4-2", in_311: str = ""
+) -> ProtocolError:
+    """A CONNECT that this broker does not want, though it is well-formed."""
+    # 3.1.1 knows only that a CONNACK with such a code, or none at all, precedes the end.
+    fallback = "MQTT-3.2.2-5" if reason in _RETURN_CODES_311 else "MQTT-3.2.2-6"
+    return ProtocolError(text, rule_id(connection.version, in_311 or fallback, in_5), reason)
 
 
 def _accept(connection: MqttConnection, packet: Connect, now: float) -> None:
@@ -107,19 +121,21 @@ def _establish(connection: MqttConnection, packet: Connect, authentication_data:
     five = packet.version == V5
     properties = packet.properties
     client_id, assigned = _client_id(connection, packet)
+    if client_id not in broker.sessions and len(broker.sessions) >= config.max_sessions:
+        reason = Reason.QUOTA_EXCEEDED if five else Reason.SERVER_UNAVAILABLE
+        raise _refusal(connection, f"the broker remembers no more than {config.max_sessions} clients", reason)
     if broker.access is not None:
         connection.grants = broker.access.grants(connection.username, client_id)
     will = _will(connection, packet.will, client_id)
     if five:
         asked = properties.session_expiry_interval or 0
         granted = min(asked, config.max_session_expiry_s)
-        expiry_s = inf if granted == NEVER_EXPIRES_S else float(granted)
     else:
-        asked = granted = 0
-        expiry_s = 0.0 if packet.clean_start else inf
+        # An administrator may bound the life of any session (3.1.1 section 4.1), though 3.1.1 cannot tell the client.
+        asked = granted = 0 if packet.clean_start else config.max_session_expiry_s
+    expiry_s = inf if granted == NEVER_EXPIRES_S else float(granted)
     connection.session_expiry_s = expiry_s
     connection.client_id = client_id
-    connection.problem_information = properties.request_problem_information != 0
     keep_alive_s = packet.keep_alive_s
     server_keep_alive = None
     if five and (keep_alive_s == 0 or keep_alive_s > config.max_keep_alive_s) and config.max_keep_alive_s < 65_535:
@@ -133,13 +149,11 @@ def _establish(connection: MqttConnection, packet: Connect, authentication_data:
         will=will,
         username=connection.username,
     )
-    session, present = broker.connect(connection, request, now)
-    connection.session = session
-    connection.phase = Phase.CONNECTED
     answer = NO_PROPERTIES
     if five:
         answer = msgspec.structs.replace(
             _offer(connection),
+            response_information=_response_information(connection, packet),
             assigned_client_identifier=client_id if assigned else None,
             server_keep_alive=server_keep_alive,
             session_expiry_interval=granted if granted != asked else None,
@@ -147,6 +161,11 @@ def _establish(connection: MqttConnection, packet: Connect, authentication_data:
         )
         if connection.authentication_method:
             answer = msgspec.structs.replace(answer, authentication_method=connection.authentication_method)
+    # Before the session is touched: the size of a CONNACK does not depend on what it says of the session.
+    connection.check_size(Connack(properties=answer))
+    session, present = broker.connect(connection, request, now)
+    connection.session = session
+    connection.phase = Phase.CONNECTED
     connection.send_packet(Connack(session_present=present, properties=answer))
     connection.start_keep_alive(now)
     broker.resume(session, now)
@@ -158,21 +177,35 @@ def _authenticate(connection: MqttConnection, packet: Connect) -> None:
         return  # TLS has verified who it is; what CONNECT says of it is ignored
     if not connection.authenticator.allows(packet.username, packet.password, loopback=connection.loopback):
         if packet.username is None:
-            raise ProtocolError("anonymous clients are not allowed here", "MQTT-3.1.4-2", Reason.NOT_AUTHORIZED)
-        raise ProtocolError("wrong user name or password", "MQTT-3.1.4-2", Reason.BAD_USER_NAME_OR_PASSWORD)
+            raise _refusal(connection, "anonymous clients are not allowed here", Reason.NOT_AUTHORIZED)
+        raise _refusal(connection, "wrong user name or password", Reason.BAD_USER_NAME_OR_PASSWORD)
     if connection.authenticator.has_users:
         connection.username = packet.username
 
 
 def _client_id(connection: MqttConnection, packet: Connect) -> tuple[str, bool]:
     """The client id, and whether the broker chose it."""
+    config = connection.broker.config.mqtt
+    invalid = Reason.CLIENT_IDENTIFIER_NOT_VALID
     if packet.client_id:
+        limit = config.max_client_id_bytes
+        if limit and len(packet.client_id.encode()) > limit:
+            text = f"a client id has at most {limit} bytes here"
+            raise _refusal(connection, text, invalid, "MQTT-3.1.3-8", "MQTT-3.1.3-9")
         return packet.client_id, False
     if packet.version != V5 and not packet.clean_start:
-        raise ProtocolError(
-            "an empty client id needs a clean session", "MQTT-3.1.3-8", Reason.CLIENT_IDENTIFIER_NOT_VALID
-        )
+        raise ProtocolError("an empty client id needs a clean session", "MQTT-3.1.3-8", invalid)
+    if not config.empty_client_id_available:
+        raise _refusal(connection, "a client needs an id here", invalid, "MQTT-3.1.3-8", "MQTT-3.1.3-9")
     return connection.broker.next_client_id(), True
+
+
+def _response_information(connection: MqttConnection, packet: Connect) -> str | None:
+    """Only for those who ask (5.0 3.1.2-28)."""
+    text = connection.broker.config.mqtt.response_information
+    if packet.properties.request_response_information and text:
+        return text.replace("%c", connection.client_id)
+    return None
 
 
 def _will(connection: MqttConnection, fields: WillFields | None, client_id: str) -> Will | None:
@@ -184,27 +217,28 @@ def _will(connection: MqttConnection, fields: WillFields | None, client_id: str)
     except TopicError as error:
         raise ProtocolError(f"will topic: {error}", error.statement, Reason.TOPIC_NAME_INVALID) from error
     if connection.grants is not None and not connection.grants.may_publish(fields.topic):
-        raise ProtocolError("the access rules do not allow the will's topic", "MQTT-3.1.4-2", Reason.NOT_AUTHORIZED)
+        raise _refusal(connection, "the access rules do not allow the will's topic", Reason.NOT_AUTHORIZED)
     if fields.qos > config.maximum_qos:
-        raise ProtocolError("the will's QoS is not supported here", "MQTT-3.2.2-12", Reason.QOS_NOT_SUPPORTED)
+        raise _refusal(connection, "the will's QoS is not supported here", Reason.QOS_NOT_SUPPORTED, "MQTT-3.2.2-12")
     if fields.retain and not config.retain_available:
-        raise ProtocolError("retained messages are not supported here", "MQTT-3.2.2-13", Reason.RETAIN_NOT_SUPPORTED)
+        text = "retained messages are not supported here"
+        raise _refusal(connection, text, Reason.RETAIN_NOT_SUPPORTED, "MQTT-3.2.2-13")
     if is_sys_topic(fields.topic):
-        raise ProtocolError("a will may not go to a $SYS topic", "MQTT-3.1.4-2", Reason.NOT_AUTHORIZED)
+        raise _refusal(connection, "a will may not go to a $SYS topic", Reason.NOT_AUTHORIZED)
     limit = connection.broker.config.limits.max_payload_bytes
     if limit and len(fields.payload) > limit:
-        raise ProtocolError(f"a will has at most {limit} bytes of payload here", "MQTT-3.1.4-2", Reason.QUOTA_EXCEEDED)
+        raise _refusal(connection, f"a will has at most {limit} bytes of payload here", Reason.QUOTA_EXCEEDED)
     # Time 0: until the will is published, ``expires_at`` holds its lifetime.
     message = message_from(fields.topic, fields.payload, fields.qos, fields.retain, fields.properties, client_id, 0.0)
     return Will(message=message, delay_s=fields.properties.will_delay_interval or 0)
 
 
 def _offer(connection: MqttConnection) -> Properties:
-    """CONNACK properties: only what differs from the protocol's defaults, but always our own limits."""
+    """CONNACK properties: what differs from the protocol's defaults."""
     config = connection.broker.config.mqtt
     return Properties(
-        receive_maximum=config.receive_maximum,
-        maximum_packet_size=config.max_packet_bytes,
+        receive_maximum=config.receive_maximum if config.receive_maximum < MAX_PACKET_ID else None,
+        maximum_packet_size=config.max_packet_bytes if config.max_packet_bytes < LARGEST_PACKET_BYTES else None,
         topic_alias_maximum=config.topic_alias_maximum or None,
         maximum_qos=config.maximum_qos if config.maximum_qos < 2 else None,
         retain_available=None if config.retain_available else 0,

@@ -18,7 +18,7 @@ from reference_broker.core.session import Session
 from reference_broker.core.topics import TopicError, is_sys_topic, validate_topic
 from reference_broker.mqtt import handlers, runs
 from reference_broker.mqtt.codec import decode_packet, encode_acknowledgement
-from reference_broker.mqtt.errors import ProtocolError, Reason
+from reference_broker.mqtt.errors import ProtocolError, Reason, rule_id
 from reference_broker.mqtt.outgoing import message_from
 from reference_broker.mqtt.packets import V5, Acknowledgement, PacketType, Publish
 from reference_broker.mqtt.wire_types import decode_string
@@ -35,10 +35,12 @@ _PUBCOMP_START = b"\x70\x02"
 class _Plan:
     """How PUBLISH packets with one prefix are served. ``targets`` is None where they must go the general way."""
 
-    __slots__ = ("epoch", "targets", "topic")
+    __slots__ = ("as_it_is", "epoch", "targets", "topic")
 
-    def __init__(self, topic: str) -> None:
+    def __init__(self, topic: str, *, as_it_is: bool) -> None:
         self.topic = topic
+        self.as_it_is = as_it_is
+        """The bytes may go to others: their remaining length is in its shortest form, which 3.1.1 does not demand."""
         self.epoch = -1
         self.targets: list[MqttConnection] | None = None
 
@@ -92,7 +94,7 @@ class Inbound:
         prefix = data[start:topic_end] if qos or not five else data[start:payload_at]
         plan = self._plans.get(prefix)
         if plan is None:
-            plan = self._new_plan(prefix, data[body + 2 : topic_end], qos)
+            plan = self._new_plan(prefix, body - start, data[body + 2 : topic_end], qos)
         stride = end - start
         if plan.epoch != self._broker.tree.epoch:
             self._renew(plan, stride, qos)
@@ -170,13 +172,14 @@ class Inbound:
         self.acknowledge(runs.acknowledgements(_ACK_STARTS[qos], ids))
         return True
 
-    def _new_plan(self, prefix: bytes, topic_bytes: bytes, qos: int) -> _Plan:
+    def _new_plan(self, prefix: bytes, header_bytes: int, topic_bytes: bytes, qos: int) -> _Plan:
         topic = decode_string(topic_bytes, self._connection.version)
         self.check_topic(topic)
         self._check_flags(qos, retain=False)
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
-        plan = self._plans[prefix] = _Plan(topic)
+        shortest = header_bytes == 2 or prefix[header_bytes - 1] != 0
+        plan = self._plans[prefix] = _Plan(topic, as_it_is=shortest)
         return plan
 
     def _renew(self, plan: _Plan, frame_bytes: int, qos: int) -> None:
@@ -187,6 +190,8 @@ class Inbound:
         plan.targets = None
         if self._broker.tracer is not None or plan.topic[0] == "$" or frame_bytes > self._max_payload_bytes:
             # The general way looks at the payload itself.
+            return
+        if not plan.as_it_is:
             return
         if connection.grants is not None and not connection.grants.may_publish(plan.topic):
             return
@@ -220,8 +225,7 @@ class Inbound:
             return
         packet_id = data[topic_end] << 8 | data[topic_end + 1]
         if not packet_id:
-            statement = "MQTT-2.2.1-3" if self._connection.version == V5 else "MQTT-2.3.1-1"
-            raise ProtocolError("packet identifier 0 is not allowed", statement)
+            raise self._no_packet_id()
         if qos == 1 or not self._is_repeated(packet_id):
             self._publish_confirmed(message, packet_id, now)
 
@@ -246,6 +250,10 @@ class Inbound:
         else:
             self._publish_confirmed(message, packet.packet_id, now)
 
+    def _no_packet_id(self) -> ProtocolError:
+        broken = rule_id(self._connection.version, "MQTT-2.3.1-1", "MQTT-2.2.1-3")
+        return ProtocolError("packet identifier 0 is not allowed", broken)
+
     def _is_repeated(self, packet_id: int) -> bool:
         """A QoS 2 PUBLISH received before is acknowledged, not published again (5.0 4.3.3-10, 3.1.1 4.3.3-2)."""
         known = self._connection.active_session.inbound_qos2.get(packet_id)
@@ -254,12 +262,13 @@ class Inbound:
         return known is not None
 
     def _check_flags(self, qos: int, *, retain: bool) -> None:
+        version = self._connection.version
         if qos > self._config.maximum_qos:
-            raise ProtocolError(f"QoS {qos} is not supported here", "MQTT-3.2.2-11", Reason.QOS_NOT_SUPPORTED)
+            broken = rule_id(version, "MQTT-3.3.5-2", "MQTT-3.2.2-11")
+            raise ProtocolError(f"QoS {qos} is not supported here", broken, Reason.QOS_NOT_SUPPORTED)
         if retain and not self._config.retain_available:
-            raise ProtocolError(
-                "retained messages are not supported here", "MQTT-3.2.2-14", Reason.RETAIN_NOT_SUPPORTED
-            )
+            broken = rule_id(version, "MQTT-3.3.5-2", "MQTT-3.2.2-14")
+            raise ProtocolError("retained messages are not supported here", broken, Reason.RETAIN_NOT_SUPPORTED)
 
     def check_topic(self, topic: str) -> None:
         """Raises :class:`ProtocolError` for a topic name that may not be published to."""
@@ -274,7 +283,8 @@ class Inbound:
             self.check_topic(packet.topic)
             return packet.topic
         if not 0 < alias <= self._config.topic_alias_maximum:
-            statement = "MQTT-3.3.2-8" if alias == 0 else "MQTT-3.3.2-9"
+            maximum = self._config.topic_alias_maximum
+            statement = "MQTT-3.3.2-8" if alias == 0 else "MQTT-3.3.2-9" if maximum else "MQTT-3.2.2-18"
             raise ProtocolError(f"topic alias {alias} is not allowed", statement, Reason.TOPIC_ALIAS_INVALID)
         if packet.topic:
             self.check_topic(packet.topic)
@@ -373,6 +383,8 @@ class Inbound:
     def on_pubrel(self, packet_id: int) -> None:
         """The client gives a QoS 2 packet id back."""
         known = self._connection.active_session.inbound_qos2.pop(packet_id, None)
+        if not packet_id:
+            raise self._no_packet_id()
         if known is None and self._connection.version == V5:
             unknown = Acknowledgement(
                 type=PacketType.PUBCOMP, packet_id=packet_id, reason=Reason.PACKET_IDENTIFIER_NOT_FOUND

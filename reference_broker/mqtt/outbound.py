@@ -125,7 +125,7 @@ class Outbound:
 
     def _go_on(self, now: float) -> None:
         session = self._connection.active_session
-        if session.queued or session.stalled_consumers:
+        if session.queued or session.stalled_consumers or session.unsent:
             self._broker.room_appeared(session, now)
 
     def _finish(self, packet_id: int, state: OutgoingState, kind: PacketType, now: float) -> None:

@@ -58,12 +58,13 @@ def test_listeners_of_a_configuration_are_replaced(tmp_path: Path) -> None:
 
 
 def test_a_nursery_forks_brokers_and_ends_them() -> None:
-    with Nursery(load_target("reference")) as nursery:
-        with nursery.broker("") as sound, nursery.broker("v3-every-second-ping-lost") as broken:
+    target = load_target("reference")
+    with Nursery() as nursery:
+        with nursery.broker(target, "") as sound, nursery.broker(target, "v3-every-second-ping-lost") as broken:
             assert sound.endpoint.port != broken.endpoint.port
             assert handshake(sound.endpoint, 4).reason_code == handshake(broken.endpoint, 4).reason_code == 0
             ended = sound.endpoint
-        with nursery.broker("") as later:
+        with nursery.broker(load_target("mosquitto"), "") as later:
             assert handshake(later.endpoint, 5).reason_code == 0
         with pytest.raises(ProbeError):
             handshake(ended, 4)
@@ -71,22 +72,44 @@ def test_a_nursery_forks_brokers_and_ends_them() -> None:
 
 def test_a_nursery_reports_what_does_not_start() -> None:
     with (
-        Nursery(load_target("reference")) as nursery,
+        Nursery() as nursery,
         pytest.raises(TargetStartError, match="unknown mutant"),
-        nursery.broker("v3-no-such-mutant"),
+        nursery.broker(load_target("reference"), "v3-no-such-mutant"),
     ):
         pass
 
 
 def test_a_forked_broker_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter, "_STOP_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(adapter, "_forked_broker", lambda _mutant, _log, _life: signal.pause())
+    monkeypatch.setattr(adapter, "_forked_broker", lambda _mutant, _config, _log, _life: signal.pause())
     nursery = adapter.Nursery()
-    nursery.start("", "unused")
+    nursery.start("", "", "unused")
     (pid,) = nursery._lives
     nursery.stop(pid)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_websocket_listener_is_kept_on_a_free_port_and_named(tmp_path: Path) -> None:
+    path = tmp_path / "broker.yaml"
+    path.write_text("listeners: [{port: 1883}, {port: 8083, transport: websocket}]\n", encoding="utf-8")
+    assert [listener.port for listener in broker_config(path, 0).listeners] == [0, 0]
+    command = [*COMMAND, "--config", str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        ready = json.loads(process.stdout.readline())
+        assert ready["websocket_port"] not in (0, 8083, ready["port"])
+        process.stdin.close()
+        assert process.wait(20) == 0
+
+
+def test_a_nursery_applies_the_configuration_of_the_target() -> None:
+    target = load_target("reference")
+    with Nursery() as nursery, nursery.broker(target, "") as broker:
+        url = str(broker.target.capabilities["websocket_url"])
+        assert url.startswith("ws://127.0.0.1:")
+        assert "{" not in url
 
 
 def test_it_runs_in_this_process_too() -> None:

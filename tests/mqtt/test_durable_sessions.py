@@ -401,3 +401,19 @@ def test_transient_sessions_write_nothing(machine: Machine) -> None:
     publish(machine.connect("p", expiry_s=0), "t", b"x", b"y", qos=2)
     assert len(payloads(client)) == 2
     assert machine.written_bytes == before
+
+
+@pytest.mark.parametrize(("version", "reason"), [(p.V311, 3), (p.V5, 0x97)])
+def test_more_clients_than_are_remembered_are_refused(make_world: type[World], version: int, reason: int) -> None:
+    world = make_world(BrokerConfig(mqtt=MqttConfig(max_sessions=2)))
+    properties = p.Properties(session_expiry_interval=FOR_EVER_S)
+    world.connect("a", properties=properties, clean_start=False).lose()
+    second = world.connect("b")
+    refused = world.open(version)
+    (answer,) = refused.send(p.Connect(version=version, client_id="c", clean_start=True))
+    assert isinstance(answer, p.Connack)
+    assert answer.reason == reason
+    assert refused.closed
+    assert world.connect("a", properties=properties, clean_start=False).inbox, "who is remembered may come back"
+    second.send(p.Disconnect())
+    world.connect("c")

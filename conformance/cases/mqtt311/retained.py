@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import delivered
+from conformance.cases.mqtt5.support import delivered, qos_levels
 from conformance.wire import Publish
 
 
@@ -26,6 +26,28 @@ async def new_subscriber(ctx: CaseContext) -> None:
     await subscriber.subscribe(topic, qos=1)
     await subscriber.expect_publish(topic, b"kept", qos=1, retain=True, dup=False)
     await subscriber.expect_nothing()
+
+
+@case(
+    "mqtt311/retained/only-for-own-subscriptions",
+    clauses=("MQTT-3.3.1-6", "MQTT-3.3.1-8"),
+    requires=("retain", "qos1"),
+    mutant="v3-retained-for-every-client",
+)
+async def own_subscriptions(ctx: CaseContext) -> None:
+    """A retained message is sent for a client's own new subscription, not for somebody else's.
+
+    One client subscribes to a topic with a retained message. Another connects and subscribes to nothing: it gets
+    nothing.
+    """
+    topic = ctx.topic()
+    publisher = await ctx.connect(name="publisher")
+    await publisher.publish(topic, b"kept", qos=1, retain=True)
+    subscriber = await ctx.connect(name="subscriber")
+    await subscriber.subscribe(topic, qos=1)
+    await subscriber.expect_publish(topic, b"kept", retain=True)
+    bystander = await ctx.connect(name="bystander")
+    await bystander.expect_nothing()
 
 
 @case(
@@ -175,7 +197,7 @@ async def outlives_session(ctx: CaseContext) -> None:
 @case(
     "mqtt311/retained/keeps-its-qos",
     clauses=("MQTT-3.3.1-5", "MQTT-3.8.4-6"),
-    requires=("retain", "qos2"),
+    requires=("retain", "qos1"),
     mutant="v3-retained-qos-lost",
     near_miss="v3-grants-at-most-qos-1",
 )
@@ -185,7 +207,7 @@ async def qos_kept(ctx: CaseContext) -> None:
     Messages retained at QoS 1 and 2, in the place of one at QoS 0, are delivered to a subscriber that asked for QoS 2.
     """
     publisher = await ctx.connect(name="publisher")
-    for qos in (1, 2):
+    for qos in qos_levels(ctx)[1:]:
         publisher.send(Publish(topic=ctx.topic(f"{qos}"), retain=True, payload=b"any"))
         await publisher.publish(ctx.topic(f"{qos}"), b"kept", qos=qos, retain=True)
         await publisher.expect_nothing()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import delivered
+from conformance.cases.mqtt5.support import delivered, qos_levels
 from conformance.connection import Connection
 from conformance.wire import Puback, Pubcomp, Publish, Pubrec, Pubrel, describe
 
@@ -21,18 +21,18 @@ async def resume(ctx: CaseContext, client_id: str, *, name: str = "back") -> Con
 @case(
     "mqtt311/session/keeps-subscriptions-and-messages",
     clauses=("MQTT-3.1.2-4", "MQTT-3.1.2-5", "MQTT-3.2.2-2", "MQTT-4.1.0-1", "MQTT-4.5.0-1"),
-    requires=("persistent_sessions", "qos1", "qos2"),
+    requires=("persistent_sessions", "qos1"),
     mutant="v3-offline-messages-dropped",
 )
 async def keeps_messages(ctx: CaseContext) -> None:
     """With Clean Session 0, subscriptions stay and QoS 1 and 2 messages wait for the client.
 
-    A subscriber leaves; one message at QoS 1 and one at QoS 2 are published. When it comes back, Session Present is 1
-    and both arrive, each once, at their QoS, not marked as repeated.
+    A subscriber leaves; one message at QoS 1 and one at QoS 2 (if the broker takes it) are published. When it comes
+    back, Session Present is 1 and each arrives once, at its QoS, not marked as repeated.
     """
-    topics = {1: ctx.topic("one"), 2: ctx.topic("two")}
+    topics = {qos: ctx.topic(str(qos)) for qos in qos_levels(ctx) if qos}
     first = await ctx.connect(clean=False, name="first")
-    await first.subscribe(*topics.values(), qos=2)
+    await first.subscribe(*topics.values(), qos=max(topics))
     await first.disconnect()
     publisher = await ctx.connect(name="publisher")
     for qos, topic in topics.items():
@@ -44,6 +44,44 @@ async def keeps_messages(ctx: CaseContext) -> None:
         found[message.qos] = message.topic
     ctx.must(found == topics, f"back: expected {topics}; seen {found}")
     await back.expect_nothing()
+
+
+@case(
+    "mqtt311/session/kept-without-subscriptions",
+    clauses=("MQTT-3.1.2-4", "MQTT-3.2.2-2"),
+    requires=("persistent_sessions",),
+    mutant="v3-sessions-without-subscriptions-forgotten",
+)
+async def kept_without_subscriptions(ctx: CaseContext) -> None:
+    """A session is kept whether or not it holds a subscription.
+
+    A client with Clean Session 0 that has not subscribed leaves; when it comes back, Session Present is 1.
+    """
+    first = await ctx.connect(clean=False, name="first")
+    await first.disconnect()
+    await resume(ctx, first.client_id)
+
+
+@case(
+    "mqtt311/session/keeps-subscriptions-at-qos-0",
+    clauses=("MQTT-3.1.2-4", "MQTT-3.2.2-2"),
+    requires=("persistent_sessions",),
+    mutant="v3-sessions-with-qos-0-alone-forgotten",
+)
+async def keeps_qos_0_subscriptions(ctx: CaseContext) -> None:
+    """Subscriptions at QoS 0 belong to the session like any other.
+
+    A client with Clean Session 0 subscribes at QoS 0 and leaves. When it comes back, Session Present is 1, and without
+    another SUBSCRIBE it gets what is published then.
+    """
+    topic = ctx.topic()
+    first = await ctx.connect(clean=False, name="first")
+    await first.subscribe(topic, qos=0)
+    await first.disconnect()
+    back = await resume(ctx, first.client_id)
+    publisher = await ctx.connect(name="publisher")
+    await publisher.publish(topic, b"after the return")
+    await back.expect_publish(topic, b"after the return")
 
 
 @case(
@@ -94,7 +132,7 @@ async def clean_ends(ctx: CaseContext) -> None:
 @case(
     "mqtt311/session/takeover-keeps-the-session",
     clauses=("MQTT-3.1.4-2", "MQTT-3.1.2-4", "MQTT-3.2.2-2"),
-    requires=("persistent_sessions",),
+    requires=("persistent_sessions", "qos1"),
     mutant="v3-takeover-starts-afresh",
 )
 async def takeover_keeps(ctx: CaseContext) -> None:
@@ -104,11 +142,11 @@ async def takeover_keeps(ctx: CaseContext) -> None:
     """
     topic = ctx.topic()
     first = await ctx.connect(clean=False, name="first")
-    await first.subscribe(topic)
+    await first.subscribe(topic, qos=1)
     second = await resume(ctx, first.client_id, name="second")
     await first.expect_close()
     publisher = await ctx.connect(name="publisher")
-    await publisher.publish(topic, b"for the newer")
+    await publisher.publish(topic, b"for the newer", qos=1)
     await second.expect_publish(topic, b"for the newer")
 
 
@@ -197,6 +235,13 @@ async def resend_pubrel(ctx: CaseContext) -> None:
     await back.expect_nothing()
 
 
+async def _kept_publisher(ctx: CaseContext) -> Connection:
+    """A client whose session every broker keeps: some forget a session without subscriptions (judged elsewhere)."""
+    publisher = await ctx.connect(clean=False, name="first")
+    await publisher.subscribe(ctx.topic("own"), qos=1)
+    return publisher
+
+
 @case(
     "mqtt311/session/received-qos-2-is-remembered",
     clauses=("MQTT-4.3.3-2", "MQTT-3.1.2-4", "MQTT-4.4.0-1"),
@@ -213,7 +258,7 @@ async def inbound_qos_2(ctx: CaseContext) -> None:
     topic = ctx.topic()
     subscriber = await ctx.connect(name="subscriber")
     await subscriber.subscribe(topic, qos=2)
-    first = await ctx.connect(clean=False, name="first")
+    first = await _kept_publisher(ctx)
     first.send(Publish(topic=topic, payload=b"once", qos=2, packet_id=5))
     await first.expect(Pubrec)
     first.abort()
@@ -242,7 +287,7 @@ async def release_after_reconnect(ctx: CaseContext) -> None:
     topic = ctx.topic()
     subscriber = await ctx.connect(name="subscriber")
     await subscriber.subscribe(topic, qos=0)
-    first = await ctx.connect(clean=False, name="first")
+    first = await _kept_publisher(ctx)
     first.send(Publish(topic=topic, payload=b"released later", qos=2, packet_id=6))
     await first.expect(Pubrec)
     first.abort()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from conformance.case import CaseContext, case
-from conformance.wire import Will
-from conformance.wire.encode import raw_packet
+from conformance.cases.mqtt5.support import ends
+from conformance.wire import Will, encode
+from conformance.wire.encode import raw_packet, string, uint16
 
 _RESERVED_TYPE = 0x00
+_PUBLISH_QOS_3 = 0x36
 
 
 @case(
@@ -57,15 +59,28 @@ async def disconnected(ctx: CaseContext) -> None:
 async def violation(ctx: CaseContext) -> None:
     """The will is published when the broker ends the connection because of a protocol violation.
 
-    A client with a will sends a packet of the reserved type 0.
+    Clients with a will send a packet of the reserved type 0, a PUBLISH with QoS 3, and a second CONNECT. A watcher gets
+    the will of each whose connection the broker ends; whether it ends them all is judged by other cases.
     """
     topic = ctx.topic()
     watcher = await ctx.connect(name="watcher")
     await watcher.subscribe(topic)
-    client = await ctx.connect(name="client", will=Will(topic=topic, payload=b"violated"))
-    client.send_raw(raw_packet(_RESERVED_TYPE))
-    await client.expect_close()
-    await watcher.expect_publish(topic, b"violated")
+    violations = {
+        "reserved type": raw_packet(_RESERVED_TYPE),
+        "qos 3": raw_packet(_PUBLISH_QOS_3, string(ctx.topic("other")) + uint16(1)),
+        "second connect": encode(ctx.connect_packet(), 4),
+    }
+    ended = False
+    for name, data in violations.items():
+        client = await ctx.connect(name=name, will=Will(topic=topic, payload=name.encode()))
+        client.send_raw(data)
+        if await ends(client):
+            ended = True
+            await watcher.expect_publish(topic, name.encode())
+        else:
+            await client.disconnect()
+    if not ended:
+        ctx.unsupported("the broker ends the connection at none of the violations tried")
 
 
 @case(

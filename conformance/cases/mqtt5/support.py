@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from conformance.case import CaseContext
 from conformance.connection import Connection
@@ -95,6 +96,18 @@ async def arrives(connection: Connection, topic: str, *, within_s: float = 2.0) 
     except CaseFailureError:
         return False
     return isinstance(packet, Publish) and packet.topic == topic
+
+
+async def drained(connection: Connection, *, within_s: float = 0.5) -> None:
+    """Wait until the broker ends the connection or is silent for a while, whatever it says before."""
+    with contextlib.suppress(CaseFailureError):
+        while await connection.receive("the end of the connection", within_s=within_s) is not None:
+            pass
+
+
+def qos_levels(ctx: CaseContext) -> tuple[int, ...]:
+    """The QoS levels that the target takes, from 0."""
+    return tuple(qos for qos in (0, 1, 2) if qos == 0 or ctx.capabilities[f"qos{qos}"])
 
 
 async def subscribe_at(ctx: CaseContext, connection: Connection, *filters: str, qos: int) -> None:

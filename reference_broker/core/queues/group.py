@@ -331,13 +331,14 @@ class ConsumerGroup(SyncPoint):
 
     def due_timeouts(self, now: float) -> list[PendingEntry]:
         """Deliveries whose time is over."""
-        due: list[PendingEntry] = []
+        # Given back and delivered again at one time, an entry has two timeouts with one deadline.
+        due: dict[PendingEntry, None] = {}
         timeouts = self.timeouts
         while timeouts and timeouts[0][0] <= now:
             deadline, entry = timeouts.popleft()
             if entry.state is EntryState.DELIVERED and entry.deadline == deadline:
-                due.append(entry)
-        return due
+                due[entry] = None
+        return list(due)
 
     def due_dead_letters(self, now: float) -> list[tuple[PendingEntry, str]]:
         """Entries whose move to the dead-letter queue is to be tried again, with the reason."""

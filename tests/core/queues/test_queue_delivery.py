@@ -476,3 +476,24 @@ def test_stored_messages_come_back_equal(message: Message) -> None:
 
 def test_verbs_have_the_seeds_names() -> None:
     assert [verb.value for verb in Verb] == ["ack", "nack", "reject"]
+
+
+@pytest.mark.parametrize("total_timeout_s", [10_000.0, 1.0])
+def test_a_delivery_given_back_and_made_again_at_one_time_times_out_once(
+    bench_with: BenchWith, total_timeout_s: float
+) -> None:
+    """Found by the fuzzer: it timed out twice, and was then delivered twice, or dead-lettered twice, which raised."""
+    bench = bench_with(delivery_timeout_s=30.0, retry={"total_timeout_s": total_timeout_s, "initial_backoff_s": 5.0})
+    bench.publish("v")
+    first = bench.consumer("c")
+    bench.turn()
+    first.leave()
+    second = bench.consumer("c")
+    bench.turn()
+    assert (first.counts, second.counts) == ([1], [2])
+    bench.advance(30.0 + 20.0)
+    assert bench.kinds(TraceKind.TIMED_OUT) == [TraceKind.TIMED_OUT]
+    if total_timeout_s > 100:
+        assert second.counts == [2, 3]
+    else:
+        assert bench.kinds(TraceKind.DEAD_LETTERED) == [TraceKind.DEAD_LETTERED]

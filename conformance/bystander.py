@@ -1,0 +1,140 @@
+"""A client that takes no part in any case: whatever malformed bytes others send, it must go on being served."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from conformance.targets import Endpoint
+from conformance.wire import (
+    Connack,
+    Connect,
+    Decoder,
+    MalformedPacketError,
+    Packet,
+    Pingreq,
+    Pingresp,
+    Publish,
+    Suback,
+    Subscribe,
+    Subscription,
+    describe,
+    encode,
+)
+
+_READ_BYTES = 65_536
+
+
+class BystanderError(Exception):
+    """It is not served any more; the text says what happened."""
+
+
+class Bystander:
+    """One connection, opened when first needed, that sends messages to itself."""
+
+    def __init__(self, endpoint: Endpoint, version: int, *, timeout_s: float) -> None:
+        """``timeout_s`` is how long the broker may take to serve it once."""
+        self._endpoint, self._version, self._timeout_s = endpoint, version, timeout_s
+        self._topic = f"assay-bystander/{secrets.token_hex(6)}"
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._decoder = Decoder(version)
+        self._packets: list[Packet] = []
+        self._turn = asyncio.Lock()
+        self._pings: asyncio.Task[None] | None = None
+        self._sent = 0
+
+    async def join(self) -> None:
+        """Connect and be served once, unless that has been done. Raises :class:`BystanderError`."""
+        async with self._turn:
+            if self._writer is None:
+                with self._failures():
+                    async with asyncio.timeout(self._timeout_s):
+                        await self._open()
+                        await self._round_trip()
+
+    async def prove_served(self) -> None:
+        """Send a message and get it back. Raises :class:`BystanderError`; then the next :meth:`join` starts afresh."""
+        async with self._turn:
+            with self._failures():
+                async with asyncio.timeout(self._timeout_s):
+                    await self._round_trip()
+
+    def close(self) -> None:
+        """Drop the connection."""
+        if self._pings is not None:
+            self._pings.cancel()
+            self._pings = None
+        if self._writer is not None:
+            self._writer.transport.abort()
+        self._reader = self._writer = None
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError as error:
+            self.close()
+            message = f"a client that had no part in it got no answer within {self._timeout_s:g} s"
+            raise BystanderError(message) from error
+        except (OSError, EOFError, MalformedPacketError) as error:
+            self.close()
+            message = f"a client that had no part in it lost its connection: {error or type(error).__name__}"
+            raise BystanderError(message) from error
+
+    async def _open(self) -> None:
+        self._decoder, self._packets = Decoder(self._version), []
+        self._reader, self._writer = await asyncio.open_connection(self._endpoint.host, self._endpoint.port)
+        password = self._endpoint.password
+        connect = Connect(
+            version=self._version,
+            client_id=f"bystander{secrets.token_hex(6)}",
+            keep_alive_s=0,
+            username=self._endpoint.username,
+            password=password.encode() if password is not None else None,
+        )
+        self._send(connect)
+        connack = await self._receive()
+        self._check(connack, Connack)
+        if isinstance(connack, Connack) and connack.properties.server_keep_alive:
+            pause_s = connack.properties.server_keep_alive / 2
+            self._pings = asyncio.get_running_loop().create_task(self._ping(self._writer, pause_s))
+        self._send(Subscribe(packet_id=1, subscriptions=(Subscription(filter=self._topic),)))
+        self._check(await self._receive(), Suback)
+
+    async def _round_trip(self) -> None:
+        self._sent += 1
+        payload = str(self._sent).encode()
+        self._send(Publish(topic=self._topic, payload=payload))
+        packet = await self._receive()
+        if not isinstance(packet, Publish) or packet.payload != payload:
+            message = f"it sent message {self._sent} and got {describe(packet)}"
+            raise EOFError(message)
+
+    async def _ping(self, writer: asyncio.StreamWriter, pause_s: float) -> None:
+        """Obey a Server Keep Alive for as long as the connection lasts."""
+        while not writer.is_closing():
+            await asyncio.sleep(pause_s)
+            writer.write(encode(Pingreq(), self._version))
+
+    def _send(self, packet: Packet) -> None:
+        if self._writer is None:
+            message = "it is not connected"
+            raise EOFError(message)
+        self._writer.write(encode(packet, self._version))
+
+    async def _receive(self) -> Packet:
+        while not self._packets:
+            data = await self._reader.read(_READ_BYTES) if self._reader is not None else b""
+            if not data:
+                message = "the broker ended it"
+                raise EOFError(message)
+            self._packets += (packet for packet in self._decoder.feed(data) if not isinstance(packet, Pingresp))
+        return self._packets.pop(0)
+
+    def _check(self, packet: Packet, kind: type[Packet]) -> None:
+        if not isinstance(packet, kind):
+            message = f"it expected {kind.type.name} and got {describe(packet)}"
+            raise EOFError(message)

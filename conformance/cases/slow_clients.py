@@ -1,0 +1,275 @@
+"""Clients that are slow, silent or wild cost nobody else anything. Each case is there twice, once for each version.
+
+The standards bind the server to whoever keeps to the rules (3.1.1 4.1.0, 4.5.0; 5.0 4.1.0, 4.5.0): what another
+client does on its own connection changes nothing of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from conformance.case import CaseContext, CaseFunction, case
+from conformance.cases.mqtt5.support import exchange_raw
+from conformance.connection import Connection
+from conformance.wire import (
+    Connack,
+    Pingreq,
+    Pingresp,
+    Puback,
+    Pubcomp,
+    Publish,
+    Pubrec,
+    Pubrel,
+    Suback,
+    Subscribe,
+    Subscription,
+    Unsuback,
+    Unsubscribe,
+    describe,
+    encode,
+)
+from conformance.wire.encode import raw_packet, uint16
+
+_V5 = 5
+_MANY = 30
+_FLOOD_PACKETS = 160
+_FLOOD_PAYLOAD_BYTES = 64_000
+"""10 MB together: more than the buffers of two sockets on loopback hold."""
+
+
+def _both_versions(
+    slug: str,
+    *,
+    in_311: tuple[str, ...],
+    in_5: tuple[str, ...],
+    mutant: str,
+    near_miss: str,
+    requires: tuple[str, ...] = (),
+    area: str = "slow-clients",
+) -> Callable[[CaseFunction], CaseFunction]:
+    def register(function: CaseFunction) -> CaseFunction:
+        for spec, clauses in (("mqtt311", in_311), ("mqtt5", in_5)):
+            case(
+                f"{spec}/{area}/{slug}",
+                clauses=tuple(f"MQTT-{clause}" for clause in clauses),
+                requires=requires,
+                mutant=mutant,
+                near_miss=near_miss,
+                limit_s=8.0,
+            )(function)
+        return function
+
+    return register
+
+
+class _Pair:
+    """A publisher and a subscriber that keep to the rules."""
+
+    def __init__(self, topic: str, publisher: Connection, subscriber: Connection) -> None:
+        self._topic, self._publisher, self._subscriber = topic, publisher, subscriber
+        self._sent = 0
+
+    async def exchange(self) -> None:
+        """A message passes between them at QoS 0."""
+        self._sent += 1
+        payload = str(self._sent).encode()
+        await self._publisher.publish(self._topic, payload)
+        await self._subscriber.expect_publish(self._topic, payload)
+
+
+async def _pair(ctx: CaseContext) -> _Pair:
+    topic = ctx.topic("pair")
+    subscriber = await ctx.connect(name="pair subscriber")
+    await subscriber.subscribe(topic)
+    publisher = await ctx.connect(name="pair publisher")
+    pair = _Pair(topic, publisher, subscriber)
+    await pair.exchange()
+    return pair
+
+
+@_both_versions(
+    "half-a-packet-blocks-nobody-else",
+    in_311=("4.5.0-1", "3.1.4-4"),
+    in_5=("4.5.0-1", "4.2.0-1"),
+    mutant="half-a-packet-blocks-others",
+    near_miss="reads-in-small-pieces",
+)
+async def half_packets(ctx: CaseContext) -> None:
+    """A client that is silent in the middle of a packet delays nobody else.
+
+    One client stops inside its CONNECT, one inside the remaining length of a PUBLISH, one inside its payload. A
+    publisher and a subscriber go on. Then the three send the rest, and are served as if nothing had been.
+    """
+    version = ctx.case.version
+    topic = ctx.topic("late")
+    watcher = await ctx.connect(name="watcher")
+    await watcher.subscribe(topic)
+    pair = await _pair(ctx)
+    publish = encode(Publish(topic=topic, payload=b"x" * 300), version)
+    connect = encode(ctx.connect_packet(), version)
+    connecting = await ctx.open(name="inside CONNECT")
+    connecting.send_raw(connect[:9])
+    unfinished = [(connecting, connect[9:])]
+    for cut, where in ((2, "the length"), (100, "the payload")):
+        connection = await ctx.connect(name=f"inside {where}")
+        connection.send_raw(publish[:cut])
+        unfinished.append((connection, publish[cut:]))
+        await pair.exchange()
+    for connection, rest in unfinished:
+        connection.send_raw(rest)
+        await pair.exchange()
+    connack = await connecting.expect(Connack)
+    ctx.must(connack.reason_code == 0, f"inside CONNECT: expected to be accepted; seen {describe(connack)}")
+    for _ in range(2):
+        await watcher.expect_publish(topic, b"x" * 300)
+
+
+@_both_versions(
+    "a-trickling-publish-arrives-whole",
+    in_311=("4.3.3-2", "4.5.0-1"),
+    in_5=("4.3.3-8", "4.3.3-11", "4.2.0-1"),
+    requires=("qos2",),
+    mutant="half-a-packet-blocks-others",
+    near_miss="reads-in-small-pieces",
+)
+async def trickle(ctx: CaseContext) -> None:
+    """CONNECT, PUBLISH and PUBREL may come a byte at a time, while others are served in between.
+
+    After every third byte of a slow client a publisher and a subscriber exchange a message, so that the broker has
+    seen those bytes alone. The slow client is accepted and its QoS 2 message delivered, once and whole.
+    """
+    version = ctx.case.version
+    topic = ctx.topic("slow")
+    watcher = await ctx.connect(name="watcher")
+    await watcher.subscribe(topic)
+    pair = await _pair(ctx)
+    slow = await ctx.open(name="slow")
+
+    async def trickle_bytes(data: bytes) -> None:
+        for start in range(0, len(data), 3):
+            slow.send_raw(data[start : start + 3])
+            await pair.exchange()
+
+    await trickle_bytes(encode(ctx.connect_packet(), version))
+    connack = await slow.expect(Connack)
+    ctx.must(connack.reason_code == 0, f"slow: expected to be accepted; seen {describe(connack)}")
+    payload = bytes(range(130))
+    await trickle_bytes(encode(Publish(topic=topic, payload=payload, qos=2, packet_id=9), version))
+    await slow.expect(Pubrec)
+    await trickle_bytes(encode(Pubrel(packet_id=9), version))
+    await slow.expect(Pubcomp)
+    await watcher.expect_publish(topic, payload)
+    await watcher.expect_nothing()
+
+
+@_both_versions(
+    "a-client-that-does-not-read-delays-nobody",
+    in_311=("4.5.0-1",),
+    in_5=("4.5.0-1",),
+    mutant="unread-output-blocks-others",
+    near_miss="slow-readers-are-ended",
+)
+async def no_reader(ctx: CaseContext) -> None:
+    """A subscriber that reads nothing does not delay those that do.
+
+    10 MB are published for a client that has stopped reading. The publisher's PINGREQ is answered, and other clients
+    exchange messages. What becomes of the deaf client is left to the broker.
+    """
+    topic = ctx.topic("flood")
+    deaf = await ctx.connect(name="deaf")
+    await deaf.subscribe(topic)
+    deaf.stop_reading()
+    pair = await _pair(ctx)
+    publisher = await ctx.connect(name="publisher")
+    payload = b"x" * ctx.room_bytes(_FLOOD_PAYLOAD_BYTES)
+    publisher.send_many(Publish(topic=topic, payload=payload), _FLOOD_PACKETS)
+    await publisher.expect_nothing()
+    await pair.exchange()
+    deaf.abort()
+    await pair.exchange()
+
+
+@_both_versions(
+    "many-packets-in-one-segment",
+    in_311=("3.1.4-4", "3.8.4-1", "3.10.4-4", "3.12.4-1", "4.6.0-2"),
+    in_5=("4.2.0-1", "3.8.4-1", "3.10.4-4", "3.12.4-1"),
+    requires=("qos1",),
+    mutant="rest-of-a-segment-is-lost",
+    near_miss="reads-in-small-pieces",
+)
+async def many_packets(ctx: CaseContext) -> None:
+    """All packets of one segment are served, however many and different they are.
+
+    One write holds SUBSCRIBE, thirty PUBLISH packets at QoS 1, PINGREQ, UNSUBSCRIBE and another PINGREQ. Each gets
+    its answer: the PUBACKs in order, two PINGRESPs, SUBACK and UNSUBACK. A watcher gets the thirty messages in order.
+    """
+    topic, other = ctx.topic("many"), ctx.topic("other")
+    watcher = await ctx.connect(name="watcher")
+    await watcher.subscribe(topic)
+    client = await ctx.connect(name="client")
+    count = min(_MANY, client.connack.properties.receive_maximum or _MANY)
+    publishes = [Publish(topic=topic, payload=str(n).encode(), qos=1, packet_id=100 + n) for n in range(count)]
+    client.send(
+        Subscribe(packet_id=1, subscriptions=(Subscription(filter=other),)),
+        *publishes,
+        Pingreq(),
+        Unsubscribe(packet_id=2, filters=(other,)),
+        Pingreq(),
+    )
+    acknowledged: list[int] = []
+    others: list[str] = []
+    for _ in range(count + 4):
+        packet = await client.receive(f"the rest of {count} PUBACKs, 2 PINGRESPs, SUBACK and UNSUBACK")
+        if isinstance(packet, Puback):
+            acknowledged.append(packet.packet_id)
+        elif isinstance(packet, Pingresp | Suback | Unsuback):
+            others.append(packet.type.name)
+        else:
+            ctx.fail(f"client: expected only answers to its packets; seen {packet and describe(packet)}")
+    wanted = [packet.packet_id for packet in publishes]
+    ctx.must(acknowledged == wanted, f"client: expected PUBACKs for {wanted}; seen {acknowledged}")
+    expected = ["PINGRESP", "PINGRESP", "SUBACK", "UNSUBACK"]
+    ctx.must(sorted(others) == expected, f"client: expected {expected}; seen {sorted(others)}")
+    for packet in publishes:
+        await watcher.expect_publish(topic, packet.payload)
+
+
+@_both_versions(
+    "noise-stops-no-other-connection",
+    area="malformed",
+    in_311=("4.8.0-1",),
+    in_5=("4.13.1-1",),
+    mutant="others-unserved-after-bad-input",
+    near_miss="v5-closes-silently",
+)
+async def noise(ctx: CaseContext) -> None:
+    """Whatever bytes a client sends, the broker ends its connection at most.
+
+    Noise of many kinds is sent, before CONNECT and behind it: random bytes, lengths without end, packets cut short, a
+    CONNECT that promises more than it holds. Each connection is ended. After this case, as after every case in which
+    malformed bytes were sent or a connection was lost, a client that took no part sends itself a message.
+    """
+    version = ctx.case.version
+    connect = encode(ctx.connect_packet(), version)
+    opening = (
+        b"\xf5" + ctx.rng.randbytes(300),
+        b"\x10\xff\xff\xff\xff\xff",
+        connect[:1] + b"\x0a" + connect[2:12],
+        b"\x00" * 64,
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"\x20" + ctx.rng.randbytes(2_000),
+    )
+    for number, data in enumerate(opening):
+        await exchange_raw(ctx, data, name=f"opening {number}")
+    behind = (
+        raw_packet(0x82, uint16(1) + b"\xff\xff"),
+        raw_packet(0x30, b"\xff\xff" + ctx.rng.randbytes(40)),
+        raw_packet(0x3E, ctx.rng.randbytes(40)),
+        raw_packet(0x36, b"\x00\x01t\x00\x01"),
+        b"\xf0\x00" if version < _V5 else b"\xf1\x00",
+        b"\x30\xff\xff\xff\xff\x7f",
+    )
+    for number, data in enumerate(behind):
+        connection = await ctx.connect(name=f"behind {number}")
+        connection.send_raw(data)
+        await connection.expect_close()

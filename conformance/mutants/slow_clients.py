@@ -1,0 +1,134 @@
+"""Brokers on which one client's slowness or bad input costs others, and legal ways to treat such clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from weakref import WeakSet
+
+from conformance.mutants import Patch, mutant, variation
+from reference_broker.mqtt.connection import MqttConnection
+from reference_broker.mqtt.errors import ProtocolError
+from reference_broker.mqtt.outbound import Outbound
+
+_Receive = Callable[[MqttConnection, bytes, float], None]
+_UNREAD_BYTES = 1_000_000
+_PIECE_BYTES = 7
+_MOST_PACKETS = 20
+
+
+def _around_receive(patch: Patch, make: Callable[[_Receive], _Receive]) -> None:
+    patch.wrap(MqttConnection, "receive", make)
+
+
+@mutant("half-a-packet-blocks-others", "while one client is in the middle of a packet, others wait")
+def half_a_packet_blocks(patch: Patch) -> None:
+    seen: WeakSet[MqttConnection] = WeakSet()
+    held: list[tuple[MqttConnection, bytes]] = []
+
+    def make(original: _Receive) -> _Receive:
+        def receive(self: MqttConnection, data: bytes, now: float) -> None:
+            seen.add(self)
+            held.append((self, data))
+            for entry in list(held):
+                if not any(other._partial for other in seen if other is not entry[0] and not other.closing):
+                    held.remove(entry)
+                    original(*entry, now)
+
+        return receive
+
+    _around_receive(patch, make)
+
+
+@mutant("unread-output-blocks-others", "while one client leaves its output unread, nobody's packets are handled")
+def unread_output_blocks(patch: Patch) -> None:
+    seen: WeakSet[MqttConnection] = WeakSet()
+
+    def make(original: _Receive) -> _Receive:
+        def receive(self: MqttConnection, data: bytes, now: float) -> None:
+            seen.add(self)
+            if not any(other.unread_bytes > _UNREAD_BYTES for other in seen):
+                original(self, data, now)
+
+        return receive
+
+    _around_receive(patch, make)
+
+
+def _frame_end(data: bytes, start: int) -> int:
+    """Where the packet at ``start`` ends; beyond the data if it is not whole."""
+    length = 0
+    for index in range(4):
+        at = start + 1 + index
+        if at >= len(data):
+            break
+        length |= (data[at] & 0x7F) << (7 * index)
+        if data[at] < 0x80:
+            return at + 1 + length
+    return len(data) + 1
+
+
+@mutant("rest-of-a-segment-is-lost", "of the packets that come in one segment only the first twenty are handled")
+def rest_lost(patch: Patch) -> None:
+    def make(original: _Receive) -> _Receive:
+        def receive(self: MqttConnection, data: bytes, now: float) -> None:
+            end = 0
+            for _ in range(_MOST_PACKETS):
+                end = min(_frame_end(data, end), len(data))
+            original(self, data[:end], now)
+
+        return receive
+
+    _around_receive(patch, make)
+
+
+@mutant(
+    "others-unserved-after-bad-input", "a malformed packet ends its connection, and then nobody's packets are handled"
+)
+def others_unserved(patch: Patch) -> None:
+    seen: WeakSet[MqttConnection] = WeakSet()
+    unserved: WeakSet[MqttConnection] = WeakSet()
+
+    def make_receive(original: _Receive) -> _Receive:
+        def receive(self: MqttConnection, data: bytes, now: float) -> None:
+            seen.add(self)
+            if self not in unserved:
+                original(self, data, now)
+
+        return receive
+
+    def make_fail(
+        original: Callable[[MqttConnection, ProtocolError, float], None],
+    ) -> Callable[[MqttConnection, ProtocolError, float], None]:
+        def fail(self: MqttConnection, error: ProtocolError, now: float) -> None:
+            unserved.update(seen)
+            original(self, error, now)
+
+        return fail
+
+    _around_receive(patch, make_receive)
+    patch.wrap(MqttConnection, "fail", make_fail)
+
+
+@variation("reads-in-small-pieces", "whatever arrives is taken in pieces of a few bytes")
+def small_pieces(patch: Patch) -> None:
+    def make(original: _Receive) -> _Receive:
+        def receive(self: MqttConnection, data: bytes, now: float) -> None:
+            for start in range(0, len(data), _PIECE_BYTES):
+                original(self, data[start : start + _PIECE_BYTES], now)
+
+        return receive
+
+    _around_receive(patch, make)
+
+
+@variation("slow-readers-are-ended", "a client that leaves more than a megabyte unread is disconnected")
+def slow_readers_ended(patch: Patch) -> None:
+    def forward(self: Outbound, run: bytes, count: int) -> None:
+        connection = self._connection
+        if connection.unread_bytes > _UNREAD_BYTES:
+            connection.transport_stalled(self._broker.now)
+        if not connection.closing:
+            original(self, run, count)
+
+    original = Outbound.forward
+    patch.replace(Outbound, "forward", forward)

@@ -1,0 +1,153 @@
+"""What the bench measures, and what is aimed at. A case yields one figure for each of its lines."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Case(StrEnum):
+    """A workload; ``--case`` selects by these names."""
+
+    IDLE = "idle"
+    """Goes first: a broker that has freed memory would take new connections into it unseen."""
+    QOS_0 = "qos0"
+    QOS_1 = "qos1"
+    QOS_2 = "qos2"
+    FAN_OUT = "fan-out"
+    FAN_IN = "fan-in"
+    SUBSCRIPTIONS = "subscriptions"
+    OPEN_LOOP = "open-loop"
+    STORM = "storm"
+    QUEUE = "queue"
+    """Durable queues of the reference broker: publish -> deliver -> ``$ack``, all confirmed."""
+
+
+PUB_SUB = (Case.QOS_0, Case.QOS_1, Case.QOS_2)
+COMPARED = tuple(case for case in Case if case is not Case.QUEUE)
+"""Cases that every broker can be asked for."""
+
+
+class Aim(msgspec.Struct, frozen=True, kw_only=True):
+    """What the first broker should reach on a line."""
+
+    times: float = 0.0
+    """So many times better than the peer; 0 = no comparison is aimed at."""
+    peer: str = ""
+    """Which peer; empty = each of them."""
+    at_least: float | None = None
+    at_most: float | None = None
+    share_of: str = ""
+    """Name of another line; ``at_least`` is then a share of what a second of the broker's processor moves there."""
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure of a case: a row of the table for each broker."""
+
+    name: str
+    """As in metrics: ``<broker>.<name>.<metric>``."""
+    case: Case
+    title: str
+    unit: str
+    metric: str
+    higher_is_better: bool = True
+    timed_client: bool = True
+    """Whether the client's load can limit the figure."""
+    aims: tuple[Aim, ...] = ()
+
+
+def _rate(name: str, case: Case, title: str, *aims: Aim) -> Line:
+    return Line(name=name, case=case, title=title, unit="messages/s", metric="messages_per_s", aims=aims)
+
+
+_AHEAD = Aim(times=1.0)
+FILTER_COUNTS = (10, 1_000, 100_000)
+
+
+def filters_line(count: int) -> str:
+    """Name of the line that publishes to known topics beside ``count`` filters."""
+    return f"filters_{count}"
+
+
+_FLAT = Aim(share_of=filters_line(FILTER_COUNTS[0]), at_least=0.8)
+_OPEN_AIM = Aim(times=1.0, peer="mosquitto")
+
+LINES: tuple[Line, ...] = (
+    Line(
+        name="idle",
+        case=Case.IDLE,
+        title="memory per connection, {idle} idle",
+        unit="KB",
+        metric="kb_per_connection",
+        higher_is_better=False,
+        timed_client=False,
+        aims=(Aim(at_most=20.0),),
+    ),
+    _rate("qos0", Case.QOS_0, "1 -> 1, QoS 0", Aim(times=5.0, peer="mosquitto"), _AHEAD),
+    _rate("qos1", Case.QOS_1, "1 -> 1, QoS 1", Aim(times=5.0, peer="mosquitto"), _AHEAD),
+    _rate("qos2", Case.QOS_2, "1 -> 1, QoS 2", Aim(times=3.0, peer="mosquitto"), _AHEAD),
+    _rate("fan_out_qos0", Case.FAN_OUT, "1 -> {crowd}, QoS 0, deliveries", _AHEAD),
+    _rate("fan_out_qos1", Case.FAN_OUT, "1 -> {crowd}, QoS 1, deliveries", _AHEAD),
+    _rate("fan_out_single", Case.FAN_OUT, "1 -> {crowd}, QoS 0, one at a time, deliveries", _AHEAD),
+    _rate("fan_in_qos0", Case.FAN_IN, "{crowd} -> 1, QoS 0", _AHEAD),
+    _rate("fan_in_qos1", Case.FAN_IN, "{crowd} -> 1, QoS 1", _AHEAD),
+    _rate(filters_line(10), Case.SUBSCRIPTIONS, "beside 10 filters, 3 deliveries a message", _AHEAD),
+    _rate(filters_line(1_000), Case.SUBSCRIPTIONS, "beside 1 000 filters", _AHEAD, _FLAT),
+    _rate(filters_line(100_000), Case.SUBSCRIPTIONS, "beside 100 000 filters", _AHEAD, _FLAT),
+    _rate("filters_cold", Case.SUBSCRIPTIONS, "beside the most filters, every topic new", _AHEAD),
+    _rate("filters_churn", Case.SUBSCRIPTIONS, "beside the most filters, others come and go", _AHEAD),
+    Line(
+        name="subscribe",
+        case=Case.SUBSCRIPTIONS,
+        title="SUBSCRIBE up to the most filters",
+        unit="filters/s",
+        metric="filters_per_s",
+    ),
+    *(
+        Line(
+            name=f"open_loop_qos{qos}_{metric.removesuffix('_ms')}",
+            case=Case.OPEN_LOOP,
+            title=f"{title} to deliver, QoS {qos}, {{open_rate}}/s",
+            unit="ms",
+            metric=metric,
+            higher_is_better=False,
+            timed_client=False,
+            aims=(_OPEN_AIM,) if metric == "p99_ms" else (),
+        )
+        for qos in (0, 1)
+        for metric, title in (("p50_ms", "p50"), ("p99_ms", "p99"), ("p999_ms", "p99.9"))
+    ),
+    Line(
+        name="storm_max",
+        case=Case.STORM,
+        title="CONNECT to DISCONNECT at most",
+        unit="CONNECTs/s",
+        metric="connects_per_s",
+        aims=(Aim(at_least=2_000.0),),
+    ),
+    Line(
+        name="storm_open",
+        case=Case.STORM,
+        title="CONNECTs at {storm_rate}/s",
+        unit="CONNECTs/s",
+        metric="connects_per_s",
+        timed_client=False,
+        aims=(Aim(at_least=1_960.0),),
+    ),
+    Line(
+        name="storm_p99",
+        case=Case.STORM,
+        title="p99 to CONNACK at {storm_rate}/s",
+        unit="ms",
+        metric="p99_ms",
+        higher_is_better=False,
+        timed_client=False,
+    ),
+    _rate("queue", Case.QUEUE, "queue, to $ack"),
+)
+
+
+def lines_of(case: Case) -> tuple[Line, ...]:
+    """Lines of a case, in the order of the table."""
+    return tuple(line for line in LINES if line.case is case)

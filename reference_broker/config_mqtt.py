@@ -1,0 +1,109 @@
+"""The configuration of the MQTT protocols: limits, offered capabilities, and where else clients may go."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the configuration sections: unknown keys are refused."""
+
+
+class MqttConfig(Section, frozen=True, kw_only=True):
+    """Limits and offered capabilities of the MQTT protocols."""
+
+    max_packet_bytes: int = 1_048_576 + 65_536
+    receive_maximum: int = 1_024
+    """In-flight QoS 1 and 2 publishes the broker takes from a client."""
+    max_inflight_out: int = 1_024
+    """In-flight QoS 1 and 2 deliveries to a client whose own Receive Maximum is higher."""
+    topic_alias_maximum: int = 64
+    max_queued_messages: int = 10_000
+    """Messages kept for a client that is offline or slow; over it the newest is dropped and counted."""
+    max_queued_bytes: int = 64 * 1024 * 1024
+    """Payload bytes of these messages; over it likewise."""
+    max_session_expiry_s: int = 4_294_967_295
+    max_sessions: int = 100_000
+    """Clients connected or remembered; over it new ones are refused (0x97, in 3.1.1 code 3)."""
+    """Longest life of a session without a connection; 4294967295 = for ever. MQTT 3.1.1 clients are not told."""
+    max_keep_alive_s: int = 65_535
+    """An MQTT 5.0 client that asks for more, or for none, is given this one (Server Keep Alive)."""
+    connect_timeout_s: float = 10.0
+    """Time for the CONNECT packet to arrive."""
+    maximum_qos: int = 2
+    retain_available: bool = True
+    wildcard_subscription_available: bool = True
+    subscription_identifier_available: bool = True
+    shared_subscription_available: bool = True
+    empty_client_id_available: bool = True
+    """A client without an id is given one; False = it is refused (0x85, or code 2)."""
+    max_client_id_bytes: int = 0
+    """A longer client id is refused (0x85, or code 2); 0 = no limit. No less than 23, which every server takes."""
+    response_information: str = ""
+    """What an MQTT 5.0 client that asks for it is told to build response topics from; ``%c`` stands for its id."""
+    max_retained_messages: int = 100_000
+    max_topic_levels: int = 128
+    max_subscriptions_per_client: int = 10_000
+    max_unread_bytes: int = 64 * 1024 * 1024
+    """Outgoing bytes a client may leave unread before it is disconnected (quota exceeded)."""
+
+
+class ServerReferenceMode(StrEnum):
+    """Whether clients should go elsewhere for now, or for good (5.0 section 4.11)."""
+
+    USE_ANOTHER_SERVER = "use_another_server"
+    """0x9C."""
+    SERVER_MOVED = "server_moved"
+    """0x9D."""
+
+
+class ServerReferenceConfig(Section, frozen=True, kw_only=True):
+    """Where clients should go instead. MQTT 3.1.1 can only say that the server is unavailable."""
+
+    address: str
+    """As the Server Reference property has it: ``host``, ``host:port`` or several of them, separated by spaces."""
+    mode: ServerReferenceMode = ServerReferenceMode.USE_ANOTHER_SERVER
+    at_connect: bool = False
+    """Refuse every CONNECT with it."""
+    at_shutdown: bool = True
+    """Tell clients so, in place of "server shutting down", when the broker stops."""
+
+
+LARGEST_PACKET_BYTES = 268_435_460
+"""What a remaining length of four bytes can frame: a limit from here on is none."""
+_RANGES = {
+    "max_packet_bytes": (64, 0xFFFFFFFF),
+    "receive_maximum": (1, 65_535),
+    "max_inflight_out": (1, 65_535),
+    "topic_alias_maximum": (0, 65_535),
+    "max_session_expiry_s": (0, 0xFFFFFFFF),
+    "max_sessions": (1, 10_000_000),
+    "max_keep_alive_s": (1, 65_535),
+}
+
+
+def mqtt_problems(mqtt: MqttConfig) -> list[str]:
+    """What is wrong with the section ``mqtt``, each with its key."""
+    problems = [
+        f"mqtt.{name} must be {low} to {high}"
+        for name, (low, high) in _RANGES.items()
+        if not low <= getattr(mqtt, name) <= high
+    ]
+    if not 0 <= mqtt.maximum_qos <= 2:
+        problems.append("mqtt.maximum_qos must be 0, 1 or 2")
+    if mqtt.max_client_id_bytes and not 23 <= mqtt.max_client_id_bytes <= 65_535:
+        problems.append("mqtt.max_client_id_bytes must be 23 to 65535, or 0 for no limit")
+    if len(mqtt.response_information.encode()) > 1_024 or "\0" in mqtt.response_information:
+        problems.append("mqtt.response_information may have at most 1024 bytes, and no U+0000")
+    return problems
+
+
+def server_reference_problems(reference: ServerReferenceConfig) -> list[str]:
+    """What is wrong with the section ``server_reference``."""
+    if not reference.address.strip():
+        return ["server_reference.address must name a server, as in other.example:1883"]
+    if len(reference.address.encode()) > 1_024 or "\0" in reference.address:
+        return ["server_reference.address may have at most 1024 bytes, and no U+0000"]
+    return []

@@ -1,0 +1,78 @@
+"""The client that takes no part in any case notices when it is not served any more, and starts afresh after that."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from conformance.adapter import reference_broker_endpoint
+from conformance.bystander import Bystander, BystanderError
+from conformance.targets import Endpoint
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_it_is_served_as_long_as_the_broker_runs(version: int) -> None:
+    async def main(endpoint: Endpoint) -> None:
+        bystander = Bystander(endpoint, version, timeout_s=5.0)
+        await bystander.join()
+        await asyncio.gather(*(bystander.prove_served() for _ in range(20)))
+        bystander.close()
+
+    with reference_broker_endpoint() as endpoint:
+        asyncio.run(main(endpoint))
+
+
+class SilentBroker:
+    """Reads and says nothing; ends every connection when told."""
+
+    def __init__(self) -> None:
+        self.writers: list[asyncio.StreamWriter] = []
+        self.connected = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.append(writer)
+        self.connected.set()
+        while await reader.read(1_000):
+            pass
+        writer.close()
+
+
+def test_silence_is_noticed() -> None:
+    async def main() -> None:
+        broker = SilentBroker()
+        async with await asyncio.start_server(broker.serve, "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()
+            bystander = Bystander(Endpoint(host=host, port=port), 4, timeout_s=0.05)
+            with pytest.raises(BystanderError, match=r"no answer within 0\.05 s"):
+                await bystander.join()
+
+    asyncio.run(main())
+
+
+def test_the_end_of_its_connection_is_noticed() -> None:
+    async def main() -> None:
+        broker = SilentBroker()
+        async with await asyncio.start_server(broker.serve, "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()
+            bystander = Bystander(Endpoint(host=host, port=port), 5, timeout_s=5.0)
+            joining = asyncio.create_task(bystander.join())
+            await broker.connected.wait()
+            broker.writers[0].transport.abort()
+            with pytest.raises(BystanderError, match="lost its connection"):
+                await joining
+
+    asyncio.run(main())
+
+
+def test_it_joins_again_after_a_failure() -> None:
+    async def main(endpoint: Endpoint) -> None:
+        bystander = Bystander(endpoint, 5, timeout_s=5.0)
+        with pytest.raises(BystanderError, match="not connected"):
+            await bystander.prove_served()
+        await bystander.join()
+        await bystander.prove_served()
+        bystander.close()
+
+    with reference_broker_endpoint() as endpoint:
+        asyncio.run(main(endpoint))

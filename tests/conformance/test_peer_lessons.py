@@ -1,0 +1,128 @@
+"""What other brokers taught the suite: a broker with one fault fails the cases of this fault, and no others by it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conformance.case import load_cases
+from conformance.engine import Outcome, RunOptions
+from conformance.run import Run, RunPlan
+from conformance.targets import StartHook, Target, TargetError, load_target, parse_target
+from reference_broker.trace.conformance import CaseVerdict
+
+SESSION = "mqtt311/session"
+
+
+def broken(*mutants: str, capabilities: dict[str, bool] | None = None) -> Target:
+    """The reference broker with bugs."""
+    arguments = [word for name in mutants for word in ("--mutant", name)]
+    hook = StartHook(command=("{python}", "-m", "conformance.adapter", *arguments), port_from="stdout")
+    return Target(name="broken", start=hook, capabilities={**(capabilities or {})})
+
+
+def verdicts(target: Target, *case_ids: str) -> list[CaseVerdict]:
+    """Verdicts of these cases, in order; a failed wait ends after a second."""
+    return [outcome.result.verdict for outcome in outcomes(target, *case_ids)]
+
+
+def outcomes(target: Target, *case_ids: str) -> list[Outcome]:
+    cases = load_cases()
+    with Run(RunPlan(target=target, options=RunOptions(patience_s=1.0))) as run:
+        futures = run.submit_all([cases[case_id] for case_id in case_ids])
+        return [futures[case_id].result(60) for case_id in case_ids]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "guilty", "innocent"),
+    [
+        (
+            "v3-empty-client-id-kept-session",
+            "mqtt311/connect/empty-client-id-needs-clean-session",
+            "mqtt311/connect/nothing-behind-a-refused-connect-is-processed",
+        ),
+        (
+            "v3-no-filter-needed",
+            "mqtt311/subscribe/needs-a-filter",
+            "mqtt311/malformed/bad-input-disturbs-nobody-else",
+        ),
+        (
+            "v3-reserved-packet-types-skipped",
+            "mqtt311/malformed/reserved-packet-types-end-the-connection",
+            "mqtt311/will/published-after-a-protocol-violation",
+        ),
+        (
+            "v3-sessions-without-subscriptions-forgotten",
+            f"{SESSION}/kept-without-subscriptions",
+            f"{SESSION}/received-qos-2-is-remembered",
+        ),
+        (
+            "v3-sessions-with-qos-0-alone-forgotten",
+            f"{SESSION}/keeps-subscriptions-at-qos-0",
+            f"{SESSION}/takeover-keeps-the-session",
+        ),
+    ],
+)
+def test_a_fault_is_charged_to_its_own_case_only(mutant: str, guilty: str, innocent: str) -> None:
+    assert verdicts(broken(mutant), guilty, innocent) == [CaseVerdict.FAIL, CaseVerdict.PASS]
+
+
+def test_code_4_for_a_malformed_login_is_reported_and_not_failed() -> None:
+    ids = ("mqtt311/connect/password-needs-a-user-name", "mqtt311/malformed/connect-text-must-be-utf-8")
+    for outcome in outcomes(broken("v3-malformed-login-gets-code-4"), *ids):
+        assert outcome.result.verdict is CaseVerdict.NON_STRICT
+        assert "code 4" in outcome.result.detail
+
+
+def test_a_broker_without_qos_2_is_still_asked_about_the_lower_levels() -> None:
+    """RabbitMQ 3.10 takes QoS 2 at QoS 1; its target file says so."""
+    target = broken("v3-qos-2-acknowledged-like-qos-1", capabilities={"qos2": False})
+    ids = (
+        "mqtt311/publish/qos-2-is-not-acknowledged-like-qos-1",
+        "mqtt311/publish/delivered-at-the-lower-qos",
+        "mqtt311/order/messages-of-a-topic-keep-their-order",
+        "mqtt311/order/acknowledgements-come-in-order",
+        f"{SESSION}/keeps-subscriptions-and-messages",
+        "mqtt311/retained/keeps-its-qos",
+        "mqtt311/publish/qos-2-takes-four-steps",
+    )
+    fail, *lower, last = verdicts(target, *ids)
+    assert (fail, last) == (CaseVerdict.FAIL, CaseVerdict.UNSUPPORTED)
+    assert lower == [CaseVerdict.PASS] * 5
+
+
+def test_a_connection_that_is_accepted_against_the_rules_is_told_at_once() -> None:
+    target = broken("v3-surrogates-accepted")
+    (outcome,) = outcomes(target, "mqtt311/malformed/connect-text-must-be-utf-8")
+    assert "expected the connection to be refused; seen CONNACK" in outcome.result.detail
+
+
+def test_each_case_can_have_a_broker_of_its_own(tmp_path: Path) -> None:
+    """A broker that counts its lives: as many as cases, and one for the probe."""
+    births = tmp_path / "births"
+    births.touch()
+    script = f"echo born >> {births}; exec {{python}} -m conformance.adapter"
+    hook = StartHook(command=("sh", "-c", script), port_from="stdout")
+    ids = ("mqtt311/ping/every-pingreq-is-answered", "mqtt311/topic/byte-order-mark-is-a-character")
+    for broker_per_case, lives in ((True, 3), (False, 1)):
+        births.write_text("")
+        target = Target(name="counted", start=hook, broker_per_case=broker_per_case)
+        assert verdicts(target, *ids) == [CaseVerdict.PASS] * 2
+        assert len(births.read_text().splitlines()) == lives
+
+
+def test_a_case_whose_broker_does_not_start_is_an_error_of_its_own(tmp_path: Path) -> None:
+    script = f"mkdir {tmp_path}/once && exec {{python}} -m conformance.adapter"
+    target = Target(
+        name="once", start=StartHook(command=("sh", "-c", script), port_from="stdout"), broker_per_case=True
+    )
+    (outcome,) = outcomes(target, "mqtt311/ping/every-pingreq-is-answered")
+    assert outcome.result.verdict is CaseVerdict.ERROR
+    assert "before its ready line" in outcome.result.detail
+
+
+def test_a_running_broker_cannot_be_started_for_each_case() -> None:
+    with pytest.raises(TargetError, match="broker_per_case"):
+        parse_target("name = 'x'\nbroker_per_case = true\n")
+    assert load_target("amqtt").broker_per_case

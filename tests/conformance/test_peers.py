@@ -1,0 +1,187 @@
+"""``assay conformance peers``: what is there is judged, what is not is reported, and nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from conformance.case import load_cases
+from conformance.cli import app
+from conformance.peers import PEERS, PeerOutcome, PeerPlan, PeerState, judge_peer, make_ready, npm_install, overall
+from conformance.report import ExitCode
+from conformance.targets import StartHook, Target, load_target, shipped_targets
+from reference_broker.trace.conformance import CaseResult, CaseVerdict, read_report
+from reference_broker.trace.results import Verdict, read_result
+
+PING = "mqtt311/ping/every-pingreq-is-answered"
+PYTHON_VERSION = (sys.executable, "--version")
+NO_SUCH_BROKER = """
+name = "absent"
+[start]
+command = ["no-such-broker"]
+version = ["no-such-broker", "--version"]
+advice = "brew it yourself"
+"""
+
+
+def plan(out: Path) -> PeerPlan:
+    return PeerPlan(cases=(load_cases()[PING],), out=out, install=False)
+
+
+@pytest.mark.parametrize("name", [name for name in PEERS if name != "reference"])
+def test_every_peer_has_a_target_that_says_how_to_get_it(name: str) -> None:
+    assert name in shipped_targets()
+    hook = load_target(name).start
+    assert hook is not None
+    assert hook.version
+    assert hook.advice
+
+
+@pytest.mark.parametrize("name", shipped_targets())
+def test_expected_failures_name_cases_that_exist(name: str) -> None:
+    assert {entry.case for entry in load_target(name).expect_fail} <= set(load_cases())
+
+
+def test_a_missing_peer_is_reported_and_holds_up_no_other(tmp_path: Path) -> None:
+    absent, out = tmp_path / "absent.toml", tmp_path / "out"
+    absent.write_text(NO_SUCH_BROKER, encoding="utf-8")
+    stale = out / "absent" / "report.jsonl"
+    stale.parent.mkdir(parents=True)
+    stale.write_text("of a former run", encoding="utf-8")
+    runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"})
+    done = runner.invoke(app, ["peers", "--only", f"{absent},reference", "-k", PING, "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "absent is not installed" in done.output
+    assert "brew it yourself" in done.output
+    missing = read_result(out / "absent" / "result.json")
+    assert missing.verdict is Verdict.UNKNOWN
+    assert "brew it yourself" in missing.summary
+    assert not stale.exists()
+    assert read_result(out / "reference" / "result.json").verdict is Verdict.PASS
+    lines = read_report(out / "reference" / "report.jsonl")
+    assert [line.case for line in lines if isinstance(line, CaseResult)] == [PING]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("--only", "absent"), ExitCode.USAGE),
+        (("--spec", "mqtt7"), ExitCode.USAGE),
+        (("-k", "no such case"), ExitCode.NOTHING_SELECTED),
+    ],
+)
+def test_wrong_usage_starts_nothing(tmp_path: Path, arguments: tuple[str, ...], code: ExitCode) -> None:
+    done = CliRunner().invoke(app, ["peers", "--out", str(tmp_path / "out"), *arguments])
+    assert done.exit_code == code
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_peer_that_does_not_start_leaves_its_log_and_no_former_verdict(tmp_path: Path) -> None:
+    hook = StartHook(command=(sys.executable, "-c", "import sys; sys.exit('port in use')"), version=PYTHON_VERSION)
+    outcome = judge_peer(Target(name="sad", start=hook), plan(tmp_path))
+    assert outcome.state is PeerState.FAILED_TO_START
+    assert "port in use" in outcome.message
+    assert read_result(tmp_path / "sad" / "result.json").verdict is Verdict.UNKNOWN
+    assert overall([outcome]) is ExitCode.UNREACHABLE
+
+
+def test_a_stopped_run_leaves_no_result(tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    outcome = judge_peer(load_target("reference"), plan(tmp_path), stop=stop)
+    assert outcome.state is PeerState.STOPPED
+    assert not (tmp_path / "reference" / "result.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "code"),
+    [
+        ([], ExitCode.UNREACHABLE),
+        ([(PeerState.MISSING, {})], ExitCode.UNREACHABLE),
+        ([(PeerState.MISSING, {}), (PeerState.JUDGED, {CaseVerdict.FAIL: 3})], ExitCode.OK),
+        ([(PeerState.JUDGED, {CaseVerdict.PASS: 3}), (PeerState.FAILED_TO_START, {})], ExitCode.UNREACHABLE),
+        ([(PeerState.JUDGED, {CaseVerdict.PASS: 3, CaseVerdict.NOT_RUN: 1})], ExitCode.UNREACHABLE),
+        ([(PeerState.JUDGED, {CaseVerdict.ERROR: 1})], ExitCode.HARNESS),
+    ],
+)
+def test_the_status_says_whether_all_were_judged(
+    outcomes: list[tuple[PeerState, dict[CaseVerdict, int]]], code: ExitCode
+) -> None:
+    assert overall([PeerOutcome(name="x", state=state, counts=counts) for state, counts in outcomes]) is code
+
+
+def fake_npm(folder: Path, script: str) -> dict[str, str]:
+    """An environment whose npm is a script of ours."""
+    npm = folder / "bin" / "npm"
+    npm.parent.mkdir()
+    npm.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    npm.chmod(0o755)
+    return {"PATH": f"{npm.parent}:{os.defpath}"}
+
+
+def test_npm_packages_are_installed_below_the_cache_and_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = fake_npm(
+        tmp_path, 'for last; do :; done; for word; do echo "$word"; done > asked; echo 1.2.3 > version'
+    )
+    monkeypatch.setenv("PATH", environment["PATH"])
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    hook = StartHook(command=("broker",), version=("cat", str(tmp_path / "version")), npm=("broker@1.2.3",))
+    target = Target(name="js", start=hook)
+    assert make_ready(target, install=False) == ("", "js is not installed")
+    assert make_ready(target, install=True) == ("1.2.3", "")
+    asked = (tmp_path / "asked").read_text(encoding="utf-8").split()
+    assert asked[asked.index("--prefix") + 1] == str(tmp_path / "cache" / "packages" / "js")
+    assert asked[-1] == "broker@1.2.3"
+    assert "--ignore-scripts" in asked
+
+
+def test_a_failed_npm_install_says_why(tmp_path: Path) -> None:
+    target = Target(name="js", start=StartHook(command=("broker",), npm=("broker",)))
+    environment = fake_npm(tmp_path, "echo 'no such package' >&2; exit 1")
+    assert "no such package" in npm_install(target, tmp_path / "packages", environment)
+    assert npm_install(target, tmp_path / "packages", {"PATH": str(tmp_path)}) == "npm is not on the PATH"
+
+
+def found(name: str) -> bool:
+    hook = load_target(name).start
+    return hook is not None and bool(make_ready(load_target(name), install=False)[0])
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("name", ["mosquitto", "nats", "amqtt", "aedes"])
+def test_a_peer_is_started_judged_and_ended(name: str, tmp_path: Path) -> None:
+    if not found(name):
+        pytest.skip(f"{name} is not installed")
+    outcome = judge_peer(load_target(name), plan(tmp_path))
+    assert (outcome.state, outcome.counts) == (PeerState.JUDGED, {CaseVerdict.PASS: 1})
+
+
+@pytest.mark.peer
+@pytest.mark.slow
+def test_rabbitmq_is_started_judged_and_ended_with_all_its_processes(tmp_path: Path) -> None:
+    if not found("rabbitmq"):
+        pytest.skip("rabbitmq is not installed")
+    before = erlang_processes()
+    outcome = judge_peer(load_target("rabbitmq"), plan(tmp_path))
+    assert (outcome.state, outcome.counts) == (PeerState.JUDGED, {CaseVerdict.PASS: 1})
+    assert erlang_processes() == before
+
+
+def erlang_processes() -> set[str]:
+    """Processes of this user's Erlang that live."""
+    ps = shutil.which("ps")
+    if ps is None:
+        pytest.skip("no ps")
+    listed = subprocess.run([ps, "-eo", "pid=,stat=,comm="], check=True, capture_output=True, text=True).stdout
+    rows = (line.split(None, 2) for line in listed.splitlines())
+    return {pid for pid, state, name in rows if name.startswith(("beam", "epmd", "erl_child")) and "Z" not in state}
