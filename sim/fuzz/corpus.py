@@ -18,7 +18,7 @@ Script = tuple[bytes, ...]
 """What one client sent, packet by packet, from its CONNECT on."""
 _MAX_SCRIPTS = 3_000
 _MAX_SCRIPT_PACKETS = 60
-_MAX_FEATURES = 200_000
+_MAX_FEATURES = 500_000
 _TRACED = ("/reference_broker/mqtt/", "/reference_broker/core/")
 
 
@@ -26,15 +26,17 @@ class Corpus:
     """Scripts, and all that was ever reached."""
 
     def __init__(self) -> None:
-        self.features: set[Feature] = set()
+        self.features: set[int] = set()
+        """Their hashes: the features themselves would take most of the memory."""
         self.arcs: set[tuple[CodeType, int, int]] = set()
         self.scripts: list[Script] = []
 
     def note(self, feature: Feature, script: list[bytes], rng: random.Random) -> bool:
         """Keep the script if its feature is new."""
-        if feature in self.features or len(self.features) >= _MAX_FEATURES:
+        key = hash(feature)
+        if key in self.features or len(self.features) >= _MAX_FEATURES:
             return False
-        self.features.add(feature)
+        self.features.add(key)
         self.add(script, rng)
         return True
 
