@@ -15,11 +15,17 @@ _MOSQUITTO = "docs/findings/mqtt.md#eclipse-mosquitto-2011-debian-12"
 
 
 class _FixedHeaderNotCounted(Outbound):
-    def speak(self, version: int) -> None:
-        super().speak(version)
-        maximum = self._connection.max_packet_out
+    def send_publish(
+        self, packet_id: int, message: Message, qos: int, retain: bool, dup: bool, identifiers: tuple[int, ...]
+    ) -> bool:
+        connection = self._connection
+        maximum = connection.max_packet_out
         if maximum <= MAX_VARIABLE_INTEGER:
-            self._connection.max_packet_out = 1 + len(encode_variable_integer(maximum)) + maximum
+            connection.max_packet_out = 1 + len(encode_variable_integer(maximum)) + maximum
+        try:
+            return super().send_publish(packet_id, message, qos, retain, dup, identifiers)
+        finally:
+            connection.max_packet_out = maximum
 
 
 class _TooLargeHoldsQuota(Outbound):
@@ -32,21 +38,24 @@ class _TooLargeHoldsQuota(Outbound):
 
 
 class _PubackBringsTwo(Outbound):
-    _after_puback = False
+    """Each PUBACK counts twice for the quota, which is otherwise bounded by the client's Receive Maximum."""
+
+    _pubacks = 0
+    """Taken in one go."""
 
     def on_run(self, kind: PacketType, ids: bytes, now: float) -> None:
-        self._after_puback = kind is PacketType.PUBACK
+        self._pubacks = len(ids) // 2 if kind is PacketType.PUBACK else 0
         super().on_run(kind, ids, now)
 
     def on_acknowledgement(self, packet: Acknowledgement, now: float) -> None:
-        self._after_puback = packet.type is PacketType.PUBACK
+        self._pubacks = int(packet.type is PacketType.PUBACK)
         super().on_acknowledgement(packet, now)
 
     def _go_on(self, now: float) -> None:
         session = self._connection.active_session
         window = session.window
-        if self._after_puback:
-            session.window = window + 1
+        if self._pubacks:
+            session.window = max(window, len(session.in_flight) + min(2 * self._pubacks, window))
         try:
             super()._go_on(now)
         finally:
@@ -114,7 +123,7 @@ class _OfflineMessagesLost(Session):
 QUIRKS = (
     Quirk(
         name="fixed-header-not-counted",
-        what="The client's Maximum Packet Size is compared without the fixed header: packets may be too large by that.",
+        what="The client's Maximum Packet Size is compared without the fixed header: PUBLISH may be larger by that.",
         statements=("5.0 MQTT-3.1.2-24",),
         citation="https://github.com/eclipse-mosquitto/mosquitto/issues/3503",
         fails=("mqtt5/flow-control/client-maximum-packet-size-is-exact",),

@@ -112,7 +112,7 @@ QUIRKS = (
         what="A second CONNECT ends the connection without a word, and the will is not published.",
         statements=("3.1.1 MQTT-3.1.2-8", "5.0 MQTT-3.1.2-8"),
         citation="https://github.com/eclipse-mosquitto/mosquitto/issues/2553",
-        fails=("mqtt5/will/second-connect-publishes-it",),
+        fails=("mqtt311/will/published-after-a-protocol-violation", "mqtt5/will/second-connect-publishes-it"),
         reports=("mqtt5/connect/second-connect-ends-the-connection",),
         connection=_SecondConnectLosesWill,
     ),

@@ -117,16 +117,13 @@ def test_a_profile_fails_what_its_quirks_name_and_nothing_of_a_sample(name: str)
 # -- against the brokers themselves ------------------------------------------------------------------------------------
 
 
-def _documented(page: str, heading: str) -> set[str]:
-    """Cases in the table below a heading of a page of findings."""
-    section = page.split(f"## {heading}", 1)[1].split("\n## ", 1)[0]
-    return set(re.findall(r"^\| `(mqtt[\w/-]+)`", section, re.MULTILINE))
-
-
-def test_the_mosquitto_profile_has_every_known_deviation_of_mosquitto() -> None:
+def test_the_mosquitto_profile_has_every_reported_deviation_of_mosquitto() -> None:
     page = (ROOT / "docs" / "findings" / "mqtt.md").read_text(encoding="utf-8")
-    known = _documented(page, "Eclipse Mosquitto") | {entry.case for entry in load_target("mosquitto").expect_fail}
-    assert {case for quirk in find_quirks(["mosquitto-2.0"]) for case in quirk.fails} == known
+    section = page.split("## Eclipse Mosquitto", 1)[1].split("\n## ", 1)[0]
+    known = set(re.findall(r"^\| `(mqtt[\w/-]+)`", section, re.MULTILINE))
+    known |= {entry.case for entry in load_target("mosquitto").expect_fail}
+    assert len(known) > 20
+    assert known <= {case for quirk in find_quirks(["mosquitto-2.0"]) for case in quirk.fails}
 
 
 @pytest.mark.slow
