@@ -17,6 +17,7 @@ from reference_broker.broker import new_event_loop
 from reference_broker.config import BrokerConfig, ConfigError, ListenerConfig, load_config
 from reference_broker.config_files import read_named_files
 from reference_broker.core.queues import LogError, QueueOpenError
+from reference_broker.quirks import find_quirks
 from reference_broker.server.collector import tune_collector
 from reference_broker.server.readiness import NotReadyError
 from reference_broker.server.running import RunningBroker
@@ -35,6 +36,10 @@ def serve(
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder of the durable queues. Without it queues live in memory.")
     ] = None,
+    quirk: Annotated[
+        list[str] | None,
+        typer.Option(help="Imitate this broker's deviations, or a single one; see assay quirks. Repeatable."),
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Only check the configuration.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every refused packet.")] = False,
 ) -> None:
@@ -51,7 +56,8 @@ def serve(
         if config is not None:
             settings = read_named_files(load_config(config), config.parent)
         Authenticator(settings.auth, b"")  # for its checks
-        settings = _override(settings, host, port, data_dir)
+        settings = _override(settings, host, port, data_dir, quirk or [])
+        find_quirks(settings.quirks)  # for its check
         check_listeners(settings)
     except ConfigError as error:
         typer.echo(f"error: {error}", err=True)
@@ -63,14 +69,18 @@ def serve(
         raise typer.Exit(runner.run(_serve(settings)))
 
 
-def _override(settings: BrokerConfig, host: str | None, port: int | None, data_dir: Path | None) -> BrokerConfig:
+def _override(
+    settings: BrokerConfig, host: str | None, port: int | None, data_dir: Path | None, quirks: list[str]
+) -> BrokerConfig:
     first, *rest = settings.listeners or (ListenerConfig(),)
     if host is not None:
         first = msgspec.structs.replace(first, host=host)
     if port is not None:
         first = msgspec.structs.replace(first, port=port)
     folder = settings.data_dir if data_dir is None else str(data_dir)
-    return msgspec.structs.replace(settings, listeners=(first, *rest), data_dir=folder)
+    return msgspec.structs.replace(
+        settings, listeners=(first, *rest), data_dir=folder, quirks=(*settings.quirks, *quirks)
+    )
 
 
 async def _serve(settings: BrokerConfig) -> int:
@@ -86,6 +96,9 @@ async def _serve(settings: BrokerConfig) -> int:
         typer.echo(f"error: the broker cannot start: {error}", err=True)
         return 1
     tune_collector()
+    if settings.quirks:
+        count = len(find_quirks(settings.quirks))
+        typer.echo(f"imitating {count} deviations of real brokers: {', '.join(settings.quirks)}", err=True)
     for address in broker.addresses:
         typer.echo(f"ready {address.url}")
     await stop.wait()

@@ -306,6 +306,8 @@ class BrokerConfig(Section, frozen=True, kw_only=True):
     sessions: SessionsConfig = SessionsConfig()
     server_reference: ServerReferenceConfig | None = None
     """Another server, for clients that are refused or sent away; None = there is none."""
+    quirks: tuple[str, ...] = ()
+    """Deviations of real brokers to imitate: profiles and single ones, as ``assay quirks`` lists them."""
     queues: QueuesConfig = QueuesConfig()
     auth: AuthConfig = AuthConfig()
     acl: AclConfig | None = None

@@ -23,6 +23,7 @@ from reference_broker.core.session_restore import restore
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.mqtt.farewell import reference_reason
 from reference_broker.mqtt.phase import Phase
+from reference_broker.quirks import node_classes
 from reference_broker.storage.disk import Disk
 from reference_broker.storage.log import LogOptions
 from reference_broker.storage.queue_store import LogQueueStore
@@ -41,9 +42,11 @@ class BrokerNode:
         """
         config = read_named_files(config)
         self.config = config
+        classes = node_classes(config.quirks)
+        self._connection_class = classes.connection
         self._store = LogQueueStore(disk, options=_log_options(config.queues))
         self.engine = QueueEngine(config.queues, self._store, rng, now, tracer)
-        self.state = BrokerState(config, self.engine, rng, tracer)
+        self.state: BrokerState = classes.state(config, self.engine, rng, tracer)
         self.state.now = self.state.sys_topics.started_at = now
         limits = config.limits
         self._arrivals: ArrivalRates | None = None
@@ -91,7 +94,7 @@ class BrokerNode:
         ``certificate_name``: who it is by its verified certificate, where the listener goes by that. ``source``: the
         listener and the client's address without its port, by which the connect rate is counted; None = no limit.
         """
-        connection = MqttConnection(
+        connection = self._connection_class(
             self.state,
             self._authenticator,
             self._dirty.append,

@@ -19,6 +19,7 @@ CONFIG_MQTT = "reference_broker.config_mqtt"
 CONFIG_FILES = "reference_broker.config_files"
 AUTH = "reference_broker.auth"
 AUTH_SCRAM = "reference_broker.auth_scram"
+QUIRKS = "reference_broker.quirks"
 NODE = "reference_broker.node"
 SERVER = "reference_broker.server"
 
@@ -33,7 +34,8 @@ RULES: dict[str, tuple[str, ...]] = {
     CORE: (CONFIG, TRACE),
     STORAGE: (CORE, CONFIG, TRACE),
     MQTT: (CORE, CONFIG, TRACE, AUTH),
-    NODE: (CORE, STORAGE, MQTT, CONFIG, CONFIG_FILES, TRACE, AUTH),
+    QUIRKS: (MQTT, CORE, CONFIG),
+    NODE: (CORE, STORAGE, MQTT, QUIRKS, CONFIG, CONFIG_FILES, TRACE, AUTH),
     SERVER: (NODE, CORE, STORAGE, MQTT, CONFIG, TRACE, AUTH),
     "reference_broker.storage_tools": (STORAGE, CORE, CONFIG, TRACE),
     "reference_broker": ("reference_broker",),

@@ -174,6 +174,15 @@ def test_self_check_kills_a_mutant_and_passes_a_near_miss(tmp_path: Path) -> Non
     assert "1 of 1 near misses passed" in done.output
 
 
+def test_self_check_judges_a_case_on_the_target_that_it_names(tmp_path: Path) -> None:
+    done = invoke("self-check", "--mutant", "lesser-retained-will-taken", "--out", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    assert "1 of 1 mutants killed" in done.output
+    assert "lesser-retained-will-taken on reference-lesser" in {
+        check.name for check in read_result(tmp_path / "result.json").checks
+    }
+
+
 def pytest_in_folder(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     cases = str(Path(conformance.cases.__path__[0]))
     command = [sys.executable, "-m", "pytest", "-p", "conformance.pytest_runner", "-p", "no:cacheprovider", cases]

@@ -176,6 +176,13 @@ def test_lacking_capability_is_unsupported_without_a_connection() -> None:
     assert broker.connects == []
 
 
+def test_a_case_may_need_that_a_capability_is_missing() -> None:
+    assert outcome_of(a_case(passes, requires=("not queues",))).result.verdict is CaseVerdict.PASS
+    result = outcome_of(a_case(passes, requires=("not qos1",))).result
+    assert result.verdict is CaseVerdict.UNSUPPORTED
+    assert "the target has: qos1" in result.detail
+
+
 def test_a_case_of_a_version_that_the_target_does_not_speak_is_unsupported() -> None:
     result = outcome_of(a_case(passes, id="mqtt5/area/rule")).result
     assert result.verdict is CaseVerdict.UNSUPPORTED

@@ -181,4 +181,5 @@ def test_a_required_case_that_was_not_run_fails_the_run() -> None:
     assert exit_code([unsupported]) is ExitCode.OK
     assert exit_code([unsupported], ["mqtt5/*"]) is ExitCode.OK
     assert exit_code([unsupported], ["mqtt311/*"]) is ExitCode.FAILED
+    assert exit_code([unsupported], ["mqtt311/*"], ["mqtt311/*"]) is ExitCode.OK
     assert missing_required([unsupported, result(CaseVerdict.PASS)], ["*"]) == [unsupported]

@@ -12,6 +12,7 @@ import pytest
 from conformance.targets import (
     CAPABILITIES,
     DEFAULT_CAPABILITIES,
+    CapabilityValue,
     Endpoint,
     ProbeError,
     StartHook,
@@ -121,6 +122,25 @@ def test_a_broker_is_started_probed_and_stopped(tiny_broker: str, port_from: str
     assert process.poll() is not None
     with pytest.raises(OSError):
         socket.create_connection((endpoint.host, endpoint.port), timeout=1)
+
+
+def test_placeholders_in_capabilities_are_filled_in(tiny_broker: str) -> None:
+    hook = StartHook(command=("{python}", tiny_broker, "{port}", "quiet"))
+    wanted: dict[str, CapabilityValue] = {"websocket_url": "ws://127.0.0.1:{websocket_port}/mqtt", "queues": False}
+    with running(Target(name="tiny", start=hook, capabilities=wanted)) as broker:
+        found = probe(broker.target, broker.endpoint)
+    port = str(found["websocket_url"]).removeprefix("ws://127.0.0.1:").removesuffix("/mqtt")
+    assert 0 < int(port) <= 65_535
+    assert int(port) != broker.endpoint.port
+
+
+def test_the_lesser_reference_target_is_as_little_as_a_server_may_be() -> None:
+    target = load_target("reference-lesser")
+    with running(target) as broker:
+        found = probe(broker.target, broker.endpoint)
+    lacking = ("qos2", "retain", "wildcards", "shared", "subscription_identifiers")
+    assert [found[name] for name in lacking] == [False] * len(lacking)
+    assert (found["receive_maximum"], found["topic_alias_maximum"], found["maximum_packet_size"]) == (2, 2, 1_024)
 
 
 def test_a_broker_that_ends_at_once_is_reported_with_its_log() -> None:

@@ -1,0 +1,196 @@
+"""Quirks of CONNECT, CONNACK and session takeover."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from reference_broker.core.broker_state import BrokerState, ConnectRequest
+from reference_broker.core.session import Session, SessionConnection
+from reference_broker.mqtt.codec import decode_packet, encode_connect
+from reference_broker.mqtt.connection import MqttConnection
+from reference_broker.mqtt.errors import MalformedPacketError, ProtocolError
+from reference_broker.mqtt.packets import V5, V311, Connect
+from reference_broker.mqtt.phase import Phase
+from reference_broker.quirks.model import Quirk
+
+_FLAGS_AT = 7
+"""Offset of the connect flags in the body, behind the name ``MQTT`` and the version."""
+_CONNECT_HEADER = 0x10
+
+
+def _is_connect(connection: MqttConnection, header: int, data: bytes, body: int, end: int) -> bool:
+    """A CONNECT with the usual protocol name, from a client that is not connected."""
+    named = data[body : body + 6] == b"\0\4MQTT" and end - body > _FLAGS_AT
+    return connection.phase is Phase.WAIT_CONNECT and header == _CONNECT_HEADER and named
+
+
+def _rewritten(
+    connection: MqttConnection, data: bytes, body: int, end: int, change: Callable[[Connect], Connect]
+) -> bytes:
+    """The body of CONNECT as if the client had sent it changed; as it is, when it is malformed."""
+    try:
+        packet = decode_packet(_CONNECT_HEADER, data, body, end, V311)
+    except ProtocolError:
+        return data[body:end]
+    assert isinstance(packet, Connect)
+    encoded = encode_connect(change(packet))
+    start = next(index for index in range(1, 5) if encoded[index] < 0x80) + 1
+    return encoded[start:]
+
+
+class _AuthenticationDataAlone(MqttConnection):
+    __slots__ = ()
+
+    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+        if _is_connect(self, header, data, body, end) and data[body + 6] == V5:
+            data = _rewritten(self, data, body, end, _without_lone_data)
+            body, end = 0, len(data)
+        super()._on_packet(header, data, body, end, now)
+
+
+def _without_lone_data(packet: Connect) -> Connect:
+    properties = packet.properties
+    if properties.authentication_method is not None or properties.authentication_data is None:
+        return packet
+    return msgspec.structs.replace(packet, properties=msgspec.structs.replace(properties, authentication_data=None))
+
+
+class _EmptyIdKeepsSession(MqttConnection):
+    __slots__ = ()
+
+    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+        if _is_connect(self, header, data, body, end) and data[body + 6] == V311:
+            data = _rewritten(self, data, body, end, self._with_id)
+            body, end = 0, len(data)
+        super()._on_packet(header, data, body, end, now)
+
+    def _with_id(self, packet: Connect) -> Connect:
+        if packet.client_id or packet.clean_start:
+            return packet
+        return msgspec.structs.replace(packet, client_id=self.broker.next_client_id())
+
+
+class _MissingUserNameTaken(MqttConnection):
+    __slots__ = ()
+
+    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+        if _is_connect(self, header, data, body, end) and data[body + _FLAGS_AT] & 0xC0 == 0x80:
+            whole = data[body:end]
+            try:
+                decode_packet(_CONNECT_HEADER, whole, 0, len(whole), V311)
+            except MalformedPacketError:
+                # As if an empty name stood where none does.
+                data, body, end = whole + b"\0\0", 0, len(whole) + 2
+        super()._on_packet(header, data, body, end, now)
+
+
+class _WillRetainAlone(MqttConnection):
+    __slots__ = ()
+
+    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+        if _is_connect(self, header, data, body, end) and data[body + _FLAGS_AT] & 0x24 == 0x20:
+            flags_at = body + _FLAGS_AT
+            data = data[body:flags_at] + bytes((data[flags_at] & ~0x20,)) + data[flags_at + 1 : end]
+            body, end = 0, len(data)
+        super()._on_packet(header, data, body, end, now)
+
+
+class _UnknownLevelAnsweredInFive(MqttConnection):
+    __slots__ = ()
+
+    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+        if _is_connect(self, header, data, body, end) and data[body + 6] not in (V311, V5):
+            # Success, and then a code of 5.0: what 3.1.1 clients cannot read.
+            self.send(b"\x20\x03\x00\x84\x00")
+            self.close_now(now)
+        else:
+            super()._on_packet(header, data, body, end, now)
+
+
+class _SessionPresentNever(BrokerState):
+    def connect(self, connection: SessionConnection, request: ConnectRequest, now: float) -> tuple[Session, bool]:
+        return super().connect(connection, request, now)[0], False
+
+
+class _TakeoverInSilence(MqttConnection):
+    __slots__ = ()
+
+    def close_for_takeover(self, now: float) -> None:
+        self._end()
+
+
+class _TakeoverKeepsBoth(MqttConnection):
+    __slots__ = ()
+
+    def close_for_takeover(self, now: float) -> None:
+        """The old connection lives on beside the new one."""
+
+
+QUIRKS = (
+    Quirk(
+        name="authentication-data-alone",
+        what="CONNECT with Authentication Data but no Authentication Method is accepted.",
+        statements=("5.0 MQTT-4.13.1-1",),
+        citation="docs/findings/mqtt.md#eclipse-mosquitto-2011-debian-12",
+        fails=("mqtt5/properties/authentication-data-needs-a-method",),
+        connection=_AuthenticationDataAlone,
+    ),
+    Quirk(
+        name="empty-id-keeps-session",
+        what="A 3.1.1 client without an id is accepted with Clean Session 0.",
+        statements=("3.1.1 MQTT-3.1.3-8",),
+        citation="https://github.com/nanomq/nanomq/issues/2342",
+        fails=("mqtt311/connect/empty-client-id-needs-clean-session",),
+        connection=_EmptyIdKeepsSession,
+    ),
+    Quirk(
+        name="missing-user-name-taken",
+        what="CONNECT whose User Name flag is set and whose payload ends before the name is accepted.",
+        statements=("3.1.1 MQTT-3.1.2-19", "3.1.1 MQTT-3.1.4-1", "5.0 MQTT-3.1.2-17", "5.0 MQTT-3.1.4-1"),
+        citation="https://github.com/emqx/emqx/issues/13045",
+        fails=("mqtt311/connect/announced-fields-must-be-there", "mqtt5/connect/missing-payload-fields-refused"),
+        connection=_MissingUserNameTaken,
+    ),
+    Quirk(
+        name="will-retain-alone-taken",
+        what="CONNECT with Will Retain 1 and no will is accepted.",
+        statements=("3.1.1 MQTT-3.1.2-15", "5.0 MQTT-3.1.2-13"),
+        citation="https://github.com/halfgaar/FlashMQ/issues/103",
+        fails=("mqtt311/connect/will-bits-need-the-will-flag", "mqtt5/connect/will-flags-without-will-refused"),
+        connection=_WillRetainAlone,
+    ),
+    Quirk(
+        name="unknown-level-answered-as-5",
+        what="An unknown protocol level is answered by a CONNACK in the form of 5.0 with code 0x84.",
+        statements=("3.1.1 MQTT-3.1.2-2",),
+        citation="https://github.com/eclipse-mosquitto/mosquitto/issues/3696",
+        reports=("mqtt311/connect/unknown-level-is-refused-with-code-1",),
+        connection=_UnknownLevelAnsweredInFive,
+    ),
+    Quirk(
+        name="session-present-never",
+        what="CONNACK says Session Present 0 although the session goes on.",
+        statements=("3.1.1 MQTT-3.2.2-2", "5.0 MQTT-3.2.2-3"),
+        citation="https://github.com/wolfSSL/wolfMQTT/issues/523",
+        fails=("mqtt5/connack/session-present-tells-of-a-session",),
+        state=_SessionPresentNever,
+    ),
+    Quirk(
+        name="takeover-in-silence",
+        what="A connection that is taken over ends without DISCONNECT 0x8E.",
+        statements=("5.0 MQTT-3.1.4-3",),
+        citation="https://github.com/eclipse-mosquitto/mosquitto/issues/2340",
+        reports=("mqtt5/session/second-connection-takes-over",),
+        connection=_TakeoverInSilence,
+    ),
+    Quirk(
+        name="takeover-keeps-both",
+        what="Two connections with one client id stay connected beside each other.",
+        statements=("3.1.1 MQTT-3.1.4-2", "5.0 MQTT-3.1.4-3"),
+        citation="https://github.com/nanomq/nanomq/issues/1927",
+        fails=("mqtt311/connect/second-connection-takes-over", "mqtt5/session/second-connection-takes-over"),
+        connection=_TakeoverKeepsBoth,
+    ),
+)

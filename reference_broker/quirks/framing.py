@@ -1,0 +1,124 @@
+"""Quirks in taking packets apart: what should be refused and is let through."""
+
+from __future__ import annotations
+
+from reference_broker.mqtt.codec import decode_packet
+from reference_broker.mqtt.connection import MqttConnection
+from reference_broker.mqtt.inbound import Inbound
+from reference_broker.mqtt.packets import PacketType, Pingresp, Publish
+from reference_broker.mqtt.phase import Phase
+from reference_broker.quirks.model import Quirk
+
+_MOSQUITTO = "docs/findings/mqtt.md#eclipse-mosquitto-2011-debian-12"
+_SERVERS_ONLY = frozenset((PacketType.SUBACK, PacketType.UNSUBACK, PacketType.PINGRESP))
+_ACKNOWLEDGEMENTS = frozenset((PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP))
+_QOS_0_AS_DUPLICATE = 0x38
+
+
+class _PingreqFlagsIgnored(MqttConnection):
+    __slots__ = ()
+
+    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+        if header >> 4 == PacketType.PINGREQ:
+            header = PacketType.PINGREQ << 4
+        super()._on_packet(header, data, body, end, now)
+
+
+class _PingreqBodyIgnored(MqttConnection):
+    __slots__ = ()
+
+    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+        super()._on_packet(header, data, body, body if header >> 4 == PacketType.PINGREQ else end, now)
+
+
+class _ServerPacketsIgnored(MqttConnection):
+    __slots__ = ()
+
+    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+        if self.phase is not Phase.CONNECTED or header >> 4 not in _SERVERS_ONLY:
+            super()._on_packet(header, data, body, end, now)
+
+
+class _AcknowledgementFlagsIgnored(MqttConnection):
+    __slots__ = ()
+
+    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+        if header >> 4 in _ACKNOWLEDGEMENTS:
+            header &= 0xF0
+        super()._on_packet(header, data, body, end, now)
+
+
+class _QosZeroDuplicateTaken(Inbound):
+    def on_bytes(self, header: int, data: bytes, start: int, body: int, end: int, now: float) -> int:
+        if header & _QOS_0_AS_DUPLICATE != _QOS_0_AS_DUPLICATE or header & 0x06:
+            return super().on_bytes(header, data, start, body, end, now)
+        packet = decode_packet(header & 0xF7, data, body, end, self._connection.version)
+        assert isinstance(packet, Publish)
+        self._on_publish(packet, now)
+        return end
+
+
+class _PingreqBeforeConnect(MqttConnection):
+    __slots__ = ()
+
+    def _check_opening(self, header: int) -> None:
+        if header != PacketType.PINGREQ << 4:
+            super()._check_opening(header)
+
+    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+        if self.phase is Phase.WAIT_CONNECT and header == PacketType.PINGREQ << 4:
+            self.send_packet(Pingresp())
+        else:
+            super()._on_packet(header, data, body, end, now)
+
+
+QUIRKS = (
+    Quirk(
+        name="pingreq-flags-ignored",
+        what="A PINGREQ with reserved header bits set is answered.",
+        statements=("3.1.1 MQTT-2.2.2-2", "5.0 MQTT-2.1.3-1"),
+        citation=_MOSQUITTO,
+        fails=("mqtt311/malformed/pingreq-flags-are-reserved", "mqtt5/malformed/reserved-bits-of-pingreq-refused"),
+        connection=_PingreqFlagsIgnored,
+    ),
+    Quirk(
+        name="pingreq-body-ignored",
+        what="A PINGREQ with a body is answered.",
+        statements=("3.1.1 MQTT-4.8.0-1", "5.0 MQTT-4.13.1-1"),
+        citation=_MOSQUITTO,
+        fails=("mqtt5/malformed/pingreq-with-body-refused",),
+        connection=_PingreqBodyIgnored,
+    ),
+    Quirk(
+        name="server-packets-ignored",
+        what="SUBACK, UNSUBACK and PINGRESP from a client are ignored in place of ending the connection.",
+        statements=("3.1.1 MQTT-4.8.0-1", "5.0 MQTT-4.13.1-1"),
+        citation=_MOSQUITTO,
+        fails=("mqtt311/malformed/packets-only-a-server-sends", "mqtt5/malformed/packets-of-the-server-refused"),
+        connection=_ServerPacketsIgnored,
+    ),
+    Quirk(
+        name="acknowledgement-flags-ignored",
+        what="PUBACK, PUBREC and PUBCOMP with reserved header bits set are taken.",
+        statements=("3.1.1 MQTT-2.2.2-2", "5.0 MQTT-2.1.3-1"),
+        citation=_MOSQUITTO,
+        fails=("mqtt5/malformed/reserved-bits-of-acknowledgements-refused",),
+        connection=_AcknowledgementFlagsIgnored,
+    ),
+    Quirk(
+        name="qos-0-dup-taken",
+        what="A QoS 0 PUBLISH with the DUP flag is passed on.",
+        statements=("3.1.1 MQTT-3.3.1-2", "5.0 MQTT-3.3.1-2"),
+        citation=_MOSQUITTO,
+        reports=("mqtt311/malformed/qos-0-publish-with-dup",),
+        inbound=_QosZeroDuplicateTaken,
+    ),
+    Quirk(
+        name="pingreq-before-connect-answered",
+        what="A PINGREQ before CONNECT is answered.",
+        statements=("3.1.1 MQTT-3.1.0-1", "5.0 MQTT-3.1.0-1"),
+        citation="https://github.com/halfgaar/FlashMQ/issues/104",
+        fails=("mqtt311/connect/first-packet-must-be-connect", "mqtt5/connect/first-packet-must-be-connect"),
+        connection=_PingreqBeforeConnect,
+    ),
+)

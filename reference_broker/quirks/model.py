@@ -1,0 +1,84 @@
+"""What a quirk is: a deviation of a real broker as classes that take the place of the reference broker's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar, cast
+
+import msgspec
+
+from reference_broker.core.broker_state import BrokerState
+from reference_broker.core.routing import SubscriptionTree
+from reference_broker.core.session import Session
+from reference_broker.mqtt.connection import MqttConnection
+from reference_broker.mqtt.inbound import Inbound
+from reference_broker.mqtt.outbound import Outbound
+
+_T = TypeVar("_T")
+
+
+class Quirk(msgspec.Struct, frozen=True, kw_only=True):
+    """One deviation. The classes override methods and call ``super()``, so that any number of quirks combine."""
+
+    name: str
+    what: str
+    """What the broker does, in one sentence."""
+    statements: tuple[str, ...]
+    """The statements it breaks, each with its version: ``5.0 MQTT-3.8.3-4``."""
+    citation: str
+    """Where it is reported: a link, or a page below ``docs`` with its heading."""
+    fails: tuple[str, ...] = ()
+    """Cases of the conformance suite that fail because of it."""
+    reports: tuple[str, ...] = ()
+    """Cases that report it without failing, since the standard only recommends otherwise."""
+    connection: type[MqttConnection] | None = None
+    inbound: type[Inbound] | None = None
+    outbound: type[Outbound] | None = None
+    state: type[BrokerState] | None = None
+    session: type[Session] | None = None
+    tree: type[SubscriptionTree] | None = None
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """The quirks of one broker."""
+
+    name: str
+    what: str
+    quirks: tuple[str, ...]
+
+
+class NodeClasses(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node builds its broker from."""
+
+    connection: type[MqttConnection] = MqttConnection
+    state: type[BrokerState] = BrokerState
+
+
+def combine(quirks: Iterable[Quirk]) -> NodeClasses:
+    """The classes of a node with these quirks; the reference broker's own classes stay as they are."""
+    quirks = tuple(quirks)
+    if not quirks:
+        return NodeClasses()
+    inbound = _mixed("QuirkyInbound", Inbound, (quirk.inbound for quirk in quirks), {})
+    outbound = _mixed("QuirkyOutbound", Outbound, (quirk.outbound for quirk in quirks), {})
+    session = _mixed("QuirkySession", Session, (quirk.session for quirk in quirks), {})
+    tree = _mixed("QuirkyTree", SubscriptionTree, (quirk.tree for quirk in quirks), {})
+    return NodeClasses(
+        connection=_mixed(
+            "QuirkyConnection",
+            MqttConnection,
+            (quirk.connection for quirk in quirks),
+            {"inbound_class": inbound, "outbound_class": outbound},
+        ),
+        state=_mixed(
+            "QuirkyState",
+            BrokerState,
+            (quirk.state for quirk in quirks),
+            {"session_class": session, "tree_class": tree},
+        ),
+    )
+
+
+def _mixed(name: str, base: type[_T], parts: Iterable[type[_T] | None], attributes: dict[str, object]) -> type[_T]:
+    bases = tuple(dict.fromkeys(part for part in parts if part is not None))
+    return cast(type[_T], type(name, bases or (base,), attributes))

@@ -1,0 +1,159 @@
+"""The broker from inside: bounds that must hold at any time, and what must be left when everybody has gone.
+
+The only part of the fuzzer that knows the broker's private parts.
+"""
+
+from __future__ import annotations
+
+import gc
+from math import inf
+
+import msgspec
+
+from reference_broker.core.broker_state import is_queue_topic
+from reference_broker.core.message import Message
+from reference_broker.core.routing import SubscriptionTree
+from reference_broker.core.session import Released, Session
+from reference_broker.mqtt.connection import MqttConnection
+from reference_broker.mqtt.phase import Phase
+from reference_broker.node import BrokerNode
+from sim.fuzz.failure import FuzzFailureError
+
+_MAX_PLANS = 1_024
+_ACKS_OF_ONE_SEND = 512
+_TIMERS_OF_A_NODE = 4
+
+
+def _require(condition: bool, signature: str, message: str) -> None:
+    if not condition:
+        raise FuzzFailureError(signature, message)
+
+
+def check_connection(connection: MqttConnection, *, inherited: int = 0) -> None:
+    """Bounds of one connection and its session. Raises :class:`FuzzFailureError`.
+
+    ``inherited``: QoS 2 messages that earlier connections of the session left unreleased; 3.1.1 does not bound them.
+    """
+    config = connection.broker.config.mqtt
+    partial = len(connection._partial)
+    _require(partial <= config.max_packet_bytes, "bound: partial packet", f"{partial} bytes are kept")
+    aliases = len(connection.inbound._aliases)
+    _require(aliases <= config.topic_alias_maximum, "bound: aliases", f"{aliases} aliases")
+    plans = len(connection.inbound._plans)
+    _require(plans <= _MAX_PLANS, "bound: plans", f"{plans} plans")
+    unconfirmed = connection.inbound.unconfirmed
+    most = 4 * config.receive_maximum + _ACKS_OF_ONE_SEND
+    _require(unconfirmed <= most, "bound: unconfirmed", f"{unconfirmed} acknowledgements wait")
+    if connection.phase is Phase.CLOSED:
+        _require(not partial and not unconfirmed, "closed but not empty", f"{partial} bytes, {unconfirmed} waiting")
+        session = connection.session
+        _require(session is None or session.connection is not connection, "closed but attached", connection.client_id)
+    elif connection.session is not None:
+        check_session(connection.session, connection)
+        unreleased = unreleased_by(connection)
+        most = max(config.receive_maximum, inherited)
+        _require(connection.version < 5 or unreleased <= most, "bound: receive maximum", f"{unreleased} unreleased")
+
+
+def unreleased_by(connection: MqttConnection) -> int:
+    """QoS 2 messages that the client has not released."""
+    return len(connection.session.inbound_qos2) if connection.session is not None else 0
+
+
+def check_session(session: Session, connection: MqttConnection | None) -> None:
+    """Bounds of one session. Raises :class:`FuzzFailureError`."""
+    queued = len(session.queued)
+    _require(queued <= session.max_queued, "bound: queued messages", f"{queued} messages")
+    size = sum(len(outgoing.message.payload) for outgoing in session.queued)
+    _require(size == session.queued_bytes, "queued bytes miscounted", f"{size} are {session.queued_bytes}")
+    _require(size <= session.max_queued_bytes, "bound: queued bytes", f"{size} bytes")
+    if connection is not None:
+        limits = connection.broker.config.mqtt
+        waiting = dict(session.unsent)
+        flying = sum(
+            not isinstance(outgoing, Released) and waiting.get(packet_id) is not outgoing
+            for packet_id, outgoing in session.in_flight.items()
+        )
+        _require(flying <= session.window, "bound: in flight", f"{flying} in a window of {session.window}")
+        subscriptions = len(session.subscriptions)
+        most = limits.max_subscriptions_per_client
+        _require(subscriptions <= most, "bound: subscriptions", f"{subscriptions} subscriptions")
+
+
+def tree_size(tree: SubscriptionTree) -> tuple[int, int]:
+    """(nodes below the root, subscriptions)."""
+    nodes = subscriptions = 0
+    stack = [tree._root]
+    while stack:
+        node = stack.pop()
+        nodes += len(node.children)
+        subscriptions += len(node.subscribers) + sum(len(group.members) for group in node.groups.values())
+        stack.extend(node.children.values())
+    return nodes, subscriptions
+
+
+def live_timers(node: BrokerNode) -> int:
+    """Timers that wait, the cancelled ones not counted."""
+    return sum(entry[2].callback is not None for entry in node.state.timers._entries)
+
+
+def check_node(node: BrokerNode, open_connections: int) -> None:
+    """What must add up in a whole broker, at any time. Raises :class:`FuzzFailureError`."""
+    state = node.state
+    sessions = list(state.sessions.values())
+    count = node.connection_count
+    _require(count == open_connections, "connections miscounted", f"{count} are {open_connections}")
+    connected = sum(session.connection is not None for session in sessions)
+    traffic = state.traffic
+    _require(traffic.connected == connected, "clients miscounted", f"{connected} are {traffic.connected}")
+    filters = [(name, entry) for session in sessions for name, entry in session.subscriptions.items()]
+    _require(traffic.subscriptions == len(filters), "subscriptions miscounted", f"{len(filters)}")
+    shared = sum(entry.share_name is not None for _, entry in filters)
+    _require(traffic.shared_subscriptions == shared, "shared subscriptions miscounted", f"{shared}")
+    in_tree = tree_size(state.tree)[1]
+    ordinary = sum(not is_queue_topic(name) for name, _ in filters)
+    _require(in_tree == ordinary, "subscription tree", f"{in_tree} subscriptions in the tree, {ordinary} in sessions")
+    most = 2 * count + 2 * len(sessions) + _TIMERS_OF_A_NODE
+    timers = live_timers(node)
+    _require(timers <= most, "bound: timers", f"{timers} timers for {count} connections, {len(sessions)} sessions")
+    _require(len(state.retained) <= state.config.mqtt.max_retained_messages, "bound: retained", "too many")
+    for session in sessions:
+        connection = session.connection
+        if isinstance(connection, MqttConnection):
+            check_session(session, connection)
+            _require(connection.session is session, "foreign session", session.client_id)
+        else:
+            check_session(session, None)
+            waits = session.expiry_timer is not None or session.expiry_s == inf
+            _require(waits, "session without end", f"{session.client_id!r} expires in {session.expiry_s} s")
+
+
+def check_empty(node: BrokerNode) -> None:
+    """Everybody has gone and every session has ended. Raises :class:`FuzzFailureError`."""
+    state = node.state
+    left = {
+        "connections": node.connection_count,
+        "sessions": len(state.sessions),
+        "nodes of the subscription tree": tree_size(state.tree)[0],
+        "timers": live_timers(node),
+        "connected clients": state.traffic.connected,
+        "subscriptions": state.traffic.subscriptions,
+        "shared subscriptions": state.traffic.shared_subscriptions,
+        "queue consumers": sum(node.engine.stats(name).consumers for name in node.engine.queues()),
+    }
+    if state.tracer is not None or not state.config.mqtt.retain_available:
+        # Else some may lie below a first level with a $ that nobody knows.
+        left["retained messages"] = len(state.retained)
+    found = {name: number for name, number in left.items() if number}
+    _require(not found, "left behind: " + ", ".join(sorted(found)), f"{found}")
+
+
+def survivors() -> int:
+    """Objects of finished lives that something still refers to: nodes, connections and sessions in memory."""
+    gc.collect()
+    return sum(isinstance(thing, BrokerNode | MqttConnection | Session) for thing in gc.get_objects())
+
+
+def without_payload(message: Message) -> Message:
+    """The message that deletes a retained one."""
+    return msgspec.structs.replace(message, payload=b"", retain=True, qos=0)
