@@ -122,6 +122,14 @@ def suback_ignores_maximum(patch: Patch) -> None:
     patch.replace(handlers, "_on_subscribe", on_subscribe)
 
 
+@mutant("lesser-topic-aliases-taken", "topic aliases are taken though CONNACK allows none")
+def aliases_taken(patch: Patch) -> None:
+    original = Inbound._resolve_topic
+    patch.replace(
+        Inbound, "_resolve_topic", lambda self, packet: packet.topic if packet.topic else original(self, packet)
+    )
+
+
 @mutant("lesser-packet-size-unchecked", "packets above the announced Maximum Packet Size are taken")
 def packet_size_unchecked(patch: Patch) -> None:
     original = MqttConnection._consume

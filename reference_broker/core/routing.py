@@ -1,13 +1,16 @@
 """Who gets a message: the subscription tree, and a cache from topic to route.
 
-The tree holds one node a filter level. A route is the answer for one topic: the subscribers with their options merged
+The tree holds one node a filter level. A cached route outlives changes of filters that do not match its topic: the
+latest changes are kept, and whoever asks for a route looks at those made since it was last known to be right. A route is the answer for one topic: the subscribers with their options merged
 (one copy a session, at the highest granted QoS, with all identifiers: MQTT 3.1.1 3.3.5-1, 5.0 3.3.4-2 to -4), and the
 shared groups.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
     from reference_broker.core.session import Session
 
 MAX_CACHED_ROUTES = 65_536
+_MAX_CHANGES = 24
+"""Changed filters that a route is held against; after more of them, matching anew costs less."""
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,12 +38,13 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RouteEntry:
-    """A subscriber of one topic, its overlapping subscriptions merged."""
+    """A subscriber of one topic, its overlapping subscriptions merged. Routes share entries: they never change."""
 
-    __slots__ = ("identifiers", "own", "qos", "retain_as_published", "session")
+    __slots__ = ("identifiers", "own", "qos", "retain_as_published", "session", "subscriptions")
 
     def __init__(self, session: Session, subscriptions: list[Subscription]) -> None:
         self.session = session
+        self.subscriptions = subscriptions
         self.qos = max(subscription.qos for subscription in subscriptions)
         self.retain_as_published = any(subscription.retain_as_published for subscription in subscriptions)
         self.identifiers = tuple(subscription.identifier for subscription in subscriptions if subscription.identifier)
@@ -75,28 +81,58 @@ class SharedGroup:
 
 
 class Route:
-    """Receivers of one topic. ``plan`` is room for a protocol to remember how it serves this route (see ``epoch``)."""
+    """Receivers of one topic."""
 
-    __slots__ = ("entries", "groups", "plan", "plan_epoch")
+    __slots__ = ("entries", "groups", "known_right_at")
 
     def __init__(self, entries: list[RouteEntry], groups: list[SharedGroup]) -> None:
         self.entries = entries
         self.groups = groups
-        self.plan: object = None
-        self.plan_epoch = -1
+        self.known_right_at = 0
+        """How many changes of filters with wildcards the tree had seen when this was last known to be right."""
 
 
 class _Node:
-    __slots__ = ("children", "groups", "subscribers")
+    __slots__ = ("children", "entries", "groups", "subscribers")
 
     def __init__(self) -> None:
         self.children: dict[str, _Node] = {}
         self.subscribers: dict[Session, Subscription] = {}
+        self.entries: dict[Session, RouteEntry] | None = None
+        """Of ``subscribers``, each for itself; made when a topic first matches."""
         self.groups: dict[str, SharedGroup] = {}
 
     @property
     def empty(self) -> bool:
         return not (self.children or self.subscribers or self.groups)
+
+    def add(self, session: Session, subscription: Subscription) -> None:
+        if subscription.share_name is not None:
+            self.groups.setdefault(subscription.share_name, SharedGroup()).members[session] = subscription
+            return
+        self.subscribers[session] = subscription
+        if self.entries is not None:
+            self.entries[session] = RouteEntry(session, [subscription])
+
+    def remove(self, session: Session, share_name: str | None) -> None:
+        if share_name is None:
+            self.subscribers.pop(session, None)
+            if self.entries is not None:
+                self.entries.pop(session, None)
+            return
+        group = self.groups.get(share_name)
+        if group is not None:
+            group.members.pop(session, None)
+            if not group.members:
+                del self.groups[share_name]
+
+    def all_entries(self) -> dict[Session, RouteEntry]:
+        entries = self.entries
+        if entries is None:
+            entries = self.entries = {
+                session: RouteEntry(session, [subscription]) for session, subscription in self.subscribers.items()
+            }
+        return entries
 
 
 class SubscriptionTree:
@@ -105,91 +141,131 @@ class SubscriptionTree:
     def __init__(self) -> None:
         self._root = _Node()
         self._routes: dict[str, Route] = {}
+        self._changes = 0
+        self._changed: deque[list[str]] = deque(maxlen=_MAX_CHANGES)
+        """The latest filters with wildcards that came or went, by level."""
         self.epoch = 0
         """Changes whenever a remembered plan may have become wrong."""
+        self.sessions_epoch = 0
+        """Changes when a plan may have become wrong although its route is the same: a session came, went or changed."""
 
     def invalidate_plans(self) -> None:
         """A session connected, disconnected or changed: plans are stale, routes are not."""
         self.epoch += 1
+        self.sessions_epoch += 1
 
     def add(self, session: Session, subscription: Subscription) -> None:
         """Add or replace the session's subscription to this filter (and share name)."""
         node = self._root
-        for level in subscription.topic_filter.split("/"):
+        levels = subscription.topic_filter.split("/")
+        for level in levels:
             child = node.children.get(level)
             if child is None:
                 child = node.children[level] = _Node()
             node = child
-        if subscription.share_name is None:
-            node.subscribers[session] = subscription
-        else:
-            node.groups.setdefault(subscription.share_name, SharedGroup()).members[session] = subscription
-        self._changed(subscription.topic_filter)
+        node.add(session, subscription)
+        self._note_change(subscription.topic_filter, levels)
 
     def remove(self, session: Session, subscription: Subscription) -> None:
         """Remove a subscription; unknown ones are ignored."""
         path: list[tuple[_Node, str]] = []
         node = self._root
-        for level in subscription.topic_filter.split("/"):
+        levels = subscription.topic_filter.split("/")
+        for level in levels:
             path.append((node, level))
             child = node.children.get(level)
             if child is None:
                 return
             node = child
-        if subscription.share_name is None:
-            node.subscribers.pop(session, None)
-        else:
-            group = node.groups.get(subscription.share_name)
-            if group is not None:
-                group.members.pop(session, None)
-                if not group.members:
-                    del node.groups[subscription.share_name]
+        node.remove(session, subscription.share_name)
         for parent, level in reversed(path):
             if not parent.children[level].empty:
                 break
             del parent.children[level]
-        self._changed(subscription.topic_filter)
+        self._note_change(subscription.topic_filter, levels)
 
-    def _changed(self, topic_filter: str) -> None:
+    def _note_change(self, topic_filter: str, levels: list[str]) -> None:
         self.epoch += 1
         if "+" in topic_filter or "#" in topic_filter:
-            self._routes.clear()
+            self._changes += 1
+            self._changed.append(levels)
         else:
             self._routes.pop(topic_filter, None)
 
     def route(self, topic: str) -> Route:
         """Receivers of a topic name; the answer is cached until a subscription that could change it changes."""
         route = self._routes.get(topic)
-        if route is None:
-            if len(self._routes) >= MAX_CACHED_ROUTES:
-                self._routes.clear()
-            route = self._routes[topic] = self._match(topic)
+        if route is not None:
+            behind = self._changes - route.known_right_at
+            if not behind:
+                return route
+            if behind <= _MAX_CHANGES and not self._is_touched(topic, behind):
+                route.known_right_at = self._changes
+                return route
+        elif len(self._routes) >= MAX_CACHED_ROUTES:
+            self._routes.clear()
+        route = self._routes[topic] = self._match(topic)
+        route.known_right_at = self._changes
         return route
 
+    def _is_touched(self, topic: str, count: int) -> bool:
+        """Whether one of the last ``count`` changed filters matches the topic."""
+        levels = topic.split("/")
+        return any(_may_match(changed, levels) for changed in islice(reversed(self._changed), count))
+
     def _match(self, topic: str) -> Route:
-        found: dict[Session, list[Subscription]] = {}
+        found: dict[Session, RouteEntry] = {}
         groups: list[SharedGroup] = []
         for node in self._walk(topic):
-            for session, subscription in node.subscribers.items():
-                found.setdefault(session, []).append(subscription)
-            groups.extend(node.groups.values())
-        return Route([RouteEntry(session, subscriptions) for session, subscriptions in found.items()], groups)
+            if node.subscribers:
+                entries = node.all_entries()
+                if found and not found.keys().isdisjoint(entries):
+                    entries = _merged(found, entries)
+                found.update(entries)
+            if node.groups:
+                groups.extend(node.groups.values())
+        return Route(list(found.values()), groups)
 
     def _walk(self, topic: str) -> Iterator[_Node]:
         """Nodes whose filter matches the topic."""
-        levels = topic.split("/")
-        last = len(levels)
-        stack = [(self._root, 0)]
-        while stack:
-            node, depth = stack.pop()
-            wildcards = depth > 0 or not topic.startswith("$")
-            if wildcards and (rest := node.children.get("#")) is not None:
-                yield rest
-            if depth == last:
-                yield node
-                continue
-            if wildcards and (single := node.children.get("+")) is not None:
-                stack.append((single, depth + 1))
-            child = node.children.get(levels[depth])
-            if child is not None:
-                stack.append((child, depth + 1))
+        nodes = [self._root]
+        wildcards = topic[:1] != "$"
+        for level in topic.split("/"):
+            below = []
+            for node in nodes:
+                children = node.children
+                if wildcards:
+                    if "#" in children:
+                        yield children["#"]
+                    if "+" in children:
+                        below.append(children["+"])
+                if level in children:
+                    below.append(children[level])
+            if not below:
+                return
+            nodes = below
+            wildcards = True
+        for node in nodes:
+            yield node
+            if "#" in node.children:
+                yield node.children["#"]
+
+
+def _merged(found: dict[Session, RouteEntry], more: dict[Session, RouteEntry]) -> dict[Session, RouteEntry]:
+    """The entries of ``more``, with the subscriptions that their sessions already have in ``found``."""
+    return {
+        session: RouteEntry(session, [*found[session].subscriptions, *entry.subscriptions])
+        if session in found
+        else entry
+        for session, entry in more.items()
+    }
+
+
+def _may_match(levels: list[str], topic_levels: list[str]) -> bool:
+    """Whether a filter matches a topic, both by level; also True for ``$`` topics that a leading wildcard misses."""
+    for index, level in enumerate(levels):
+        if level == "#":
+            return True
+        if index >= len(topic_levels) or (level != "+" and level != topic_levels[index]):
+            return False
+    return len(levels) == len(topic_levels)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from reference_broker.core.broker_state import is_queue_topic
 from reference_broker.core.message import Message
 from reference_broker.core.queues import QueueError, QueueErrorCode
+from reference_broker.core.routing import Route
 from reference_broker.core.session import Session
 from reference_broker.core.topics import TopicError, is_sys_topic, validate_topic
 from reference_broker.mqtt import handlers, runs
@@ -35,13 +36,14 @@ _PUBCOMP_START = b"\x70\x02"
 class _Plan:
     """How PUBLISH packets with one prefix are served. ``targets`` is None where they must go the general way."""
 
-    __slots__ = ("as_it_is", "epoch", "targets", "topic")
+    __slots__ = ("as_it_is", "epoch", "route", "sessions_epoch", "targets", "topic")
 
     def __init__(self, topic: str, *, as_it_is: bool) -> None:
         self.topic = topic
         self.as_it_is = as_it_is
         """The bytes may go to others: their remaining length is in its shortest form, which 3.1.1 does not demand."""
-        self.epoch = -1
+        self.epoch = self.sessions_epoch = -1
+        self.route: Route | None = None
         self.targets: list[MqttConnection] | None = None
 
 
@@ -186,7 +188,11 @@ class Inbound:
         """Find out whether packets of this plan may be forwarded as they are, and to whom."""
         connection = self._connection
         tree = self._broker.tree
+        route = tree.route(plan.topic)
         plan.epoch = tree.epoch
+        if route is plan.route and plan.sessions_epoch == tree.sessions_epoch:
+            return  # only subscriptions that do not concern this topic have changed
+        plan.route, plan.sessions_epoch = route, tree.sessions_epoch
         plan.targets = None
         if self._broker.tracer is not None or plan.topic[0] == "$" or frame_bytes > self._max_payload_bytes:
             # The general way looks at the payload itself.
@@ -195,7 +201,6 @@ class Inbound:
             return
         if connection.grants is not None and not connection.grants.may_publish(plan.topic):
             return
-        route = tree.route(plan.topic)
         if route.groups:
             return
         targets: list[MqttConnection] = []

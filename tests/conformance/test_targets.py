@@ -140,7 +140,7 @@ def test_the_lesser_reference_target_is_as_little_as_a_server_may_be() -> None:
         found = probe(broker.target, broker.endpoint)
     lacking = ("qos2", "retain", "wildcards", "shared", "subscription_identifiers")
     assert [found[name] for name in lacking] == [False] * len(lacking)
-    assert (found["receive_maximum"], found["topic_alias_maximum"], found["maximum_packet_size"]) == (2, 2, 1_024)
+    assert (found["receive_maximum"], found["topic_alias_maximum"], found["maximum_packet_size"]) == (2, 0, 1_024)
 
 
 def test_a_broker_that_ends_at_once_is_reported_with_its_log() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import LASTING, expect_error, pass_time, qos_levels, wire_size
+from conformance.cases.mqtt5.support import LASTING, TOPIC_ALIAS_INVALID, expect_error, pass_time, qos_levels, wire_size
 from conformance.connection import Connection
 from conformance.wire import (
     NO_PROPERTIES,
@@ -291,6 +291,29 @@ async def packet_size(ctx: CaseContext) -> None:
     await watcher.expect_publish(topic, exact.payload)
     connection.send(Publish(topic=topic, payload=exact.payload + b"x"))
     await expect_error(ctx, connection, _PACKET_TOO_LARGE)
+    publisher = await ctx.connect(name="publisher")
+    await _expect_no_message(ctx, publisher, watcher)
+
+
+@case(
+    "mqtt5/lesser-server/topic-alias-where-none-is-allowed-refused",
+    clauses=("MQTT-3.2.2-18", "MQTT-4.13.1-1"),
+    requires=("not topic_alias_maximum",),
+    mutant="lesser-topic-aliases-taken",
+    near_miss="v5-closes-silently",
+    judged_on=LESSER,
+)
+async def topic_alias(ctx: CaseContext) -> None:
+    """A topic alias is an error on a server that announces no Topic Alias Maximum.
+
+    A PUBLISH with its topic and the alias 1 ends the connection, best after DISCONNECT 0x94, and reaches nobody.
+    """
+    topic = ctx.topic()
+    watcher = await ctx.connect(name="watcher")
+    await watcher.subscribe(topic)
+    connection = await ctx.connect(name="client")
+    connection.send(Publish(topic=topic, payload=b"aliased", properties=Properties(topic_alias=1)))
+    await expect_error(ctx, connection, TOPIC_ALIAS_INVALID)
     publisher = await ctx.connect(name="publisher")
     await _expect_no_message(ctx, publisher, watcher)
 
