@@ -7,6 +7,7 @@ Nothing here sleeps to see whether something might still arrive: :meth:`Connecti
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 import time
@@ -87,6 +88,8 @@ class Connection(asyncio.Protocol):
         self.client_id = ""
         self.closed = False
         """The broker ended the connection (or :meth:`abort` did)."""
+        self.skip_malformed = False
+        """Pass over packets that break the rules, as long as their length can be read; for what is judged elsewhere."""
         self._decoder = Decoder(version)
         self._inbox: deque[Packet] = deque()
         self._wake = asyncio.Event()
@@ -111,8 +114,15 @@ class Connection(asyncio.Protocol):
         pending = self._decoder.pending
         try:
             for frame in self._decoder.feed_frames(data):
-                packet = decode_packet(frame, self.version)
                 position += len(frame)
+                try:
+                    packet = decode_packet(frame, self.version)
+                except MalformedPacketError as error:
+                    if not self.skip_malformed:
+                        position -= len(frame)
+                        raise
+                    self.ctx.transcript.add(self.name, "recv", frame, f"MALFORMED, passed over: {error}")
+                    continue
                 self.ctx.transcript.add(self.name, "recv", frame, describe(packet))
                 if len(self._inbox) >= _MAX_INBOX_PACKETS:
                     message = f"more than {_MAX_INBOX_PACKETS} packets that the case did not ask for"
@@ -195,7 +205,8 @@ class Connection(asyncio.Protocol):
         """Half-close: the broker learns that nothing more will come, and may still answer."""
         self.ctx.transcript.add(self.name, "event", decoded="half-closed by the case")
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write_eof()
+            with contextlib.suppress(OSError):  # the broker may have reset the connection a moment ago
+                self._transport.write_eof()
 
     def abort(self) -> None:
         """End the network connection without DISCONNECT, by a reset."""

@@ -125,3 +125,17 @@ def suback_after_puback(patch: Patch) -> None:
         return take_output
 
     patch.wrap(MqttConnection, "take_output", make)
+
+
+@variation("v3-pubrec-repeated-on-return", "a publisher that comes back gets its PUBRECs once more, unasked")
+def pubrec_repeated_on_return(patch: Patch) -> None:
+    def make(original: Callable[[BrokerState, Session, float], None]) -> Callable[[BrokerState, Session, float], None]:
+        def resume(self: BrokerState, session: Session, now: float) -> None:
+            original(self, session, now)
+            if isinstance(session.connection, MqttConnection):
+                for packet_id in session.inbound_qos2:
+                    session.connection.send(b"\x50\x02" + packet_id.to_bytes(2, "big"))
+
+        return resume
+
+    patch.wrap(BrokerState, "resume", make)

@@ -126,3 +126,10 @@ def test_a_running_broker_cannot_be_started_for_each_case() -> None:
     with pytest.raises(TargetError, match="broker_per_case"):
         parse_target("name = 'x'\nbroker_per_case = true\n")
     assert load_target("amqtt").broker_per_case
+
+
+def test_what_a_broker_adds_to_its_duty_is_reported_and_not_failed() -> None:
+    """amqtt says PUBREC once more to a publisher that is back; aedes lets a publisher wait for a deaf subscriber."""
+    (outcome,) = outcomes(broken("v3-pubrec-repeated-on-return"), f"{SESSION}/owed-release-finishes-after-reconnect")
+    assert outcome.result.verdict is CaseVerdict.NON_STRICT
+    assert "repeats its PUBREC" in outcome.result.detail

@@ -110,6 +110,15 @@ def qos_levels(ctx: CaseContext) -> tuple[int, ...]:
     return tuple(qos for qos in (0, 1, 2) if qos == 0 or ctx.capabilities[f"qos{qos}"])
 
 
+async def comes(connection: Connection, kind: type[Packet], *, within_s: float = 2.0) -> bool:
+    """Whether the next packet is of this kind; for what a broker need not send at once."""
+    try:
+        await connection.expect(kind, within_s=within_s)
+    except CaseFailureError:
+        return False
+    return True
+
+
 async def subscribe_at(ctx: CaseContext, connection: Connection, *filters: str, qos: int) -> None:
     """Subscribe and be granted ``qos``; a broker may grant less, and then what follows cannot be asked of it."""
     granted = min(await connection.subscribe(*filters, qos=qos))
