@@ -8,7 +8,6 @@ from weakref import WeakSet
 from conformance.mutants import Patch, mutant, variation
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.mqtt.errors import ProtocolError
-from reference_broker.mqtt.outbound import Outbound
 
 _Receive = Callable[[MqttConnection, bytes, float], None]
 _UNREAD_BYTES = 1_000_000
@@ -123,12 +122,11 @@ def small_pieces(patch: Patch) -> None:
 
 @variation("slow-readers-are-ended", "a client that leaves more than a megabyte unread is disconnected")
 def slow_readers_ended(patch: Patch) -> None:
-    def forward(self: Outbound, run: bytes, count: int) -> None:
-        connection = self._connection
-        if connection.unread_bytes > _UNREAD_BYTES:
-            connection.transport_stalled(self._broker.now)
-        if not connection.closing:
+    def forward(self: MqttConnection, run: bytes, count: int) -> None:
+        if self.unread_bytes > _UNREAD_BYTES:
+            self.transport_stalled(self.broker.now)
+        if not self.closing:
             original(self, run, count)
 
-    original = Outbound.forward
-    patch.replace(Outbound, "forward", forward)
+    original = MqttConnection.forward
+    patch.replace(MqttConnection, "forward", forward)

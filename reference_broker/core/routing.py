@@ -1,26 +1,23 @@
 """Who gets a message: the subscription tree, and a cache from topic to route.
 
-The tree holds one node a filter level. A cached route outlives changes of filters that do not match its topic: the
-latest changes are kept, and whoever asks for a route looks at those made since it was last known to be right. A route is the answer for one topic: the subscribers with their options merged
+The tree holds one node a filter level. A route is the answer for one topic: the subscribers with their options merged
 (one copy a session, at the highest granted QoS, with all identifiers: MQTT 3.1.1 3.3.5-1, 5.0 3.3.4-2 to -4), and the
-shared groups.
+shared groups. A cached route outlives changes of filters that do not match its topic (see ``filter_changes``).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from reference_broker.core.filter_changes import FilterChanges
 
 if TYPE_CHECKING:
     from reference_broker.core.session import Session
 
 MAX_CACHED_ROUTES = 65_536
-_MAX_CHANGES = 24
-"""Changed filters that a route is held against; after more of them, matching anew costs less."""
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,12 +42,20 @@ class RouteEntry:
     def __init__(self, session: Session, subscriptions: list[Subscription]) -> None:
         self.session = session
         self.subscriptions = subscriptions
+        self.own: RouteEntry | None = self
+        """What holds for the session's own publishes: No Local subscriptions do not count; None = nothing is left."""
+        if len(subscriptions) == 1:
+            (only,) = subscriptions
+            self.qos = only.qos
+            self.retain_as_published = only.retain_as_published
+            self.identifiers: tuple[int, ...] = (only.identifier,) if only.identifier else ()
+            if only.no_local:
+                self.own = None
+            return
         self.qos = max(subscription.qos for subscription in subscriptions)
         self.retain_as_published = any(subscription.retain_as_published for subscription in subscriptions)
         self.identifiers = tuple(subscription.identifier for subscription in subscriptions if subscription.identifier)
         foreign = [subscription for subscription in subscriptions if not subscription.no_local]
-        self.own: RouteEntry | None = self
-        """What holds for the session's own publishes: No Local subscriptions do not count; None = nothing is left."""
         if len(foreign) < len(subscriptions):
             self.own = RouteEntry(session, foreign) if foreign else None
 
@@ -141,9 +146,7 @@ class SubscriptionTree:
     def __init__(self) -> None:
         self._root = _Node()
         self._routes: dict[str, Route] = {}
-        self._changes = 0
-        self._changed: deque[list[str]] = deque(maxlen=_MAX_CHANGES)
-        """The latest filters with wildcards that came or went, by level."""
+        self._changes = FilterChanges()
         self.epoch = 0
         """Changes whenever a remembered plan may have become wrong."""
         self.sessions_epoch = 0
@@ -186,32 +189,28 @@ class SubscriptionTree:
 
     def _note_change(self, topic_filter: str, levels: list[str]) -> None:
         self.epoch += 1
+        if not self._routes:
+            return
         if "+" in topic_filter or "#" in topic_filter:
-            self._changes += 1
-            self._changed.append(levels)
+            self._changes.note(topic_filter, levels)
         else:
             self._routes.pop(topic_filter, None)
 
     def route(self, topic: str) -> Route:
         """Receivers of a topic name; the answer is cached until a subscription that could change it changes."""
+        changes = self._changes
         route = self._routes.get(topic)
         if route is not None:
-            behind = self._changes - route.known_right_at
-            if not behind:
+            if route.known_right_at == changes.count:
                 return route
-            if behind <= _MAX_CHANGES and not self._is_touched(topic, behind):
-                route.known_right_at = self._changes
+            if not changes.concern(topic, route.known_right_at):
+                route.known_right_at = changes.count
                 return route
         elif len(self._routes) >= MAX_CACHED_ROUTES:
             self._routes.clear()
         route = self._routes[topic] = self._match(topic)
-        route.known_right_at = self._changes
+        route.known_right_at = changes.count
         return route
-
-    def _is_touched(self, topic: str, count: int) -> bool:
-        """Whether one of the last ``count`` changed filters matches the topic."""
-        levels = topic.split("/")
-        return any(_may_match(changed, levels) for changed in islice(reversed(self._changed), count))
 
     def _match(self, topic: str) -> Route:
         found: dict[Session, RouteEntry] = {}
@@ -259,13 +258,3 @@ def _merged(found: dict[Session, RouteEntry], more: dict[Session, RouteEntry]) -
         else entry
         for session, entry in more.items()
     }
-
-
-def _may_match(levels: list[str], topic_levels: list[str]) -> bool:
-    """Whether a filter matches a topic, both by level; also True for ``$`` topics that a leading wildcard misses."""
-    for index, level in enumerate(levels):
-        if level == "#":
-            return True
-        if index >= len(topic_levels) or (level != "+" and level != topic_levels[index]):
-            return False
-    return len(levels) == len(topic_levels)

@@ -54,6 +54,7 @@ class MqttConnection:
         "_journal",
         "_last_received",
         "_limit",
+        "_max_unread_bytes",
         "_needed",
         "_out",
         "_out_bytes",
@@ -137,6 +138,7 @@ class MqttConnection:
         self._journal = broker.journal
         self._awaited_turn = 0
         self._held: HeldOutput | None = None
+        self._max_unread_bytes = broker.config.mqtt.max_unread_bytes
         self._wake = wake
         self._out: list[bytes] = []
         self._out_bytes = 0
@@ -158,6 +160,19 @@ class MqttConnection:
         """Add bytes to this turn's output."""
         self._out.append(data)
         self._out_bytes += len(data)
+        if not self._dirty:
+            self._dirty = True
+            self._wake(self)
+
+    def forward(self, run: bytes, count: int) -> None:
+        """Send ``count`` QoS 0 packets that are ready on the wire; a client too slow for them loses them."""
+        size = len(run)
+        if self.backlog_bytes + self._out_bytes + size > self._max_unread_bytes:
+            self.outbound.drop(count)
+            return
+        # As send() does, without the call: this is done for every delivery.
+        self._out.append(run)
+        self._out_bytes += size
         if not self._dirty:
             self._dirty = True
             self._wake(self)

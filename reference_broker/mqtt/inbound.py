@@ -129,7 +129,7 @@ class Inbound:
             run = data[start:end]
             dropped = traffic.dropped
             for target in targets:
-                target.outbound.forward(run, count)
+                target.forward(run, count)
             sent = count * len(targets) - (traffic.dropped - dropped)
             traffic.publishes_sent += sent
             traffic.payload_bytes_sent += sent * payload_bytes

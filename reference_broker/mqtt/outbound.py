@@ -35,13 +35,10 @@ class Outbound:
 
     # -- deliveries ----------------------------------------------------------------------------------------------
 
-    def forward(self, run: bytes, count: int) -> None:
-        """Send ``count`` QoS 0 packets that are ready on the wire; a client too slow for them loses them."""
-        if self._connection.unread_bytes + len(run) > self._max_unread_bytes:
-            self.dropped += count
-            self._traffic.dropped += count
-        else:
-            self._connection.send(run)
+    def drop(self, count: int) -> None:
+        """The client is too slow for so many QoS 0 messages, and loses them."""
+        self.dropped += count
+        self._traffic.dropped += count
 
     def can_send_run(self, count: int) -> int:
         """As :meth:`Session.can_send_run`."""
@@ -67,8 +64,7 @@ class Outbound:
         """As :meth:`SessionConnection.send_publish`."""
         connection = self._connection
         if qos == 0 and connection.unread_bytes + len(message.payload) > self._max_unread_bytes:
-            self.dropped += 1
-            self._traffic.dropped += 1
+            self.drop(1)
             return False
         header = 0x30 | qos << 1
         if retain:
