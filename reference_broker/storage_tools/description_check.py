@@ -31,7 +31,8 @@ def check_descriptions(disk: ReadOnlyDisk, layout: StoreLayout, findings: Findin
     """Check every queue's description, and look for queues whose import or creation did not finish."""
     if layout.format is StoreFormat.ASSAY:
         for queue in layout.queues:
-            _check_assay(disk, queue, findings)
+            if not queue.is_sessions:
+                _check_assay(disk, queue, findings)
         for name in disk.list(ROOT):
             if name.endswith(IMPORTING_SUFFIX):
                 meaning = "the queue does not exist yet; import it again, or let repair drop what is there"

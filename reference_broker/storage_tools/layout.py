@@ -2,7 +2,8 @@
 
 Four layouts are known. Only one is Assay's own; the others differ in folders, and GoQueue in the files as well:
 
-- ``assay``: ``queues/<queue>/{queue.json, partitions/<id>/*.seg, consumers/<group>/...}``
+- ``assay``: ``queues/<queue>/{queue.json, partitions/<id>/*.seg, consumers/<group>/...}``, and ``sessions/*.seg``,
+  which counts as a queue of one partition with the name ``$sessions``
 - ``fluxmq-partitions``: the same with FluxMQ's names and its settings in ``config/queues.json``
 - ``fluxmq-segments``: ``queues/<queue>/segments/*.seg``, groups in ``groups/<queue>/<group>.json``
 - ``goqueue``: ``<topic>/<partition>/*.log``, at any depth
@@ -19,6 +20,7 @@ import msgspec
 from reference_broker.storage.file_names import parse_segment_name, parse_swap_name, segment_name
 from reference_broker.storage.foreign.goqueue_message import GoQueueLayout
 from reference_broker.storage.queue_store import ROOT, QueueDescription
+from reference_broker.storage.session_store import FOLDER as SESSIONS_FOLDER
 from reference_broker.storage_tools.read_only_disk import LOCK_NAME, ReadOnlyDisk, join
 
 MAX_DEPTH = 8
@@ -30,6 +32,8 @@ REPAIR_PREFIX = "repair-"
 IMPORTING_SUFFIX = ".importing"
 """A queue whose import has not finished."""
 _MAX_DESCRIPTION_BYTES = 64 * 1024
+SESSIONS_NAME = "$sessions"
+"""What sessions and retained messages are called where queues are listed."""
 UNREADABLE_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding damaged JSON may raise."""
 
@@ -99,6 +103,11 @@ class QueuePlace(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     partitions: tuple[PartitionPlace, ...]
     """By number."""
+
+    @property
+    def is_sessions(self) -> bool:
+        """Not a queue, but the log of sessions and retained messages."""
+        return self.folder == SESSIONS_FOLDER
 
 
 class StoreLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -240,6 +249,9 @@ def _queues(disk: ReadOnlyDisk, store_format: StoreFormat) -> list[QueuePlace]:
                 _partition(disk, name, number, f"{folder}/partitions/{number}", store_format) for number in numbers
             ]
         queues.append(QueuePlace(name=name, folder=folder, partitions=tuple(partitions)))
+    if store_format is StoreFormat.ASSAY and disk.is_folder(SESSIONS_FOLDER):
+        sessions = _partition(disk, SESSIONS_NAME, 0, SESSIONS_FOLDER, store_format)
+        queues.append(QueuePlace(name=SESSIONS_NAME, folder=SESSIONS_FOLDER, partitions=(sessions,)))
     return queues
 
 
