@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from conformance.mutants import all_mutants, applied
 from reference_broker.config import BrokerConfig, Durability, SessionsConfig
 from reference_broker.core.queues import SyncJob
 from reference_broker.mqtt import packets as p
@@ -145,13 +146,9 @@ class CrashWorld:
                 self.answer(client)
 
 
-@pytest.mark.parametrize("version", [p.V311, p.V5])
-@pytest.mark.parametrize("durability", [Durability.INTERVAL, Durability.FSYNC])
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_nothing_is_lost_and_qos_2_comes_once(
-    strict_client: type[StrictClient], seed: int, durability: Durability, version: int
-) -> None:
-    world = CrashWorld(strict_client, seed, durability, version)
+def live(make: type[StrictClient], seed: int, durability: Durability, version: int) -> None:
+    """One life with crashes; raises :class:`AssertionError` when the broker's promise was broken."""
+    world = CrashWorld(make, seed, durability, version)
     for client in world.clients:
         world.connect(client)
     for client in world.subscribers:
@@ -173,6 +170,46 @@ def test_nothing_is_lost_and_qos_2_comes_once(
         assert not lost, f"{client.client_id}: {lost}"
         twice = [payload for payload, qos in world.sent.items() if qos == 2 and counts[payload] > 1]
         assert not twice, f"{client.client_id}: {twice}"
-    session = world.node.state.sessions["s0"]
-    assert not session.in_flight
-    assert not session.queued
+    # A restart finds the end of everything, too.
+    world.crash()
+    for client in world.subscribers:
+        world.connect(client)
+    before = sum(len(client.got) for client in world.subscribers)
+    for _ in range(20):
+        world.turn()
+    assert sum(len(client.got) for client in world.subscribers) == before, "what was acknowledged comes again"
+    assert not any(world.node.state.sessions[client.client_id].in_flight for client in world.subscribers)
+
+
+@pytest.mark.parametrize("version", [p.V311, p.V5])
+@pytest.mark.parametrize("durability", [Durability.INTERVAL, Durability.FSYNC])
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_nothing_is_lost_and_qos_2_comes_once(
+    strict_client: type[StrictClient], seed: int, durability: Durability, version: int
+) -> None:
+    live(strict_client, seed, durability, version)
+
+
+def planted(*, legal: bool) -> list[str]:
+    return [name for name, found in all_mutants().items() if name.startswith("sessions-") and found.legal is legal]
+
+
+@pytest.mark.parametrize("name", planted(legal=False))
+def test_a_planted_bug_is_found(strict_client: type[StrictClient], name: str) -> None:
+    with applied(name):
+        for seed in range(SEEDS):
+            for durability in (Durability.INTERVAL, Durability.FSYNC):
+                try:
+                    live(strict_client, seed, durability, p.V5)
+                except AssertionError as found:
+                    print(f"seed {seed}, {durability}: {found}"[:300])
+                    return
+    pytest.fail("nobody noticed")
+
+
+@pytest.mark.parametrize("name", planted(legal=True))
+def test_a_legal_variation_is_not_accused(strict_client: type[StrictClient], name: str) -> None:
+    with applied(name):
+        for seed in range(5):
+            for durability in (Durability.INTERVAL, Durability.FSYNC):
+                live(strict_client, seed, durability, p.V311)
