@@ -1,6 +1,6 @@
 """Planted bugs of durable sessions: what a broker may forget, confuse or tell too early, and legal variations.
 
-None of the bugs shows while the broker lives: the lives with crashes in ``tests/mqtt/test_session_crashes.py`` find them.
+None of the bugs shows while the broker lives: the crashes of ``tests/mqtt/test_session_crashes.py`` find them.
 """
 
 from __future__ import annotations
@@ -98,9 +98,6 @@ def _restoring(patch: Patch, change: Callable[[StoredState], None]) -> None:
             return original(broker, journal, stored, now)
 
         return restore
-
-    # The node has imported the function by name.
-    from reference_broker import node
 
     patch.wrap(node, "restore", make)
 
