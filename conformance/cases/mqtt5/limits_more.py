@@ -1,0 +1,162 @@
+"""Quotas and packet sizes where they meet other features: QoS, retained messages, resuming (3.1.2.11 and 4.9)."""
+
+from __future__ import annotations
+
+from conformance.case import CaseContext, case
+from conformance.cases.mqtt5.support import LASTING, resume, subscribe_at
+from conformance.wire import Properties, Puback, Publish, Subscription, describe
+
+_SMALL_PACKET_BYTES = 120
+_LARGE_PAYLOAD = b"x" * 200
+
+
+@case(
+    "mqtt5/flow-control/qos1-and-qos2-share-the-quota",
+    clauses=("MQTT-3.3.4-9", "MQTT-4.9.0-1", "MQTT-4.9.0-2"),
+    requires=("qos1", "qos2"),
+    mutant="v5-quota-for-each-qos",
+    near_miss="v5-writes-in-pieces",
+)
+async def shared_quota(ctx: CaseContext) -> None:
+    """The client's Receive Maximum counts QoS 1 and QoS 2 messages together, and no QoS 0 messages.
+
+    For a client with Receive Maximum 2, messages at QoS 1, 2, 1 and 2 are published, and one at QoS 0 on another topic.
+    The first two come, and the one at QoS 0. Each finished exchange, PUBACK or PUBCOMP, brings one more.
+    """
+    topic, free = ctx.topic("counted"), ctx.topic("free")
+    client = await ctx.connect(name="client", properties=Properties(receive_maximum=2))
+    await subscribe_at(ctx, client, topic, free, qos=2)
+    publisher = await ctx.connect(name="publisher")
+    levels = (1, 2, 1, 2)
+    for number, qos in enumerate(levels):
+        await publisher.publish(topic, str(number).encode(), qos=qos)
+    await publisher.publish(free, b"free")
+    await publisher.barrier()
+    unfinished = [
+        await client.expect_publish(topic, str(number).encode(), qos=levels[number], ack=False) for number in (0, 1)
+    ]
+    await client.expect_publish(free, b"free", qos=0)
+    await client.expect_nothing()
+    for number in (2, 3):
+        await client.acknowledge(unfinished.pop(0))
+        unfinished.append(await client.expect_publish(topic, str(number).encode(), qos=levels[number], ack=False))
+        await client.expect_nothing()
+    for message in unfinished:
+        await client.acknowledge(message)
+    await client.expect_nothing()
+
+
+@case(
+    "mqtt5/flow-control/retained-messages-respect-the-quota",
+    clauses=("MQTT-3.3.4-9", "MQTT-4.9.0-2", "MQTT-3.3.1-9"),
+    requires=("qos1", "retain", "wildcards"),
+    mutant="v5-retained-messages-ignore-the-quota",
+    near_miss="v5-retained-before-suback",
+)
+async def retained_quota(ctx: CaseContext) -> None:
+    """Retained messages for a new subscription count against the client's Receive Maximum.
+
+    A client with Receive Maximum 2 subscribes with a filter that matches five retained messages at QoS 1. Two come;
+    each PUBACK brings one more, until all five have come once.
+    """
+    topics = {ctx.topic(f"kept/{number}") for number in range(5)}
+    publisher = await ctx.connect(name="publisher")
+    for topic in sorted(topics):
+        await publisher.publish(topic, b"kept", qos=1, retain=True)
+    client = await ctx.connect(name="client", properties=Properties(receive_maximum=2))
+    await subscribe_at(ctx, client, ctx.topic("kept/+"), qos=1)
+    unfinished: list[Publish] = []
+    for _ in topics:
+        if len(unfinished) == 2:
+            await client.expect_nothing()
+            client.send(Puback(packet_id=unfinished.pop(0).packet_id))
+        message = await client.expect_publish(payload=b"kept", qos=1, retain=True, ack=False)
+        ctx.must(message.topic in topics, f"client: expected each message once; seen {describe(message)} again")
+        topics = topics - {message.topic}
+        unfinished.append(message)
+    await client.expect_nothing()
+
+
+@case(
+    "mqtt5/flow-control/smaller-packet-size-on-resuming",
+    clauses=("MQTT-3.1.2-24", "MQTT-3.1.2-25", "MQTT-4.4.0-1"),
+    requires=("qos1", "persistent_sessions"),
+    mutant="v5-resent-messages-ignore-packet-size",
+    near_miss="v5-connack-says-more",
+)
+async def smaller_on_resume(ctx: CaseContext) -> None:
+    """The Maximum Packet Size is that of the connection, for messages that are sent again too.
+
+    A subscriber has a large message unacknowledged when it is reset; a large and a small one wait for it. It resumes
+    with a Maximum Packet Size of 120 bytes: only the small one comes. Then it resumes without a limit, and neither
+    large message comes: what cannot be sent counts as delivered.
+    """
+    topic = ctx.topic()
+    first = await ctx.connect(properties=LASTING, name="first")
+    await subscribe_at(ctx, first, topic, qos=1)
+    publisher = await ctx.connect(name="publisher")
+    await publisher.publish(topic, _LARGE_PAYLOAD, qos=1)
+    await first.expect_publish(topic, _LARGE_PAYLOAD, ack=False)
+    first.abort()
+    await publisher.publish(topic, _LARGE_PAYLOAD, qos=1)
+    await publisher.publish(topic, b"small", qos=1)
+    narrow = Properties(session_expiry_interval=60, maximum_packet_size=_SMALL_PACKET_BYTES)
+    back = await resume(ctx, first.client_id, name="narrow", properties=narrow)
+    await back.expect_publish(topic, b"small", qos=1)
+    await back.expect_nothing()
+    await back.disconnect()
+    wide = await resume(ctx, first.client_id, name="wide")
+    await ctx.expect_no_message(publisher, wide)
+
+
+@case(
+    "mqtt5/problem-information/messages-keep-their-properties",
+    clauses=("MQTT-3.1.2-29", "MQTT-3.3.2-17"),
+    mutant="v5-problem-information-0-strips-messages",
+    near_miss="v5-reason-texts-everywhere",
+)
+async def messages_keep_properties(ctx: CaseContext) -> None:
+    """Request Problem Information 0 is about answers: the user properties of messages still arrive.
+
+    Two subscribers, one of which declined problem information, get a message with user properties. Both see them all.
+    """
+    topic = ctx.topic()
+    sent = (("a", "1"), ("b", "2"), ("a", "3"))
+    subscribers = {}
+    for value in (0, 1):
+        name = f"request {value}"
+        properties = Properties(request_problem_information=value)
+        subscribers[name] = await ctx.connect(name=name, properties=properties)
+        await subscribers[name].subscribe(topic)
+    publisher = await ctx.connect(name="publisher")
+    await publisher.publish(topic, b"m", properties=Properties(user_property=sent))
+    for name, subscriber in subscribers.items():
+        message = await subscriber.expect_publish(topic, b"m")
+        seen = message.properties.user_property
+        ctx.must(seen == sent, f"{name}: expected user properties {sent}; seen {seen}")
+
+
+@case(
+    "mqtt5/shared/identifier-of-the-share-comes-with-the-message",
+    clauses=("MQTT-3.3.4-3", "MQTT-4.8.2-3"),
+    requires=("shared", "subscription_identifiers"),
+    mutant="v5-shares-lose-their-identifier",
+    near_miss="v5-shared-goes-to-first",
+)
+async def share_identifier(ctx: CaseContext) -> None:
+    """A message that comes by a shared subscription carries the identifier of that subscription.
+
+    A client has two shares and a plain subscription, on topics of their own, with identifiers 11, 12 and 13. The
+    message of each topic carries its own identifier.
+    """
+    client = await ctx.connect(name="client")
+    publisher = await ctx.connect(name="publisher")
+    prefixes = {11: "$share/first/", 12: "$share/second/", 13: ""}
+    for identifier, prefix in prefixes.items():
+        entry = Subscription(filter=prefix + ctx.topic(f"{identifier}"))
+        await client.subscribe(entry, properties=Properties(subscription_identifier=(identifier,)))
+    for identifier in prefixes:
+        await publisher.publish(ctx.topic(f"{identifier}"), b"m")
+        message = await client.expect_publish(ctx.topic(f"{identifier}"), b"m")
+        found = message.properties.subscription_identifier
+        ctx.must(found == (identifier,), f"client: expected subscription identifier {identifier}; seen {found}")
