@@ -238,7 +238,7 @@ async def empty_client_id(ctx: CaseContext) -> None:
 
 @case(
     "mqtt311/connect/empty-client-id-needs-clean-session",
-    clauses=("MQTT-3.1.3-8", "MQTT-3.2.2-4", "MQTT-3.2.2-5"),
+    clauses=("MQTT-3.1.3-7", "MQTT-3.1.3-8", "MQTT-3.1.3-9", "MQTT-3.2.2-4", "MQTT-3.2.2-5"),
     mutant="v3-empty-client-id-kept-session",
 )
 async def empty_client_id_unclean(ctx: CaseContext) -> None:
