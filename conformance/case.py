@@ -291,8 +291,10 @@ class CaseContext:
         """Everything that ``subscriber`` gets before a marker which ``publisher`` sends now.
 
         The marker travels the same way as the messages before it, so what has not arrived by then does not come. The
-        caller acknowledges what is returned, if it wants to go on with that connection.
+        caller acknowledges what is returned, if it wants to go on with that connection. On a broker that does not take
+        ``qos``, the marker travels at QoS 0.
         """
+        qos = qos if qos == 0 or self.capabilities.get(f"qos{qos}", True) else 0
         self._names += 1
         topic = f"assay-marker/{self._token}/{self._names}"
         await subscriber.subscribe(Subscription(filter=topic, qos=qos))

@@ -308,6 +308,7 @@ async def client_id_case(ctx: CaseContext) -> None:
 @case(
     "mqtt311/connect/packets-behind-connect-are-served",
     clauses=("MQTT-3.1.4-4", "MQTT-3.2.0-1", "MQTT-7.1.1-1"),
+    requires=("qos1",),
     mutant="v3-bytes-behind-connect-packet-lost",
     near_miss="v3-suback-after-puback",
 )
