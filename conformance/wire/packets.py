@@ -6,6 +6,7 @@ construction: a suite must be able to say wrong things. :mod:`conformance.wire.d
 
 from __future__ import annotations
 
+import functools
 from enum import Enum, IntEnum
 from typing import ClassVar
 
@@ -298,9 +299,15 @@ def _show(value: object) -> str:
     return repr(value)
 
 
+@functools.cache
+def _fields(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """Evaluating annotations for every packet took more than half of a suite's time."""
+    return msgspec.structs.fields(kind)
+
+
 def _show_fields(record: msgspec.Struct) -> str:
     shown = []
-    for field in msgspec.structs.fields(record):
+    for field in _fields(type(record)):
         value = getattr(record, field.name)
         if field.required or value != field.default:
             shown.append(f"{field.name}={_show(value)}")
