@@ -80,5 +80,7 @@ def combine(quirks: Iterable[Quirk]) -> NodeClasses:
 
 
 def _mixed(name: str, base: type[_T], parts: Iterable[type[_T] | None], attributes: dict[str, object]) -> type[_T]:
-    bases = tuple(dict.fromkeys(part for part in parts if part is not None))
+    chosen = list(dict.fromkeys(part for part in parts if part is not None))
+    # A class that another one refines comes with that one.
+    bases = tuple(part for part in chosen if not any(part is not other and issubclass(other, part) for other in chosen))
     return cast(type[_T], type(name, bases or (base,), attributes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import ClassVar
 
 import msgspec
 
@@ -23,7 +24,6 @@ from reference_broker.quirks.model import Quirk
 
 _NOBODYS = "\ue000"
 """A private character in place of what may not stand in a filter: clients have no reason to use it themselves."""
-_LEVEL_RANKS = {"+": 1, "#": 2}
 
 
 def _changed(packet: Subscribe, change: Callable[[SubscriptionRequest], SubscriptionRequest]) -> Subscribe:
@@ -120,6 +120,9 @@ def _option_bytes(data: bytes, body: int, end: int, version: int) -> Iterator[in
 
 
 class _OverlapTakesFirst(SubscriptionTree):
+    ranks: ClassVar[dict[str, int]] = {"+": 1, "#": 2}
+    """The order in which the broker comes upon the levels of filters; 0 for names."""
+
     def _match(self, topic: str) -> Route:
         route = super()._match(topic)
         for entry in route.entries:
@@ -127,8 +130,15 @@ class _OverlapTakesFirst(SubscriptionTree):
                 continue
             found = [each for each in _plain(entry.session) if matches(each.topic_filter, topic)]
             if len(found) > 1:
-                entry.qos = min(found, key=_rank).qos
+                entry.qos = min(found, key=self._rank).qos
         return route
+
+    def _rank(self, subscription: Subscription) -> list[int]:
+        return [self.ranks.get(level, 0) for level in subscription.topic_filter.split("/")]
+
+
+class _OverlapTakesHashFirst(_OverlapTakesFirst):
+    ranks: ClassVar[dict[str, int]] = {"+": 1, "#": -1}
 
 
 def _plain(session: Session) -> Iterator[Subscription]:
@@ -137,11 +147,6 @@ def _plain(session: Session) -> Iterator[Subscription]:
 
 def _speaks_5(session: Session) -> bool:
     return isinstance(session.connection, MqttConnection) and session.connection.version == V5
-
-
-def _rank(subscription: Subscription) -> list[int]:
-    """Order in which the broker comes upon filters: exact levels, then ``+``, then ``#``."""
-    return [_LEVEL_RANKS.get(level, 0) for level in subscription.topic_filter.split("/")]
 
 
 class _SharedOutlivesUnsubscribe(BrokerState):
@@ -232,6 +237,14 @@ QUIRKS = (
         citation="https://github.com/eclipse-mosquitto/mosquitto/issues/3319",
         fails=("mqtt311/subscribe/overlapping-filters-keep-the-highest-qos",),
         tree=_OverlapTakesFirst,
+    ),
+    Quirk(
+        name="overlap-takes-hash-first",
+        what="In 3.1.1 a message that matches several filters comes at the QoS of the first: #, then exact, then +.",
+        statements=("3.1.1 MQTT-3.3.5-1",),
+        citation="docs/findings/mqtt.md",
+        fails=("mqtt311/subscribe/overlapping-filters-keep-the-highest-qos",),
+        tree=_OverlapTakesHashFirst,
     ),
     Quirk(
         name="shared-outlives-unsubscribe",

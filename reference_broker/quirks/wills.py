@@ -112,7 +112,7 @@ QUIRKS = (
         what="A second CONNECT ends the connection without a word, and the will is not published.",
         statements=("3.1.1 MQTT-3.1.2-8", "5.0 MQTT-3.1.2-8"),
         citation="https://github.com/eclipse-mosquitto/mosquitto/issues/2553",
-        fails=("mqtt311/will/published-after-a-protocol-violation", "mqtt5/will/second-connect-publishes-it"),
+        fails=("mqtt5/will/second-connect-publishes-it",),
         reports=("mqtt5/connect/second-connect-ends-the-connection",),
         connection=_SecondConnectLosesWill,
     ),
@@ -121,7 +121,10 @@ QUIRKS = (
         what="A will with a delay waits for it although its session ended with its connection.",
         statements=("5.0 MQTT-3.1.2-8",),
         citation="https://github.com/eclipse-mosquitto/mosquitto/issues/3505",
-        fails=("mqtt5/will/delay-ends-with-the-session",),
+        fails=(
+            "mqtt5/will/delay-ends-with-the-session",
+            "mqtt5/will/disconnect-that-ends-the-session-publishes-it",
+        ),
         state=_DelayOutlastsConnection,
     ),
     Quirk(
@@ -137,6 +140,7 @@ QUIRKS = (
         what="A connection that is taken over does not have its will published.",
         statements=("5.0 MQTT-3.1.2-8",),
         citation=_MOSQUITTO,
+        fails=("mqtt311/will/published-on-takeover",),
         reports=(
             "mqtt5/will/takeover-publishes-a-will-without-delay",
             "mqtt5/session/clean-start-takeover-publishes-the-will",

@@ -1,0 +1,157 @@
+"""Quirks of sessions and redelivery."""
+
+from __future__ import annotations
+
+from math import inf
+
+import msgspec
+
+from reference_broker.core.broker_state import BrokerState, ConnectRequest
+from reference_broker.core.message import Message
+from reference_broker.core.session import Session, SessionConnection
+from reference_broker.mqtt.codec import decode_packet
+from reference_broker.mqtt.inbound import Inbound
+from reference_broker.mqtt.outbound import Outbound
+from reference_broker.mqtt.packets import Publish
+from reference_broker.quirks.model import Quirk
+
+_FINDINGS = "docs/findings/mqtt.md"
+
+
+class _NeedsSubscriptions(BrokerState):
+    def _detach(self, session: Session, now: float, *, publish_will: bool) -> None:
+        if not session.subscriptions:
+            session.expiry_s = 0.0
+        super()._detach(session, now, publish_will=publish_will)
+
+
+class _CleanSessionKept(BrokerState):
+    def connect(self, connection: SessionConnection, request: ConnectRequest, now: float) -> tuple[Session, bool]:
+        kept = msgspec.structs.replace(request, clean_start=False, expiry_s=inf)
+        return super().connect(connection, kept, now)
+
+
+class _ResentWithoutDup(Outbound):
+    def send_publish(
+        self, packet_id: int, message: Message, qos: int, retain: bool, dup: bool, identifiers: tuple[int, ...]
+    ) -> bool:
+        return super().send_publish(packet_id, message, qos, retain, False, identifiers)
+
+
+class _InFlightLost(Session):
+    def resume(self, now: float) -> None:
+        for packet_id in list(self.in_flight):
+            del self.in_flight[packet_id]
+        super().resume(now)
+
+
+class _PassesDuplicates(BrokerState):
+    duplicate_at_hand = False
+    """Whether the PUBLISH that is being handled has the DUP flag."""
+
+
+class _NotesDuplicate(Inbound):
+    def on_bytes(self, header: int, data: bytes, start: int, body: int, end: int, now: float) -> int:
+        state = self._broker
+        if isinstance(state, _PassesDuplicates):
+            state.duplicate_at_hand = bool(header & 0x08)
+        try:
+            return super().on_bytes(header, data, start, body, end, now)
+        finally:
+            if isinstance(state, _PassesDuplicates):
+                state.duplicate_at_hand = False
+
+
+class _SendsDuplicate(Outbound):
+    def send_publish(
+        self, packet_id: int, message: Message, qos: int, retain: bool, dup: bool, identifiers: tuple[int, ...]
+    ) -> bool:
+        state = self._broker
+        dup = dup or (isinstance(state, _PassesDuplicates) and state.duplicate_at_hand)
+        return super().send_publish(packet_id, message, qos, retain, dup, identifiers)
+
+
+class _AtGrantedQos(BrokerState):
+    def _fan_out(self, message: Message, publisher: Session | None) -> bool:
+        return super()._fan_out(msgspec.structs.replace(message, qos=2), publisher)
+
+
+class _OneByOne(Inbound):
+    """Takes no fast lane, where packets would pass on as they are."""
+
+    def on_bytes(self, header: int, data: bytes, start: int, body: int, end: int, now: float) -> int:
+        packet = decode_packet(header, data, body, end, self._connection.version)
+        assert isinstance(packet, Publish)
+        self._on_publish(packet, now)
+        return end
+
+
+QUIRKS = (
+    Quirk(
+        name="session-needs-subscriptions",
+        what="A session without subscriptions ends with its connection.",
+        statements=("3.1.1 MQTT-3.1.2-4", "5.0 MQTT-3.1.2-23"),
+        citation=_FINDINGS,
+        fails=("mqtt311/session/kept-without-subscriptions",),
+        state=_NeedsSubscriptions,
+    ),
+    Quirk(
+        name="clean-session-kept",
+        what="A clean session is neither new nor ends with its connection.",
+        statements=("3.1.1 MQTT-3.1.2-6", "5.0 MQTT-3.1.2-4"),
+        citation=_FINDINGS,
+        fails=(
+            "mqtt311/session/clean-session-discards-the-old-one",
+            "mqtt311/session/clean-session-ends-with-its-connection",
+            "mqtt5/connack/clean-start-reports-no-session",
+        ),
+        state=_CleanSessionKept,
+    ),
+    Quirk(
+        name="resent-without-dup",
+        what="What is sent again when a session resumes does not have the DUP flag.",
+        statements=("3.1.1 MQTT-3.3.1-1", "5.0 MQTT-3.3.1-1"),
+        citation=_FINDINGS,
+        fails=(
+            "mqtt311/session/unacknowledged-qos-1-is-sent-again",
+            "mqtt311/session/unreceived-qos-2-is-sent-again",
+            "mqtt5/session/qos1-unacknowledged-is-sent-again",
+            "mqtt5/session/qos2-without-pubrec-is-sent-again",
+        ),
+        outbound=_ResentWithoutDup,
+    ),
+    Quirk(
+        name="in-flight-lost",
+        what="What was sent and not acknowledged is not sent again when the session resumes.",
+        statements=("3.1.1 MQTT-4.4.0-1", "5.0 MQTT-4.4.0-1"),
+        citation=_FINDINGS,
+        fails=(
+            "mqtt311/session/unacknowledged-qos-1-is-sent-again",
+            "mqtt311/session/unreceived-qos-2-is-sent-again",
+            "mqtt311/session/owed-pubrel-is-sent-again",
+            "mqtt5/session/qos1-unacknowledged-is-sent-again",
+            "mqtt5/session/qos2-without-pubrec-is-sent-again",
+            "mqtt5/session/owed-pubrel-is-sent-again",
+        ),
+        session=_InFlightLost,
+    ),
+    Quirk(
+        name="dup-passed-on",
+        what="The DUP flag of a publisher's PUBLISH is passed on to subscribers.",
+        statements=("3.1.1 MQTT-3.3.1-3", "5.0 MQTT-3.3.1-3"),
+        citation=_FINDINGS,
+        fails=("mqtt311/publish/dup-is-not-passed-on", "mqtt5/publish/dup-is-not-passed-on"),
+        state=_PassesDuplicates,
+        inbound=_NotesDuplicate,
+        outbound=_SendsDuplicate,
+    ),
+    Quirk(
+        name="delivered-at-granted-qos",
+        what="Messages come at the QoS that the subscription was granted, even if they were published at a lower one.",
+        statements=("3.1.1 MQTT-3.8.4-6", "5.0 MQTT-3.8.4-8"),
+        citation=_FINDINGS,
+        fails=("mqtt311/publish/delivered-at-the-lower-qos", "mqtt5/qos/delivered-at-the-lower-qos"),
+        state=_AtGrantedQos,
+        inbound=_OneByOne,
+    ),
+)
