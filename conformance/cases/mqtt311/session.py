@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import delivered, qos_levels
+from conformance.cases.mqtt5.support import completion, delivered, qos_levels
 from conformance.connection import Connection
 from conformance.wire import Puback, Pubcomp, Publish, Pubrec, Pubrel, describe
 
@@ -242,15 +242,6 @@ async def _kept_publisher(ctx: CaseContext) -> Connection:
     return publisher
 
 
-async def _completion(ctx: CaseContext, publisher: Connection) -> Pubcomp:
-    """The PUBCOMP; a broker that says its PUBREC once more to a client that is back does more than it must."""
-    while isinstance(packet := await publisher.receive("PUBCOMP"), Pubrec):
-        ctx.should(False, f"{publisher.name}: the broker repeats its PUBREC: {describe(packet)}")
-    if not isinstance(packet, Pubcomp):
-        ctx.fail(f"{publisher.name}: expected PUBCOMP; seen {describe(packet) if packet else 'the end'}")
-    return packet
-
-
 @case(
     "mqtt311/session/received-qos-2-is-remembered",
     clauses=("MQTT-4.3.3-2", "MQTT-3.1.2-4", "MQTT-4.4.0-1"),
@@ -275,7 +266,7 @@ async def inbound_qos_2(ctx: CaseContext) -> None:
     back.send(Publish(topic=topic, payload=b"once", qos=2, packet_id=5, dup=True))
     await back.expect(Pubrec)
     back.send(Pubrel(packet_id=5))
-    pubcomp = await _completion(ctx, back)
+    pubcomp = await completion(ctx, back)
     ctx.must(pubcomp.packet_id == 5, f"back: expected PUBCOMP 5; seen {describe(pubcomp)}")
     await subscriber.expect_publish(topic, b"once", qos=2)
     await ctx.expect_no_message(back, subscriber)
@@ -302,7 +293,7 @@ async def release_after_reconnect(ctx: CaseContext) -> None:
     first.abort()
     back = await resume(ctx, first.client_id)
     back.send(Pubrel(packet_id=6))
-    pubcomp = await _completion(ctx, back)
+    pubcomp = await completion(ctx, back)
     ctx.must(pubcomp.packet_id == 6, f"back: expected PUBCOMP 6; seen {describe(pubcomp)}")
     messages = [message.payload for message in await delivered(ctx, back, subscriber)]
     ctx.must(messages == [b"released later"], f"subscriber: expected the message once; seen {messages}")

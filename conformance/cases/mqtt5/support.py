@@ -8,7 +8,19 @@ import contextlib
 from conformance.case import CaseContext
 from conformance.connection import Connection
 from conformance.outcome import CaseFailureError
-from conformance.wire import Connack, Disconnect, Packet, Pingreq, Pingresp, Properties, Publish, describe, encode
+from conformance.wire import (
+    Connack,
+    Disconnect,
+    Packet,
+    Pingreq,
+    Pingresp,
+    Properties,
+    Pubcomp,
+    Publish,
+    Pubrec,
+    describe,
+    encode,
+)
 
 MALFORMED_PACKET = 0x81
 PROTOCOL_ERROR = 0x82
@@ -108,6 +120,15 @@ async def drained(connection: Connection, *, within_s: float = 0.5) -> None:
 def qos_levels(ctx: CaseContext) -> tuple[int, ...]:
     """The QoS levels that the target takes, from 0."""
     return tuple(qos for qos in (0, 1, 2) if qos == 0 or ctx.capabilities[f"qos{qos}"])
+
+
+async def completion(ctx: CaseContext, publisher: Connection) -> Pubcomp:
+    """The PUBCOMP; a broker that says its PUBREC once more to a client that is back does more than it must."""
+    while isinstance(packet := await publisher.receive("PUBCOMP"), Pubrec):
+        ctx.should(False, f"{publisher.name}: the broker repeats its PUBREC: {describe(packet)}")
+    if not isinstance(packet, Pubcomp):
+        ctx.fail(f"{publisher.name}: expected PUBCOMP; seen {describe(packet) if packet else 'the end'}")
+    return packet
 
 
 async def comes(connection: Connection, kind: type[Packet], *, within_s: float = 2.0) -> bool:
