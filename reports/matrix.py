@@ -7,6 +7,7 @@ from collections import Counter
 import msgspec
 
 from reference_broker.trace.conformance import CaseResult, CaseVerdict, Clause, ClauseStatus
+from reference_broker.trace.results import RunKind
 from reports.collect import ConformanceReport, Run, slugify
 from reports.verdicts import CASE_LOOKS, worst_case
 
@@ -18,6 +19,7 @@ SPEC_TITLES = {
     "queue": "Durable queues",
 }
 LEVELS = ("MUST", "SHOULD", "MAY")
+_SAYS_NOTHING = (CaseVerdict.UNSUPPORTED, CaseVerdict.NOT_RUN)
 
 
 def spec_title(spec: str) -> str:
@@ -53,6 +55,11 @@ class AreaCell(msgspec.Struct, frozen=True, kw_only=True):
     def passed(self) -> int:
         return self.counts.get(CaseVerdict.PASS, 0)
 
+    @property
+    def asked(self) -> int:
+        """Cases that say something of the target: what it lacks, and what was not run, is no part of the fraction."""
+        return self.total - sum(self.counts.get(verdict, 0) for verdict in _SAYS_NOTHING)
+
 
 class AreaRow(msgspec.Struct, frozen=True, kw_only=True):
     spec: str
@@ -83,6 +90,8 @@ class CaseRow(msgspec.Struct, frozen=True, kw_only=True):
 
 class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     columns: list[Column]
+    absent: list[Run]
+    """Conformance runs that judged nothing, such as that of a broker which is not installed; their summaries say why."""
     areas: list[AreaRow]
     cases: list[CaseRow]
 
@@ -162,7 +171,8 @@ def build_matrix(runs: list[Run]) -> Matrix:
         AreaRow(spec=spec, area=area, cells=[_area_cell(cases, spec, area) for cases in by_column])
         for spec, area in keys
     ]
-    return Matrix(columns=columns, areas=areas, cases=rows)
+    absent = [run for run in runs if run.conformance is None and run.result.kind is RunKind.CONFORMANCE]
+    return Matrix(columns=columns, absent=absent, areas=areas, cases=rows)
 
 
 def build_coverage(matrix: Matrix) -> list[SpecCoverage]:

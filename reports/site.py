@@ -139,7 +139,7 @@ class SiteWriter:
         self._collection = collection
         self._site = site
         self._raw = RawFiles(site)
-        self._matrix: Matrix = build_matrix(collection.conformance_runs)
+        self._matrix: Matrix = build_matrix(collection.runs)
         self._coverage: list[SpecCoverage] = build_coverage(self._matrix)
         self._pairs = scenario_pairs(collection.runs)
         self._case_paths = {

@@ -25,7 +25,7 @@ from report_samples import (
     write_transcript,
 )
 
-from reference_broker.trace.conformance import CaseVerdict, Clause, ClauseStatus, Footer, Header, WireLine
+from reference_broker.trace.conformance import CaseVerdict, Clause, ClauseStatus, Footer, Header, Line, WireLine
 from reference_broker.trace.results import Finding, RunKind, RunResult, Severity, Verdict, write_result
 from reports.collect import MARKER_FILE, ReportError
 from reports.raw_files import MAX_FILE_BYTES
@@ -129,11 +129,41 @@ def test_the_matrix_shows_the_gravest_verdict_of_an_area(sample_site: Path) -> N
         "cell tone-error",
         "cell tone-fail",
         "cell tone-non-strict",
-        "cell tone-not-run",
-        "cell tone-unsupported",
+        "cell tone-not-run not-asked",
+        "cell tone-unsupported not-asked",
         "cell tone-xfail",
     ]
     assert set(reference) == {"cell tone-pass"}
+
+
+def test_what_a_broker_lacks_is_no_part_of_its_fraction(tmp_path: Path) -> None:
+    verdicts = {"a": CaseVerdict.PASS, "b": CaseVerdict.UNSUPPORTED, "c": CaseVerdict.FAIL, "d": CaseVerdict.NOT_RUN}
+    results: list[Line] = [case_result(f"mqtt5/will/{name}", verdict) for name, verdict in verdicts.items()]
+    lacking: list[Line] = [case_result("mqtt5/shared/lacking", CaseVerdict.UNSUPPORTED)]
+    header = Header(target="peer", target_version="1", started_at="", suite_version="1", seed=0, capabilities={})
+    write_report(tmp_path / "runs" / "peer", [header, *results, *lacking])
+    text = " ".join(page(build(tmp_path / "runs"), "conformance/index.html").text.split())
+    assert "will 1 /2 1 fail 1 unsupported 1 not run" in text
+    assert "shared 1 unsupported" in text
+
+
+def test_a_broker_that_was_not_judged_is_named_below_the_matrix(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    reference: list[Line] = [
+        Header(target="reference", target_version="1", started_at="", suite_version="1", seed=0, capabilities={}),
+        case_result("mqtt5/will/a"),
+    ]
+    write_report(runs / "reference", reference)
+    absent = RunResult(
+        kind=RunKind.CONFORMANCE,
+        name="conformance of rabbitmq",
+        verdict=Verdict.UNKNOWN,
+        summary="rabbitmq is not installed; to have it judged: <b>install</b> it",
+        target="rabbitmq",
+    )
+    write_result(runs / "rabbitmq", absent)
+    text = " ".join(page(build(runs), "conformance/index.html").text.split())
+    assert "rabbitmq was not judged: rabbitmq is not installed; to have it judged: <b>install</b> it" in text
 
 
 def test_coverage_gives_each_clause_its_cases_or_the_reason(sample_site: Path) -> None:
