@@ -91,7 +91,7 @@ class CaseRow(msgspec.Struct, frozen=True, kw_only=True):
 class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     columns: list[Column]
     absent: list[Run]
-    """Conformance runs that judged nothing, such as that of a broker which is not installed; their summaries say why."""
+    """Conformance runs that judged nothing, as of a broker that is not installed; their summaries say why."""
     areas: list[AreaRow]
     cases: list[CaseRow]
 

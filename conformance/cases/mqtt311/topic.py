@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from conformance.case import CaseContext, case
 from conformance.cases.mqtt5.support import delivered
-from conformance.wire import Publish, describe
+from conformance.connection import FIRST_FAILURE_CODE
+from conformance.wire import Publish, Suback, Subscribe, Subscription, describe
 
 _SINGLE_LEVEL = {
     "+": (["a", ""], ["a/b", "/", "a/"]),
@@ -97,11 +98,16 @@ async def no_normalization(ctx: CaseContext) -> None:
     """Topics are compared as they are: no normal form, no case folding, no tidying of slashes.
 
     Pairs that look alike: composed and decomposed e-acute, upper and lower case, with and without final slash, doubled
-    slash, with and without space. A subscriber of the first of each pair does not get the second.
+    slash, with and without space. A subscriber of the first of each pair does not get the second. (Pairs whose
+    subscription a broker refuses are left out; that it may not is judged by another case.)
     """
-    pairs = (("caf\u00e9", "cafe\u0301"), ("Case", "case"), ("end", "end/"), ("two//x", "two/x"), ("sp ace", "space"))
+    pairs = [("caf\u00e9", "cafe\u0301"), ("Case", "case"), ("end", "end/"), ("two//x", "two/x"), ("sp ace", "space")]
     subscriber = await ctx.connect(name="subscriber")
-    await subscriber.subscribe(*(ctx.topic(first) for first, _ in pairs))
+    entries = tuple(Subscription(filter=ctx.topic(first)) for first, _ in pairs)
+    subscriber.send(Subscribe(packet_id=subscriber.next_packet_id(), subscriptions=entries))
+    codes = (await subscriber.expect(Suback)).reason_codes
+    pairs = [pair for pair, code in zip(pairs, codes, strict=True) if code < FIRST_FAILURE_CODE]
+    ctx.must(len(pairs) > 1, f"subscriber: expected to be granted these filters; seen {codes}")
     publisher = await ctx.connect(name="publisher")
     for first, second in pairs:
         publisher.send(Publish(topic=ctx.topic(second), payload=b"other"))
