@@ -8,7 +8,10 @@ import pytest
 
 from conformance.adapter import reference_broker_endpoint
 from conformance.bystander import Bystander, BystanderError
-from conformance.targets import Endpoint
+from conformance.case import load_cases
+from conformance.engine import Engine, RunOptions
+from conformance.targets import DEFAULT_CAPABILITIES, Endpoint, RunningTarget, load_target
+from reference_broker.trace.conformance import CaseResult, CaseVerdict
 
 
 @pytest.mark.parametrize("version", [4, 5])
@@ -76,3 +79,30 @@ def test_it_joins_again_after_a_failure() -> None:
 
     with reference_broker_endpoint() as endpoint:
         asyncio.run(main(endpoint))
+
+
+def judge(case_id: str, *mutants: str) -> CaseResult:
+    """Run one case of the suite beside the bystander, against the reference broker with mutants."""
+
+    async def main(endpoint: Endpoint) -> CaseResult:
+        broker = RunningTarget(load_target("reference"), endpoint)
+        capabilities = {**DEFAULT_CAPABILITIES, "mqtt311": True, "mqtt5": True}
+        engine = Engine(broker, capabilities, RunOptions(patience_s=1.0))
+        outcomes = await engine.run_all([load_cases()[case_id]], lambda _outcome: None)
+        return outcomes[0].result
+
+    with reference_broker_endpoint(*mutants) as endpoint:
+        return asyncio.run(main(endpoint))
+
+
+@pytest.mark.parametrize("case_id", ["mqtt311/malformed/pingreq-flags-are-reserved", "mqtt5/topic-alias/zero-refused"])
+def test_any_case_with_bad_input_fails_a_broker_that_serves_nobody_after_it(case_id: str) -> None:
+    sound, broken = judge(case_id), judge(case_id, "others-unserved-after-bad-input")
+    assert sound.verdict is CaseVerdict.PASS
+    assert broken.verdict is CaseVerdict.FAIL
+    assert "others are not served" in broken.detail
+
+
+def test_a_case_without_bad_input_says_nothing_of_others() -> None:
+    result = judge("mqtt5/ping/every-pingreq-gets-one-pingresp", "others-unserved-after-bad-input")
+    assert result.verdict is CaseVerdict.PASS
