@@ -5,15 +5,31 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from collections import deque
+from collections.abc import Callable
 
 from reference_broker import auth_scram
 from reference_broker.auth_scram import ScramCredentials, ScramError, ScramServer, ScramState, ScramUsers
 from reference_broker.config import AuthConfig, ConfigError, UserConfig
 
-__all__ = ["Authenticator", "ScramError", "ScramServer", "ScramState", "hash_password", "scram_credentials"]
+__all__ = [
+    "Authenticator",
+    "CheckQueueFullError",
+    "PasswordCheck",
+    "ScramError",
+    "ScramServer",
+    "ScramState",
+    "hash_password",
+    "scram_credentials",
+]
 
 _COST, _BLOCK, _PARALLEL = 2**14, 8, 1
 _MAX_CACHED = 10_000
+MAX_WAITING_CHECKS = 256
+"""Passwords that wait to be checked; more clients are told to come back later."""
+MAX_RUNNING_CHECKS = 2
+"""At once, so that other work finds threads and processors."""
+OnChecked = Callable[[bool], None]
 
 
 def hash_password(password: bytes) -> str:
@@ -54,10 +70,40 @@ class _Stored:
         return hmac.compare_digest(digest, self.digest)
 
 
+class CheckQueueFullError(Exception):
+    """So many passwords wait to be checked that another client must come back later."""
+
+
+class PasswordCheck:
+    """One slow hash, for any thread. :meth:`run` it, then hand it to :meth:`Authenticator.finish`."""
+
+    def __init__(self, stored: _Stored, password: bytes, proof: bytes, *, is_known: bool, on_done: OnChecked) -> None:
+        self._stored = stored
+        self._password = password
+        self._is_known = is_known
+        self._matches = False
+        self.proof = proof
+        self.on_done: OnChecked | None = on_done
+
+    def run(self) -> None:
+        """Blocks for as long as the hash takes, also for unknown users: how long it takes tells nothing."""
+        self._matches = self._stored.matches(self._password)
+
+    @property
+    def allowed(self) -> bool:
+        """Whether the password is right; once it has run."""
+        return self._matches and self._is_known
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        self.on_done = None
+
+
 class Authenticator:
     """Decides about user name and password, and opens SCRAM exchanges.
 
     Successful password checks are remembered as keyed hashes: a reconnect storm does not pay the slow hash again.
+    Others are jobs for a thread, few at a time, so that guessing costs other clients nothing.
     """
 
     def __init__(self, config: AuthConfig, cache_key: bytes) -> None:
@@ -72,25 +118,60 @@ class Authenticator:
         self._anonymous = config.anonymous
         self._cache_key = cache_key
         self._verified: set[bytes] = set()
+        self._waiting: deque[PasswordCheck] = deque()
+        self._running = 0
 
-    def allows(self, username: str | None, password: bytes | None, *, loopback: bool) -> bool:
-        """Whether a client may connect; ``loopback`` tells whether its listener is bound to loopback only."""
+    def decide(self, username: str | None, password: bytes | None, *, loopback: bool) -> bool | None:
+        """Whether a client may connect; None: :meth:`check` must find out.
+
+        ``loopback`` tells whether its listener is bound to loopback only.
+        """
         if username is None or not self.has_users:
             if self._anonymous is not None:
                 return self._anonymous
             return loopback and not self.has_users
+        if password is None or not self._passwords:
+            return False
+        return True if self._proof(username, password) in self._verified else None
+
+    def _proof(self, username: str, password: bytes) -> bytes:
+        return hmac.digest(self._cache_key, username.encode() + b"\0" + password, "sha256")
+
+    def check(self, username: str, password: bytes, on_done: OnChecked) -> PasswordCheck:
+        """Have a password checked; ``on_done`` is called with the answer. Raises :class:`CheckQueueFullError`."""
+        self._waiting = deque(check for check in self._waiting if check.on_done is not None)
+        if len(self._waiting) >= MAX_WAITING_CHECKS:
+            raise CheckQueueFullError
         stored = self._passwords.get(username)
-        if stored is None or password is None:
-            return False
-        proof = hmac.digest(self._cache_key, username.encode() + b"\0" + password, "sha256")
-        if proof in self._verified:
-            return True
-        if not stored.matches(password):
-            return False
-        if len(self._verified) >= _MAX_CACHED:
-            self._verified.clear()
-        self._verified.add(proof)
-        return True
+        check = PasswordCheck(
+            stored or next(iter(self._passwords.values())),
+            password,
+            self._proof(username, password),
+            is_known=stored is not None,
+            on_done=on_done,
+        )
+        self._waiting.append(check)
+        return check
+
+    def take_checks(self) -> list[PasswordCheck]:
+        """Checks to run now, in any threads; each must be handed to :meth:`finish`."""
+        taken: list[PasswordCheck] = []
+        while self._waiting and self._running < MAX_RUNNING_CHECKS:
+            check = self._waiting.popleft()
+            if check.on_done is not None:
+                self._running += 1
+                taken.append(check)
+        return taken
+
+    def finish(self, check: PasswordCheck) -> None:
+        """A check has run: remember the password if it was right, and tell who waits."""
+        self._running -= 1
+        if check.allowed:
+            if len(self._verified) >= _MAX_CACHED:
+                self._verified.clear()
+            self._verified.add(check.proof)
+        if check.on_done is not None:
+            check.on_done(check.allowed)
 
     def open_exchange(self, method: str, randomness: bytes) -> ScramServer | None:
         """A new exchange of an enhanced authentication method; None when the method is not offered.

@@ -10,11 +10,12 @@ import random
 from collections.abc import Collection
 from functools import partial
 
-from reference_broker.auth import Authenticator
+from reference_broker.auth import Authenticator, PasswordCheck
 from reference_broker.config import BrokerConfig, Durability, QueuesConfig, ServerReferenceConfig
 from reference_broker.config_files import read_named_files
 from reference_broker.core.broker_state import BrokerState, Tracer
 from reference_broker.core.queues import LogError, QueueEngine, QueueError, SyncJob
+from reference_broker.core.queues.confirms import Confirm
 from reference_broker.core.queues.store import RecoveryNote
 from reference_broker.core.rates import ArrivalRates, arrival_key
 from reference_broker.core.session_journal import SessionJournal
@@ -173,6 +174,9 @@ class BrokerNode:
         jobs = self.engine.take_sync_jobs(now)
         if self._sessions is not None:
             jobs += self._sessions.take_sync_jobs(now)
+        checks = self._authenticator.take_checks()
+        if checks:
+            jobs += [SyncJob(_PasswordPoint(self._authenticator, check), check) for check in checks]
         return jobs
 
     def sync_done(self, job: SyncJob, error: OSError | None, now: float) -> None:
@@ -202,6 +206,18 @@ class BrokerNode:
             self._sessions.close()
         self.engine.close(now)
         self._store.close()
+
+
+class _PasswordPoint:
+    """Where the check of a password reports to."""
+
+    def __init__(self, authenticator: Authenticator, check: PasswordCheck) -> None:
+        self._authenticator = authenticator
+        self._check = check
+
+    def finish_sync(self, _error: OSError | None) -> list[tuple[Confirm, QueueError | None]]:
+        """See :class:`JobPoint`."""
+        return [(lambda _problem: self._authenticator.finish(self._check), None)]
 
 
 def _log_options(queues: QueuesConfig) -> LogOptions:

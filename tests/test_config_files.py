@@ -32,10 +32,16 @@ def test_a_password_file(tmp_path: Path) -> None:
     assert [user.username for user in read.auth.users] == ["c", "ann", "b:o:b"]
     assert read_named_files(read, Path("/nowhere")) is read, "what was read is not read again"
     authenticator = Authenticator(read.auth, b"key")
-    assert authenticator.allows("ann", b"one", loopback=False)
-    assert authenticator.allows("b:o:b", b"two", loopback=False)
-    assert not authenticator.allows("b", b"two", loopback=False)
-    assert not authenticator.allows("c", b"3", loopback=True), "a user with SCRAM only has no password login"
+    logins = [("ann", b"one", True), ("b:o:b", b"two", True), ("b", b"two", False), ("c", b"3", False)]
+    answers: list[bool] = []
+    for username, password, _ in logins:
+        assert authenticator.decide(username, password, loopback=True) is None
+        authenticator.check(username, password, answers.append)
+    while checks := authenticator.take_checks():
+        for check in checks:
+            check.run()
+            authenticator.finish(check)
+    assert answers == [right for _, _, right in logins], "a user with SCRAM only has no password login"
     assert authenticator.open_exchange("SCRAM-SHA-256", b"r" * 32) is not None
 
 

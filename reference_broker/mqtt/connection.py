@@ -18,16 +18,16 @@ from reference_broker.mqtt import enhanced_auth, handlers, handshake, runs
 from reference_broker.mqtt.codec import decode_packet, encode_packet
 from reference_broker.mqtt.errors import ProtocolError, Reason, malformed, rule_id
 from reference_broker.mqtt.farewell import explain, reference_reason
-from reference_broker.mqtt.held_output import HeldOutput
 from reference_broker.mqtt.inbound import Inbound
 from reference_broker.mqtt.outbound import Outbound
-from reference_broker.mqtt.packets import V5, V311, Acknowledgement, Disconnect, Packet, PacketType
+from reference_broker.mqtt.output import Output
+from reference_broker.mqtt.packets import V5, V311, Acknowledgement, Connect, Disconnect, Packet, PacketType
 from reference_broker.mqtt.phase import Phase
 from reference_broker.mqtt.throttle import Throttle, throttle_for
 from reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
-    from reference_broker.auth import Authenticator
+    from reference_broker.auth import Authenticator, PasswordCheck
     from reference_broker.core.access import Grants
 
 _PUBLISH = PacketType.PUBLISH.value
@@ -40,7 +40,7 @@ _ACKNOWLEDGEMENTS = {
 """First byte -> type of the packets that have a 4-byte short form."""
 
 
-class MqttConnection:
+class MqttConnection(Output):
     """Server side of one connection. ``wake`` is called when output appears after a quiet turn."""
 
     inbound_class: ClassVar[type[Inbound]] = Inbound
@@ -48,28 +48,20 @@ class MqttConnection:
     # More attributes than instances of a class can share the keys of: without slots each would have a dict of its own.
     __slots__ = (
         "__weakref__",
-        "_awaited_turn",
-        "_dirty",
-        "_held",
         "_journal",
         "_last_received",
         "_limit",
         "_max_unread_bytes",
         "_needed",
-        "_out",
-        "_out_bytes",
         "_partial",
         "_throttle",
         "_timer",
-        "_traffic",
         "_wake",
         "authentication_method",
         "authenticator",
-        "backlog_bytes",
         "broker",
         "certificate_name",
         "client_id",
-        "closing",
         "error",
         "exchange",
         "grants",
@@ -79,6 +71,7 @@ class MqttConnection:
         "max_packet_out",
         "outbound",
         "over_rate",
+        "password_check",
         "peer",
         "phase",
         "problem_information",
@@ -99,6 +92,7 @@ class MqttConnection:
         now: float,
         certificate_name: str | None = None,
     ) -> None:
+        super().__init__(broker.traffic)
         self.broker = broker
         self.authenticator = authenticator
         self.peer = peer
@@ -113,6 +107,8 @@ class MqttConnection:
         """As CONNECT names it; empty = none."""
         self.exchange: enhanced_auth.Exchange | None = None
         """The enhanced authentication under way."""
+        self.password_check: PasswordCheck | None = None
+        """The check of its password under way."""
         self.phase = Phase.WAIT_CONNECT
         self.version = V311
         self.session: Session | None = None
@@ -123,26 +119,16 @@ class MqttConnection:
         self.problem_information = True
         self.session_expiry_s = 0.0
         """As asked for in CONNECT; 0 forbids DISCONNECT to raise it."""
-        self.closing = False
-        """Close the transport once the output is sent."""
         self.error: ProtocolError | None = None
         """The violation that ended the connection, for the log."""
-        self.backlog_bytes = 0
-        """Bytes the transport has not sent yet, as the driver saw it last."""
         self.inbound = self.inbound_class(self)
         self.outbound = self.outbound_class(self)
         self.over_rate = False
         """Its address connects too often: CONNECT will be refused, in the words of its version."""
-        self._traffic = broker.traffic
         self._throttle: Throttle | None = throttle_for(self, broker.config.limits, now)
         self._journal = broker.journal
-        self._awaited_turn = 0
-        self._held: HeldOutput | None = None
         self._max_unread_bytes = broker.config.mqtt.max_unread_bytes
         self._wake = wake
-        self._out: list[bytes] = []
-        self._out_bytes = 0
-        self._dirty = False
         self._partial = bytearray()
         self._needed = 2
         self._last_received = now
@@ -150,11 +136,6 @@ class MqttConnection:
         self._timer: Timer = broker.timers.schedule(now + broker.config.mqtt.connect_timeout_s, self._connect_timed_out)
 
     # -- output --------------------------------------------------------------------------------------------------
-
-    @property
-    def unread_bytes(self) -> int:
-        """Output the client has not taken yet."""
-        return self.backlog_bytes + self._out_bytes
 
     def send(self, data: bytes) -> None:
         """Add bytes to this turn's output."""
@@ -198,68 +179,10 @@ class MqttConnection:
             raise ProtocolError(message, "MQTT-3.1.2-24", Reason.PACKET_TOO_LARGE)
         return data
 
-    def take_output(self) -> bytes:
-        """This turn's output in one piece."""
-        if self._held is not None:
-            return self._take_released(self._held)
-        out = self._out
-        data = out[0] if len(out) == 1 else b"".join(out)
-        out.clear()
-        self._traffic.bytes_sent += self._out_bytes
-        self._out_bytes = 0
-        self._dirty = False
-        return data
-
-    @property
-    def may_close(self) -> bool:
-        """It is over, and nothing of its output waits for the disk any more."""
-        return self.closing and not self.holds_output
-
-    # -- output that waits for the disk ----------------------------------------------------------------------------
-
-    def await_write(self, turn: int) -> None:
-        """As :meth:`SessionConnection.await_write`."""
-        self._awaited_turn = turn
-
-    def depends_on(self, turn: int) -> bool:
-        """Whether what it sends in this turn depends on the turn's write."""
-        return self._awaited_turn == turn
-
-    @property
-    def holds_output(self) -> bool:
-        """Some of its output waits for the disk."""
-        return self._held is not None and not self._held.is_released
-
-    def hold_output(self, turn: int) -> None:
-        """Keep back what is to be sent until the write of ``turn`` is on disk."""
-        if self._held is None:
-            self._held = HeldOutput()
-        self._held.add(turn, b"".join(self._out))
-        self._out.clear()
-
-    def release_output(self, turn: int) -> None:
-        """What was written up to this turn is on disk."""
-        if self._held is not None and self._held.release(turn):
-            self.rouse()
-
-    def _take_released(self, held: HeldOutput) -> bytes:
-        data = held.take()
-        if held.is_released:
-            # What came since needs not wait.
-            self._held = None
-            data += b"".join(self._out)
-            self._out.clear()
-        self._traffic.bytes_sent += len(data)
-        self._out_bytes -= len(data)
-        self._dirty = False
-        return data
-
     def abandon_output(self, problem: Exception, now: float) -> None:
         """What it would send is not true, since a write failed. Nothing is sent; the connection closes."""
         self.error = ProtocolError(f"the disk failed: {problem}", "MQTT-4.13.2-1", Reason.UNSPECIFIED_ERROR)
-        self._held = None
-        self._out.clear()
-        self._out_bytes = 0
+        self._drop_output()
         if not self.closing:
             self.close_now(now)
         else:
@@ -267,7 +190,10 @@ class MqttConnection:
 
     @property
     def wants_pause(self) -> bool:
-        """Too many publishes wait for the disk, or the client is over its publish rate: read no more for now."""
+        """Read no more for now: too many publishes wait for the disk, the client is over its publish rate, or its
+        password is being checked."""
+        if self.phase is Phase.VERIFYING:
+            return True
         if self._throttle is not None and self._throttle.waiting:
             return True
         return self.inbound.unconfirmed > 4 * self.broker.config.mqtt.receive_maximum
@@ -293,12 +219,16 @@ class MqttConnection:
         if self._throttle is not None:
             data = self._throttle.admit(data, now)
         partial = self._partial
-        if partial:
+        if partial or self.phase is Phase.VERIFYING:
             partial += data
-            if len(partial) < self._needed:
+            if len(partial) < self._needed or self.phase is Phase.VERIFYING:
                 return
             data = bytes(partial)
             self._partial = bytearray()
+        self._handle(data, now)
+
+    def _handle(self, data: bytes, now: float) -> None:
+        """Handle whole packets, and keep the rest."""
         try:
             consumed = self._consume(data, now)
         except ProtocolError as error:
@@ -337,9 +267,27 @@ class MqttConnection:
             else:
                 self._on_packet(header, data, body, end, now)
                 position = end
+                if self.phase is Phase.VERIFYING:
+                    self._needed = 2
+                    break
             if self.closing:
                 return size
         return position
+
+    def go_on_connecting(self, packet: Connect, allowed: bool) -> None:
+        """The password has been checked: answer CONNECT, then take what came meanwhile."""
+        now = self.broker.now
+        self.password_check = None
+        self.phase = Phase.WAIT_CONNECT
+        touches = self._journal.touches if self._journal is not None else 0
+        handshake.on_password_checked(self, packet, allowed, now)
+        if self._journal is not None and self._journal.touches != touches:
+            self._awaited_turn = self._journal.turn
+        waiting = bytes(self._partial)
+        self._partial = bytearray()
+        if not self.closing:
+            self.receive(waiting, now)
+        self.rouse()
 
     def _check_opening(self, header: int) -> None:
         if self.phase is Phase.AUTHENTICATING:
@@ -479,6 +427,8 @@ class MqttConnection:
         self.inbound.end()
         if self.exchange is not None:
             self.exchange.cancel()
+        if self.password_check is not None:
+            self.password_check.cancel()
         if self._throttle is not None:
             self._throttle.end()
         self.rouse()
@@ -506,5 +456,7 @@ class MqttConnection:
     def _connect_timed_out(self, now: float) -> None:
         if self.phase is Phase.WAIT_CONNECT:
             self.fail(ProtocolError("no CONNECT within the time allowed", "MQTT-3.1.0-1"), now)
+        elif self.phase is Phase.VERIFYING:
+            handshake.give_up(self, now)
         elif self.phase is Phase.AUTHENTICATING:
             self.fail(enhanced_auth.timed_out("MQTT-4.12.0-4"), now)

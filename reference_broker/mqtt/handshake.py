@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from reference_broker.auth import CheckQueueFullError
 from reference_broker.config import LARGEST_PACKET_BYTES
 from reference_broker.core.broker_state import NEVER_EXPIRES_S, ConnectRequest
 from reference_broker.core.session import MAX_PACKET_ID, Will
@@ -15,6 +16,7 @@ from reference_broker.mqtt import enhanced_auth
 from reference_broker.mqtt.codec import decode_packet
 from reference_broker.mqtt.errors import ProtocolError, Reason, rule_id
 from reference_broker.mqtt.farewell import explain, reference_reason
+from reference_broker.mqtt.login import log_in
 from reference_broker.mqtt.outgoing import message_from
 from reference_broker.mqtt.packets import (
     NO_PROPERTIES,
@@ -96,8 +98,45 @@ def _accept(connection: MqttConnection, packet: Connect, now: float) -> None:
         return
     if packet.properties.authentication_data is not None:
         raise ProtocolError("authentication data without a method", "MQTT-4.13.1-1")
-    _authenticate(connection, packet)
+    try:
+        allowed = log_in(connection, packet)
+    except CheckQueueFullError as error:
+        raise _refusal(connection, "too many passwords wait to be checked", _busy(connection)) from error
+    if allowed is not None:
+        _log_in_done(connection, packet, allowed, now)
+
+
+def _log_in_done(connection: MqttConnection, packet: Connect, allowed: bool, now: float) -> None:
+    if not allowed:
+        if packet.username is None:
+            raise _refusal(connection, "anonymous clients are not allowed here", Reason.NOT_AUTHORIZED)
+        raise _refusal(connection, "wrong user name or password", Reason.BAD_USER_NAME_OR_PASSWORD)
     _establish(connection, packet, None, now)
+
+
+def _busy(connection: MqttConnection) -> Reason:
+    return Reason.SERVER_BUSY if connection.version == V5 else Reason.SERVER_UNAVAILABLE
+
+
+def on_password_checked(connection: MqttConnection, packet: Connect, allowed: bool, now: float) -> None:
+    """The answer to CONNECT, once the password has been looked at. Raises nothing."""
+    try:
+        if allowed:
+            connection.username = packet.username
+        _log_in_done(connection, packet, allowed, now)
+    except ProtocolError as error:
+        _end(connection, error, now)
+
+
+def give_up(connection: MqttConnection, now: float) -> None:
+    """The password was not looked at in time."""
+    _end(connection, _refusal(connection, "the password could not be checked in time", _busy(connection)), now)
+
+
+def _end(connection: MqttConnection, error: ProtocolError, now: float) -> None:
+    connection.error = error
+    refuse(connection, error)
+    connection.close_now(now)
 
 
 def on_packet_before_connack(connection: MqttConnection, packet: Packet, now: float) -> None:
@@ -169,18 +208,6 @@ def _establish(connection: MqttConnection, packet: Connect, authentication_data:
     connection.send_packet(Connack(session_present=present, properties=answer))
     connection.start_keep_alive(now)
     broker.resume(session, now)
-
-
-def _authenticate(connection: MqttConnection, packet: Connect) -> None:
-    if connection.certificate_name is not None:
-        connection.username = connection.certificate_name
-        return  # TLS has verified who it is; what CONNECT says of it is ignored
-    if not connection.authenticator.allows(packet.username, packet.password, loopback=connection.loopback):
-        if packet.username is None:
-            raise _refusal(connection, "anonymous clients are not allowed here", Reason.NOT_AUTHORIZED)
-        raise _refusal(connection, "wrong user name or password", Reason.BAD_USER_NAME_OR_PASSWORD)
-    if connection.authenticator.has_users:
-        connection.username = packet.username
 
 
 def _client_id(connection: MqttConnection, packet: Connect) -> tuple[str, bool]:

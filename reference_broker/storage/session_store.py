@@ -40,17 +40,16 @@ class _CompactionRun:
             self.error = error
 
 
-class _CompactionPoint(SyncPoint):
+class _CompactionPoint:
     """Where a compaction reports to; nobody waits for it."""
 
     def __init__(self, log: SegmentedLog, compactor: Compactor, run: _CompactionRun) -> None:
-        super().__init__(log)
         self._log = log
         self._compactor = compactor
         self._run = run
 
     def finish_sync(self, error: OSError | None) -> list[tuple[Confirm, QueueError | None]]:
-        """See :meth:`SyncPoint.finish_sync`."""
+        """See :class:`JobPoint`."""
         try:
             self._compactor.finish(self._run.task, error or self._run.error)
         except LogError as problem:

@@ -1,0 +1,36 @@
+"""User name and password of CONNECT. Passwords not seen before are checked outside the turn: that takes long."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reference_broker.mqtt.packets import Connect
+from reference_broker.mqtt.phase import Phase
+
+if TYPE_CHECKING:
+    from reference_broker.mqtt.connection import MqttConnection
+
+
+def log_in(connection: MqttConnection, packet: Connect) -> bool | None:
+    """Whether a client is who it says; None: that is being found out, and the connection hears of it.
+
+    Raises :class:`CheckQueueFullError`.
+    """
+    if connection.certificate_name is not None:
+        connection.username = connection.certificate_name
+        return True  # TLS has verified who it is; what CONNECT says of it is ignored
+    authenticator = connection.authenticator
+    known = authenticator.decide(packet.username, packet.password, loopback=connection.loopback)
+    if known is None:
+        assert packet.username is not None
+        assert packet.password is not None
+
+        def checked(allowed: bool) -> None:
+            if connection.phase is Phase.VERIFYING:
+                connection.go_on_connecting(packet, allowed)
+
+        connection.password_check = authenticator.check(packet.username, packet.password, checked)
+        connection.phase = Phase.VERIFYING
+    elif known and authenticator.has_users:
+        connection.username = packet.username
+    return known

@@ -1,0 +1,104 @@
+"""What a connection has to send: collected in a turn, and held back while it depends on what is not on disk yet."""
+
+from __future__ import annotations
+
+from reference_broker.core.traffic import Traffic
+from reference_broker.mqtt.held_output import HeldOutput
+
+
+class Output:
+    """The sending half of a connection. It collects; the driver takes what has come together, once a turn."""
+
+    __slots__ = (
+        "_awaited_turn",
+        "_dirty",
+        "_held",
+        "_out",
+        "_out_bytes",
+        "_traffic",
+        "backlog_bytes",
+        "closing",
+    )
+
+    def __init__(self, traffic: Traffic) -> None:
+        self.closing = False
+        """Close the transport once the output is sent."""
+        self.backlog_bytes = 0
+        """Bytes the transport has not sent yet, as the driver saw it last."""
+        self._traffic = traffic
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        """What is held back included."""
+        self._dirty = False
+        self._awaited_turn = 0
+        self._held: HeldOutput | None = None
+
+    def rouse(self) -> None:
+        """Have the driver look at this connection at the end of the turn."""
+        raise NotImplementedError
+
+    @property
+    def unread_bytes(self) -> int:
+        """Output the client has not taken yet."""
+        return self.backlog_bytes + self._out_bytes
+
+    def take_output(self) -> bytes:
+        """This turn's output in one piece."""
+        if self._held is not None:
+            return self._take_released(self._held)
+        out = self._out
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        self._traffic.bytes_sent += self._out_bytes
+        self._out_bytes = 0
+        self._dirty = False
+        return data
+
+    @property
+    def may_close(self) -> bool:
+        """It is over, and nothing of its output waits for the disk any more."""
+        return self.closing and not self.holds_output
+
+    # -- output that waits for the disk ----------------------------------------------------------------------------
+
+    def await_write(self, turn: int) -> None:
+        """As :meth:`SessionConnection.await_write`."""
+        self._awaited_turn = turn
+
+    def depends_on(self, turn: int) -> bool:
+        """Whether what it sends in this turn depends on the turn's write."""
+        return self._awaited_turn == turn
+
+    @property
+    def holds_output(self) -> bool:
+        """Some of its output waits for the disk."""
+        return self._held is not None and not self._held.is_released
+
+    def hold_output(self, turn: int) -> None:
+        """Keep back what is to be sent until the write of ``turn`` is on disk."""
+        if self._held is None:
+            self._held = HeldOutput()
+        self._held.add(turn, b"".join(self._out))
+        self._out.clear()
+
+    def release_output(self, turn: int) -> None:
+        """What was written up to this turn is on disk."""
+        if self._held is not None and self._held.release(turn):
+            self.rouse()
+
+    def _take_released(self, held: HeldOutput) -> bytes:
+        data = held.take()
+        if held.is_released:
+            # What came since needs not wait.
+            self._held = None
+            data += b"".join(self._out)
+            self._out.clear()
+        self._traffic.bytes_sent += len(data)
+        self._out_bytes -= len(data)
+        self._dirty = False
+        return data
+
+    def _drop_output(self) -> None:
+        self._held = None
+        self._out.clear()
+        self._out_bytes = 0
