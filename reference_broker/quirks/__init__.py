@@ -12,13 +12,23 @@ import itertools
 from collections.abc import Sequence
 
 from reference_broker.config import ConfigError
-from reference_broker.quirks import connecting, delivering, framing, lenient, publishing, sessions, subscribing, wills
+from reference_broker.quirks import (
+    connecting,
+    delivering,
+    filters,
+    framing,
+    lenient,
+    publishing,
+    sessions,
+    subscribing,
+    wills,
+)
 from reference_broker.quirks.model import NodeClasses, Profile, Quirk, combine
 from reference_broker.quirks.profiles import PROFILES as _PROFILES
 
 __all__ = ["PROFILES", "QUIRKS", "NodeClasses", "Profile", "Quirk", "find_quirks", "node_classes"]
 
-_MODULES = (framing, lenient, connecting, sessions, publishing, delivering, subscribing, wills)
+_MODULES = (framing, lenient, connecting, sessions, publishing, delivering, subscribing, filters, wills)
 QUIRKS: dict[str, Quirk] = {
     quirk.name: quirk for quirk in itertools.chain.from_iterable(module.QUIRKS for module in _MODULES)
 }

@@ -190,7 +190,11 @@ QUIRKS = (
         what="Two connections with one client id stay connected beside each other.",
         statements=("3.1.1 MQTT-3.1.4-2", "5.0 MQTT-3.1.4-3"),
         citation="https://github.com/nanomq/nanomq/issues/1927",
-        fails=("mqtt311/connect/second-connection-takes-over", "mqtt5/session/second-connection-takes-over"),
+        fails=(
+            "mqtt311/connect/second-connection-takes-over",
+            "mqtt5/session/second-connection-takes-over",
+            "mqtt5/will/takeover-publishes-a-will-without-delay",
+        ),
         connection=_TakeoverKeepsBoth,
     ),
 )

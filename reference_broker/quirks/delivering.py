@@ -142,7 +142,11 @@ QUIRKS = (
         what="A PUBACK brings two waiting messages in place of one, over the client's Receive Maximum.",
         statements=("5.0 MQTT-3.3.4-9",),
         citation="https://github.com/eclipse-mosquitto/mosquitto/issues/2301",
-        fails=("mqtt5/flow-control/client-receive-maximum-respected-at-qos1",),
+        fails=(
+            "mqtt5/flow-control/client-receive-maximum-respected-at-qos1",
+            "mqtt5/flow-control/qos1-and-qos2-share-the-quota",
+            "mqtt5/flow-control/retained-messages-respect-the-quota",
+        ),
         outbound=_PubackBringsTwo,
     ),
     Quirk(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from reference_broker.mqtt.codec import decode_packet
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.mqtt.inbound import Inbound
-from reference_broker.mqtt.packets import PacketType, Pingresp, Publish
+from reference_broker.mqtt.packets import V311, PacketType, Pingresp, Publish
 from reference_broker.mqtt.phase import Phase
 from reference_broker.quirks.model import Quirk
 
@@ -45,6 +45,41 @@ class _AcknowledgementFlagsIgnored(MqttConnection):
     def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         if header >> 4 in _ACKNOWLEDGEMENTS:
             header &= 0xF0
+        super()._on_packet(header, data, body, end, now)
+
+
+class _ConnackIgnored(MqttConnection):
+    __slots__ = ()
+
+    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+        if self.phase is not Phase.CONNECTED or header >> 4 != PacketType.CONNACK:
+            super()._on_packet(header, data, body, end, now)
+
+
+class _ReservedTypesIgnored(MqttConnection):
+    __slots__ = ()
+
+    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+        reserved = header >> 4 == 0 or (header >> 4 == PacketType.AUTH and self.version == V311)
+        if self.phase is not Phase.CONNECTED or not reserved:
+            super()._on_packet(header, data, body, end, now)
+
+
+class _ConnectHeaderFlagsIgnored(MqttConnection):
+    __slots__ = ()
+
+    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+        if header >> 4 == PacketType.CONNECT:
+            header = PacketType.CONNECT << 4
+        super()._on_packet(header, data, body, end, now)
+
+
+class _DisconnectFlagsIgnored(MqttConnection):
+    __slots__ = ()
+
+    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+        if header >> 4 == PacketType.DISCONNECT:
+            header = PacketType.DISCONNECT << 4
         super()._on_packet(header, data, body, end, now)
 
 
@@ -104,6 +139,44 @@ QUIRKS = (
         citation=_MOSQUITTO,
         fails=("mqtt5/malformed/reserved-bits-of-acknowledgements-refused",),
         connection=_AcknowledgementFlagsIgnored,
+    ),
+    Quirk(
+        name="connack-ignored",
+        what="CONNACK from a client is ignored in place of ending the connection.",
+        statements=("3.1.1 MQTT-4.8.0-1", "5.0 MQTT-4.13.1-1"),
+        citation="docs/findings/mqtt.md",
+        fails=("mqtt311/malformed/packets-only-a-server-sends", "mqtt5/malformed/packets-of-the-server-refused"),
+        connection=_ConnackIgnored,
+    ),
+    Quirk(
+        name="reserved-types-ignored",
+        what="Packets of the reserved types 0 and, in 3.1.1, 15 are ignored.",
+        statements=("3.1.1 MQTT-4.8.0-1", "5.0 MQTT-4.13.1-1"),
+        citation="docs/findings/mqtt.md",
+        fails=(
+            "mqtt311/malformed/reserved-packet-types-end-the-connection",
+            "mqtt5/malformed/reserved-packet-type-refused",
+        ),
+        connection=_ReservedTypesIgnored,
+    ),
+    Quirk(
+        name="connect-header-flags-ignored",
+        what="CONNECT with reserved header bits set is accepted.",
+        statements=("3.1.1 MQTT-2.2.2-2", "5.0 MQTT-2.1.3-1"),
+        citation="docs/findings/mqtt.md",
+        fails=(
+            "mqtt311/malformed/connect-flags-of-the-header-are-reserved",
+            "mqtt5/malformed/reserved-bits-of-connect-refused",
+        ),
+        connection=_ConnectHeaderFlagsIgnored,
+    ),
+    Quirk(
+        name="disconnect-flags-ignored",
+        what="DISCONNECT with reserved header bits set is taken for a normal one and deletes the will.",
+        statements=("3.1.1 MQTT-3.14.1-1", "5.0 MQTT-3.14.1-1"),
+        citation="docs/findings/mqtt.md",
+        fails=("mqtt311/malformed/disconnect-flags-are-reserved", "mqtt5/disconnect/reserved-bits-refused"),
+        connection=_DisconnectFlagsIgnored,
     ),
     Quirk(
         name="qos-0-dup-taken",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from typing import ClassVar
 
 from reference_broker.core.queues import QueueError
 from reference_broker.mqtt.codec import decode_packet, encode_acknowledgement
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.mqtt.inbound import Inbound
 from reference_broker.mqtt.outgoing import message_from
-from reference_broker.mqtt.packets import V311, Acknowledgement, PacketType, Publish, Unsuback
+from reference_broker.mqtt.packets import V311, Acknowledgement, Connack, Connect, Packet, PacketType, Publish, Unsuback
 from reference_broker.mqtt.phase import Phase
 from reference_broker.mqtt.wire_types import encode_variable_integer
 from reference_broker.quirks.model import Quirk
@@ -83,6 +84,43 @@ class _WillQosThree(_ConnectRewritten):
         return _with_flags(body, flags & ~0x08) if flags & 0x1C == 0x1C else body
 
 
+class _ReservedConnectFlag(_ConnectRewritten):
+    __slots__ = ()
+
+    def rewritten(self, body: bytes) -> bytes:
+        body = super().rewritten(body)
+        return _with_flags(body, body[_FLAGS_AT] & ~0x01)
+
+
+class _OptionsMasked(MqttConnection):
+    __slots__ = ()
+
+    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+        if self.version == V311 and self.phase is Phase.CONNECTED and header >> 4 == PacketType.SUBSCRIBE:
+            data = _masked_options(data[body:end])
+            body, end = 0, len(data)
+        super()._on_packet(header, data, body, end, now)
+
+
+def _masked_options(body: bytes) -> bytes:
+    """The body of a SUBSCRIBE with nothing but a QoS in its options."""
+    out, at = bytearray(body), _skip(body, 2, 1)
+    while at < len(out):
+        out[at] &= 0x03
+        at = _skip(body, at + 1, 1)
+    return bytes(out)
+
+
+class _SecondConnectAnswered(MqttConnection):
+    __slots__ = ()
+
+    def handle(self, packet: Packet, now: float) -> None:
+        if isinstance(packet, Connect):
+            self.send_packet(Connack())
+        else:
+            super().handle(packet, now)
+
+
 class _UnknownLevelUnanswered(MqttConnection):
     __slots__ = ()
 
@@ -106,11 +144,13 @@ def _field(text: bytes) -> bytes:
 
 class _IllFormedText(_ConnectRewritten):
     __slots__ = ()
+    name_kind: ClassVar[str] = "b"
+    """``t``: the user name is text to clean as well."""
 
     def rewritten(self, body: bytes) -> bytes:
         body = super().rewritten(body)
         flags = body[_FLAGS_AT]
-        kinds = "t" + ("tb" if flags & 0x04 else "") + ("t" if flags & 0x80 else "")
+        kinds = "t" + ("tb" if flags & 0x04 else "") + (self.name_kind if flags & 0x80 else "")
         out, at = body[:_FIELDS_AT], _FIELDS_AT
         for kind in kinds:
             after = _skip(body, at, 1)
@@ -137,6 +177,11 @@ def _clean_filters(body: bytes, *, options: bool) -> bytes:
         out += _field(_cleaned(body[at + 2 : after])) + (body[after : after + 1] if options else b"")
         at = after + options
     return out + body[at:]
+
+
+class _IllFormedName(_IllFormedText):
+    __slots__ = ()
+    name_kind: ClassVar[str] = "t"
 
 
 class _IllFormedTopic(Inbound):
@@ -249,8 +294,35 @@ QUIRKS = (
         what="A 3.1.1 CONNECT with a will at QoS 3 is accepted.",
         statements=("3.1.1 MQTT-3.1.2-14",),
         citation=_FINDINGS,
-        fails=("mqtt311/connect/will-qos-3-ends-the-connection", "mqtt311/connect/no-connack-where-no-code-fits"),
+        fails=("mqtt311/connect/will-qos-3-ends-the-connection",),
         connection=_WillQosThree,
+    ),
+    Quirk(
+        name="reserved-connect-flag-ignored",
+        what="A 3.1.1 CONNECT with the reserved flag set is accepted.",
+        statements=("3.1.1 MQTT-3.1.2-3",),
+        citation=_FINDINGS,
+        fails=("mqtt311/connect/reserved-flag-ends-the-connection",),
+        connection=_ReservedConnectFlag,
+    ),
+    Quirk(
+        name="subscription-options-masked",
+        what="Reserved bits beside the QoS of a 3.1.1 subscription are ignored.",
+        statements=("3.1.1 MQTT-3.8.3-4",),
+        citation=_FINDINGS,
+        fails=("mqtt311/subscribe/options-must-be-a-qos",),
+        connection=_OptionsMasked,
+    ),
+    Quirk(
+        name="second-connect-answered",
+        what="A second CONNECT is answered by another CONNACK; the connection goes on.",
+        statements=("3.1.1 MQTT-3.1.0-2", "5.0 MQTT-3.1.0-2"),
+        citation=_FINDINGS,
+        fails=(
+            "mqtt311/connect/second-connect-ends-the-connection",
+            "mqtt5/connect/second-connect-ends-the-connection",
+        ),
+        connection=_SecondConnectAnswered,
     ),
     Quirk(
         name="unknown-level-unanswered",
@@ -266,13 +338,20 @@ QUIRKS = (
         statements=("3.1.1 MQTT-1.5.3-1", "3.1.1 MQTT-1.5.3-2"),
         citation=_FINDINGS,
         fails=(
-            "mqtt311/connect/fields-are-read-in-their-order",
             "mqtt311/malformed/connect-text-must-be-utf-8",
             "mqtt311/malformed/text-has-no-null-character",
             "mqtt311/malformed/text-must-be-utf-8",
         ),
         connection=_IllFormedText,
         inbound=_IllFormedTopic,
+    ),
+    Quirk(
+        name="ill-formed-name-taken",
+        what="Like ill-formed-text-taken, and the user name in CONNECT is taken as well.",
+        statements=("3.1.1 MQTT-1.5.3-1", "3.1.1 MQTT-3.1.3-11"),
+        citation=_FINDINGS,
+        fails=("mqtt311/connect/fields-are-read-in-their-order", "mqtt311/malformed/connect-text-must-be-utf-8"),
+        connection=_IllFormedName,
     ),
     Quirk(
         name="identifier-0-taken",

@@ -45,6 +45,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     what: str
     quirks: tuple[str, ...]
+    missing: str
+    """What of the broker is not imitated."""
 
 
 class NodeClasses(msgspec.Struct, frozen=True, kw_only=True):

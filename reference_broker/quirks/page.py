@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from rich.table import Table
 
-from reference_broker.quirks import PROFILES, QUIRKS, Quirk
+from reference_broker.quirks import PROFILES, QUIRKS, Profile, Quirk
 
 _INTRODUCTION = """# Quirks
 
@@ -54,15 +54,23 @@ def profiles_table() -> Table:
 
 def quirks_page() -> str:
     """The whole page in Markdown."""
-    lines = [_INTRODUCTION, "## Profiles", "", "| profile | broker | quirks |", "| --- | --- | --- |"]
-    lines += [
-        f"| `{profile.name}` | {profile.what} | {', '.join(f'`{name}`' for name in profile.quirks)} |"
-        for profile in PROFILES.values()
+    lines = [
+        _INTRODUCTION,
+        "## Profiles",
+        "",
+        "| profile | broker | quirks | not imitated |",
+        "| --- | --- | --- | --- |",
     ]
+    lines += [_profile_row(profile) for profile in PROFILES.values()]
     lines += ["", "## Single quirks", "", "| quirk | what the broker does | statements | reported | cases |"]
     lines.append("| --- | --- | --- | --- | --- |")
     lines += [_row(quirk) for quirk in QUIRKS.values()]
     return "\n".join(lines) + "\n"
+
+
+def _profile_row(profile: Profile) -> str:
+    names = ", ".join(f"`{name}`" for name in profile.quirks)
+    return f"| `{profile.name}` | {profile.what} | {names} | {profile.missing} |"
 
 
 def _row(quirk: Quirk) -> str:

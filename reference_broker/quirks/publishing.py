@@ -11,7 +11,7 @@ from reference_broker.mqtt.codec import decode_packet, encode_acknowledgement
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.mqtt.errors import ProtocolError, Reason, rule_id
 from reference_broker.mqtt.inbound import Inbound
-from reference_broker.mqtt.packets import V5, Acknowledgement, PacketType, Publish
+from reference_broker.mqtt.packets import V5, Acknowledgement, Packet, PacketType, Publish, Subscribe
 from reference_broker.quirks.model import Quirk
 
 
@@ -67,22 +67,54 @@ class _SecondRepetitionRefused(Inbound):
 
 class _EmptyTopicTaken(Inbound):
     def on_bytes(self, header: int, data: bytes, start: int, body: int, end: int, now: float) -> int:
-        if data[body : body + 2] == b"\0\0":
+        if data[body : body + 2] == b"\0\0" and header & 0x06 != 0x06:
             packet = decode_packet(header, data, body, end, self._connection.version)
             assert isinstance(packet, Publish)
             if packet.properties.topic_alias is None:
-                self._acknowledge_unseen(packet)
+                _acknowledge_unseen(self, packet, self._connection)
                 return end
         return super().on_bytes(header, data, start, body, end, now)
 
-    def _acknowledge_unseen(self, packet: Publish) -> None:
-        """No filter matches the empty topic, so that nobody is to get the message."""
-        if packet.qos:
-            if packet.qos == 2:
-                self._connection.active_session.inbound_qos2[packet.packet_id] = True
-            kind = PacketType.PUBACK if packet.qos == 1 else PacketType.PUBREC
-            taken = Acknowledgement(type=kind, packet_id=packet.packet_id)
-            self.acknowledge(encode_acknowledgement(taken, self._connection.version))
+
+class _WildcardTopicTaken(Inbound):
+    def on_bytes(self, header: int, data: bytes, start: int, body: int, end: int, now: float) -> int:
+        topic = data[body + 2 : min(end, body + 2 + int.from_bytes(data[body : body + 2], "big"))]
+        if (b"+" in topic or b"#" in topic) and header & 0x06 != 0x06:
+            packet = decode_packet(header, data, body, end, self._connection.version)
+            assert isinstance(packet, Publish)
+            _acknowledge_unseen(self, packet, self._connection)
+            return end
+        return super().on_bytes(header, data, start, body, end, now)
+
+
+class _QosTwoTakenAsOne(Inbound):
+    def on_bytes(self, header: int, data: bytes, start: int, body: int, end: int, now: float) -> int:
+        if header & 0x06 != 0x04:
+            return super().on_bytes(header, data, start, body, end, now)
+        packet = decode_packet(header & ~0x06 | 0x02, data, body, end, self._connection.version)
+        assert isinstance(packet, Publish)
+        self._on_publish(packet, now)
+        return end
+
+
+class _QosOneAtMost(MqttConnection):
+    __slots__ = ()
+
+    def handle(self, packet: Packet, now: float) -> None:
+        if isinstance(packet, Subscribe):
+            requests = (msgspec.structs.replace(each, qos=min(each.qos, 1)) for each in packet.requests)
+            packet = msgspec.structs.replace(packet, requests=tuple(requests))
+        super().handle(packet, now)
+
+
+def _acknowledge_unseen(inbound: Inbound, packet: Publish, connection: MqttConnection) -> None:
+    """Nobody is to get a message whose topic no filter can match."""
+    if packet.qos:
+        if packet.qos == 2:
+            connection.active_session.inbound_qos2[packet.packet_id] = True
+        kind = PacketType.PUBACK if packet.qos == 1 else PacketType.PUBREC
+        taken = Acknowledgement(type=kind, packet_id=packet.packet_id)
+        inbound.acknowledge(encode_acknowledgement(taken, connection.version))
 
 
 QUIRKS = (
@@ -125,5 +157,22 @@ QUIRKS = (
         citation="https://github.com/vernemq/vernemq/issues/12",
         fails=("mqtt311/publish/topic-name-is-not-empty", "mqtt5/publish/empty-topic-without-alias-refused"),
         inbound=_EmptyTopicTaken,
+    ),
+    Quirk(
+        name="wildcard-topic-taken",
+        what="A PUBLISH to a topic with a wildcard is taken, and reaches nobody.",
+        statements=("3.1.1 MQTT-3.3.2-2", "5.0 MQTT-3.3.2-2"),
+        citation="docs/findings/mqtt.md",
+        fails=("mqtt311/publish/topic-name-has-no-wildcards", "mqtt5/publish/topic-with-wildcard-refused"),
+        inbound=_WildcardTopicTaken,
+    ),
+    Quirk(
+        name="qos-2-taken-as-1",
+        what="A QoS 2 PUBLISH is answered by PUBACK and passed on at QoS 1, without being announced.",
+        statements=("3.1.1 MQTT-4.3.3-2", "5.0 MQTT-4.3.3-8"),
+        citation="docs/findings/mqtt.md",
+        fails=("mqtt311/publish/qos-2-is-not-acknowledged-like-qos-1", "mqtt5/qos/qos2-publish-runs-to-pubcomp"),
+        connection=_QosOneAtMost,
+        inbound=_QosTwoTakenAsOne,
     ),
 )

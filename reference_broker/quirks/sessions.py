@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from math import inf
 
 import msgspec
 
-from reference_broker.core.broker_state import BrokerState, ConnectRequest
+from reference_broker.config import BrokerConfig
+from reference_broker.core.broker_state import BrokerState, ConnectRequest, Tracer
 from reference_broker.core.message import Message
+from reference_broker.core.queues import QueueEngine
 from reference_broker.core.session import Session, SessionConnection
 from reference_broker.mqtt.codec import decode_packet
 from reference_broker.mqtt.inbound import Inbound
@@ -16,6 +19,7 @@ from reference_broker.mqtt.packets import Publish
 from reference_broker.quirks.model import Quirk
 
 _FINDINGS = "docs/findings/mqtt.md"
+_MOST_REMEMBERED = 10_000
 
 
 class _NeedsSubscriptions(BrokerState):
@@ -23,6 +27,32 @@ class _NeedsSubscriptions(BrokerState):
         if not session.subscriptions:
             session.expiry_s = 0.0
         super()._detach(session, now, publish_will=publish_will)
+
+
+class _NeedsQosOne(BrokerState):
+    def _detach(self, session: Session, now: float, *, publish_will: bool) -> None:
+        if not any(subscription.qos for subscription in session.subscriptions.values()):
+            session.expiry_s = 0.0
+        super()._detach(session, now, publish_will=publish_will)
+
+
+class _IdentifiersOutliveSession(BrokerState):
+    def __init__(
+        self, config: BrokerConfig, engine: QueueEngine, rng: random.Random, tracer: Tracer | None = None
+    ) -> None:
+        super().__init__(config, engine, rng, tracer)
+        self._left_open: dict[str, dict[int, bool]] = {}
+        """Client id -> QoS 2 identifiers of its last session that were not released."""
+
+    def end_session(self, session: Session, now: float) -> None:
+        if session.inbound_qos2 and len(self._left_open) < _MOST_REMEMBERED:
+            self._left_open[session.client_id] = dict(session.inbound_qos2)
+        super().end_session(session, now)
+
+    def new_session(self, client_id: str) -> Session:
+        session = super().new_session(client_id)
+        session.inbound_qos2.update(self._left_open.pop(client_id, {}))
+        return session
 
 
 class _CleanSessionKept(BrokerState):
@@ -67,13 +97,22 @@ class _SendsDuplicate(Outbound):
         self, packet_id: int, message: Message, qos: int, retain: bool, dup: bool, identifiers: tuple[int, ...]
     ) -> bool:
         state = self._broker
-        dup = dup or (isinstance(state, _PassesDuplicates) and state.duplicate_at_hand)
+        dup = dup or (qos > 0 and isinstance(state, _PassesDuplicates) and state.duplicate_at_hand)
         return super().send_publish(packet_id, message, qos, retain, dup, identifiers)
 
 
 class _AtGrantedQos(BrokerState):
+    _will_at_hand = False
+
+    def _send_will(self, session: Session, now: float) -> None:
+        self._will_at_hand = True
+        super()._send_will(session, now)
+        self._will_at_hand = False
+
     def _fan_out(self, message: Message, publisher: Session | None) -> bool:
-        return super()._fan_out(msgspec.structs.replace(message, qos=2), publisher)
+        if not self._will_at_hand:
+            message = msgspec.structs.replace(message, qos=2)
+        return super()._fan_out(message, publisher)
 
 
 class _OneByOne(Inbound):
@@ -94,6 +133,22 @@ QUIRKS = (
         citation=_FINDINGS,
         fails=("mqtt311/session/kept-without-subscriptions",),
         state=_NeedsSubscriptions,
+    ),
+    Quirk(
+        name="session-needs-qos-1",
+        what="A session whose subscriptions are all at QoS 0, or that has none, ends with its connection.",
+        statements=("3.1.1 MQTT-3.1.2-4", "5.0 MQTT-3.1.2-23"),
+        citation=_FINDINGS,
+        fails=("mqtt311/session/kept-without-subscriptions", "mqtt311/session/keeps-subscriptions-at-qos-0"),
+        state=_NeedsQosOne,
+    ),
+    Quirk(
+        name="identifiers-outlive-session",
+        what="QoS 2 identifiers that were not released stay taken in the client's next session, even a clean one.",
+        statements=("3.1.1 MQTT-3.1.2-6", "5.0 MQTT-3.1.2-4"),
+        citation=_FINDINGS,
+        fails=("mqtt311/resume/qos2-publish-without-pubrec", "mqtt311/resume/qos2-publish-with-pubrec-read"),
+        state=_IdentifiersOutliveSession,
     ),
     Quirk(
         name="clean-session-kept",
@@ -147,7 +202,7 @@ QUIRKS = (
     ),
     Quirk(
         name="delivered-at-granted-qos",
-        what="Messages come at the QoS that the subscription was granted, even if they were published at a lower one.",
+        what="Messages, but not wills, come at the QoS that was granted, even if they were published at a lower one.",
         statements=("3.1.1 MQTT-3.8.4-6", "5.0 MQTT-3.8.4-8"),
         citation=_FINDINGS,
         fails=("mqtt311/publish/delivered-at-the-lower-qos", "mqtt5/qos/delivered-at-the-lower-qos"),

@@ -22,7 +22,7 @@ from reference_broker.mqtt.packets import (
 )
 from reference_broker.quirks.model import Quirk
 
-_NOBODYS = "\ue000"
+NOBODYS = "\ue000"
 """A private character in place of what may not stand in a filter: clients have no reason to use it themselves."""
 
 
@@ -30,7 +30,7 @@ def _changed(packet: Subscribe, change: Callable[[SubscriptionRequest], Subscrip
     return msgspec.structs.replace(packet, requests=tuple(map(change, packet.requests)))
 
 
-def _with_filters(packet: Packet, change: Callable[[str], str]) -> Packet:
+def with_filters(packet: Packet, change: Callable[[str], str]) -> Packet:
     """SUBSCRIBE or UNSUBSCRIBE with other filters; anything else as it is."""
     if isinstance(packet, Subscribe):
         return _changed(packet, lambda each: msgspec.structs.replace(each, topic_filter=change(each.topic_filter)))
@@ -43,7 +43,7 @@ class _MalformedShareGranted(MqttConnection):
     __slots__ = ()
 
     def handle(self, packet: Packet, now: float) -> None:
-        super().handle(_with_filters(packet, _share_made_whole), now)
+        super().handle(with_filters(packet, _share_made_whole), now)
 
 
 def _share_made_whole(topic_filter: str) -> str:
@@ -51,7 +51,7 @@ def _share_made_whole(topic_filter: str) -> str:
     if not topic_filter.startswith(SHARE_PREFIX):
         return topic_filter
     name, _, rest = topic_filter.removeprefix(SHARE_PREFIX).partition("/")
-    return f"{SHARE_PREFIX}{name or _NOBODYS}/{rest or _NOBODYS}"
+    return f"{SHARE_PREFIX}{name or NOBODYS}/{rest or NOBODYS}"
 
 
 class _SharedNoLocalGranted(MqttConnection):
@@ -70,7 +70,7 @@ class _MisplacedWildcardsGranted(MqttConnection):
     __slots__ = ()
 
     def handle(self, packet: Packet, now: float) -> None:
-        super().handle(_with_filters(packet, _wildcards_made_plain), now)
+        super().handle(with_filters(packet, _wildcards_made_plain), now)
 
 
 def _wildcards_made_plain(topic_filter: str) -> str:
@@ -78,7 +78,7 @@ def _wildcards_made_plain(topic_filter: str) -> str:
     try:
         validate_filter(topic_filter, max_levels=len(topic_filter) + 1)
     except TopicError:
-        return topic_filter.replace("+", _NOBODYS).replace("#", _NOBODYS)
+        return topic_filter.replace("+", NOBODYS).replace("#", NOBODYS)
     return topic_filter
 
 

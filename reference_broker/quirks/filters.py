@@ -1,0 +1,110 @@
+"""Quirks in what filters are granted, and what they match."""
+
+from __future__ import annotations
+
+import msgspec
+
+from reference_broker.core.broker_state import BrokerState, SubscribeOutcome
+from reference_broker.core.queues import QueueError, QueueErrorCode
+from reference_broker.core.routing import Route, Subscription, SubscriptionTree
+from reference_broker.core.session import Session
+from reference_broker.mqtt.codec import frame
+from reference_broker.mqtt.connection import MqttConnection
+from reference_broker.mqtt.packets import V311, Packet, PacketType
+from reference_broker.mqtt.phase import Phase
+from reference_broker.quirks.model import Quirk
+from reference_broker.quirks.subscribing import NOBODYS, with_filters
+
+_FINDINGS = "docs/findings/mqtt.md"
+
+
+class _EmptyFilterGranted(MqttConnection):
+    __slots__ = ()
+
+    def handle(self, packet: Packet, now: float) -> None:
+        super().handle(with_filters(packet, lambda topic_filter: topic_filter or NOBODYS), now)
+
+
+class _NothingGranted(MqttConnection):
+    __slots__ = ()
+
+    def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
+        if self.version == V311 and self.phase is Phase.CONNECTED and header == 0x82 and end - body == 2:
+            self.send(frame(PacketType.SUBACK << 4, data[body:end]))
+        else:
+            super()._on_packet(header, data, body, end, now)
+
+
+class _SpacesRefused(BrokerState):
+    def subscribe(
+        self, session: Session, topic_filter: str, subscription: Subscription, group: str | None, now: float
+    ) -> SubscribeOutcome:
+        if " " in topic_filter:
+            refused = QueueError(QueueErrorCode.BAD_ADDRESS, "a filter has no spaces here")
+            return SubscribeOutcome(qos=-1, error=refused)
+        return super().subscribe(session, topic_filter, subscription, group, now)
+
+
+class _ResubscribeKeepsQos(BrokerState):
+    def subscribe(
+        self, session: Session, topic_filter: str, subscription: Subscription, group: str | None, now: float
+    ) -> SubscribeOutcome:
+        known = session.subscriptions.get(topic_filter)
+        if known is not None:
+            subscription = msgspec.structs.replace(subscription, qos=known.qos)
+        return super().subscribe(session, topic_filter, subscription, group, now)
+
+
+class _DollarTopicsShown(SubscriptionTree):
+    def _match(self, topic: str) -> Route:
+        route = super()._match(topic)
+        if topic[:1] == "$":
+            known = {entry.session for entry in route.entries}
+            # As any other first level, the name would be seen by a wildcard there.
+            plain = super()._match(NOBODYS + topic[1:])
+            route.entries += [entry for entry in plain.entries if entry.session not in known]
+        return route
+
+
+QUIRKS = (
+    Quirk(
+        name="empty-filter-granted",
+        what="A subscription to the empty filter is granted.",
+        statements=("3.1.1 MQTT-4.7.3-1", "5.0 MQTT-4.7.3-1"),
+        citation=_FINDINGS,
+        fails=("mqtt311/subscribe/empty-filter-is-not-accepted", "mqtt5/topics/empty-filter-not-granted"),
+        connection=_EmptyFilterGranted,
+    ),
+    Quirk(
+        name="subscribe-to-nothing-answered",
+        what="A 3.1.1 SUBSCRIBE without a filter is answered by a SUBACK without codes.",
+        statements=("3.1.1 MQTT-3.8.3-3",),
+        citation=_FINDINGS,
+        fails=("mqtt311/subscribe/needs-a-filter",),
+        connection=_NothingGranted,
+    ),
+    Quirk(
+        name="spaces-refused",
+        what="Filters with a space are refused.",
+        statements=("3.1.1 MQTT-4.7.3-4", "5.0 MQTT-4.7.3-4"),
+        citation=_FINDINGS,
+        fails=("mqtt311/topic/any-character-and-length",),
+        state=_SpacesRefused,
+    ),
+    Quirk(
+        name="resubscribe-keeps-qos",
+        what="Subscribing again to the same filter does not change its QoS.",
+        statements=("3.1.1 MQTT-3.8.4-3", "5.0 MQTT-3.8.4-3"),
+        citation=_FINDINGS,
+        fails=("mqtt311/subscribe/same-filter-replaces-the-subscription", "mqtt5/subscribe/same-filter-replaces"),
+        state=_ResubscribeKeepsQos,
+    ),
+    Quirk(
+        name="dollar-topics-shown",
+        what="Filters that begin with a wildcard match topics that begin with $.",
+        statements=("3.1.1 MQTT-4.7.2-1", "5.0 MQTT-4.7.2-1"),
+        citation=_FINDINGS,
+        fails=("mqtt311/topic/dollar-topics-hide-from-leading-wildcards", "mqtt5/topics/wildcards-spare-dollar-topics"),
+        tree=_DollarTopicsShown,
+    ),
+)
