@@ -69,6 +69,13 @@ def test_every_statement_that_can_be_tested_is_tested(spec: str, of_the_server: 
     assert tested == {False: of_the_server, True: of_the_client}
 
 
+def test_a_duty_of_the_server_is_not_proved_by_advice_alone() -> None:
+    for spec in ("mqtt311", "mqtt5"):
+        for clause in clauses(CASES.values(), [spec]):
+            if clause.level == "MUST" and clause.role != "client" and clause.cases:
+                assert any(CASES[name].level == "MUST" for name in clause.cases), clause.id
+
+
 def test_a_case_about_what_a_server_lacks_is_proved_on_one_that_lacks_it() -> None:
     for known in CASES.values():
         if any(name.startswith(ABSENT) for name in known.requires):

@@ -211,8 +211,7 @@ async def extra_fields(ctx: CaseContext) -> None:
 
 @case(
     "mqtt311/connect/empty-client-id-gets-its-own-session",
-    clauses=("MQTT-3.1.3-6", "MQTT-3.1.3-7"),
-    level="MAY",
+    clauses=("MQTT-3.1.3-6",),
     mutant="v3-empty-client-ids-shared",
 )
 async def empty_client_id(ctx: CaseContext) -> None:

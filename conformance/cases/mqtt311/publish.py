@@ -206,7 +206,7 @@ async def lower_qos(ctx: CaseContext) -> None:
 
 @case(
     "mqtt311/publish/dup-is-not-passed-on",
-    clauses=("MQTT-3.3.1-3", "MQTT-3.3.1-1"),
+    clauses=("MQTT-3.3.1-3", "MQTT-3.3.1-1", "MQTT-3.3.1-2"),
     requires=("qos1",),
     mutant="v3-dup-passed-on",
     near_miss="v3-one-packet-at-a-time",
@@ -214,15 +214,18 @@ async def lower_qos(ctx: CaseContext) -> None:
 async def dup(ctx: CaseContext) -> None:
     """DUP of a delivery says whether the broker repeats it, whatever the publisher said.
 
-    A PUBLISH arrives with DUP 1; the first delivery of it has DUP 0.
+    A PUBLISH arrives with DUP 1; the first delivery of it has DUP 0, at QoS 1 and, for another subscriber, at QoS 0.
     """
     topic = ctx.topic()
     subscriber = await ctx.connect(name="subscriber")
     await subscriber.subscribe(topic, qos=1)
+    other = await ctx.connect(name="subscriber at qos 0")
+    await other.subscribe(topic, qos=0)
     publisher = await ctx.connect(name="publisher")
     publisher.send(Publish(topic=topic, payload=b"repeated by the client", qos=1, packet_id=3, dup=True))
     await publisher.expect(Puback)
     await subscriber.expect_publish(topic, qos=1, dup=False)
+    await other.expect_publish(topic, qos=0, dup=False)
 
 
 @case(
