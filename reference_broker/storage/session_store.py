@@ -169,9 +169,10 @@ class SessionStore(SyncPoint):
         """The sync, and the compaction, that are due."""
         jobs: list[SyncJob] = []
         if self._sync_due_at is not None and now >= self._sync_due_at and not self.is_syncing:
+            # Also where there is nothing to sync, as after a failure: a time that has passed would be due for ever.
+            self._sync_due_at = None
             task = self.start_sync()
             if task is not None:
-                self._sync_due_at = None
                 jobs.append(SyncJob(self, task))
         if self._may_compact and self.failure is None:
             self._may_compact = False

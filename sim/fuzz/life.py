@@ -115,7 +115,7 @@ class Life:
             return Lose(slot=rng.choice(sorted(self._clients)))
         if choice < 0.10:
             return Sync(fails=rng.random() < 0.01)
-        if choice < 0.101 and world.setup.with_disk:
+        if choice < (0.15 if world.disk_failed else 0.101) and world.setup.with_disk:
             return Restart(clean=rng.random() < 0.5)
         number = rng.randrange(SLOTS)
         slot = world.slots.get(number)

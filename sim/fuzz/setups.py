@@ -9,10 +9,12 @@ from reference_broker.config import (
     AclRuleConfig,
     AuthConfig,
     BrokerConfig,
+    Durability,
     LimitsConfig,
     MqttConfig,
     Permission,
     QueuesConfig,
+    SessionsConfig,
     UserConfig,
 )
 
@@ -91,5 +93,10 @@ SETUPS: dict[str, Setup] = {
         weight=1,
     ),
     "disk": Setup(config=BrokerConfig(mqtt=_SMALL, queues=_QUEUES), weight=2, with_disk=True),
+    "synced": Setup(
+        config=BrokerConfig(mqtt=_SMALL, queues=_QUEUES, sessions=SessionsConfig(durability=Durability.FSYNC)),
+        weight=2,
+        with_disk=True,
+    ),
 }
 """Name -> setup."""

@@ -56,8 +56,8 @@ class Slot:
         """Nothing was sent yet: the next packet must be the answer to CONNECT."""
         self.connected = False
         """A CONNACK said yes."""
-        self.inherited = 0
-        """QoS 2 messages that its session had not released when it connected."""
+        self.inherited: int | None = None
+        """QoS 2 messages that its session had not released when it connected; None = it has not."""
         self.finished = False
         """The broker closed: nothing may follow."""
         self.backlog: list[bytes] = []
@@ -78,6 +78,8 @@ class World:
         """The last protocol error that the broker traced, where it does."""
         self._rng = random.Random(seed)
         self._disk = MemoryDisk() if self.setup.with_disk else None
+        self.disk_failed = False
+        """A sync failed: until the broker restarts, whoever would need the disk may lose its connection."""
         self._jobs: list[SyncJob] = []
         self._probes = 0
         self._dollar_levels: set[str] = {"$data"}
@@ -134,7 +136,7 @@ class World:
             return
         for chunk in action.chunks:
             self._feed(slot, chunk)
-        inspection.check_connection(slot.connection, inherited=slot.inherited)
+        inspection.check_connection(slot.connection, inherited=slot.inherited or 0)
 
     def _feed(self, slot: Slot, chunk: bytes) -> None:
         if slot.backlog or slot.connection.wants_pause:
@@ -144,6 +146,8 @@ class World:
             return
         with _broker_code():
             self.node.receive(slot.connection, chunk, self.now)
+        if slot.inherited is None and slot.connection.session is not None:
+            slot.inherited = inspection.unreleased_by(slot.connection)
         self._turn()
 
     def _lose(self, action: Lose) -> None:
@@ -184,6 +188,7 @@ class World:
 
     def _sync(self, action: Sync) -> None:
         jobs, self._jobs = self._jobs, []
+        self.disk_failed |= action.fails and bool(jobs) and self.setup.with_disk
         for job in jobs:
             error: OSError | None = OSError(5, "the disk failed") if action.fails else None
             with _broker_code():
@@ -191,6 +196,14 @@ class World:
                     job.run()
                 self.node.sync_done(job, error, self.now)
         self._turn()
+
+    def _settle_disk(self) -> None:
+        """Syncs until none is wanted."""
+        for _ in range(_MAX_TURNS):
+            if not self._jobs:
+                return
+            self._sync(Sync())
+        raise FuzzFailureError("endless syncs", f"the broker wants a sync after {_MAX_TURNS} of them")
 
     def _restart(self, action: Restart) -> None:
         if action.clean:
@@ -200,6 +213,7 @@ class World:
                     slot.connection.take_output()
         self._jobs.clear()
         self.slots.clear()
+        self.disk_failed = False
         self.node = self._start()
         self.control = self._connect_control()
 
@@ -242,7 +256,7 @@ class World:
             raise FuzzFailureError("output after the end", f"{len(data)} bytes after the connection was closed")
         if data:
             self._check_output(slot, data)
-        slot.finished = connection.closing
+        slot.finished = connection.may_close
 
     def _check_output(self, slot: Slot, data: bytes) -> None:
         connection = slot.connection
@@ -256,7 +270,7 @@ class World:
         if slot.decoder.pending:
             raise FuzzFailureError("partial output", "a turn's output does not end with a packet")
         for frame, packet in zip(frames, packets, strict=True):
-            last = packet is packets[-1] and connection.closing
+            last = packet is packets[-1] and connection.may_close
             problem = check_server_packet(packet, slot.decoder.version, first=slot.first, last=last)
             if problem is None and len(frame) > connection.max_packet_out:
                 problem = "larger than the client's Maximum Packet Size"
@@ -267,7 +281,6 @@ class World:
             slot.first = False
             if packet.type is PacketType.CONNACK:
                 slot.connected = True
-                slot.inherited = inspection.unreleased_by(connection)
             if not slot.connected and packet.type is not PacketType.AUTH:
                 raise FuzzFailureError(f"{packet.type.name} before CONNACK", describe(packet))
         if len(slot.inbox) < _MAX_INBOX:
@@ -283,6 +296,7 @@ class World:
         self._say(slot, encode(Connect(client_id=CONTROL_ID, version=_CONTROL_VERSION, keep_alive_s=0), 5))
         subscription = Subscription(filter=CONTROL_TOPIC, qos=qos)
         self._say(slot, encode(Subscribe(packet_id=1, subscriptions=(subscription,)), 5))
+        self._settle_disk()
         if not any(packet.type is PacketType.SUBACK for packet in slot.inbox):
             raise FuzzFailureError("control not served", "the control client could not subscribe")
         slot.inbox.clear()
@@ -295,6 +309,8 @@ class World:
 
     def _probe(self, action: Probe) -> None:
         """A message from the control client to itself must arrive, whatever the others did."""
+        if self.disk_failed:
+            return
         if self.control.connection.closing and self.control.connection.keep_alive_s:
             # The broker imposed a keep alive, and time has jumped.
             self._end(self.control)
@@ -314,6 +330,9 @@ class World:
             if any(isinstance(packet, Publish) and packet.payload == payload for packet in control.inbox):
                 control.inbox.clear()
                 return
+            if self._jobs:
+                self._settle_disk()
+                continue
             # Over a publish rate the broker takes its time.
             deadline = self.node.next_deadline()
             if control.connection.closing or not control.connection.wants_pause or deadline is None:
@@ -325,11 +344,13 @@ class World:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _drain(self, action: Drain) -> None:
-        self._sync(Sync())
+        if self.disk_failed:
+            self._restart(Restart(clean=False))
+        self._settle_disk()
         self._expect_timeouts()
         for number in sorted(self.slots):
             self._lose(Lose(slot=number))
-        self._sync(Sync())
+        self._settle_disk()
         self._say(self.control, encode(Disconnect(), 5))
         self._end(self.control)
         # Longer than any finite session expiry and will delay.
@@ -337,17 +358,24 @@ class World:
         self._tick()
         for client_id in sorted(self.node.state.sessions):
             self._end_session(client_id)
-        self._sync(Sync())
+        self._settle_disk()
         self._clear_retained()
+        self._settle_disk()
         inspection.check_empty(self.node)
         with _broker_code():
             self.node.close(self.now)
+        if self.setup.with_disk:
+            # What is gone stays gone.
+            self.node = self._start()
+            inspection.check_empty(self.node)
+            with _broker_code():
+                self.node.close(self.now)
 
     def _expect_timeouts(self) -> None:
         """Silent clients must be cut, unless they asked for no keep alive."""
         self.now += _LONGEST_WAIT_S
         for _ in range(3):
-            self._sync(Sync())
+            self._settle_disk()
             self._tick()
             self.now += _LONGEST_WAIT_S
         if self.control.connection.closing and self.control.connection.keep_alive_s:
@@ -372,6 +400,7 @@ class World:
             slot = Slot(self.node.accept("cleaner", self.now))
         self.slots[-1] = slot
         self._say(slot, encode(Connect(client_id=client_id, version=4, clean=True), 4))
+        self._settle_disk()
         if not slot.connected:
             raise FuzzFailureError("session not ended", f"no clean start for {client_id!r}")
         self._say(slot, encode(Disconnect(), 4))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 import pytest
 
 from conformance.wire import Decoder, MalformedPacketError
+from reference_broker.config import BrokerConfig, Durability, SessionsConfig
 from reference_broker.mqtt import packets as p
 from reference_broker.mqtt.errors import Reason
 from reference_broker.mqtt.packets import V5, V311, PacketType, Properties
+from reference_broker.node import BrokerNode
+from reference_broker.storage.memory_disk import MemoryDisk
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import Client, World
@@ -148,3 +152,32 @@ def test_acknowledging_what_still_waits_to_be_resent_does_not_open_the_window_fu
     again.auto_ack = True
     again.send(p.Acknowledgement(type=PacketType.PUBACK, packet_id=before[0].packet_id))
     assert [packet.payload for packet in again.publishes()] == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("durability", [Durability.INTERVAL, Durability.FSYNC])
+def test_after_the_disk_failed_no_deadline_stays_in_the_past(make_world: type[World], durability: Durability) -> None:
+    """A driver would be woken for it at once, again and again."""
+    world = make_world()
+    config = BrokerConfig(sessions=SessionsConfig(durability=durability))
+    world.node = node = BrokerNode(config, MemoryDisk(), random.Random(1), world.now)
+
+    def change(client_id: str) -> None:
+        """A new session that must be kept."""
+        connection = node.accept("test", world.now)
+        node.receive(connection, bytes.fromhex("10 0e 0004 4d515454 04 00 0000 0002") + client_id.encode(), world.now)
+        node.take_dirty(world.now)
+
+    change("c1")
+    world.now += 2.0
+    jobs = node.take_sync_jobs(world.now)
+    assert jobs, "the sync of the first change"
+    change("c2")
+    for job in jobs:
+        node.sync_done(job, OSError(5, "the disk failed"), world.now)
+    for _ in range(3):
+        world.now += 2.0
+        node.tick(world.now)
+        node.take_dirty(world.now)
+        node.take_sync_jobs(world.now)
+    deadline = node.next_deadline()
+    assert deadline is None or deadline > world.now
