@@ -108,7 +108,9 @@ class WebSocketConnection(Connection):
         masked: bool = True,
         reserved: int = 0,
     ) -> None:
-        """Send one frame as told."""
+        """Send one frame as told; after a wrong one the runner checks that the broker is still alive."""
+        if not masked or reserved or opcode == Opcode.TEXT or opcode not in set(Opcode):
+            self.ctx.sent_raw = True
         mask = self.ctx.rng.randbytes(4) if masked else None
         data = encode_frame(opcode, payload, mask=mask, final=final, reserved=reserved)
         name = Opcode(opcode).name if opcode in set(Opcode) else f"opcode 0x{opcode:x}"
