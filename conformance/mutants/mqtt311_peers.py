@@ -10,7 +10,7 @@ from conformance.mutants import Patch, mutant, variation
 from conformance.mutants.mqtt311_connect import with_request
 from conformance.mutants.mqtt311_ways import close_fast_lanes
 from conformance.wire import Decoder
-from reference_broker.core.broker_state import BrokerState, ConnectRequest
+from reference_broker.core.broker_state import BrokerState, ConnectRequest, is_queue_topic
 from reference_broker.core.message import Message
 from reference_broker.core.session import Session
 from reference_broker.mqtt import handshake
@@ -139,3 +139,18 @@ def pubrec_repeated_on_return(patch: Patch) -> None:
         return resume
 
     patch.wrap(BrokerState, "resume", make)
+
+
+@variation("v3-dollar-topics-end-the-connection", "a client that publishes to a topic with a leading $ is disconnected")
+def dollar_topics_end_the_connection(patch: Patch) -> None:
+    close_fast_lanes(patch)
+
+    def make(original: Callable[[Inbound, str], None]) -> Callable[[Inbound, str], None]:
+        def check_topic(self: Inbound, topic: str) -> None:
+            if topic.startswith("$") and not is_queue_topic(topic):
+                raise ProtocolError("clients keep away from such topics", "MQTT-4.7.2-1")
+            original(self, topic)
+
+        return check_topic
+
+    patch.wrap(Inbound, "check_topic", make)

@@ -133,3 +133,9 @@ def test_what_a_broker_adds_to_its_duty_is_reported_and_not_failed() -> None:
     (outcome,) = outcomes(broken("v3-pubrec-repeated-on-return"), f"{SESSION}/owed-release-finishes-after-reconnect")
     assert outcome.result.verdict is CaseVerdict.NON_STRICT
     assert "repeats its PUBREC" in outcome.result.detail
+
+
+def test_a_broker_may_end_the_connection_of_who_publishes_to_a_dollar_topic() -> None:
+    """amqtt does so; 4.7.2 asks servers to keep clients from using such topics."""
+    ids = ("mqtt311/topic/dollar-topics-hide-from-leading-wildcards",)
+    assert verdicts(broken("v3-dollar-topics-end-the-connection"), *ids) == [CaseVerdict.PASS]

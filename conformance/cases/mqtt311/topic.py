@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import delivered
+from conformance.cases.mqtt5.support import delivered, ends
 from conformance.connection import FIRST_FAILURE_CODE
 from conformance.wire import Publish, Suback, Subscribe, Subscription, describe
 
@@ -69,12 +69,13 @@ async def multi_level(ctx: CaseContext) -> None:
     clauses=("MQTT-4.7.2-1",),
     requires=("wildcards",),
     mutant="v3-wildcards-match-dollar-topics",
+    near_miss="v3-dollar-topics-end-the-connection",
 )
 async def dollar(ctx: CaseContext) -> None:
     """A filter that starts with a wildcard matches no topic that starts with $.
 
     One client subscribes to #, one to +/ and the rest of the topic; a message is published below $assay. A broker may
-    refuse such a message, but must not hand it to them.
+    refuse such a message, and end the connection on which it comes, but must not hand it to them.
     """
     rest = ctx.topic("private")
     topic = f"$assay/{rest}"
@@ -83,7 +84,9 @@ async def dollar(ctx: CaseContext) -> None:
         watcher = await ctx.connect(name=name)
         watcher.skip_malformed = True  # # brings what others publish, wrong topics among it
         await watcher.subscribe(filter_)
-        publisher.send(Publish(topic=topic, payload=b"private"))
+        outsider = await ctx.connect(name=f"outsider {name}")
+        outsider.send(Publish(topic=topic, payload=b"private"))
+        await ends(outsider)
         for packet in await ctx.messages_before_marker(publisher, watcher):
             if isinstance(packet, Publish) and packet.topic == topic:
                 ctx.fail(f"{name}: expected nothing of {topic}; seen {describe(packet)}")
