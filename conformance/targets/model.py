@@ -148,6 +148,10 @@ def _problems(target: Target) -> list[str]:
             problems.append(f"capabilities.{name} is unknown; known are {', '.join(CAPABILITIES)}")
         elif type(value) is not type(known):
             problems.append(f"capabilities.{name} must be of type {type(known).__name__}, not {value!r}")
+        elif name in ("authentication_username", "authentication_password") and not str(value).isascii():
+            problems.append(f"capabilities.{name} must be ASCII: the suite does not prepare names and passwords")
+        elif name == "websocket_url" and value and not str(value).startswith("ws://"):
+            problems.append(f"capabilities.websocket_url must begin with ws://, not {value!r}")
     seen: set[str] = set()
     for index, entry in enumerate(target.expect_fail):
         if not entry.reason.strip() or not entry.link.strip():
