@@ -5,7 +5,7 @@ None of the bugs shows while the broker lives: the crashes of ``tests/mqtt/test_
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from reference_broker.core.session_journal import Change, Entry, KeptSession, Se
 from reference_broker.core.session_records import ENTRY, INBOUND, PROGRESS, SESSION, StoredState
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.mqtt.held_output import HeldOutput
+from reference_broker.storage import session_store
 from reference_broker.storage.session_store import SessionStore
 
 
@@ -152,6 +153,14 @@ def shared_message_dropped(patch: Patch) -> None:
         return release
 
     patch.wrap(SessionJournal, "release_message", make)
+
+
+@mutant("sessions-turn-torn", "of a turn that was written in part, the part counts")
+def turn_torn(patch: Patch) -> None:
+    def _group_record(_start: int, next_offset: int, _records: Sequence[NewRecord]) -> NewRecord:
+        return NewRecord(0, b"t", msgspec.msgpack.encode((next_offset, next_offset)), ())
+
+    patch.replace(session_store, "_group_record", _group_record)
 
 
 @variation("sessions-deletes-too-much", "progress that was never written is deleted all the same")

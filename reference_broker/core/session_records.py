@@ -11,6 +11,7 @@ key       value                                       what it is
 ``i`` c p empty                                       packet id p was received as QoS 2 and not yet released
 ``m`` n   :class:`StoredMessage`                      a message that entries of several sessions share
 ``r`` t   :class:`StoredMessage`                      the retained message of topic t
+``t``     offsets, the store's own                    a turn of several batches begins
 ========  ==========================================  =====================================================
 
 A record without a value deletes its key. Client ids and filters are separated by a zero byte, which neither may hold

@@ -2,27 +2,44 @@
 
 ``sessions/`` holds it as segments, like a partition. :mod:`reference_broker.core.session_records` says what the records
 hold; here they are only keys and values. A record without a value deletes its key.
+
+What a turn changed must be found as a whole or not at all. Records that fit one batch are: it has a checksum. Larger turns
+begin with a record that says where they end; one that is found unfinished is undone at the next start, by writing the
+values from before it again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
 
 from reference_broker.config import Compression, Durability, SessionsConfig
 from reference_broker.core.queues.confirms import Confirm, SyncPoint
 from reference_broker.core.queues.errors import LogError, QueueError
 from reference_broker.core.queues.store import NewRecord, RecoveryNote, SyncTask
 from reference_broker.core.queues.sync_job import SyncJob
-from reference_broker.storage.batch import BatchEncoder
+from reference_broker.storage import batching
+from reference_broker.storage.batch import MAX_BATCH_RECORDS, BatchEncoder
 from reference_broker.storage.compaction import CompactionPolicy, CompactionTask, Compactor
 from reference_broker.storage.disk import Disk
 from reference_broker.storage.log import LogOptions, SegmentedLog
 
 FOLDER = "sessions"
-_READ_RECORDS = 1_000
+_GROUP_KEY = b"t"
+"""Key of the record that a turn of several batches begins with."""
 _MAX_NOTES = 1_000
 _RETRY_S = 1.0
 _POLICY = CompactionPolicy(min_dirty_ratio=0.5, tombstone_age_ms=0)
+
+
+class _Group(NamedTuple):
+    """A turn of several batches."""
+
+    start_offset: int
+    """If it is not whole, this and all behind it does not count."""
+    end_offset: int
 
 
 class _CompactionRun:
@@ -104,21 +121,36 @@ class SessionStore(SyncPoint):
         return self._log.stored_bytes
 
     def read_all(self) -> dict[bytes, bytes]:
-        """The last value of every key, in the order of the last change. Raises :class:`LogError`."""
+        """The last value of every key, in the order of the last change. Raises :class:`LogError`.
+
+        A turn that was not written as a whole is undone first.
+        """
+        found, group, _ = self._read(self._log.next_offset)
+        if group is None or group.end_offset <= self._log.next_offset:
+            return found
+        before, _, _ = self._read(group.start_offset)
+        _, _, touched = self._read(self._log.next_offset, group.start_offset)
+        self._note(FOLDER, f"what one turn changed was written in part only; {len(touched)} changes are undone")
+        undoing = [NewRecord(0, key, before.get(key), ()) for key in touched]
+        self._log.append([_group_record(group.start_offset, self._log.next_offset, undoing), *undoing])
+        self._sync_due_at = 0.0
+        return before
+
+    def _read(self, end_offset: int, start_offset: int = 0) -> tuple[dict[bytes, bytes], _Group | None, list[bytes]]:
+        """The values that records set, the last group among them, and their keys. Raises :class:`LogError`."""
         found: dict[bytes, bytes] = {}
-        offset, end = self._log.start_offset, self._log.next_offset
-        while offset < end:
-            records = self._log.read(offset, _READ_RECORDS)
-            for record in records:
-                if record.key is None:
-                    continue
-                found.pop(record.key, None)
-                if record.value is not None:
-                    found[record.key] = record.value
-            if not records:
-                break
-            offset = records[-1].offset + 1
-        return found
+        touched: dict[bytes, None] = {}
+        group: _Group | None = None
+        for record in self._log.read_range(max(start_offset, self._log.start_offset), end_offset):
+            key, value = record.key, record.value
+            if key == _GROUP_KEY and value is not None:
+                group = msgspec.msgpack.decode(value, type=_Group)
+            elif key is not None:
+                touched[key] = None
+                found.pop(key, None)
+                if value is not None:
+                    found[key] = value
+        return found, group, list(touched)
 
     # -- writing -------------------------------------------------------------------------------------------------
 
@@ -131,8 +163,11 @@ class SessionStore(SyncPoint):
             records = self._with_unwritten(records)
         if not records:
             return
+        whole = records
+        if len(records) > MAX_BATCH_RECORDS // 2 or batching.bound_of(records) > batching.TARGET_BATCH_BYTES:
+            whole = [_group_record(self._log.next_offset, self._log.next_offset, records), *records]
         try:
-            self._log.append(records)
+            self._log.append(whole)
         except LogError:
             self._unwritten = {record.key: record for record in records if record.key is not None}
             self._retry_at = None if self.failure is not None else now + _RETRY_S
@@ -199,3 +234,9 @@ class SessionStore(SyncPoint):
             for confirm, problem in self.finish_sync(error):
                 confirm(problem)
         self._log.close()
+
+
+def _group_record(start_offset: int, next_offset: int, records: Sequence[NewRecord]) -> NewRecord:
+    """What a group of records begins with. ``start_offset``: from where on nothing counts unless it is whole."""
+    value = msgspec.msgpack.encode(_Group(start_offset, next_offset + 1 + len(records)))
+    return NewRecord(records[0].timestamp_ms if records else 0, _GROUP_KEY, value, ())

@@ -7,6 +7,7 @@ are sent again, as the standards ask.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -19,13 +20,16 @@ from reference_broker.core.queues import SyncJob
 from reference_broker.mqtt import packets as p
 from reference_broker.mqtt.codec import encode_packet
 from reference_broker.node import BrokerNode
+from reference_broker.storage import batching
 from sim.disk import SimDisk
+from sim.power_cuts import PowerCut, WatchedDisk, power_cuts
 
 if TYPE_CHECKING:
     from tests.conftest import StrictClient
 
 SEEDS = 25
 STEPS = 250
+SMALL_BATCH_BYTES = 60
 
 
 class CrashWorld:
@@ -190,12 +194,77 @@ def test_nothing_is_lost_and_qos_2_comes_once(
     live(strict_client, seed, durability, version)
 
 
+def boot(disk: SimDisk) -> BrokerNode:
+    config = BrokerConfig(sessions=SessionsConfig(durability=Durability.FSYNC))
+    return BrokerNode(config, disk, random.Random(1), 1_700_000_000.0)
+
+
+def turn(node: BrokerNode) -> None:
+    for connection in node.take_dirty(1_700_000_000.0):
+        connection.take_output()
+    for job in node.take_sync_jobs(1_700_000_000.0):
+        job.run()
+        node.sync_done(job, None, 1_700_000_000.0)
+
+
+def kept_of(node: BrokerNode) -> tuple[list[bytes], list[int]]:
+    """(messages for the subscriber, QoS 2 ids received from the publisher)"""
+    sessions = node.state.sessions
+    messages = [outgoing.message.payload for outgoing in sessions["s"].queued]
+    return messages, list(sessions["p"].inbound_qos2)
+
+
+def cut_a_large_turn() -> int:
+    """A turn of many batches meets every power cut, and so does the start after it; returns how many there were."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batching, "TARGET_BATCH_BYTES", SMALL_BATCH_BYTES)
+        patch.setattr(batching, "_MAX_WHOLE_BYTES", 2 * SMALL_BATCH_BYTES)
+        disk = WatchedDisk(random.Random(1))
+        node = boot(disk)
+        now = 1_700_000_000.0
+        properties = p.Properties(session_expiry_interval=0xFFFFFFFF)
+        subscriber, publisher = node.accept("s", now), node.accept("p", now)
+        for connection, client_id in ((subscriber, "s"), (publisher, "p")):
+            connect = p.Connect(version=p.V5, client_id=client_id, clean_start=True, properties=properties)
+            node.receive(connection, encode_packet(connect, p.V5), now)
+        request = p.SubscriptionRequest(topic_filter="t", qos=2)
+        node.receive(subscriber, encode_packet(p.Subscribe(packet_id=1, requests=(request,)), p.V5), now)
+        node.connection_lost(subscriber, now)
+        turn(node)
+        turn(node)
+        sent = [b"%d" % number for number in range(4)]
+        chunk = [p.Publish(topic="t", payload=sent[number], qos=2, packet_id=number + 1) for number in range(4)]
+        node.receive(publisher, b"".join(encode_packet(packet, p.V5) for packet in chunk), now)
+        node.take_dirty(now)
+        legal: tuple[tuple[list[bytes], list[int]], ...] = (([], []), (sent, [1, 2, 3, 4]))
+        seen: set[int] = set()
+        cuts = 0
+        for cut in power_cuts(disk, "turn"):
+            after = cut.boot()
+            interrupted: list[PowerCut] = []
+            after.before = lambda disk=after, cuts=interrupted: cuts.extend(power_cuts(disk, "start"))
+            found = kept_of(boot(after))
+            assert found in legal, f"{cut.what}: {found}"
+            seen.add(legal.index(found))
+            cuts += 1
+            for second in interrupted:
+                again = kept_of(boot(second.boot()))
+                assert again in legal, f"{cut.what}, then {second.what}: {again}"
+                cuts += 1
+        assert seen == {0, 1}
+        return cuts
+
+
+def test_a_turn_of_many_batches_is_found_whole_or_not_at_all() -> None:
+    assert cut_a_large_turn() > 20
+
+
 def planted(*, legal: bool) -> list[str]:
     return [name for name, found in all_mutants().items() if name.startswith("sessions-") and found.legal is legal]
 
 
 @pytest.mark.parametrize("name", planted(legal=False))
-def test_a_planted_bug_is_found(strict_client: type[StrictClient], name: str) -> None:
+def test_a_planted_bug_is_found(strict_client: type[StrictClient], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     with applied(name):
         for seed in range(SEEDS):
             for durability in (Durability.INTERVAL, Durability.FSYNC):
@@ -204,7 +273,9 @@ def test_a_planted_bug_is_found(strict_client: type[StrictClient], name: str) ->
                 except AssertionError as found:
                     print(f"seed {seed}, {durability}: {found}"[:300])
                     return
-    pytest.fail("nobody noticed")
+        with contextlib.suppress(AssertionError):
+            cut_a_large_turn()
+            pytest.fail("nobody noticed")
 
 
 @pytest.mark.parametrize("name", planted(legal=True))
