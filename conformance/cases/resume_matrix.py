@@ -18,7 +18,8 @@ from conformance.cases.resume_publishes import walk_publishes
 
 _IN_311 = ("4.4.0-1", "3.1.2-4", "3.1.2-5", "3.1.2-6", "3.2.2-1", "3.2.2-2", "3.2.2-3")
 _IN_5 = ("4.4.0-1", "3.1.2-4", "3.1.2-5", "3.1.2-6", "3.1.2-23", "3.2.2-2", "3.2.2-3", "4.1.0-1", "4.1.0-2")
-_LIMIT_S = 12.0
+_LIMIT_S = 8.0
+_EXPIRY_LIMIT_S = 12.0
 
 
 def _both_versions(
@@ -225,7 +226,7 @@ async def qos2_pubrel_sent(ctx: CaseContext) -> None:
     requires=("persistent_sessions", "qos1", "qos2"),
     mutant="open-deliveries-survive-expiry",
     near_miss="last-acknowledgements-lost-with-the-connection",
-    limit_s=_LIMIT_S,
+    limit_s=_EXPIRY_LIMIT_S,
 )
 async def deliveries_expire(ctx: CaseContext) -> None:
     """Once its session has expired, a server owes a client nothing, whatever the state of a delivery.
@@ -242,7 +243,7 @@ async def deliveries_expire(ctx: CaseContext) -> None:
     requires=("persistent_sessions", "qos1", "qos2"),
     mutant="received-qos2-survives-expiry",
     near_miss="v3-qos-2-published-at-pubrel",
-    limit_s=_LIMIT_S,
+    limit_s=_EXPIRY_LIMIT_S,
 )
 async def publishes_expire(ctx: CaseContext) -> None:
     """Once its session has expired, the identifiers of a client's begun publishes are free.
