@@ -65,7 +65,8 @@ class _Stored:
             r=self.block,
             p=self.parallel,
             dklen=len(self.digest),
-            maxmem=256 * self.cost * self.block,
+            # Its table takes 128 * cost * block; the rest counts only at the lowest costs.
+            maxmem=256 * self.cost * self.block + 128 * self.block * (self.parallel + 4),
         )
         return hmac.compare_digest(digest, self.digest)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 
 from reference_broker.auth import (
@@ -106,3 +108,19 @@ def test_who_has_gone_waits_no_longer() -> None:
         auth.check("u", b"%d" % number, lambda _allowed: pytest.fail("nobody is there")).cancel()
     auth.check("u", b"secret", lambda _allowed: None)
     assert len(auth.take_checks()) == 1
+
+
+@pytest.mark.parametrize(("cost", "block", "parallel"), [(2, 1, 1), (2, 32, 1), (16, 1, 64), (1024, 8, 16)])
+def test_every_cost_that_the_configuration_accepts_can_be_checked(cost: int, block: int, parallel: int) -> None:
+    """Found by the fuzzer: at the lowest costs scrypt was given too little memory, and raised."""
+    salt = b"s" * 16
+    digest = hashlib.scrypt(b"secret", salt=salt, n=cost, r=block, p=parallel, dklen=32)
+    stored = f"scrypt${cost}${block}${parallel}${salt.hex()}${digest.hex()}"
+    users = (UserConfig(username="ann", password_hash=stored),)
+    for password, expected in ((b"secret", True), (b"wrong", False)):
+        answers: list[bool] = []
+        authenticator = Authenticator(AuthConfig(users=users), b"k" * 32)
+        check = authenticator.check("ann", password, answers.append)
+        check.run()
+        authenticator.finish(check)
+        assert answers == [expected]

@@ -148,7 +148,7 @@ class Grammar:
         client_id = rng.choice(CLIENT_IDS)
         clean = rng.random() < 0.4 or (client_id == "" and not self._five)
         properties = self._connect_properties() if self._five and rng.random() < 0.8 else NO_PROPERTIES
-        names = (None,) * 40 + (USER, "", "bob") if self._with_users else (None, None, USER, "", "bob")
+        names = (None,) * 20 + (USER,) * 10 + ("", "bob") if self._with_users else (None, None, USER, "", "bob")
         username = rng.choice(names)
         with_password = username is not None or (self._five and rng.random() < 0.2)
         return Connect(
@@ -158,7 +158,7 @@ class Grammar:
             keep_alive_s=rng.choice((0, 0, 1, 10, 60, 65_535)),
             will=self._will() if rng.random() < 0.3 else None,
             username=username,
-            password=rng.choice((b"", b"secret", None)) if with_password else None,
+            password=rng.choice((b"", PASSWORD.encode(), PASSWORD.encode(), None)) if with_password else None,
             properties=properties,
         )
 

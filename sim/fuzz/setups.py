@@ -24,6 +24,8 @@ _CREDENTIALS = (
     "XjDArXQk1BFTEI=$cgllG+ZtVfvK1PbCfmdZYG/O53dUnxwczlCHN0a052U="
 )
 """SCRAM-SHA-256 credentials of that password, with few iterations and a fixed salt."""
+_HASH = "scrypt$2$1$1$612d66697865642d73616c742d313662$ac0ff3486bb144b1c4598ab40bcee878d0596ff834a3d41f75c8be2f90a14e1d"
+"""Its scrypt hash, with a cost that only a fuzzer may have."""
 _QUEUES = QueuesConfig(
     max_queues=6, defaults={"partitions": 2, "max_depth": 40, "max_message_bytes": 2_000, "max_in_flight": 8}
 )
@@ -66,7 +68,7 @@ _LESSER = msgspec.structs.replace(
 )
 _USERS = AuthConfig(
     anonymous=True,
-    users=(UserConfig(username=USER, scram_sha_256=_CREDENTIALS),),
+    users=(UserConfig(username=USER, password_hash=_HASH, scram_sha_256=_CREDENTIALS),),
 )
 _RULES = AclConfig(
     rules=(

@@ -245,8 +245,10 @@ class World:
         for slot in self.slots.values():
             if slot.backlog and not slot.connection.wants_pause:
                 resumed = True
+                waiting = b"".join(slot.backlog)
+                slot.backlog.clear()
                 with _broker_code():
-                    self.node.receive(slot.connection, slot.backlog.pop(0), self.now)
+                    self.node.receive(slot.connection, waiting, self.now)
         return resumed
 
     def _flush(self, slot: Slot) -> None:
