@@ -55,6 +55,16 @@ class _ResubscribeKeepsQos(BrokerState):
         return super().subscribe(session, topic_filter, subscription, group, now)
 
 
+class _RetainAsPublishedKept(BrokerState):
+    def subscribe(
+        self, session: Session, topic_filter: str, subscription: Subscription, group: str | None, now: float
+    ) -> SubscribeOutcome:
+        known = session.subscriptions.get(topic_filter)
+        if known is not None:
+            subscription = msgspec.structs.replace(subscription, retain_as_published=known.retain_as_published)
+        return super().subscribe(session, topic_filter, subscription, group, now)
+
+
 class _DollarTopicsShown(SubscriptionTree):
     def _match(self, topic: str) -> Route:
         route = super()._match(topic)
@@ -98,6 +108,14 @@ QUIRKS = (
         citation=_FINDINGS,
         fails=("mqtt311/subscribe/same-filter-replaces-the-subscription", "mqtt5/subscribe/same-filter-replaces"),
         state=_ResubscribeKeepsQos,
+    ),
+    Quirk(
+        name="retain-as-published-kept",
+        what="Subscribing again to the same filter does not change its Retain As Published.",
+        statements=("5.0 MQTT-3.8.4-3",),
+        citation="docs/findings/mqtt.md#eclipse-mosquitto-2011-debian-12",
+        fails=("mqtt5/subscribe/retain-as-published-is-replaced-too",),
+        state=_RetainAsPublishedKept,
     ),
     Quirk(
         name="dollar-topics-shown",

@@ -137,7 +137,10 @@ QUIRKS = (
         what="PUBACK, PUBREC and PUBCOMP with reserved header bits set are taken.",
         statements=("3.1.1 MQTT-2.2.2-2", "5.0 MQTT-2.1.3-1"),
         citation=_MOSQUITTO,
-        fails=("mqtt5/malformed/reserved-bits-of-acknowledgements-refused",),
+        fails=(
+            "mqtt311/malformed/acknowledgement-flags-are-reserved",
+            "mqtt5/malformed/reserved-bits-of-acknowledgements-refused",
+        ),
         connection=_AcknowledgementFlagsIgnored,
     ),
     Quirk(

@@ -31,6 +31,7 @@ PROFILES = (
             "malformed-share-granted",
             "shared-no-local-granted",
             "overlap-takes-first-filter",
+            "retain-as-published-kept",
         ),
         missing=(
             "Its silence in places where DISCONNECT should say why; what it lets through where the standard only "
@@ -56,10 +57,11 @@ PROFILES = (
             "qos-0-dup-taken",
             "resent-without-dup",
             "dup-passed-on",
+            "dup-passed-on-at-qos-0",
             "session-needs-subscriptions",
         ),
         missing=(
-            "It speaks 3.1.1 alone; resends under new packet identifiers; a QoS 0 PUBLISH keeps its DUP flag; a client "
+            "It speaks 3.1.1 alone; resends under new packet identifiers; a client "
             "that does not read delays the publishers."
         ),
     ),
@@ -108,8 +110,8 @@ PROFILES = (
             "takeover-loses-will",
         ),
         missing=(
-            "It speaks 3.1.1 alone; drops clients that come back at once; takes lengths of more than four "
-            "bytes; drops wills after some violations."
+            "It speaks 3.1.1 alone; drops clients that come back at once; sends messages twice after a change of QoS; "
+            "takes lengths of more than four bytes; drops wills after some violations."
         ),
     ),
     Profile(

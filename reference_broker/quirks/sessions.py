@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from math import inf
+from typing import ClassVar
 
 import msgspec
 
@@ -93,12 +94,18 @@ class _NotesDuplicate(Inbound):
 
 
 class _SendsDuplicate(Outbound):
+    lowest_qos: ClassVar[int] = 1
+
     def send_publish(
         self, packet_id: int, message: Message, qos: int, retain: bool, dup: bool, identifiers: tuple[int, ...]
     ) -> bool:
         state = self._broker
-        dup = dup or (qos > 0 and isinstance(state, _PassesDuplicates) and state.duplicate_at_hand)
+        dup = dup or (qos >= self.lowest_qos and isinstance(state, _PassesDuplicates) and state.duplicate_at_hand)
         return super().send_publish(packet_id, message, qos, retain, dup, identifiers)
+
+
+class _SendsDuplicateAtAnyQos(_SendsDuplicate):
+    lowest_qos: ClassVar[int] = 0
 
 
 class _AtGrantedQos(BrokerState):
@@ -199,6 +206,16 @@ QUIRKS = (
         state=_PassesDuplicates,
         inbound=_NotesDuplicate,
         outbound=_SendsDuplicate,
+    ),
+    Quirk(
+        name="dup-passed-on-at-qos-0",
+        what="The DUP flag of a publisher's PUBLISH is passed on even to subscribers at QoS 0.",
+        statements=("3.1.1 MQTT-3.3.1-2", "3.1.1 MQTT-3.3.1-3", "5.0 MQTT-3.3.1-2", "5.0 MQTT-3.3.1-3"),
+        citation=_FINDINGS,
+        fails=("mqtt311/publish/dup-is-not-passed-on", "mqtt311/resume/qos1-publish-without-puback"),
+        state=_PassesDuplicates,
+        inbound=_NotesDuplicate,
+        outbound=_SendsDuplicateAtAnyQos,
     ),
     Quirk(
         name="delivered-at-granted-qos",
