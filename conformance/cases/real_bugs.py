@@ -162,11 +162,11 @@ async def only_the_fault(ctx: CaseContext) -> None:
     near_miss=("v3-one-packet-at-a-time", "v5-retained-before-suback"),
 )
 async def refused_filter(ctx: CaseContext) -> None:
-    """A filter that is refused brings no retained message. (moscajs/aedes issue 719.)
+    """A filter that is refused brings no retained message.
 
     Messages are retained on the topic that the broker lets nobody subscribe to and on another. One SUBSCRIBE asks for
     both: the first is refused, and only the retained message of the second comes. A broker that does not let the case
-    publish to the first topic cannot be asked.
+    publish to the first topic cannot be asked. (moscajs/aedes issue 719.)
     """
     refused, allowed = str(ctx.capabilities["refused_topic"]), ctx.topic("allowed")
     publisher = await ctx.connect(name="publisher")
@@ -196,10 +196,11 @@ async def refused_filter(ctx: CaseContext) -> None:
     near_miss="v3-qos-2-published-at-pubrel",
 )
 async def release_keeps_qos(ctx: CaseContext) -> None:
-    """A QoS 2 message that is released on a resumed session is delivered at QoS 2. (nats-io/nats-server issue 7643.)
+    """A QoS 2 message that is released on a resumed session is delivered at QoS 2.
 
     A publisher loses its connection after PUBREC, resumes its session and sends PUBREL. The subscriber at QoS 2 gets
     the message at QoS 2, once, like that of a publisher that did not lose its connection.
+    (nats-io/nats-server issue 7643.)
     """
     topic = ctx.topic()
     subscriber = await ctx.connect(name="subscriber")
