@@ -184,7 +184,7 @@ def check_mutants(
     began, started_at = time.monotonic(), utc_now()
     work = _work(cases, only)
     with Nursery() as nursery:
-        checks = asyncio.run(_check_all(nursery, _baselines(work), jobs=1))
+        checks = asyncio.run(_check_all(nursery, _baselines(work), jobs=2))
         if not any(check.problem for check in checks):
             checks += asyncio.run(_check_all(nursery, work, jobs, report))
     return SelfCheck(
