@@ -12,6 +12,7 @@ from typing import Annotated
 
 import msgspec
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -76,7 +77,10 @@ def _judge_all(targets: Sequence[Target], plan: PeerPlan, at_once: int) -> list[
 
 def _print(outcomes: Sequence[PeerOutcome], out: Path) -> None:
     used = [verdict for verdict in _SHOWN if any(verdict in outcome.counts for outcome in outcomes)]
-    table = Table("broker", "version", *(verdict.value for verdict in used), "s", "")
+    # Narrow enough for eighty columns, which is what a log has.
+    table = Table(
+        "broker", "version", *(verdict.value for verdict in used), "s", "", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
     for outcome in outcomes:
         counts = (str(outcome.counts.get(verdict, "")) for verdict in used)
         judged = outcome.state is PeerState.JUDGED
