@@ -33,6 +33,7 @@ from conformance.targets.model import Endpoint
 from reference_broker.broker import Broker
 from reference_broker.config import BrokerConfig, ConfigError, ListenerConfig, Transport, load_config
 from reference_broker.server.collector import tune_collector
+from reference_broker.server.file_limit import raise_file_limit
 
 USAGE_ERROR = 2
 _STOP_TIMEOUT_S = 3.0
@@ -167,6 +168,7 @@ def main(argv: Sequence[str]) -> int:
         config = broker_config(arguments.config, arguments.port)
         with applied(*arguments.mutant), Broker(config) as broker:
             tune_collector()
+            raise_file_limit()
             print(_ready_line(broker), flush=True)
             with contextlib.suppress(KeyboardInterrupt):
                 while sys.stdin.buffer.read(4_096):

@@ -19,6 +19,7 @@ from reference_broker.config_files import read_named_files
 from reference_broker.core.queues import LogError, QueueOpenError
 from reference_broker.quirks import find_quirks
 from reference_broker.server.collector import tune_collector
+from reference_broker.server.file_limit import raise_file_limit
 from reference_broker.server.readiness import NotReadyError
 from reference_broker.server.running import RunningBroker
 from reference_broker.server.tls import check_listeners
@@ -83,6 +84,18 @@ def _override(
     )
 
 
+def _check_room(settings: BrokerConfig) -> None:
+    """Take as many open files as there may be, and say so when the connections allowed do not fit."""
+    room = raise_file_limit()
+    wanted = sum(listener.max_connections for listener in settings.listeners)
+    if room is not None and room < wanted:
+        typer.echo(
+            f"note: {room} connections fit into the limit on open files, {wanted} are allowed: raise it (ulimit -n), "
+            "or lower max_connections",
+            err=True,
+        )
+
+
 async def _serve(settings: BrokerConfig) -> int:
     broker = RunningBroker(settings)
     stop = asyncio.Event()
@@ -96,6 +109,7 @@ async def _serve(settings: BrokerConfig) -> int:
         typer.echo(f"error: the broker cannot start: {error}", err=True)
         return 1
     tune_collector()
+    _check_room(settings)
     if settings.quirks:
         count = len(find_quirks(settings.quirks))
         typer.echo(f"imitating {count} deviations of real brokers: {', '.join(settings.quirks)}", err=True)

@@ -23,8 +23,10 @@ class FilterChanges:
         self._places: dict[str, tuple[int, str]] = {}
         """Where each filter is filed."""
 
-    def note(self, topic_filter: str, levels: list[str]) -> None:
-        """A filter with wildcards, and the same by level, came or went."""
+    def note(self, topic_filter: str, levels: list[str]) -> bool:
+        """A filter with wildcards, and the same by level, came or went. True: all that is older is to be found out
+        anew, since there were too many of them.
+        """
         self.count += 1
         filed = self._filed
         place = self._places.get(topic_filter)
@@ -33,7 +35,7 @@ class FilterChanges:
                 filed.clear()
                 self._places.clear()
                 self._forgotten = self.count
-                return
+                return True
             fewest = MAX_FILTERS
             place = _ANYWHERE
             for candidate in enumerate(levels):
@@ -46,6 +48,7 @@ class FilterChanges:
                         place, fewest = candidate, len(there)
             self._places[topic_filter] = place
         filed.setdefault(place, {})[topic_filter] = (self.count, levels)
+        return False
 
     def concern(self, topic: str, since: int) -> bool:
         """Whether a change after number ``since`` may have changed who gets the topic."""

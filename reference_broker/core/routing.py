@@ -37,20 +37,19 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
 class RouteEntry:
     """A subscriber of one topic, its overlapping subscriptions merged. Routes share entries: they never change."""
 
-    __slots__ = ("identifiers", "own", "qos", "retain_as_published", "session", "subscriptions")
+    __slots__ = ("_other", "_own_differs", "identifiers", "qos", "retain_as_published", "session", "subscriptions")
 
     def __init__(self, session: Session, subscriptions: list[Subscription]) -> None:
         self.session = session
         self.subscriptions = subscriptions
-        self.own: RouteEntry | None = self
-        """What holds for the session's own publishes: No Local subscriptions do not count; None = nothing is left."""
+        self._own_differs = False
+        self._other: RouteEntry | None = None
         if len(subscriptions) == 1:
             (only,) = subscriptions
             self.qos = only.qos
             self.retain_as_published = only.retain_as_published
             self.identifiers: tuple[int, ...] = (only.identifier,) if only.identifier else ()
-            if only.no_local:
-                self.own = None
+            self._own_differs = only.no_local
             return
         self.qos = max(subscription.qos for subscription in subscriptions)
         self.retain_as_published = any(subscription.retain_as_published for subscription in subscriptions)
@@ -58,6 +57,17 @@ class RouteEntry:
         foreign = [subscription for subscription in subscriptions if not subscription.no_local]
         if len(foreign) < len(subscriptions):
             self.own = RouteEntry(session, foreign) if foreign else None
+
+    @property
+    def own(self) -> RouteEntry | None:
+        """What holds for the session's own publishes: No Local subscriptions do not count; None = nothing is left."""
+        # No reference to itself: that would keep the session alive until the garbage collector comes by.
+        return self._other if self._own_differs else self
+
+    @own.setter
+    def own(self, entry: RouteEntry | None) -> None:
+        self._own_differs = True
+        self._other = entry
 
 
 class SharedGroup:
@@ -192,7 +202,9 @@ class SubscriptionTree:
         if not self._routes:
             return
         if "+" in topic_filter or "#" in topic_filter:
-            self._changes.note(topic_filter, levels)
+            if self._changes.note(topic_filter, levels) or not self._root.children:
+                # Routes hold sessions: what nobody asks for again must not keep them for ever.
+                self._routes.clear()
         else:
             self._routes.pop(topic_filter, None)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import ref
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,8 +21,8 @@ FILTERS = st.builds(
 ).filter(lambda text: "+" in text or "#" in text)
 
 
-def _note(changes: FilterChanges, topic_filter: str) -> None:
-    changes.note(topic_filter, topic_filter.split("/"))
+def _note(changes: FilterChanges, topic_filter: str) -> bool:
+    return changes.note(topic_filter, topic_filter.split("/"))
 
 
 @given(st.lists(FILTERS, max_size=12), TOPICS, st.data())
@@ -37,11 +39,10 @@ def test_a_topic_is_concerned_by_exactly_the_filters_that_match_it(
 
 def test_what_is_forgotten_concerns_every_topic_that_is_older() -> None:
     changes = FilterChanges()
-    for number in range(MAX_FILTERS):
-        _note(changes, f"x/{number}/+")
+    assert sum(_note(changes, f"x/{number}/+") for number in range(MAX_FILTERS)) == 0
     known = changes.count
     assert not changes.concern("a", 0)
-    _note(changes, "y/one-too-many/+")
+    assert _note(changes, "y/one-too-many/+")
     assert changes.concern("a", 0)
     assert changes.concern("a", known)
     assert not changes.concern("a", changes.count)
@@ -70,3 +71,21 @@ def test_a_route_stays_while_foreign_filters_come_and_go() -> None:
             tree.remove(other, subscription)
     tree.add(other, Subscription(topic_filter="+/b", qos=1))
     assert {entry.session for entry in tree.route("a/b").entries} == {session, other}
+
+
+def test_cached_routes_do_not_keep_sessions_that_ended() -> None:
+    tree = SubscriptionTree()
+    stays = Session("stays", 10)
+    tree.add(stays, Subscription(topic_filter="z/+", qos=0))
+    gone = []
+    for number in range(2 * MAX_FILTERS):
+        session = Session(f"s{number}", 10)
+        subscription = Subscription(topic_filter=f"x/{number}/+", qos=0)
+        tree.add(session, subscription)
+        assert [entry.session for entry in tree.route(f"x/{number}/a").entries] == [session]
+        tree.remove(session, subscription)
+        gone.append(ref(session))
+        del session
+    assert sum(session() is not None for session in gone) <= MAX_FILTERS
+    tree.remove(stays, Subscription(topic_filter="z/+", qos=0))
+    assert not any(session() for session in gone)
