@@ -18,7 +18,7 @@ from loadtests.bench.cases import Case
 from loadtests.bench.figures import BenchRun
 from loadtests.bench.mqtt import run_bench
 from loadtests.bench.peers import KNOWN, Peer, peers, reference_queues
-from loadtests.bench.report import MARKS, result, table
+from loadtests.bench.report import MARKS, notes, result, table
 from loadtests.bench.storage import report as storage_report
 from loadtests.bench.storage.log_files import LogNoteError
 from loadtests.bench.storage.plan import StoragePlan, quick_plan
@@ -50,6 +50,8 @@ def _report(console: Console, bench: BenchRun, folder: Path | None) -> RunResult
     console.print(table(bench))
     for name, reason in bench.skipped.items():
         console.print(f"[yellow]skipped[/] {name}: {reason}", highlight=False)
+    for note in notes(bench):
+        console.print(f"[yellow]missing[/] {note}", highlight=False)
     found = result(bench, command=shlex.join(["assay", *sys.argv[1:]]))
     for check in found.checks:
         if check.verdict is not Verdict.PASS:

@@ -21,8 +21,8 @@ from loadtests.bench.handshake import connect, subscribe
 from loadtests.bench.pump import COALESCE_S, STALL_TIMEOUT_S, Stream
 from loadtests.bench.workload import BenchError, BenchPlan, Figure, Meter, Workload
 
-TOPIC = b"b/in/00000"
-FILTER = "b/in/+"
+FILTERS = ("b/in/0/+", "b/in/1/+")
+"""By QoS. The subscription has the QoS of the publishes: some brokers deliver at the subscription's otherwise."""
 DIGITS = 5
 BURST_MESSAGES = 4
 """Messages a publisher sends at once. With one, the client's own system calls would be the limit."""
@@ -47,7 +47,8 @@ class FanIn(Workload):
         super().prepare()
         subscriber, _ = connect(self.endpoint, "bench-in-subscriber")
         self.held.callback(close_all, [subscriber])
-        subscribe(subscriber, FILTER, 1)
+        for qos, topic_filter in enumerate(FILTERS):
+            subscribe(subscriber, topic_filter, qos)
         self._subscriber = Stream(subscriber)
         names = [f"bench-in-{number}" for number in range(self.plan.crowd)]
         self._publishers = open_crowd(self.endpoint, names, timeout_s=self.plan.patience_s)
@@ -75,7 +76,7 @@ class _Gather:
     def __init__(self, publishers: list[socket.socket], subscriber: Stream, plan: BenchPlan, qos: int) -> None:
         self._publishers, self._subscriber, self._qos = publishers, subscriber, qos
         self._numbers = {connection.fileno(): index for index, connection in enumerate(publishers)}
-        frames = PublishFrames(TOPIC.decode(), qos, plan.payload_bytes)
+        frames = PublishFrames(FILTERS[qos].replace("+", "0" * DIGITS), qos, plan.payload_bytes)
         self._dtype, self._size = frames.dtype, frames.size
         self._template = np.frombuffer(bytes(frames.block(0, 1)), frames.dtype)
         self._digits_at = len(frames.head) - DIGITS

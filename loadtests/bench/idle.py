@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import time
+from contextlib import ExitStack
 
 from loadtests.bench.crowd import close_all, open_crowd, raise_file_limit
 from loadtests.bench.workload import BenchError, Figure, Meter, Workload
@@ -12,6 +12,9 @@ KEEP_ALIVE_S = 600
 """Real clients have one, and it costs the broker a timer."""
 FIRST = 100
 """Connections before the first look: what a broker allocates once does not count."""
+PART = 500
+"""So many more at a time, as long as patience lasts."""
+IDLE_PATIENCE_S = 15.0
 SETTLE_S = 0.5
 """A broker may take that long to be done with the handshakes."""
 
@@ -24,30 +27,30 @@ class Idle(Workload):
         return 1
 
     def measure(self, number: int) -> list[Figure]:
-        count = raise_file_limit(FIRST + self.plan.idle) - FIRST
+        wanted = raise_file_limit(FIRST + self.plan.idle) - FIRST
         meter = Meter(self.broker)
-        first = self._open("bench-first", FIRST)
-        try:
+        with ExitStack() as stack:
+            self._open(stack, "first", FIRST)
             self._settle()
             before = self.broker.memory_bytes()
-            crowd = self._open("bench-idle", count)
-            try:
-                self._settle()
-                after = self.broker.memory_bytes()
-            finally:
-                close_all(crowd)
-        finally:
-            close_all(first)
+            deadline = time.monotonic() + IDLE_PATIENCE_S
+            count = 0
+            while count < wanted and time.monotonic() < deadline:
+                part = min(PART, wanted - count)
+                self._open(stack, str(count), part)
+                count += part
+            self._settle()
+            after = self.broker.memory_bytes()
         if before is None or after is None:
             message = "the broker's memory cannot be read: it was not started by the bench, or /proc is missing"
             raise BenchError(message)
-        return [meter.figure("idle", (after - before) / count / 1_000, count)]
+        note = f"only {count:,} connections in {IDLE_PATIENCE_S:g} s" if count < self.plan.idle else ""
+        return [meter.figure("idle", (after - before) / count / 1_000, count, note=note)]
 
-    def _open(self, name: str, count: int) -> list[socket.socket]:
-        names = [f"{name}-{number:05}" for number in range(count)]
-        return open_crowd(
-            self.endpoint, names, keep_alive_s=KEEP_ALIVE_S, timeout_s=max(self.plan.patience_s, count / 250)
-        )
+    def _open(self, stack: ExitStack, name: str, count: int) -> None:
+        names = [f"bench-idle-{name}-{number:05}" for number in range(count)]
+        crowd = open_crowd(self.endpoint, names, keep_alive_s=KEEP_ALIVE_S, timeout_s=IDLE_PATIENCE_S)
+        stack.callback(close_all, crowd)
 
     def _settle(self) -> None:
         time.sleep(SETTLE_S)  # memory raises no event

@@ -45,6 +45,9 @@ WORKLOADS: dict[Case, Callable[[Endpoint, BenchPlan, BrokerProcess], Workload]] 
 RELAY_CASES = frozenset({Case.FAN_OUT, Case.FAN_IN, Case.OPEN_LOOP, Case.IDLE, Case.STORM, Case.QUEUE})
 """Cases that the null broker can serve packet by packet; those of ``PUB_SUB`` it serves as a pipe."""
 
+FAR_BEHIND = 5.0
+SLOW_S = 4.0
+"""A peer that is so many times slower in every respect, and takes longer than this, has one round only."""
 FAILURES = (BenchError, UnsupportedError, HandshakeError, OSError)
 
 Progress = Callable[[str], None]
@@ -82,9 +85,15 @@ class _CaseRun:
         """Raises :class:`BenchError` when the first broker or the null broker fails: then the figures are void."""
         with ExitStack() as stack:
             workloads = self._prepare(stack)
+            done: set[str] = set()
             measurements = max((workload.measurements for workload in workloads.values()), default=0)
             for number in range(measurements):
+                if number % self._bench.plan.rounds == 0:
+                    done.clear()  # a stage of its own
                 for name, workload in list(workloads.items()):
+                    if name in done or number >= workload.measurements:
+                        continue
+                    began = time.monotonic()
                     self._progress(f"{self._case}: measurement {number + 1} of {measurements}, {name}")
                     try:
                         figures = workload.measure(number)
@@ -94,9 +103,17 @@ class _CaseRun:
                         continue
                     for figure in figures:
                         self._bench.readings.append(Reading(peer=name, round=number, figure=figure))
+                    if name == NULL or (time.monotonic() - began > SLOW_S and self._is_far_behind(name)):
+                        done.add(name)
         for _, broker in self._brokers:
             # The end of many connections must not weigh on the next case.
             BrokerProcess(broker.pid).settle(SETTLE_TIMEOUT_S)
+
+    def _is_far_behind(self, name: str) -> bool:
+        """One round says enough of a broker that takes long because it is so much slower."""
+        first = self._brokers[0][0]
+        ratios = [self._bench.advantage(line, first, name) for line in lines_of(self._case)]
+        return name != first and all(ratio is None or ratio >= FAR_BEHIND for ratio in ratios)
 
     def _prepare(self, stack: ExitStack) -> dict[str, Workload]:
         workloads = {}

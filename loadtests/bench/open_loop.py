@@ -44,7 +44,7 @@ class OpenLoop(Workload):
         self._subscribers = open_crowd(
             self.endpoint,
             [f"bench-open-s{number}" for number in range(count)],
-            subscriptions=lambda index: [(_topic(index), 1)],
+            subscriptions=lambda index: [(_topic(index, qos), qos) for qos in (0, 1)],
             timeout_s=self.plan.patience_s,
         )
         self.held.callback(close_all, self._subscribers)
@@ -71,8 +71,8 @@ class OpenLoop(Workload):
         return figures
 
 
-def _topic(index: int) -> str:
-    return f"b/open/{index:03}"
+def _topic(index: int, qos: int) -> str:
+    return f"b/open/{qos}/{index:03}"
 
 
 class _Lane:
@@ -144,7 +144,7 @@ class _Schedule:
         gaps_s = np.random.default_rng(seed).exponential(1 / plan.open_rate_per_s, self._count)
         self._due_s: list[float] = np.cumsum(gaps_s).tolist()
         self._lanes = [
-            _Lane(index, publisher, subscriber, PublishFrames(_topic(index), qos, plan.payload_bytes), each)
+            _Lane(index, publisher, subscriber, PublishFrames(_topic(index, qos), qos, plan.payload_bytes), each)
             for index, (publisher, subscriber) in enumerate(zip(publishers, subscribers, strict=True))
         ]
         self._actions = {subscriber: (lane, True) for lane, subscriber in zip(self._lanes, subscribers, strict=True)}

@@ -66,10 +66,21 @@ def table(bench: BenchRun) -> Table:
                 "-" if ratio is None else f"{ratio:.2f}x",
                 "-" if per_cpu_s is None else f"{per_cpu_s / 1_000:,.1f}k",
                 "-" if load is None else f"{load:.0%}",
-                "; ".join(aims + ([note] if note else [])),
+                "; ".join(aims + ([note.partition(":")[0]] if note else [])),
             )
         found.add_section()
     return found
+
+
+def notes(bench: BenchRun) -> list[str]:
+    """Why a peer has no figures on some lines, each reason once."""
+    found: dict[str, list[str]] = {}
+    for line in bench.lines:
+        for peer in bench.peers:
+            note = bench.note(peer, line.name)
+            if note and bench.median(peer, line.name) is None:
+                found.setdefault(f"{peer} {note}", []).append(title(bench, line))
+    return [f"{reason} ({'; '.join(lines)})" for reason, lines in found.items()]
 
 
 def _bound(check: Check) -> str:

@@ -63,6 +63,8 @@ class _Run:
         """By file descriptor: the socket, its CONNECT, and when that was due."""
         self._begun = 0
         self._started = 0.0
+        self._held_until_s = 0.0
+        """Until then no more could be under way."""
         self.latencies_s: list[float] = []
         """Of each CONNACK, from when its CONNECT was due (without a schedule: begun)."""
         self.lateness_s: list[float] = []
@@ -93,11 +95,13 @@ class _Run:
 
     def _begin(self, passed_s: float) -> None:
         room = self._begun + self._at_once - len(self._under_way)
+        if room == self._begun:
+            self._held_until_s = passed_s  # the broker is the one that is late
         wanted = min(room, int(passed_s * self._rate_per_s)) if self._rate_per_s else room
         while self._begun < wanted:
             now_s = time.perf_counter() - self._started
             due_s = self._begun / self._rate_per_s if self._rate_per_s else now_s
-            self.lateness_s.append(now_s - due_s)
+            self.lateness_s.append(now_s - max(due_s, self._held_until_s))
             packet = b"%b%b%08d%b" % (self._head, self._label, self._begun, self._tail)
             connection = start_connect(self._endpoint, self._source)
             self._under_way[connection.fileno()] = (connection, packet, due_s)

@@ -49,7 +49,7 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     storm_rate_per_s: int = 2_000
     storm_at_once: int = 64
     """Connections on their way in the storm without a rate."""
-    patience_s: float = 15.0
+    patience_s: float = 8.0
     """The longest that preparing a case, e.g. 100 000 subscriptions, may take with one broker."""
 
     def window_of(self, qos: int) -> int:
