@@ -18,7 +18,7 @@ from conformance.case import Case, load_cases
 from conformance.engine import DEFAULT_CONCURRENCY, Outcome, RunOptions
 from conformance.peers_cli import peers
 from conformance.pytest_runner import run_with_pytest
-from conformance.registry import SPECS, home_of, load_statements
+from conformance.registry import SPECS, coverage, home_of, load_statements
 from conformance.report import ExitCode, missing_required, read_transcript
 from conformance.run import Run, RunPlan, select
 from conformance.self_check import Check, check_mutants, print_table, write_self_check
@@ -83,6 +83,14 @@ def list_cases(
         console.print(f"[bold]{case.id}[/]  [dim]{' '.join(case.clauses)}[/]", highlight=False, soft_wrap=True)
         console.print(f"    {case.title}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"{len(cases)} cases; more about one: assay conformance show CASE")
+    for name in SPECS if not (spec or area or text) else ():
+        covered = coverage(cases, name)
+        console.print(
+            f"{name}: cases for {covered.server_tested} of {covered.server} statements that a client can see a server "
+            f"violate, {covered.client_tested} of {covered.client} duties of the client that a server reacts to; "
+            f"{covered.untestable} cannot be tested from outside",
+            soft_wrap=True,
+        )
     console.print(f"targets: {', '.join(shipped_targets())}, or the path of a target file")
 
 

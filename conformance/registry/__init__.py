@@ -7,7 +7,7 @@ durable queues. ``case_ids.txt`` is the permanent list of case ids: an id once l
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from types import MappingProxyType
@@ -79,6 +79,37 @@ def clauses(cases: Iterable[Case], specs: Iterable[str] = SPECS) -> list[Clause]
                 )
             )
     return found
+
+
+class Coverage(msgspec.Struct, frozen=True, kw_only=True):
+    """How many of the statements of one specification have cases."""
+
+    spec: str
+    server: int
+    """Statements that a black-box client can see a server violate."""
+    server_tested: int
+    client: int
+    """Duties of the client whose neglect a server reacts to."""
+    client_tested: int
+    untestable: int
+
+
+def coverage(cases: Iterable[Case], spec: str) -> Coverage:
+    """Count the statements of a specification that ``cases`` test."""
+    counts: Counter[tuple[bool, bool]] = Counter()
+    found = clauses(cases, (spec,))
+    statements = load_statements(spec)
+    for clause in found:
+        if statements[clause.id].testable != "no":
+            counts[clause.role == "client", clause.status is ClauseStatus.TESTED] += 1
+    return Coverage(
+        spec=spec,
+        server=counts[False, True] + counts[False, False],
+        server_tested=counts[False, True],
+        client=counts[True, True] + counts[True, False],
+        client_tested=counts[True, True],
+        untestable=len(found) - counts.total(),
+    )
 
 
 def home_of(case: Case, clause: str) -> str:

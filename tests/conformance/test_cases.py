@@ -8,7 +8,7 @@ import pytest
 
 from conformance.case import ABSENT, CaseContext, case, load_cases
 from conformance.mutants import UnknownMutantError, all_mutants, applied, find
-from conformance.registry import SPECS, clauses, home_of, listed_case_ids, load_statements
+from conformance.registry import SPECS, clauses, coverage, home_of, listed_case_ids, load_statements
 from conformance.targets import CAPABILITIES, load_target, shipped_targets
 from reference_broker.core.broker_state import BrokerState
 from reference_broker.trace.conformance import ClauseStatus
@@ -61,12 +61,10 @@ def test_every_statement_that_can_be_tested_is_tested(spec: str, of_the_server: 
     """Those that a client can see a server violate, and the client's duties whose neglect a server reacts to."""
     found = clauses(CASES.values(), [spec])
     assert [clause.id for clause in found if clause.status is ClauseStatus.UNTESTED] == []
-    tested = Counter(
-        clause.role == "client"
-        for clause in found
-        if clause.status is ClauseStatus.TESTED and load_statements(spec)[clause.id].testable != "no"
-    )
-    assert tested == {False: of_the_server, True: of_the_client}
+    counted = coverage(CASES.values(), spec)
+    assert (counted.server_tested, counted.server) == (of_the_server, of_the_server)
+    assert (counted.client_tested, counted.client) == (of_the_client, of_the_client)
+    assert counted.untestable == sum(clause.status is ClauseStatus.UNTESTABLE for clause in found)
 
 
 def test_a_duty_of_the_server_is_not_proved_by_advice_alone() -> None:
