@@ -181,7 +181,8 @@ class MqttConnection(Output):
 
     def abandon_output(self, problem: Exception, now: float) -> None:
         """What it would send is not true, since a write failed. Nothing is sent; the connection closes."""
-        self.error = ProtocolError(f"the disk failed: {problem}", "MQTT-4.13.2-1", Reason.UNSPECIFIED_ERROR)
+        broken = rule_id(self.version, "MQTT-4.8.0-2", "MQTT-4.13.2-1")
+        self.error = ProtocolError(f"the disk failed: {problem}", broken, Reason.UNSPECIFIED_ERROR)
         self._drop_output()
         if not self.closing:
             self.close_now(now)

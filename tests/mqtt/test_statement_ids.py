@@ -188,6 +188,20 @@ def test_a_malformed_connect_is_judged_by_the_version_it_names(world: World) -> 
         assert client.connection.error.statement == statement
 
 
+@VERSIONS
+def test_what_is_not_the_clients_fault_cites_its_version_too(world: World, version: int) -> None:
+    for index, end in enumerate(
+        (
+            lambda connection: connection.abandon_output(OSError("full"), world.now),
+            lambda connection: connection.transport_stalled(world.now),
+        )
+    ):
+        client = world.connect(str(index), version)
+        end(client.connection)
+        assert client.connection.error is not None
+        assert client.connection.error.statement == ("MQTT-4.13.2-1" if version == V5 else "MQTT-4.8.0-2")
+
+
 # -- as clients are told ------------------------------------------------------------------------------------------
 
 

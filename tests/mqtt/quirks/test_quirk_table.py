@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import socket
 from pathlib import Path
@@ -24,8 +25,10 @@ from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.mqtt.inbound import Inbound
 from reference_broker.mqtt.outbound import Outbound
 from reference_broker.mqtt.packets import V5, V311, Properties
+from reference_broker.node import BrokerNode
 from reference_broker.quirks import PROFILES, QUIRKS, Quirk, find_quirks, node_classes
 from reference_broker.quirks.page import quirks_page
+from reference_broker.storage.memory_disk import MemoryDisk
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import Client, World
@@ -234,3 +237,29 @@ def test_the_command_lists_all_or_what_is_asked_for() -> None:
 def test_serve_checks_the_names(arguments: list[str], status: int) -> None:
     result = CliRunner().invoke(build_app("serve"), ["serve", "--check", *arguments])
     assert result.exit_code == status
+
+
+# -- over a restart ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("names", [*((name,) for name in PROFILES), tuple(QUIRKS)], ids=lambda names: names[0])
+def test_quirky_sessions_survive_a_restart(make_world: type[World], names: tuple[str, ...]) -> None:
+    """The classes of quirks do not get into the way of those that write sessions down."""
+    disk = MemoryDisk()
+    config = BrokerConfig(quirks=names)
+    lasting = Properties(session_expiry_interval=1_000)
+    world = make_world(config)
+    world.node = BrokerNode(config, disk, random.Random(1), world.now)
+    subscriber = world.connect("s", clean_start=False, properties=lasting)
+    subscriber.send(p.Subscribe(packet_id=1, requests=(p.SubscriptionRequest(topic_filter="t", qos=1),)))
+    world.connect("p").send(p.Publish(topic="t", payload=b"1", qos=1, packet_id=1))
+    assert len(subscriber.publishes()) == 1
+    subscriber.lose()
+    world.node.close(world.now)
+    disk.unlock()
+    world.node = BrokerNode(config, disk, random.Random(2), world.now)
+    world.clients.clear()
+    assert "t" in world.node.state.sessions["s"].subscriptions
+    back = world.connect("s", clean_start=False, properties=lasting)
+    world.connect("q").send(p.Publish(topic="t", payload=b"2", qos=1, packet_id=1))
+    assert [packet.payload for packet in back.publishes()][-1] == b"2"
