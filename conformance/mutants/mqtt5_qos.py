@@ -212,9 +212,9 @@ def delays_acks(patch: Patch) -> None:
     held: dict[int, list[bytes]] = {}
     acknowledge, go_on = Inbound.acknowledge, Outbound._go_on
 
-    def hold(self: Inbound, data: bytes) -> None:
+    def hold(self: Inbound, data: bytes, qos1: int = 0) -> None:
         if self._connection.active_session.has_room:
-            acknowledge(self, data)
+            acknowledge(self, data, qos1)
         else:
             held.setdefault(id(self._connection), []).append(data)
 

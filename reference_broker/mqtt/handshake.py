@@ -204,6 +204,7 @@ def _establish(connection: MqttConnection, packet: Connect, authentication_data:
     connection.check_size(Connack(properties=answer))
     session, present = broker.connect(connection, request, now)
     connection.session = session
+    connection.inbound.begin()
     connection.phase = Phase.CONNECTED
     connection.send_packet(Connack(session_present=present, properties=answer))
     connection.start_keep_alive(now)

@@ -48,12 +48,16 @@ class _Plan:
 
 
 class _PendingAck:
-    """The place of an acknowledgement that waits for the disk; later ones stay behind it."""
+    """The place of acknowledgements that wait for the disk, or behind one that does.
 
-    __slots__ = ("data",)
+    ``qos1``: how many of them are PUBACKs. QoS 2 publishes count by their packet ids instead.
+    """
 
-    def __init__(self, data: bytes | None = None) -> None:
+    __slots__ = ("data", "qos1")
+
+    def __init__(self, data: bytes | None, qos1: int) -> None:
         self.data = data
+        self.qos1 = qos1
 
 
 class Inbound:
@@ -68,6 +72,13 @@ class Inbound:
         self._aliases: dict[int, str] = {}
         self._plans: dict[bytes, _Plan] = {}
         self._pending_acks: deque[_PendingAck] = deque()
+        self._pending_qos1 = 0
+        self._left_over: set[int] = set()
+        """QoS 2 ids from earlier connections: they do not count until they are used again (5.0 4.9)."""
+
+    def begin(self) -> None:
+        """The client has its session: its quota starts anew."""
+        self._left_over = set(self._connection.active_session.inbound_qos2)
 
     @property
     def unconfirmed(self) -> int:
@@ -78,6 +89,7 @@ class Inbound:
         """The connection is over."""
         self._plans.clear()
         self._pending_acks.clear()
+        self._pending_qos1 = 0
 
     # -- the fast lanes ------------------------------------------------------------------------------------------
 
@@ -151,7 +163,7 @@ class Inbound:
             known = session.inbound_qos2
             if not known.keys().isdisjoint(inbound) or len(set(inbound)) < count:
                 return False
-            if connection.version == V5 and len(known) + count + self.unconfirmed > self._config.receive_maximum:
+            if connection.version == V5 and self._unfinished(session) + count > self._config.receive_maximum:
                 return False
         assert plan.targets is not None
         if not plan.targets and connection.version == V5:
@@ -163,6 +175,7 @@ class Inbound:
             target.outbound.send_run(plan.topic, qos, run, stride, id_at, payload_at, first, connection.client_id)
         if qos == 2:
             session.inbound_qos2.update(dict.fromkeys(inbound, True))
+            self._left_over.difference_update(inbound)
         traffic = self._traffic
         sent = count * len(starts)
         payload_bytes = stride - payload_at
@@ -171,7 +184,7 @@ class Inbound:
         traffic.publishes_sent += sent
         traffic.payload_bytes_sent += sent * payload_bytes
         self._broker.published += count
-        self.acknowledge(runs.acknowledgements(_ACK_STARTS[qos], ids))
+        self.acknowledge(runs.acknowledgements(_ACK_STARTS[qos], ids), count * (qos == 1))
         return True
 
     def _new_plan(self, prefix: bytes, header_bytes: int, topic_bytes: bytes, qos: int) -> _Plan:
@@ -262,6 +275,7 @@ class Inbound:
     def _is_repeated(self, packet_id: int) -> bool:
         """A QoS 2 PUBLISH received before is acknowledged, not published again (5.0 4.3.3-10, 3.1.1 4.3.3-2)."""
         known = self._connection.active_session.inbound_qos2.get(packet_id)
+        self._left_over.discard(packet_id)
         if known:
             self.acknowledge(_ACK_STARTS[2] + packet_id.to_bytes(2, "big"))
         return known is not None
@@ -342,20 +356,25 @@ class Inbound:
         if data is None:
             self._connection.close_now(now)
         else:
-            self.acknowledge(data)
+            self.acknowledge(data, int(message.qos == 1))
+
+    def _unfinished(self, session: Session) -> int:
+        """Publishes of this connection that the client's quota is charged with."""
+        received = session.inbound_qos2
+        charged = len(received.keys() - self._left_over) if self._left_over else len(received)
+        return charged + self._pending_qos1
 
     def _check_receive_maximum(self, session: Session) -> None:
         if self._connection.version != V5:
             return
         limit = self._config.receive_maximum
-        if len(session.inbound_qos2) + len(self._pending_acks) >= limit:
+        if self._unfinished(session) >= limit:
             message = f"more than {limit} unfinished publishes"
             raise ProtocolError(message, "MQTT-3.3.4-7", Reason.RECEIVE_MAXIMUM_EXCEEDED)
 
     def _publish_to_queue(self, session: Session, message: Message, packet_id: int, now: float) -> None:
-        slot = _PendingAck()
-        self._pending_acks.append(slot)
         qos = message.qos
+        slot = self._wait(None, int(qos == 1))
         connection = self._connection
 
         def confirmed(error: QueueError | None) -> None:
@@ -372,17 +391,23 @@ class Inbound:
 
     # -- acknowledgements to the client ---------------------------------------------------------------------------
 
-    def acknowledge(self, data: bytes) -> None:
-        """Send acknowledgements, in order behind those that wait for the disk."""
+    def acknowledge(self, data: bytes, qos1: int = 0) -> None:
+        """Send acknowledgements, in order behind those that wait for the disk; ``qos1`` of them are PUBACKs."""
         if self._pending_acks:
-            self._pending_acks.append(_PendingAck(data))
+            self._wait(data, qos1)
         else:
             self._connection.send(data)
+
+    def _wait(self, data: bytes | None, qos1: int) -> _PendingAck:
+        slot = _PendingAck(data, qos1)
+        self._pending_acks.append(slot)
+        self._pending_qos1 += qos1
+        return slot
 
     def _release_acks(self) -> None:
         pending = self._pending_acks
         while pending and (data := pending[0].data) is not None:
-            pending.popleft()
+            self._pending_qos1 -= pending.popleft().qos1
             self._connection.send(data)
 
     def on_pubrel(self, packet_id: int) -> None:
