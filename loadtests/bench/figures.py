@@ -12,7 +12,7 @@ from loadtests.bench.workload import BenchPlan, Figure
 NULL = "null"
 HEADROOM_MIN = 1.5
 """The null broker must be this much faster than a broker ..."""
-CLIENT_LOAD_MAX = 0.5
+CLIENT_LOAD_MAX = 1 / HEADROOM_MIN
 """... or the client must use less than this share of a core with it; else the client may be the limit."""
 
 
@@ -80,6 +80,11 @@ class BenchRun(msgspec.Struct, kw_only=True):
         if mine is None or theirs is None or not mine or not theirs:
             return None
         return mine / theirs if line.higher_is_better else theirs / mine
+
+    def headroom(self, line: Line, peer: str) -> float:
+        """How many times more than measured the client could have shown at most: it has one core."""
+        load = self.client_load(peer, line.name) if line.timed_client else None
+        return 1.0 if not load else max(1.0, 1.0 / load)
 
     def client_limits(self, line: Line, peer: str) -> bool:
         """Whether the figure may be the client's rather than the broker's."""

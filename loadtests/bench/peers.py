@@ -81,15 +81,16 @@ def mosquitto() -> Peer:
 
 
 def reference() -> Peer:
-    """The project's own broker in a process of its own, in its default configuration.
-
-    The users, access rules and second listener of the conformance target are not what is measured here.
-    """
+    """The project's own broker in a process of its own, with as many deliveries in flight as the others may have."""
     target = load_target("reference")
-    assert target.start is not None
-    hook = msgspec.structs.replace(target.start, command=("{python}", "-m", "conformance.adapter"), files={})
-    plain = msgspec.structs.replace(target, start=hook, capabilities={"queues": True})
-    return Peer(name="reference", target=plain)
+    hook = target.start
+    assert hook is not None
+    hook = msgspec.structs.replace(
+        hook,
+        command=(*hook.command, "--config", "{dir}/bench.yaml"),
+        files={**hook.files, "bench.yaml": "mqtt:\n  max_inflight_out: 65535\n"},
+    )
+    return Peer(name="reference", target=msgspec.structs.replace(target, start=hook))
 
 
 def reference_queues(durability: str) -> Peer:
