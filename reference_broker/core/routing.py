@@ -7,7 +7,6 @@ shared groups. A cached route outlives changes of filters that do not match its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from reference_broker.core.session import Session
 
 MAX_CACHED_ROUTES = 65_536
+_MAX_RECEIVERS = 1_024
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +96,7 @@ class SharedGroup:
 
 
 class Route:
-    """Receivers of one topic."""
+    """Receivers of one topic. The lists are shared by topics that match the same filters."""
 
     __slots__ = ("entries", "groups", "known_right_at")
 
@@ -156,6 +156,8 @@ class SubscriptionTree:
     def __init__(self) -> None:
         self._root = _Node()
         self._routes: dict[str, Route] = {}
+        self._receivers: dict[tuple[_Node, ...], tuple[list[RouteEntry], list[SharedGroup]]] = {}
+        """By the nodes that match: topics that match the same filters share these lists. Until the next change."""
         self._changes = FilterChanges()
         self.epoch = 0
         """Changes whenever a remembered plan may have become wrong."""
@@ -199,6 +201,7 @@ class SubscriptionTree:
 
     def _note_change(self, topic_filter: str, levels: list[str]) -> None:
         self.epoch += 1
+        self._receivers.clear()
         if not self._routes:
             return
         if "+" in topic_filter or "#" in topic_filter:
@@ -225,41 +228,52 @@ class SubscriptionTree:
         return route
 
     def _match(self, topic: str) -> Route:
-        found: dict[Session, RouteEntry] = {}
-        groups: list[SharedGroup] = []
-        for node in self._walk(topic):
-            if node.subscribers:
-                entries = node.all_entries()
-                if found and not found.keys().isdisjoint(entries):
-                    entries = _merged(found, entries)
-                found.update(entries)
-            if node.groups:
-                groups.extend(node.groups.values())
-        return Route(list(found.values()), groups)
+        matching = tuple(self._matching(topic))
+        receivers = self._receivers.get(matching)
+        if receivers is None:
+            if len(self._receivers) >= _MAX_RECEIVERS:
+                self._receivers.clear()
+            receivers = self._receivers[matching] = _receivers_of(matching)
+        return Route(*receivers)
 
-    def _walk(self, topic: str) -> Iterator[_Node]:
-        """Nodes whose filter matches the topic."""
+    def _matching(self, topic: str) -> list[_Node]:
+        """Nodes whose filter matches the topic. Every topic that is not cached comes here."""
+        matching: list[_Node] = []
         nodes = [self._root]
-        wildcards = topic[:1] != "$"
-        for level in topic.split("/"):
-            below = []
+        levels = topic.split("/")
+        if topic[:1] == "$":
+            # Wildcards at the first level do not reach these.
+            first = self._root.children.get(levels.pop(0))
+            nodes = [] if first is None else [first]
+        for level in levels:
+            below: list[_Node] = []
             for node in nodes:
                 children = node.children
-                if wildcards:
-                    if "#" in children:
-                        yield children["#"]
-                    if "+" in children:
-                        below.append(children["+"])
-                if level in children:
-                    below.append(children[level])
-            if not below:
-                return
+                if (rest := children.get("#")) is not None:
+                    matching.append(rest)
+                if (any_level := children.get("+")) is not None:
+                    below.append(any_level)
+                if (exact := children.get(level)) is not None:
+                    below.append(exact)
             nodes = below
-            wildcards = True
-        for node in nodes:
-            yield node
-            if "#" in node.children:
-                yield node.children["#"]
+        matching += nodes
+        # "a/#" matches "a" as well.
+        matching += [rest for node in nodes if (rest := node.children.get("#")) is not None]
+        return matching
+
+
+def _receivers_of(nodes: tuple[_Node, ...]) -> tuple[list[RouteEntry], list[SharedGroup]]:
+    found: dict[Session, RouteEntry] = {}
+    groups: list[SharedGroup] = []
+    for node in nodes:
+        if node.subscribers:
+            entries = node.entries or node.all_entries()
+            if found and not found.keys().isdisjoint(entries):
+                entries = _merged(found, entries)
+            found.update(entries)
+        if node.groups:
+            groups.extend(node.groups.values())
+    return list(found.values()), groups
 
 
 def _merged(found: dict[Session, RouteEntry], more: dict[Session, RouteEntry]) -> dict[Session, RouteEntry]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from reference_broker.core.broker_state import is_queue_topic
 from reference_broker.core.message import Message
@@ -25,6 +25,7 @@ from reference_broker.mqtt.packets import V5, Acknowledgement, PacketType, Publi
 from reference_broker.mqtt.wire_types import decode_string
 
 if TYPE_CHECKING:
+    from reference_broker.core.routing import RouteEntry
     from reference_broker.mqtt.connection import MqttConnection
 
 _MAX_PLANS = 1_024
@@ -45,6 +46,16 @@ class _Plan:
         self.epoch = self.sessions_epoch = -1
         self.route: Route | None = None
         self.targets: list[MqttConnection] | None = None
+
+
+class _Targets(NamedTuple):
+    """Who gets the packets of a plan as they are, and as long as what this holds for."""
+
+    entries: list[RouteEntry]
+    sessions_epoch: int
+    qos: int
+    max_frame_bytes: int
+    targets: list[MqttConnection]
 
 
 class _PendingAck:
@@ -71,6 +82,7 @@ class Inbound:
         self._max_payload_bytes = connection.broker.config.limits.max_payload_bytes or _UNLIMITED_BYTES
         self._aliases: dict[int, str] = {}
         self._plans: dict[bytes, _Plan] = {}
+        self._last_targets: _Targets | None = None
         self._pending_acks: deque[_PendingAck] = deque()
         self._pending_qos1 = 0
         self._left_over: set[int] = set()
@@ -88,6 +100,7 @@ class Inbound:
     def end(self) -> None:
         """The connection is over."""
         self._plans.clear()
+        self._last_targets = None
         self._pending_acks.clear()
         self._pending_qos1 = 0
 
@@ -216,7 +229,19 @@ class Inbound:
             return
         if route.groups:
             return
+        last = self._last_targets
+        if (
+            last is not None
+            and last.entries is route.entries
+            and last.sessions_epoch == tree.sessions_epoch
+            and last.qos == qos
+            and frame_bytes <= last.max_frame_bytes
+        ):
+            # Topics that nobody has sent before mostly go where others of their kind went.
+            plan.targets = last.targets
+            return
         targets: list[MqttConnection] = []
+        max_frame_bytes = self._max_payload_bytes
         for merged in route.entries:
             entry = merged.own if merged.session is connection.session else merged
             if entry is None:
@@ -227,7 +252,9 @@ class Inbound:
             if target.version != connection.version or target.max_packet_out < frame_bytes:
                 return
             targets.append(target)
+            max_frame_bytes = min(max_frame_bytes, target.max_packet_out)
         plan.targets = targets
+        self._last_targets = _Targets(route.entries, tree.sessions_epoch, qos, max_frame_bytes, targets)
 
     # -- the general way -----------------------------------------------------------------------------------------
 
