@@ -228,7 +228,7 @@ class SubscriptionTree:
         return route
 
     def _match(self, topic: str) -> Route:
-        matching = tuple(self._matching(topic))
+        matching = tuple(self._walk(topic))
         receivers = self._receivers.get(matching)
         if receivers is None:
             if len(self._receivers) >= _MAX_RECEIVERS:
@@ -236,7 +236,7 @@ class SubscriptionTree:
             receivers = self._receivers[matching] = _receivers_of(matching)
         return Route(*receivers)
 
-    def _matching(self, topic: str) -> list[_Node]:
+    def _walk(self, topic: str) -> list[_Node]:
         """Nodes whose filter matches the topic. Every topic that is not cached comes here."""
         matching: list[_Node] = []
         nodes = [self._root]
