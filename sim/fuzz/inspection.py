@@ -33,7 +33,8 @@ def _require(condition: bool, signature: str, message: str) -> None:
 def check_connection(connection: MqttConnection, *, inherited: int = 0) -> None:
     """Bounds of one connection and its session. Raises :class:`FuzzFailureError`.
 
-    ``inherited``: QoS 2 messages that earlier connections of the session left unreleased; 3.1.1 does not bound them.
+    ``inherited``: QoS 2 messages that earlier connections of the session left unreleased. They do not count for the
+    quota, which starts anew with each connection (5.0 section 4.9); 3.1.1 has none.
     """
     config = connection.broker.config.mqtt
     partial = len(connection._partial)
@@ -54,7 +55,7 @@ def check_connection(connection: MqttConnection, *, inherited: int = 0) -> None:
     elif connection.session is not None:
         check_session(connection.session, connection)
         unreleased = unreleased_by(connection)
-        most = max(config.receive_maximum, inherited)
+        most = config.receive_maximum + inherited
         _require(connection.version < 5 or unreleased <= most, "bound: receive maximum", f"{unreleased} unreleased")
 
 
