@@ -23,6 +23,7 @@ log_type error
 """
 
 
+# More than a bench has in flight, and not the most, 65535: of that a subscription at QoS 2 would need twice as much.
 _NATS_CONFIGURATION = """\
 listen: "127.0.0.1:-1"
 server_name: bench
@@ -31,7 +32,7 @@ jetstream { store_dir: "{dir}/jetstream" }
 mqtt {
   listen: "127.0.0.1:{port}"
   consumer_memory_storage: true
-  max_ack_pending: 65535
+  max_ack_pending: 8192
 }
 """
 
