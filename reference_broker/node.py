@@ -56,6 +56,8 @@ class BrokerNode:
         self._authenticator = Authenticator(config.auth, rng.randbytes(32))
         self._connections: dict[MqttConnection, None] = {}
         self._dirty: list[MqttConnection] = []
+        self._holding: dict[MqttConnection, None] = {}
+        """Connections whose output waits for a sync of the sessions: a sync looks at no others."""
         self._sessions: SessionStore | None = None
         self._holds_output = config.sessions.durability is Durability.FSYNC
         """What depends on a write leaves once it is synced."""
@@ -117,6 +119,7 @@ class BrokerNode:
         self.state.now = now
         connection.connection_lost(now)
         self._connections.pop(connection, None)
+        self._holding.pop(connection, None)
 
     def take_dirty(self, now: float) -> list[MqttConnection]:
         """End of the turn: dispatch the queues, then every connection that has output or wants to close."""
@@ -148,16 +151,19 @@ class BrokerNode:
         for connection in self._dirty:
             if connection.holds_output or (wrote and connection.depends_on(turn)):
                 connection.hold_output(last)
+                self._holding[connection] = None
         if wrote:
             store.waiting.append(partial(self._synced_sessions, last))
 
     def _synced_sessions(self, turn: int, error: QueueError | None) -> None:
         """A sync ended that covers the writes up to a turn's."""
-        for connection in [each for each in self._connections if each.holds_output]:
+        for connection in list(self._holding):
             if error is None:
                 connection.release_output(turn)
             else:
                 connection.abandon_output(error, self.state.now)
+            if not connection.holds_output:
+                self._holding.pop(connection, None)
 
     def next_deadline(self) -> float | None:
         deadline = self.state.next_deadline()

@@ -36,34 +36,28 @@ def _is(record: NewRecord, kind: bytes, *, deleted: bool) -> bool:
     return record.key.startswith(kind) and (record.value is None) == deleted
 
 
-@mutant("sessions-messages-not-written", "messages for a session are only kept in memory")
-def messages_not_written(patch: Patch) -> None:
-    _keeping_back(patch, lambda record: _is(record, ENTRY, deleted=False))
+_NEVER_WRITTEN = (
+    ("messages-not-written", ENTRY, False, "messages for a session are only kept in memory"),
+    ("acknowledgements-not-written", ENTRY, True, "a message that was acknowledged comes again after a restart"),
+    ("received-ids-not-written", INBOUND, False, "packet ids received as QoS 2 are forgotten by a restart"),
+    ("released-ids-stay", INBOUND, True, "a released packet id still counts as received after a restart"),
+    (
+        "progress-not-written",
+        PROGRESS,
+        False,
+        "after a restart a queued message that was sent has lost its packet id",
+    ),
+    ("head-not-written", SESSION, False, "the session itself is not written, only what is in it"),
+)
+"""(name, kind of the records that are lost, whether those that delete it, what that means)"""
 
 
-@mutant("sessions-acknowledgements-not-written", "a message that the client acknowledged comes again after a restart")
-def acknowledgements_not_written(patch: Patch) -> None:
-    _keeping_back(patch, lambda record: _is(record, ENTRY, deleted=True))
+def _lose(kind: bytes, *, deleted: bool) -> Callable[[Patch], None]:
+    return lambda patch: _keeping_back(patch, lambda record: _is(record, kind, deleted=deleted))
 
 
-@mutant("sessions-received-ids-not-written", "packet ids received as QoS 2 are forgotten by a restart")
-def received_ids_not_written(patch: Patch) -> None:
-    _keeping_back(patch, lambda record: _is(record, INBOUND, deleted=False))
-
-
-@mutant("sessions-released-ids-stay", "a released packet id still counts as received after a restart")
-def released_ids_stay(patch: Patch) -> None:
-    _keeping_back(patch, lambda record: _is(record, INBOUND, deleted=True))
-
-
-@mutant("sessions-progress-not-written", "after a restart a queued message that was sent has no packet id any more")
-def progress_not_written(patch: Patch) -> None:
-    _keeping_back(patch, lambda record: _is(record, PROGRESS, deleted=False))
-
-
-@mutant("sessions-head-not-written", "the session itself is not written, only what is in it")
-def head_not_written(patch: Patch) -> None:
-    _keeping_back(patch, lambda record: _is(record, SESSION, deleted=False))
+for _name, _kind, _deleted, _what in _NEVER_WRITTEN:
+    mutant(f"sessions-{_name}", _what)(_lose(_kind, deleted=_deleted))
 
 
 @mutant("sessions-told-before-synced", "acknowledgements leave before the sync that they depend on")

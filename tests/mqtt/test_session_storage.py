@@ -95,6 +95,12 @@ def test_what_depends_on_a_write_waits_for_its_sync_and_nobody_else_does(make_wo
     assert acks(publisher) == [1, 2]
     publisher.send(p.Publish(topic="elsewhere", payload=b"3", qos=1, packet_id=3))
     assert acks(publisher) == [1, 2, 3], "nothing to write, nothing to wait for"
+    publisher.send(p.Publish(topic="t", payload=b"4", qos=1, packet_id=4))
+    assert manual.world.node._holding, "who waits is known, so that a sync need not look at all connections"
+    publisher.lose()
+    manual.finish_syncs()
+    manual.finish_syncs()
+    assert not manual.world.node._holding
 
 
 def test_a_connection_closes_only_after_what_it_was_told_is_on_disk(make_world: type[World]) -> None:
