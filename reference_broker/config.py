@@ -14,118 +14,20 @@ from reference_broker.config_mqtt import MqttConfig as MqttConfig
 from reference_broker.config_mqtt import Section, mqtt_problems, server_reference_problems
 from reference_broker.config_mqtt import ServerReferenceConfig as ServerReferenceConfig
 from reference_broker.config_mqtt import ServerReferenceMode as ServerReferenceMode
+from reference_broker.config_queues import Compression as Compression
+from reference_broker.config_queues import Durability as Durability
+from reference_broker.config_queues import Ordering as Ordering
+from reference_broker.config_queues import Profile as Profile
+from reference_broker.config_queues import QueueConfig as QueueConfig
+from reference_broker.config_queues import QueuesConfig as QueuesConfig
+from reference_broker.config_queues import RetentionConfig as RetentionConfig
+from reference_broker.config_queues import RetryConfig as RetryConfig
 
 _T = TypeVar("_T")
 
 
 class ConfigError(ValueError):
     """The configuration is wrong. ``str(error)`` names the key's path and what to do."""
-
-
-class Durability(StrEnum):
-    """When a queued message is confirmed to its publisher."""
-
-    MEMORY = "memory"
-    """At once; nothing is written to disk."""
-    INTERVAL = "interval"
-    """After the write; synced every ``sync_interval_s``. Survives kill -9, not power loss."""
-    FSYNC = "fsync"
-    """After a sync that covers it (group commit). Survives power loss."""
-
-
-class Compression(StrEnum):
-    """How the records of a batch are stored; what does not get smaller stays as it is."""
-
-    NONE = "none"
-    S2 = "s2"
-    """Fastest to read; written as Snappy."""
-    ZSTD = "zstd"
-    """Smallest."""
-
-
-class Ordering(StrEnum):
-    NONE = "none"
-    PARTITION = "partition"
-    """A retried message holds back the later ones of its partition."""
-
-
-class Profile(StrEnum):
-    """A set of queue defaults: the seeds' systems (decisions.md)."""
-
-    FLUXMQ = "fluxmq"
-    GOQUEUE = "goqueue"
-
-
-class RetryConfig(Section, frozen=True, kw_only=True):
-    """Retry of failed deliveries: wait ``initial_backoff_s * multiplier ** (n - 1)``, capped."""
-
-    max_retries: int = 10
-    """Redeliveries after the first delivery; the next failure dead-letters."""
-    initial_backoff_s: float = 5.0
-    max_backoff_s: float = 300.0
-    multiplier: float = 2.0
-    total_timeout_s: float = 10_800.0
-    """Age at which a failing message is dead-lettered whatever its count; 0 = never."""
-    nack_immediately: bool = True
-    """A nacked message is ready at once; otherwise it waits like a timed-out one."""
-
-
-class RetentionConfig(Section, frozen=True, kw_only=True):
-    """How much each partition of a queue keeps, in whole segments, oldest deleted first; 0 = no limit.
-
-    What every group has settled is deleted anyway. The limits bound what is kept for groups to come, and with
-    ``past_groups`` also what slow groups have not settled yet.
-    """
-
-    max_bytes: int = 0
-    max_age_s: float = 0.0
-    max_messages: int = 0
-    past_groups: bool = False
-    """Delete also what a group still needs."""
-
-    @property
-    def has_limits(self) -> bool:
-        return bool(self.max_bytes or self.max_age_s or self.max_messages)
-
-
-class QueueConfig(Section, frozen=True, kw_only=True):
-    """One durable queue, addressed as ``$queue/<name>``. Defaults: the ``fluxmq`` profile."""
-
-    name: str
-    partitions: int = 10
-    durability: Durability = Durability.FSYNC
-    compression: Compression = Compression.NONE
-    ordering: Ordering = Ordering.PARTITION
-    delivery_timeout_s: float = 30.0
-    retry: RetryConfig = RetryConfig()
-    dead_letters: bool = True
-    max_message_bytes: int = 1_048_576
-    max_depth: int = 100_000
-    message_ttl_s: float = 604_800.0
-    retention: RetentionConfig = RetentionConfig()
-    max_in_flight: int = 1_000
-    """Unsettled deliveries per consumer."""
-
-
-class QueuesConfig(Section, frozen=True, kw_only=True):
-    """Queue defaults and the queues that exist from the start."""
-
-    profile: Profile = Profile.FLUXMQ
-    auto_create: bool = True
-    """A publish or subscription to an unknown ``$queue/<name>`` creates it."""
-    max_queues: int = 1_000
-    defaults: dict[str, Any] = {}
-    """Overrides of :class:`QueueConfig` fields for every queue that is not configured by name."""
-    configured: tuple[QueueConfig, ...] = ()
-    sync_interval_s: float = 1.0
-    retention_interval_s: float = 10.0
-    """How often the retention limits of queues are applied."""
-    segment_bytes: int = 64 * 1024 * 1024
-    """A segment file that has reached it is sealed."""
-    segment_age_s: float = 3_600.0
-    """So is one whose first message is that old; 0 = whatever its age."""
-    disk_reserve_bytes: int = 16 * 1024 * 1024
-    """Publishes are refused while the disk has less room, so that settlements still find some."""
 
 
 class SessionsConfig(Section, frozen=True, kw_only=True):

@@ -25,9 +25,9 @@ class MqttConfig(Section, frozen=True, kw_only=True):
     max_queued_bytes: int = 64 * 1024 * 1024
     """Payload bytes of these messages; over it likewise."""
     max_session_expiry_s: int = 4_294_967_295
+    """Longest life of a session without a connection; 4294967295 = for ever. MQTT 3.1.1 clients are not told."""
     max_sessions: int = 100_000
     """Clients connected or remembered; over it new ones are refused (0x97, in 3.1.1 code 3)."""
-    """Longest life of a session without a connection; 4294967295 = for ever. MQTT 3.1.1 clients are not told."""
     max_keep_alive_s: int = 65_535
     """An MQTT 5.0 client that asks for more, or for none, is given this one (Server Keep Alive)."""
     connect_timeout_s: float = 10.0
