@@ -38,6 +38,7 @@ _ACK_STARTS = {1: b"\x40\x02", 2: b"\x50\x02"}
 """First two bytes of a successful PUBACK and PUBREC in their short form."""
 _PUBLISH_REASONS = {
     QueueErrorCode.BAD_ADDRESS: Reason.TOPIC_NAME_INVALID,
+    QueueErrorCode.BAD_OPTION: Reason.IMPLEMENTATION_SPECIFIC_ERROR,
     QueueErrorCode.UNKNOWN_QUEUE: Reason.TOPIC_NAME_INVALID,
     QueueErrorCode.TOO_LARGE: Reason.QUOTA_EXCEEDED,
     QueueErrorCode.FULL: Reason.QUOTA_EXCEEDED,
@@ -47,6 +48,7 @@ _PUBLISH_REASONS = {
 """Reason codes that PUBACK and PUBREC may carry (5.0 section 3.4.2.1); others are 0x80."""
 _SUBSCRIBE_REASONS = {
     QueueErrorCode.BAD_ADDRESS: Reason.TOPIC_FILTER_INVALID,
+    QueueErrorCode.BAD_OPTION: Reason.IMPLEMENTATION_SPECIFIC_ERROR,
     QueueErrorCode.UNKNOWN_QUEUE: Reason.TOPIC_FILTER_INVALID,
     QueueErrorCode.LIMIT: Reason.QUOTA_EXCEEDED,
     QueueErrorCode.NOT_ALLOWED: Reason.NOT_AUTHORIZED,

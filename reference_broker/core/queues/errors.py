@@ -10,6 +10,8 @@ class QueueErrorCode(StrEnum):
 
     BAD_ADDRESS = "bad_address"
     """The topic, pattern, message id or option is malformed."""
+    BAD_OPTION = "bad_option"
+    """A publish option (a user property) has a value that cannot be honoured."""
     UNKNOWN_QUEUE = "unknown_queue"
     TOO_LARGE = "too_large"
     """The message is larger than the queue's ``max_message_bytes``."""
