@@ -35,6 +35,9 @@ class Inbox:
     def close_for_takeover(self, now: float) -> None:
         pass
 
+    def await_write(self, turn: int) -> None:
+        pass
+
     def take(self) -> dict[str, str]:
         """Values by topic, each sent at most once."""
         taken, self.received = self.received, []
@@ -54,9 +57,13 @@ def _connect(state: BrokerState, client_id: str, expiry_s: float = 0.0, now: flo
     return state.connect(inbox, request, now)[0], inbox
 
 
-def _subscribe(state: BrokerState, session: Session, topic_filter: str, now: float = START, **fields: int) -> None:
+def _is_active(state: BrokerState) -> bool:
+    return state.sys_topics.active
+
+
+def _subscribe(state: BrokerState, session: Session, topic_filter: str, now: float = START) -> None:
     """With what a protocol does after it."""
-    subscription = Subscription(topic_filter=topic_filter, qos=1, **fields)
+    subscription = Subscription(topic_filter=topic_filter, qos=1)
     assert state.subscribe(session, topic_filter, subscription, None, now).error is None
     state.send_retained(session, subscription, now)
 
@@ -151,7 +158,7 @@ def test_the_refresh_ends_with_the_last_subscriber_however_it_leaves() -> None:
     state.tick(START + 10)
     assert not second.queued, "nothing piles up for who is offline"
     state.tick(START + 100)
-    assert not state.sys_topics.active
+    assert not _is_active(state)
     assert state.next_deadline() is None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +14,11 @@ from reference_broker.core.timers import TimerHeap
 def test_due_timers_fire_in_order_and_cancelled_ones_never(entries: list[tuple[int, bool]], now: int) -> None:
     heap = TimerHeap()
     fired: list[int] = []
-    timers = [heap.schedule(deadline, lambda _now, i=i: fired.append(i)) for i, (deadline, _) in enumerate(entries)]
+
+    def fires(i: int) -> Callable[[float], None]:
+        return lambda _now: fired.append(i)
+
+    timers = [heap.schedule(deadline, fires(i)) for i, (deadline, _) in enumerate(entries)]
     for timer, (_, cancelled) in zip(timers, entries, strict=True):
         if cancelled:
             timer.cancel()
