@@ -55,6 +55,40 @@ class SyncPoint:
         call_all(abandoned, error)
 
 
+def ignore(error: QueueError | None) -> None:
+    """A confirm that nobody waits for."""
+
+
 def call_all(confirms: Iterable[Confirm], error: QueueError | None) -> None:
     for confirm in confirms:
         confirm(error)
+
+
+class JointConfirm:
+    """One confirm for several messages: called when the last of them is decided, with the first error if there is one.
+
+    Give :attr:`part` to each message, then call :meth:`close`.
+    """
+
+    __slots__ = ("_confirm", "_error", "_open")
+
+    def __init__(self, confirm: Confirm) -> None:
+        self._confirm = confirm
+        self._open = 1
+        self._error: QueueError | None = None
+
+    def part(self) -> Confirm:
+        """The confirm of one more message."""
+        self._open += 1
+        return self._decided
+
+    def _decided(self, error: QueueError | None) -> None:
+        if error is not None and self._error is None:
+            self._error = error
+        self._open -= 1
+        if not self._open:
+            self._confirm(self._error)
+
+    def close(self) -> None:
+        """All messages are given."""
+        self._decided(None)

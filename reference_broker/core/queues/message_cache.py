@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from operator import attrgetter
 
 from reference_broker.core.queues.stored_message import StoredMessage
 
 _OVERHEAD_BYTES = 512
 """What the objects around a small message take."""
+_SIZE = attrgetter("size")
 
 
 class MessageCache:
-    """Shared by all partitions; the oldest entries go first. Each partition keeps its own part, by offset."""
+    """Shared by all partitions; the oldest runs of messages go first. Each partition keeps its own part, by offset."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._order: deque[tuple[dict[int, StoredMessage], int, int]] = deque()
+        self._order: deque[tuple[dict[int, StoredMessage], int, int, int]] = deque()
+        """The part, first offset and end of each run of messages, and the bytes it counts for."""
 
     @property
     def stored_bytes(self) -> int:
@@ -26,11 +30,20 @@ class MessageCache:
         """Add a message unless it is there."""
         if offset in part:
             return
-        size = message.size + _OVERHEAD_BYTES
         part[offset] = message
-        self._order.append((part, offset, size))
+        self._enter(part, offset, offset + 1, message.size + _OVERHEAD_BYTES)
+
+    def put_run(self, part: dict[int, StoredMessage], base_offset: int, messages: Sequence[StoredMessage]) -> None:
+        """Add messages of consecutive offsets, none of which is there."""
+        end = base_offset + len(messages)
+        part.update(zip(range(base_offset, end), messages, strict=True))
+        self._enter(part, base_offset, end, sum(map(_SIZE, messages)) + len(messages) * _OVERHEAD_BYTES)
+
+    def _enter(self, part: dict[int, StoredMessage], base_offset: int, end: int, size: int) -> None:
+        self._order.append((part, base_offset, end, size))
         self._bytes += size
         while self._bytes > self._max_bytes:
-            oldest, oldest_offset, oldest_size = self._order.popleft()
-            del oldest[oldest_offset]
+            oldest, first, last, oldest_size = self._order.popleft()
+            for offset in range(first, last):
+                del oldest[offset]
             self._bytes -= oldest_size

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.confirms import Confirm, SyncPoint, call_all
+from reference_broker.core.queues.confirms import Confirm, SyncPoint, call_all, ignore
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
 from reference_broker.core.queues.message_cache import MessageCache
 from reference_broker.core.queues.store import NewRecord, PartitionLog
 from reference_broker.core.queues.stored_message import MessageCodec, StoredMessage
 
 _READ_AHEAD = 128
-
-
-def _nobody(error: QueueError | None) -> None:
-    """A confirm that nobody waits for."""
 
 
 class QueuePartition(SyncPoint):
@@ -66,7 +62,16 @@ class QueuePartition(SyncPoint):
             self._agenda.partitions_to_write[self] = None
         self._records.append(record)
         self._messages.append(message)
-        self._confirms.append(confirm or _nobody)
+        self._confirms.append(confirm or ignore)
+
+    def add_run(self, records: list[NewRecord], messages: list[StoredMessage], confirm: Confirm) -> None:
+        """Enqueue many, which are confirmed together."""
+        if not self._records:
+            self._agenda.partitions_to_write[self] = None
+        self._records += records
+        self._messages += messages
+        self._confirms += [ignore] * (len(messages) - 1)
+        self._confirms.append(confirm)
 
     def write(self) -> tuple[int, list[StoredMessage]]:
         """Append what collected as one batch; returns its first offset and the messages, none when that failed."""
@@ -84,9 +89,7 @@ class QueuePartition(SyncPoint):
                 self._traced(confirm, self._on_confirmed, offset, message)
                 for offset, (confirm, message) in enumerate(zip(confirms, messages, strict=True), base_offset)
             ]
-        put, part = self._cache.put, self.cached
-        for offset, message in enumerate(messages, base_offset):
-            put(part, offset, message)
+        self._cache.put_run(self.cached, base_offset, messages)
         if not self._volatile:
             self._agenda.unsynced[self] = None
         if self._confirm_when_synced:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from reference_broker.config import Durability, QueueConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues.address import check_group_name, message_id_of
 from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.confirms import Confirm
+from reference_broker.core.queues.confirms import Confirm, JointConfirm
 from reference_broker.core.queues.dead_letters import dead_letter_message
 from reference_broker.core.queues.delivery import GroupStats, QueueStats
 from reference_broker.core.queues.dispatcher import Dispatcher
@@ -19,7 +19,7 @@ from reference_broker.core.queues.partition import QueuePartition
 from reference_broker.core.queues.partitioner import PARTITION_KEY, Partitioner
 from reference_broker.core.queues.pending import GroupPartition, PendingEntry
 from reference_broker.core.queues.store import NewRecord, QueueFiles, RetentionPolicy
-from reference_broker.core.queues.stored_message import MessageCodec, StoredMessage, message_bytes
+from reference_broker.core.queues.stored_message import MessageCodec, StoredMessage, is_plain, message_bytes
 from reference_broker.core.topics import TopicError, validate_filter
 from reference_broker.trace.schema import TraceKind
 
@@ -29,6 +29,8 @@ DeadLetterTarget = Callable[[], "DurableQueue"]
 MAX_GROUPS = 1_000
 _TRIM_INTERVAL_S = 1.0
 _TRIM_STEPS = 4_096
+_RUN_MESSAGES = 64
+"""Fewest messages of a block that goes to one partition."""
 
 
 class DurableQueue:
@@ -115,6 +117,38 @@ class DurableQueue:
         partition.add(record, stored, on_confirmed)
         self._room -= 1
         self._end_total += 1
+
+    def publish_run(self, routing_key: str, messages: Sequence[Message], now: float, joint: JointConfirm) -> bool:
+        """Enqueue plain messages that certainly fit, in blocks; False, with nothing done, when they must go singly."""
+        count = len(messages)
+        limit = self.config.max_message_bytes
+        if count < _RUN_MESSAGES or count > self._room:
+            return False
+        if not all(is_plain(message) and len(message.payload) <= limit for message in messages):
+            return False
+        if any(partition.failure is not None for partition in self.partitions):
+            return False
+        timestamp_ms = int(now * 1000)
+        enqueued_at = timestamp_ms / 1000
+        expires_at = self._codec.expiry(enqueued_at, 0.0)
+        headers = self._codec.headers
+        blocks = min(len(self.partitions), count // _RUN_MESSAGES)
+        size = -(-count // blocks)
+        first = self._partitioner.choose(None, len(self.partitions))
+        for block in range(blocks):
+            part = messages[block * size : (block + 1) * size]
+            records: list[NewRecord] = []
+            stored: list[StoredMessage] = []
+            for message in part:
+                payload = message.payload
+                header, topic = headers(message, routing_key)
+                records.append(NewRecord(timestamp_ms, b"", payload, header))
+                stored.append(StoredMessage(message, topic, routing_key, enqueued_at, expires_at, len(payload)))
+            if part:
+                self.partitions[(first + block) % len(self.partitions)].add_run(records, stored, joint.part())
+        self._room -= count
+        self._end_total += count
+        return True
 
     def _make_room(self, now: float) -> None:
         """Count again. Raises :class:`QueueError` (FULL)."""

@@ -39,6 +39,18 @@ def message_bytes(message: Message) -> int:
     return size
 
 
+def is_plain(message: Message) -> bool:
+    """It has a topic, a payload and a publisher, and nothing else that is stored."""
+    return not (
+        message.user_properties
+        or message.expires_at
+        or message.content_type is not None
+        or message.response_topic is not None
+        or message.correlation_data is not None
+        or message.payload_format is not None
+    )
+
+
 class MessageCodec:
     """Turns the messages of one queue into record headers and back. Remembers the headers of plain messages."""
 
@@ -46,6 +58,8 @@ class MessageCodec:
         self._queue = queue
         self._ttl_s = ttl_s
         self._plain: dict[tuple[str, str, str], tuple[Headers, str]] = {}
+        self._decoded: dict[Headers, tuple[str, str, str, str, int]] = {}
+        """Headers of plain messages -> topic, publisher, delivery topic, routing key, bytes of headers."""
 
     def expiry(self, enqueued_at: float, message_expires_at: float) -> float:
         """The earlier of the message's own expiry and the queue's time to live."""
@@ -54,16 +68,7 @@ class MessageCodec:
 
     def headers(self, message: Message, routing_key: str) -> tuple[Headers, str]:
         """Record headers, and the topic to deliver on."""
-        plain = not (
-            message.user_properties
-            or message.expires_at
-            or message.content_type is not None
-            or message.response_topic is not None
-            or message.correlation_data is not None
-            or message.payload_format is not None
-            or len(message.topic) > _CACHED_TOPIC_LENGTH
-        )
-        if not plain:
+        if not is_plain(message) or len(message.topic) > _CACHED_TOPIC_LENGTH:
             return self._encode(message, routing_key)
         key = (message.topic, message.publisher, routing_key)
         known = self._plain.get(key)
@@ -98,6 +103,25 @@ class MessageCodec:
 
     def decode(self, record: LogRecord) -> StoredMessage:
         """The message of a record. Raises :class:`ValueError` when a header is not what the broker writes."""
+        headers = record.headers
+        payload = record.value or b""
+        enqueued_at = record.timestamp_ms / 1000
+        known = self._decoded.get(headers)
+        if known is None:
+            stored = self._decode(record)
+            message = stored.message
+            if is_plain(message) and len(message.topic) <= _CACHED_TOPIC_LENGTH:
+                if len(self._decoded) >= _CACHE_LIMIT:
+                    self._decoded.clear()
+                size = stored.size - len(payload)
+                self._decoded[headers] = message.topic, message.publisher, stored.topic, stored.routing_key, size
+            return stored
+        own_topic, publisher, topic, routing_key, size = known
+        message = Message(topic=own_topic, payload=payload, publisher=publisher)
+        expires_at = self.expiry(enqueued_at, 0.0)
+        return StoredMessage(message, topic, routing_key, enqueued_at, expires_at, size + len(payload))
+
+    def _decode(self, record: LogRecord) -> StoredMessage:
         topic: str | None = None
         routing_key: str | None = None
         message = Message(topic="", payload=record.value or b"")

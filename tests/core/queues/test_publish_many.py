@@ -1,0 +1,93 @@
+"""Many messages with one confirm: whatever holds for single ones holds for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from reference_broker.core.message import Message
+from reference_broker.core.queues import QueueErrorCode
+from reference_broker.core.queues.confirms import JointConfirm
+from reference_broker.core.queues.errors import QueueError
+from tests.core.queues.conftest import Outcome, QueueBench
+
+BenchWith = Callable[..., QueueBench]
+KINDS: dict[str, Callable[[int], Message]] = {
+    "plain": lambda number: _message(number),
+    "with keys": lambda number: _message(number, user_properties=(("partition-key", str(number % 7)),)),
+    "some with an expiry": lambda number: _message(number, expires_at=4e9 if number % 3 else 0.0),
+}
+
+
+def _message(number: int, **fields: object) -> Message:
+    return Message(topic="$queue/q/key", payload=b"%d" % number, publisher=f"p{number % 2}", **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [1, 63, 64, 1_000])
+def test_all_of_them_are_delivered_as_single_ones_are(bench_with: BenchWith, kind: str, count: int) -> None:
+    bench = bench_with(partitions=4, max_in_flight=2_000)
+    consumer = bench.consumer(room=2_000)
+    confirmed = Outcome()
+    messages = [KINDS[kind](number) for number in range(count)]
+    bench.engine.publish_many(bench.engine.address("$queue/q/key"), messages, bench.now, confirmed)
+    assert not confirmed.calls
+    bench.turn()
+    assert confirmed.confirmed
+    assert Counter(consumer.values) == Counter(str(number) for number in range(count))
+    for delivery in consumer.got:
+        sent = messages[int(delivery.message.payload)]
+        assert (delivery.message.publisher, delivery.message.user_properties) == (sent.publisher, sent.user_properties)
+        assert (delivery.topic, delivery.message.expires_at) == ("$queue/q/key", sent.expires_at)
+    by_partition: dict[int, list[int]] = {}
+    for delivery in consumer.got:
+        by_partition.setdefault(delivery.partition, []).append(int(delivery.message.payload))
+    assert all(numbers == sorted(numbers) for numbers in by_partition.values())
+    assert len(by_partition) == 4 or count < 1_000
+
+
+def test_what_does_not_fit_is_refused_and_the_rest_enqueued(bench_with: BenchWith) -> None:
+    bench = bench_with(partitions=1, max_depth=100)
+    confirmed = Outcome()
+    bench.engine.publish_many(
+        bench.engine.address("$queue/q"), [_message(number) for number in range(130)], bench.now, confirmed
+    )
+    bench.turn()
+    assert confirmed.failed
+    assert confirmed.calls[0] is not None
+    assert confirmed.calls[0].code is QueueErrorCode.FULL
+    stats = bench.engine.stats("q")
+    assert (stats.depth, stats.refused) == (100, 30)
+
+
+def test_one_too_large_is_refused_among_many(bench_with: BenchWith) -> None:
+    bench = bench_with(partitions=1, max_message_bytes=10)
+    messages = [_message(number) for number in range(100)]
+    messages[50] = Message(topic="$queue/q", payload=bytes(11))
+    confirmed = Outcome()
+    bench.engine.publish_many(bench.engine.address("$queue/q"), messages, bench.now, confirmed)
+    bench.turn()
+    assert confirmed.calls[0] is not None
+    assert confirmed.calls[0].code is QueueErrorCode.TOO_LARGE
+    assert bench.engine.stats("q").depth == 99
+
+
+def test_no_messages_are_confirmed_at_once(bench: QueueBench) -> None:
+    confirmed = Outcome()
+    bench.engine.publish_many(bench.engine.address("$queue/q"), [], bench.now, confirmed)
+    assert confirmed.confirmed
+
+
+def test_a_joint_confirm_waits_for_all_and_tells_the_first_error() -> None:
+    outcome = Outcome()
+    joint = JointConfirm(outcome)
+    first, second, third = joint.part(), joint.part(), joint.part()
+    joint.close()
+    failure = QueueError(QueueErrorCode.FULL, "full")
+    first(None)
+    second(failure)
+    assert not outcome.calls
+    third(QueueError(QueueErrorCode.CLOSED, "closed"))
+    assert outcome.calls == [failure]
