@@ -17,6 +17,7 @@ from reference_broker.config import BrokerConfig
 from reference_broker.core.access import AccessControl
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Delivery, QueueEngine, QueueError, QueueErrorCode, Verb
+from reference_broker.core.queues.confirms import Stored
 from reference_broker.core.retained import RetainedStore
 from reference_broker.core.routing import Subscription, SubscriptionTree
 from reference_broker.core.session import Session, SessionConnection, Will
@@ -278,12 +279,22 @@ class BrokerState:
                 )
         return bool(route.entries or route.groups)
 
-    def publish_to_queue(self, message: Message, publisher: Session | None, now: float, on_confirmed: Confirm) -> None:
-        """Enqueue, or settle when the topic ends in a verb. ``on_confirmed`` is called once, now or after a sync."""
+    def publish_to_queue(
+        self,
+        message: Message,
+        publisher: Session | None,
+        now: float,
+        on_confirmed: Confirm,
+        on_stored: Stored | None = None,
+    ) -> None:
+        """Enqueue, or settle when the topic ends in a verb. ``on_confirmed`` is called once, now or after a sync.
+
+        ``on_stored``: see :meth:`QueueEngine.publish`.
+        """
         try:
             address = self.engine.address(message.topic)
             if address.verb is None:
-                self.engine.publish(address, message, now, on_confirmed)
+                self.engine.publish(address, message, now, on_confirmed, on_stored)
             else:
                 self._settle(address.verb, address.queue, message, publisher, now, on_confirmed)
         except QueueError as error:

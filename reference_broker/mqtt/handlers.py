@@ -191,17 +191,28 @@ def _on_disconnect(connection: MqttConnection, packet: Disconnect, now: float) -
 
 
 def acknowledgement(
-    connection: MqttConnection, qos: int, packet_id: int, error: QueueError | None, *, matched: bool
+    connection: MqttConnection,
+    qos: int,
+    packet_id: int,
+    error: QueueError | None,
+    *,
+    matched: bool,
+    told: tuple[tuple[str, str], ...] = (),
 ) -> bytes | None:
-    """PUBACK or PUBREC; None when the version cannot say what went wrong and the connection must close instead."""
-    if error is None and (matched or connection.version != V5):
+    """PUBACK or PUBREC; None when the version cannot say what went wrong and the connection must close instead.
+
+    ``told``: user properties of a success, for version 5 and clients that take them (5.0 3.1.2-29).
+    """
+    if not (connection.version == V5 and connection.problem_information):
+        told = ()
+    if error is None and not told and (matched or connection.version != V5):
         return _ACK_STARTS[qos] + packet_id.to_bytes(2, "big")
     kind = PacketType.PUBACK if qos == 1 else PacketType.PUBREC
     if connection.version != V5:
         if error is not None and error.code is not QueueErrorCode.NOT_PENDING:
             return None
         return encode_acknowledgement(Acknowledgement(type=kind, packet_id=packet_id), connection.version)
-    properties = NO_PROPERTIES
+    properties = Properties(user_property=told) if told and error is None else NO_PROPERTIES
     reason = Reason.SUCCESS if matched else Reason.NO_MATCHING_SUBSCRIBERS
     if error is not None:
         reason = _PUBLISH_REASONS.get(error.code, Reason.UNSPECIFIED_ERROR)

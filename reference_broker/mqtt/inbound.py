@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from reference_broker.core.broker_state import is_queue_topic
 from reference_broker.core.message import Message
 from reference_broker.core.queues import QueueError, QueueErrorCode
+from reference_broker.core.queues.confirms import Stored, StoredAs
+from reference_broker.core.queues.publish_options import wants_receipt
 from reference_broker.core.routing import Route
 from reference_broker.core.session import Session
 from reference_broker.core.topics import TopicError, is_sys_topic, validate_topic
@@ -403,18 +405,24 @@ class Inbound:
         qos = message.qos
         slot = self._wait(None, int(qos == 1))
         connection = self._connection
+        told: list[tuple[str, str]] = []
+        on_stored: Stored | None = None
+        if message.user_properties and connection.version == V5 and wants_receipt(message):
+
+            def on_stored(kind: StoredAs, stored_id: str) -> None:
+                told.append((kind.value, stored_id))
 
         def confirmed(error: QueueError | None) -> None:
             _settle_inbound(session, qos, packet_id, error)
             if session.connection is not connection:
                 return
-            slot.data = handlers.acknowledgement(connection, qos, packet_id, error, matched=True)
+            slot.data = handlers.acknowledgement(connection, qos, packet_id, error, matched=True, told=tuple(told))
             if slot.data is None:
                 connection.close_now(self._broker.now)
             elif self._pending_acks[0] is slot:
                 self._release_acks()
 
-        self._broker.publish_to_queue(message, session, now, confirmed)
+        self._broker.publish_to_queue(message, session, now, confirmed, on_stored)
 
     # -- acknowledgements to the client ---------------------------------------------------------------------------
 

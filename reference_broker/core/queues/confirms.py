@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from enum import StrEnum
 
 from reference_broker.core.queues.errors import QueueError, QueueErrorCode
 from reference_broker.core.queues.store import PartitionLog, PendingLog, SyncTask
 
 Confirm = Callable[[QueueError | None], None]
+
+
+class StoredAs(StrEnum):
+    """What a publish became; the value is the name of the id that the publisher is told."""
+
+    MESSAGE = "message-id"
+    DELAYED = "delay-id"
+    """It waits for its time; the id is what cancels it."""
+
+
+Stored = Callable[[StoredAs, str], None]
+"""Told what a publish became and the id of that, once, before its confirm says that it is safe."""
 
 
 class SyncPoint:

@@ -20,7 +20,7 @@ from reference_broker.core.queues.address import (
     parse_address,
 )
 from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.confirms import Confirm, JointConfirm, SyncPoint, ignore
+from reference_broker.core.queues.confirms import Confirm, JointConfirm, Stored, SyncPoint, ignore
 from reference_broker.core.queues.consumer import Consumer, Deliver
 from reference_broker.core.queues.dead_letters import dead_letter_config
 from reference_broker.core.queues.delivery import Delivery, QueueStats, delivery_properties
@@ -179,11 +179,20 @@ class QueueEngine:
     def _exists(self, name: str) -> bool:
         return name in self._queues
 
-    def publish(self, address: QueueAddress, message: Message, now: float, on_confirmed: Confirm | None = None) -> None:
+    def publish(
+        self,
+        address: QueueAddress,
+        message: Message,
+        now: float,
+        on_confirmed: Confirm | None = None,
+        on_stored: Stored | None = None,
+    ) -> None:
         """Enqueue a message.
 
         Raises :class:`QueueError` when it is refused at once; then ``on_confirmed`` is not called. Otherwise it is
         called exactly once, later: with None once the message is as durable as its queue promises, or with the error.
+        ``on_stored`` is told before that what the message became and its id. Options travel as user properties of the
+        message: see :mod:`reference_broker.core.queues.publish_options`.
         """
         if address.verb is not None:
             raise QueueError(QueueErrorCode.BAD_ADDRESS, "a settlement topic takes no messages")
@@ -191,7 +200,7 @@ class QueueEngine:
         queue = self._queues.get(address.queue)
         if queue is None or self._closed:
             queue = self._queue(address.queue)
-        queue.publish(address.routing_key, message, now, on_confirmed)
+        queue.publish(address.routing_key, message, now, on_confirmed, on_stored)
 
     def publish_many(
         self, address: QueueAddress, messages: Sequence[Message], now: float, on_confirmed: Confirm | None = None

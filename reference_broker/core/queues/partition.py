@@ -48,6 +48,8 @@ class QueuePartition(SyncPoint):
         self._records: list[NewRecord] = []
         self._messages: list[StoredMessage] = []
         self._confirms: list[Confirm] = []
+        self._told: list[tuple[int, Callable[[int, int], None]]] = []
+        """Who is told partition and offset of a message, by its position among the unwritten ones."""
         if log.next_offset > log.start_offset and not volatile:
             agenda.unsynced[self] = None
 
@@ -64,6 +66,10 @@ class QueuePartition(SyncPoint):
         self._messages.append(message)
         self._confirms.append(confirm or ignore)
 
+    def tell_place(self, told: Callable[[int, int], None]) -> None:
+        """Call it with partition and offset of the message added last, once that is written, before the confirm."""
+        self._told.append((len(self._records) - 1, told))
+
     def add_run(self, records: list[NewRecord], messages: list[StoredMessage], confirm: Confirm) -> None:
         """Enqueue many, which are confirmed together."""
         if not self._records:
@@ -77,6 +83,7 @@ class QueuePartition(SyncPoint):
         """Append what collected as one batch; returns its first offset and the messages, none when that failed."""
         records, messages, confirms = self._records, self._messages, self._confirms
         self._records, self._messages, self._confirms = [], [], []
+        told, self._told = self._told, self._told and []
         try:
             base_offset = self.log.append(records)
         except LogError as error:
@@ -84,6 +91,8 @@ class QueuePartition(SyncPoint):
                 self.fail(str(error))
             call_all(confirms, QueueError(QueueErrorCode.STORAGE_FAILED, str(error)))
             return 0, []
+        for position, tell in told:
+            tell(self.index, base_offset + position)
         if self._on_confirmed is not None:
             confirms = [
                 self._traced(confirm, self._on_confirmed, offset, message)
@@ -147,5 +156,6 @@ class QueuePartition(SyncPoint):
     def abandon(self, error: QueueError) -> None:
         """See :meth:`SyncPoint.abandon`."""
         confirms, self._confirms, self._records, self._messages = self._confirms, [], [], []
+        self._told = []
         call_all(confirms, error)
         super().abandon(error)

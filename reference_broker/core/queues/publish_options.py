@@ -139,6 +139,14 @@ def _parse(properties: tuple[tuple[str, str], ...]) -> PublishOptions:
     return msgspec.convert(fields, PublishOptions)
 
 
+_TOLD = frozenset((RECEIPT, DELAY, DELIVER_AT))
+
+
+def wants_receipt(message: Message) -> bool:
+    """Whether the publisher is told what its message became: it asks, or the message may be delayed."""
+    return any(pair[0] in _TOLD and pair != (RECEIPT, "0") for pair in message.user_properties)
+
+
 def bad_option(text: str) -> QueueError:
     """The error for an option that cannot be honoured."""
     return QueueError(QueueErrorCode.BAD_OPTION, text)

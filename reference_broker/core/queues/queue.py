@@ -8,7 +8,7 @@ from reference_broker.config import Durability, QueueConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues.address import check_group_name, message_id_of
 from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.confirms import Confirm, JointConfirm
+from reference_broker.core.queues.confirms import Confirm, JointConfirm, Stored, StoredAs
 from reference_broker.core.queues.dead_letters import dead_letter_message
 from reference_broker.core.queues.delivery import GroupStats, QueueStats
 from reference_broker.core.queues.dispatcher import Dispatcher
@@ -18,6 +18,7 @@ from reference_broker.core.queues.message_cache import MessageCache
 from reference_broker.core.queues.partition import QueuePartition
 from reference_broker.core.queues.partitioner import PARTITION_KEY, Partitioner
 from reference_broker.core.queues.pending import GroupPartition, PendingEntry
+from reference_broker.core.queues.publish_options import PublishOptions, bad_option, parse
 from reference_broker.core.queues.store import NewRecord, QueueFiles, RetentionPolicy
 from reference_broker.core.queues.stored_message import MessageCodec, StoredMessage, is_plain, message_bytes
 from reference_broker.core.topics import TopicError, validate_filter
@@ -89,21 +90,47 @@ class DurableQueue:
 
     # -- publishing ----------------------------------------------------------------------------------------------
 
-    def publish(self, routing_key: str, message: Message, now: float, on_confirmed: Confirm | None) -> None:
-        """Enqueue; written with the rest of the turn. Raises :class:`QueueError` (TOO_LARGE, FULL, STORAGE_FAILED)."""
+    def publish(
+        self,
+        routing_key: str,
+        message: Message,
+        now: float,
+        on_confirmed: Confirm | None,
+        on_stored: Stored | None = None,
+    ) -> None:
+        """Enqueue; written with the rest of the turn.
+
+        Raises :class:`QueueError` (TOO_LARGE, FULL, STORAGE_FAILED, BAD_OPTION).
+        """
         properties = message.user_properties
         size = message_bytes(message) if properties else len(message.payload)
         if size > self.config.max_message_bytes:
             self.refused += 1
             text = f"{size} bytes; the queue {self.name!r} takes at most {self.config.max_message_bytes}"
             raise QueueError(QueueErrorCode.TOO_LARGE, text)
-        self._add(routing_key, message, size, now, on_confirmed)
+        options = parse(message) if properties else None
+        partition = self._add(routing_key, message, size, now, on_confirmed, options)
+        if on_stored is not None:
+            self._tell_place(partition, on_stored)
 
-    def _add(self, routing_key: str, message: Message, size: int, now: float, on_confirmed: Confirm | None) -> None:
+    def _add(
+        self,
+        routing_key: str,
+        message: Message,
+        size: int,
+        now: float,
+        on_confirmed: Confirm | None,
+        options: PublishOptions | None = None,
+    ) -> QueuePartition:
+        """Enqueue whatever its size; returns the partition that it goes to."""
         if self._room <= 0:
             self._make_room(now)
         key = message.user_property(PARTITION_KEY) if message.user_properties else None
-        partition = self.partitions[self._partitioner.choose(key, self.config.partitions)]
+        if options is None or options.partition is None:
+            chosen = self._partitioner.choose(key, len(self.partitions))
+        else:
+            chosen = self._explicit(options.partition)
+        partition = self.partitions[chosen]
         if partition.failure is not None:
             self.refused += 1
             raise partition.failure
@@ -117,6 +144,20 @@ class DurableQueue:
         partition.add(record, stored, on_confirmed)
         self._room -= 1
         self._end_total += 1
+        return partition
+
+    def _explicit(self, partition: int) -> int:
+        """Raises :class:`QueueError` (BAD_OPTION)."""
+        if partition >= len(self.partitions):
+            self.refused += 1
+            raise bad_option(f"there is no partition {partition}: {self.name!r} has {len(self.partitions)}, from 0 on")
+        return partition
+
+    def _tell_place(self, partition: QueuePartition, on_stored: Stored) -> None:
+        def told(index: int, offset: int) -> None:
+            on_stored(StoredAs.MESSAGE, message_id_of(self.name, index, offset))
+
+        partition.tell_place(told)
 
     def publish_run(self, routing_key: str, messages: Sequence[Message], now: float, joint: JointConfirm) -> bool:
         """Enqueue plain messages that certainly fit, in blocks; False, with nothing done, when they must go singly."""

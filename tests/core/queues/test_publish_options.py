@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_broker.core.message import Message
 from reference_broker.core.queues import QueueError, QueueErrorCode
+from reference_broker.core.queues.confirms import StoredAs
 from reference_broker.core.queues.publish_options import OPTION_NAMES, Priority, PublishOptions, parse
 from reference_broker.core.queues.times import parse_duration_ms, parse_time_ms
+
+if TYPE_CHECKING:
+    from tests.core.queues.conftest import QueueBench
 
 
 def options_of(*pairs: tuple[str, str]) -> PublishOptions | None:
@@ -152,3 +159,38 @@ def test_any_text_is_read_or_refused(name: str, value: str) -> None:
         assert error.code is QueueErrorCode.BAD_OPTION
     else:
         assert options is not None
+
+
+def test_an_explicit_partition_is_honoured_and_checked(bench_with: Callable[..., QueueBench]) -> None:
+    bench = bench_with(partitions=3)
+    for partition in ("2", "0", "2"):
+        bench.publish(partition, key="k", user_properties=(("partition", partition),))
+    with pytest.raises(QueueError, match="no partition 3") as refused:
+        bench.publish("x", user_properties=(("partition", "3"),))
+    assert refused.value.code is QueueErrorCode.BAD_OPTION
+    consumer = bench.consumer()
+    bench.turn()
+    assert sorted((delivery.partition, delivery.message.payload.decode()) for delivery in consumer.got) == [
+        (0, "0"),
+        (2, "2"),
+        (2, "2"),
+    ]
+
+
+def test_who_asks_is_told_the_message_id_before_the_confirm(durable: QueueBench) -> None:
+    heard: list[object] = []
+    message = Message(topic="$queue/q", payload=b"m")
+    durable.publish("before")
+    for number in range(2):
+        durable.engine.publish(
+            durable.engine.address("$queue/q"),
+            message,
+            durable.now,
+            heard.append,
+            lambda kind, stored_id: heard.append((kind, stored_id)),
+        )
+        durable.publish(f"between {number}")
+    durable.engine.dispatch(durable.now)
+    assert heard == [(StoredAs.MESSAGE, "q:0:1"), (StoredAs.MESSAGE, "q:0:3")]
+    durable.turn()
+    assert heard[2:] == [None, None]
