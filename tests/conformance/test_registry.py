@@ -9,6 +9,9 @@ from importlib import resources
 
 import pytest
 
+from conformance.registry import load_statements
+from conformance.spec_pages import REGISTRY, problems, read_pages, registry_text
+
 STATEMENT_COUNT = {"mqtt311": 141, "mqtt5": 251}
 BY_TESTABLE = {
     "mqtt311": {"yes": 93, "partly": 38, "no": 10},
@@ -94,3 +97,14 @@ def test_one_id_may_mean_two_things() -> None:
     old, new = ({s["id"]: s for s in statements(name)} for name in ("mqtt311", "mqtt5"))
     assert "silent" in old["MQTT-3.1.2-24"]["sentence"]
     assert "Maximum Packet Size" in new["MQTT-3.1.2-24"]["sentence"]
+
+
+def test_the_registry_of_the_queues_is_what_their_pages_say() -> None:
+    remedy = "run python -m conformance.spec_pages"
+    on_pages = {entry.id: (entry.level, entry.text, page.name) for page in read_pages() for entry in page.requirements}
+    in_registry = {
+        entry.id: (entry.level, entry.sentence, entry.section) for entry in load_statements("queue").values()
+    }
+    assert list(problems(read_pages())) == []
+    assert in_registry == on_pages, remedy
+    assert REGISTRY.read_text(encoding="utf-8") == registry_text(read_pages()), remedy
