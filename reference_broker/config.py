@@ -14,14 +14,19 @@ from reference_broker.config_mqtt import MqttConfig as MqttConfig
 from reference_broker.config_mqtt import Section, mqtt_problems, server_reference_problems
 from reference_broker.config_mqtt import ServerReferenceConfig as ServerReferenceConfig
 from reference_broker.config_mqtt import ServerReferenceMode as ServerReferenceMode
+from reference_broker.config_queues import Assignor as Assignor
 from reference_broker.config_queues import Compression as Compression
 from reference_broker.config_queues import Durability as Durability
+from reference_broker.config_queues import GroupConfig as GroupConfig
+from reference_broker.config_queues import GroupStart as GroupStart
 from reference_broker.config_queues import Ordering as Ordering
 from reference_broker.config_queues import Profile as Profile
 from reference_broker.config_queues import QueueConfig as QueueConfig
 from reference_broker.config_queues import QueuesConfig as QueuesConfig
+from reference_broker.config_queues import RebalanceProtocol as RebalanceProtocol
 from reference_broker.config_queues import RetentionConfig as RetentionConfig
 from reference_broker.config_queues import RetryConfig as RetryConfig
+from reference_broker.config_queues import group_problems
 
 _T = TypeVar("_T")
 
@@ -301,6 +306,8 @@ def _check(config: BrokerConfig, where: str) -> None:
         for queue in (*config.queues.configured, queue_defaults(config.queues, "any"))
         if not 1 <= queue.partitions <= 1_024
     ]
+    for queue in (*config.queues.configured, queue_defaults(config.queues, "any")):
+        problems += group_problems(queue)
     if config.acl is not None:
         problems += rule_problems(config.acl.rules, "acl.rules")
     problems += mqtt_problems(config.mqtt)

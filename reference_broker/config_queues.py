@@ -74,6 +74,47 @@ class RetentionConfig(Section, frozen=True, kw_only=True):
         return bool(self.max_bytes or self.max_age_s or self.max_messages)
 
 
+class Assignor(StrEnum):
+    """How the partitions of a queue are shared out among the consumers of a group."""
+
+    RANGE = "range"
+    """Contiguous ranges by consumer id."""
+    ROUND_ROBIN = "round_robin"
+    """One after the other, by consumer id."""
+    STICKY = "sticky"
+    """Even, and otherwise as it was."""
+
+
+class RebalanceProtocol(StrEnum):
+    """How partitions change hands when the consumers of a group change."""
+
+    EAGER = "eager"
+    """At once; what a consumer has in flight stays its to settle."""
+    COOPERATIVE = "cooperative"
+    """A partition that moves is revoked first, and handed over when its consumer has settled what it holds of it."""
+
+
+class GroupStart(StrEnum):
+    """Where a new group begins."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+class GroupConfig(Section, frozen=True, kw_only=True):
+    """The consumer groups of a queue."""
+
+    assignor: Assignor = Assignor.RANGE
+    protocol: RebalanceProtocol = RebalanceProtocol.EAGER
+    session_timeout_s: float = 30.0
+    """A member without connection that sends no heartbeat for so long is removed."""
+    rebalance_timeout_s: float = 60.0
+    """Cooperative: a revoked partition waits so long for its settlements, then they are taken back."""
+    auto_commit_interval_s: float = 5.0
+    """Consumers with automatic commit: what they received is settled this often."""
+    start: GroupStart = GroupStart.EARLIEST
+
+
 class QueueConfig(Section, frozen=True, kw_only=True):
     """One durable queue, addressed as ``$queue/<name>``. Defaults: the ``fluxmq`` profile."""
 
@@ -91,6 +132,7 @@ class QueueConfig(Section, frozen=True, kw_only=True):
     retention: RetentionConfig = RetentionConfig()
     max_in_flight: int = 1_000
     """Unsettled deliveries per consumer."""
+    group: GroupConfig = GroupConfig()
 
 
 class QueuesConfig(Section, frozen=True, kw_only=True):
@@ -112,3 +154,18 @@ class QueuesConfig(Section, frozen=True, kw_only=True):
     """So is one whose first message is that old; 0 = whatever its age."""
     disk_reserve_bytes: int = 16 * 1024 * 1024
     """Publishes are refused while the disk has less room, so that settlements still find some."""
+
+
+def group_problems(queue: QueueConfig) -> list[str]:
+    """What is wrong with the group settings of a queue."""
+    group = queue.group
+    times = {
+        "session_timeout_s": group.session_timeout_s,
+        "rebalance_timeout_s": group.rebalance_timeout_s,
+        "auto_commit_interval_s": group.auto_commit_interval_s,
+    }
+    return [
+        f"queues.{queue.name}.group.{name} must be 0.01 to 86400, not {value:g}"
+        for name, value in times.items()
+        if not 0.01 <= value <= 86_400
+    ]

@@ -35,6 +35,8 @@ class Dispatcher:
     def serve(self, now: float) -> None:
         """Give every consumer what it has room for, a few messages of each of its partitions in turn."""
         group = self._group
+        if group.rebalance.is_due:
+            group.rebalance.run(now)
         if group.failure is not None or now < group.stalled_until:
             return
         self._skips = 0

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Protocol
 from reference_broker.config import Ordering, QueueConfig
 from reference_broker.core.queues.address import is_dead_letter, message_id_of
 from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.assignment import assign_ranges
 from reference_broker.core.queues.confirms import Confirm, SyncPoint, call_all
 from reference_broker.core.queues.consumer import Consumer, Deliver
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
 from reference_broker.core.queues.group_counts import GroupCounts
 from reference_broker.core.queues.partition import QueuePartition
 from reference_broker.core.queues.pending import EntryState, GroupPartition, PendingEntry
+from reference_broker.core.queues.rebalance import Rebalance
 from reference_broker.core.queues.retry import exhausted_reason
 from reference_broker.core.queues.store import CursorRecord, PendingLog, PendingRecord
 from reference_broker.trace.schema import TraceKind
@@ -76,7 +76,6 @@ class ConsumerGroup(SyncPoint):
         self.ordered = config.ordering is not Ordering.NONE
         self.consumers: dict[str, Consumer] = {}
         self.counts = GroupCounts()
-        self.generation = 0
         self.unsettled = 0
         """Pending entries of all partitions."""
         self.cursor_total = 0
@@ -96,6 +95,8 @@ class ConsumerGroup(SyncPoint):
         self._trim_at = 0.0
         self.keeps_exhausted = is_dead_letter(config.name)
         self.places = [GroupPartition(partition, cursor=0, ordered=self.ordered) for partition in partitions]
+        self.rebalance = Rebalance(self)
+        self._moves = self.rebalance.moves
 
     # -- opening -------------------------------------------------------------------------------------------------
 
@@ -152,14 +153,14 @@ class ConsumerGroup(SyncPoint):
             self._detach(previous, now)
         consumer = Consumer(self.config.name, self.group_id, consumer_id, deliver)
         self.consumers[consumer_id] = consumer
-        self._rebalance()
+        self.rebalance.request()
         return consumer
 
     def leave(self, consumer: Consumer, now: float) -> None:
         """Remove a consumer; what it held is ready at once. One that left or was replaced is ignored."""
         if consumer.active:
             self._detach(consumer, now)
-            self._rebalance()
+            self.rebalance.request()
 
     def _detach(self, consumer: Consumer, now: float) -> None:
         consumer.active = False
@@ -168,11 +169,10 @@ class ConsumerGroup(SyncPoint):
         for entry in held:
             self.retry(entry, now, now, "consumer left")
 
-    def _rebalance(self) -> None:
-        self.generation += 1
-        for consumer_id, span in assign_ranges(len(self.places), self.consumers).items():
-            self.consumers[consumer_id].places = self.places[span.start : span.stop]
-        self.agenda.groups_to_serve[self] = None
+    @property
+    def generation(self) -> int:
+        """Grows with every consumer that joins or leaves."""
+        return self.rebalance.generation
 
     def entry_states(self) -> tuple[int, int, int]:
         """Numbers of entries delivered, waiting, and on their way to the dead-letter queue."""
@@ -197,6 +197,8 @@ class ConsumerGroup(SyncPoint):
             if consumer.in_flight >= self.config.max_in_flight:
                 self.agenda.groups_to_serve[self] = None
             consumer.in_flight -= 1
+            if self._moves:
+                self.rebalance.released(consumer, entry.place)
 
     def remove(self, entry: PendingEntry, on_done: Confirm | None) -> None:
         """Settle for good; ``on_done`` is called when that is as durable as the queue promises."""
@@ -360,6 +362,8 @@ class ConsumerGroup(SyncPoint):
             self.agenda.wake(self, retries[0])
         if self._dead_letter_retries:
             self.agenda.wake(self, self._dead_letter_retries[0][0])
+        if self._moves:
+            self.agenda.wake(self, self.rebalance.deadline)
 
     def prune_timeouts(self) -> None:
         """Forget settled deliveries: those in front, and all once they are the most."""

@@ -99,6 +99,7 @@ def pass_time(group: ConsumerGroup, now: float) -> None:
     for entry, reason in group.due_dead_letters(now):
         if entry.state is EntryState.DEAD_LETTERING:
             group.owner.dead_letter(group, entry, reason, now, None)
+    group.rebalance.pass_time(now)
     if group.stalled_until <= now:
         group.agenda.groups_to_write[group] = None
         group.agenda.groups_to_serve[group] = None
