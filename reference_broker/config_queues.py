@@ -115,6 +115,17 @@ class GroupConfig(Section, frozen=True, kw_only=True):
     start: GroupStart = GroupStart.EARLIEST
 
 
+class PriorityConfig(Section, frozen=True, kw_only=True):
+    """Five lanes per partition, served by deficit round robin. A queue with strict ordering has one lane."""
+
+    enabled: bool = True
+    """False: the ``priority`` of a message is ignored."""
+    weights: tuple[int, int, int, int, int] = (50, 25, 15, 7, 3)
+    """Messages of critical, high, normal, low and background per round."""
+    starvation_s: float = 30.0
+    """A lane whose message waited so long without the lane being served is served next; 0 = never."""
+
+
 class QueueConfig(Section, frozen=True, kw_only=True):
     """One durable queue, addressed as ``$queue/<name>``. Defaults: the ``fluxmq`` profile."""
 
@@ -133,6 +144,7 @@ class QueueConfig(Section, frozen=True, kw_only=True):
     max_in_flight: int = 1_000
     """Unsettled deliveries per consumer."""
     group: GroupConfig = GroupConfig()
+    priority: PriorityConfig = PriorityConfig()
 
 
 class QueuesConfig(Section, frozen=True, kw_only=True):

@@ -27,12 +27,14 @@ _MAX_GROUP_HEADER_BYTES = 256 * 1024
 _LOG_SUFFIX = ".pel.log"
 
 
-class QueueDescription(msgspec.Struct, frozen=True, kw_only=True):
+class QueueDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``queue.json``: what must not change while the queue exists."""
 
     version: int
     name: str
     partitions: int
+    facts: tuple[str, ...] = ()
+    """What was once true of the queue, sorted; a file without them is of an older broker."""
 
 
 class LogQueueStore:
@@ -100,7 +102,7 @@ class LogQueueStore:
         disk = self._memory if self._disk is None or in_memory else self._disk
         folder = f"{ROOT}/{encode_name(config.name)}"
         try:
-            _create(disk, folder, config)
+            description = _create(disk, folder, config)
         except OSError as error:
             message = f"cannot create {folder}: {error.strerror or error}"
             raise LogError(message) from error
@@ -108,7 +110,7 @@ class LogQueueStore:
             self,
             disk,
             folder,
-            name=config.name,
+            description=description,
             options=self._memory_options if in_memory else self._options,
             encoder=self._encoders[config.compression],
             volatile=in_memory,
@@ -129,33 +131,48 @@ class LogQueueStore:
             self._disk.unlock()
 
 
-def _create(disk: Disk, folder: str, config: QueueConfig) -> None:
+def _create(disk: Disk, folder: str, config: QueueConfig) -> QueueDescription:
     """Make the queue's folders and description, durably. Raises :class:`OSError`."""
     path = f"{folder}/queue.json"
-    wanted = QueueDescription(version=1, name=config.name, partitions=config.partitions)
-    encoded = msgspec.json.encode(wanted)
-    if not _holds(disk, path, encoded):
+    found = _content(disk, path)
+    facts = _facts(found)
+    wanted = QueueDescription(version=1, name=config.name, partitions=config.partitions, facts=facts)
+    if found != msgspec.json.encode(wanted):
         for name in ("partitions", "consumers"):
             disk.make_folder(f"{folder}/{name}")
-        temporary = f"{path}.tmp"
-        file = disk.open(temporary, create=True)
-        file.truncate(0)
-        file.append(encoded)
-        file.sync()
-        file.close()
-        disk.rename(temporary, path)
+        _replace(disk, path, wanted)
     # Also when it was there: a broker killed while it created the queue did not get this far.
     for changed in (folder, ROOT, ""):
         disk.sync_folder(changed)
+    return wanted
 
 
-def _holds(disk: Disk, path: str, content: bytes) -> bool:
+def _facts(content: bytes | None) -> tuple[str, ...]:
+    """None in a file that a crash or a hand damaged: it is written anew."""
+    try:
+        return msgspec.json.decode(content, type=QueueDescription).facts if content is not None else ()
+    except ValueError:
+        return ()
+
+
+def _replace(disk: Disk, path: str, description: QueueDescription) -> None:
+    """The caller syncs the folder. Raises :class:`OSError`."""
+    temporary = f"{path}.tmp"
+    file = disk.open(temporary, create=True)
+    file.truncate(0)
+    file.append(msgspec.json.encode(description))
+    file.sync()
+    file.close()
+    disk.rename(temporary, path)
+
+
+def _content(disk: Disk, path: str) -> bytes | None:
     if not disk.exists(path):
-        return False
+        return None
     file = disk.open(path)
     found = file.read_at(0, _MAX_DESCRIPTION_BYTES)
     file.close()
-    return found == content
+    return found
 
 
 class LogQueueFiles:
@@ -167,7 +184,7 @@ class LogQueueFiles:
         disk: Disk,
         folder: str,
         *,
-        name: str,
+        description: QueueDescription,
         options: LogOptions,
         encoder: BatchEncoder,
         volatile: bool,
@@ -175,7 +192,7 @@ class LogQueueFiles:
         self._store = store
         self._disk = disk
         self._folder = folder
-        self._name = name
+        self._description = description
         self._options = options
         self._encoder = encoder
         self._volatile = volatile
@@ -185,7 +202,26 @@ class LogQueueFiles:
         return self._volatile
 
     def _note(self, place: str, problem: str) -> None:
-        self._store.note(self._name, place, problem)
+        self._store.note(self._description.name, place, problem)
+
+    @property
+    def facts(self) -> frozenset[str]:
+        return frozenset(self._description.facts)
+
+    def add_fact(self, fact: str) -> None:
+        """See :meth:`QueueFiles.add_fact`."""
+        if fact in self._description.facts:
+            return
+        facts = tuple(sorted((*self._description.facts, fact)))
+        changed = msgspec.structs.replace(self._description, facts=facts)
+        path = f"{self._folder}/queue.json"
+        try:
+            _replace(self._disk, path, changed)
+            self._disk.sync_folder(self._folder)
+        except OSError as error:
+            message = f"cannot write {path}: {error.strerror or error}"
+            raise LogError(message) from error
+        self._description = changed
 
     def open_partition(self, partition: int) -> SegmentedLog:
         """See :meth:`QueueFiles.open_partition`."""

@@ -7,6 +7,7 @@ from reference_broker.core.queues.consumer import Consumer
 from reference_broker.core.queues.delivery import Delivery
 from reference_broker.core.queues.errors import LogError
 from reference_broker.core.queues.group import ConsumerGroup
+from reference_broker.core.queues.lanes import LANES, NORMAL, LaneScheduler, PartitionLanes
 from reference_broker.core.queues.pending import EntryState, GroupPartition, PendingEntry
 from reference_broker.core.queues.retry import exhausted_reason
 from reference_broker.core.queues.stored_message import StoredMessage
@@ -42,7 +43,10 @@ class Dispatcher:
         self._skips = 0
         try:
             for consumer in list(group.consumers.values()):
-                self._serve_consumer(consumer, now)
+                if group.scheduler is None:
+                    self._serve_consumer(consumer, now)
+                else:
+                    self._serve_by_lanes(consumer, group.scheduler, now)
         except LogError:
             group.stall(now)
         group.prune_timeouts()
@@ -65,6 +69,61 @@ class Dispatcher:
                     still_active.append(place)
             active = still_active
 
+    def _serve_by_lanes(self, consumer: Consumer, scheduler: LaneScheduler, now: float) -> None:
+        """As :meth:`_serve_consumer`: lane by lane as their scheduler says, and within a lane a few of each partition.
+
+        Partitions without lanes are in the normal one.
+        """
+        group = self._group
+        counts = group.counts
+        dry = [False] * LANES
+        places = [
+            [place.lanes[lane] for place in consumer.places if place.lanes is not None]
+            if lane != NORMAL
+            else consumer.places
+            for lane in range(LANES)
+        ]
+
+        def waiting_since(lane: int) -> float | None:
+            return min(
+                (since for place in places[lane] if (since := self._ready_since(place, now)) is not None), default=None
+            )
+
+        while True:
+            room = group.config.max_in_flight - consumer.in_flight
+            if consumer.blocked or not consumer.active or room <= 0:
+                return
+            lane, share = scheduler.pick(dry, now, waiting_since)
+            if lane < 0:
+                return
+            before = counts.delivered + counts.redelivered
+            active = places[lane]
+            first = consumer.next_turn % len(active) if active else 0
+            wanted = min(room, share, QUANTUM)
+            dry[lane] = True
+            for step in range(len(active)):
+                # One partition a pick: the next pick begins behind it.
+                at = (first + step) % len(active)
+                more = self._deliver_some(active[at], consumer, wanted, now)
+                served = counts.delivered + counts.redelivered - before
+                if served or more:
+                    consumer.next_turn = at + 1
+                    dry[lane] = False
+                    scheduler.served(lane, served, now)
+                    break
+
+    def _ready_since(self, place: GroupPartition, now: float) -> float | None:
+        """When the message that a place would deliver next came to the queue; None when there is none."""
+        entry = place.first_waiting() if place.waiting else None
+        if entry is not None and entry.deadline <= now:
+            return entry.enqueued_at if entry.enqueued_at != _NEVER else now
+        partition = place.partition
+        offset = place.cursor if partition.lanes is None else partition.lanes.next_in(place.lane, place.cursor)
+        if offset >= partition.visible_end or (entry is not None and place.holds_back):
+            return None
+        stored = partition.get(offset)
+        return stored.enqueued_at if stored is not None else now
+
     def _deliver_some(self, place: GroupPartition, consumer: Consumer, limit: int, now: float) -> bool:
         """Up to ``limit`` deliveries from one partition; False when it has no more for now."""
         while limit > 0 and place.waiting:
@@ -80,8 +139,11 @@ class Dispatcher:
     def _deliver_new(self, place: GroupPartition, consumer: Consumer, limit: int, now: float) -> bool:
         partition = place.partition
         cached = partition.cached
+        lanes = partition.lanes
         while limit > 0:
             offset = place.cursor
+            if lanes is not None:
+                offset = self._to_lane(place, lanes)
             if (
                 offset >= partition.visible_end
                 or self._skips >= _SKIPS_PER_TURN
@@ -108,6 +170,15 @@ class Dispatcher:
             limit -= 1
         return True
 
+    def _to_lane(self, place: GroupPartition, lanes: PartitionLanes) -> int:
+        """Move a cursor to the next message of its lane. What it passes is of other lanes, which count it."""
+        offset = lanes.next_in(place.lane, place.cursor)
+        if place.cursor < offset < place.partition.visible_end:
+            place.cursor = offset
+            self._group.moved[place] = None
+            self._group.agenda.groups_to_write[self._group] = None
+        return offset
+
     def _deliver_first(self, place: GroupPartition, stored: StoredMessage, consumer: Consumer, now: float) -> bool:
         """Deliver the message at the cursor; False when the consumer has no room or left."""
         group = self._group
@@ -125,7 +196,7 @@ class Dispatcher:
             group.cursor_total -= 1
             group.unsettled -= 1
             return False
-        group.log.add(place.index, offset, consumer.consumer_id, int(now * 1000), 1)
+        group.log.add(place.number, offset, consumer.consumer_id, int(now * 1000), 1)
         self._log_what_the_call_did(entry)
         group.counts.delivered += 1
         group.agenda.groups_to_write[group] = None
@@ -192,7 +263,7 @@ class Dispatcher:
             entry.state = EntryState.WAITING
             place.push_waiting(entry)
             return False
-        group.log.claim(place.index, entry.offset, consumer.consumer_id, int(now * 1000), entry.delivery_count)
+        group.log.claim(place.number, entry.offset, consumer.consumer_id, int(now * 1000), entry.delivery_count)
         self._log_what_the_call_did(entry)
         group.counts.redelivered += 1
         group.agenda.groups_to_write[group] = None
@@ -201,9 +272,9 @@ class Dispatcher:
     def _log_what_the_call_did(self, entry: PendingEntry) -> None:
         """A settlement within the delivery call: in the log it must follow the delivery."""
         if entry.state is EntryState.SETTLED:
-            self._group.log.ack(entry.place.index, entry.offset)
+            self._group.log.ack(entry.place.number, entry.offset)
         elif entry.state is EntryState.WAITING:
-            self._group.log.expire(entry.place.index, entry.offset, int(entry.deadline * 1000))
+            self._group.log.expire(entry.place.number, entry.offset, int(entry.deadline * 1000))
 
     # -- passing over --------------------------------------------------------------------------------------------
 
@@ -217,7 +288,8 @@ class Dispatcher:
 
     def _pass_damage(self, place: GroupPartition, end: int) -> None:
         group = self._group
-        lost = end - place.cursor
+        lanes = place.partition.lanes
+        lost = end - place.cursor if lanes is None else lanes.count(place.lane, place.cursor, end)
         group.counts.unreadable += lost
         if group.tracer is not None:
             fields: dict[str, str | int] = {

@@ -13,6 +13,7 @@ from reference_broker.core.queues.confirms import Confirm, SyncPoint, call_all
 from reference_broker.core.queues.consumer import Consumer, Deliver
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
 from reference_broker.core.queues.group_counts import GroupCounts
+from reference_broker.core.queues.lanes import LaneScheduler
 from reference_broker.core.queues.partition import QueuePartition
 from reference_broker.core.queues.pending import EntryState, GroupPartition, PendingEntry
 from reference_broker.core.queues.rebalance import Rebalance
@@ -97,15 +98,42 @@ class ConsumerGroup(SyncPoint):
         self.places = [GroupPartition(partition, cursor=0, ordered=self.ordered) for partition in partitions]
         self.rebalance = Rebalance(self)
         self._moves = self.rebalance.moves
+        self.scheduler: LaneScheduler | None = None
+        """Once a partition has lanes."""
+        for place in self.places:
+            if place.partition.lanes is not None:
+                self.open_lanes(place)
+
+    @property
+    def every_place(self) -> Sequence[GroupPartition]:
+        """The places of all partitions and lanes."""
+        if self.scheduler is None:
+            return self.places
+        return [lane for place in self.places for lane in place.lanes or (place,)]
+
+    def open_lanes(self, place: GroupPartition) -> None:
+        """The partition has lanes now."""
+        place.open_lanes()
+        if self.scheduler is None:
+            priority = self.config.priority
+            self.scheduler = LaneScheduler(priority.weights, priority.starvation_s, self.agenda.now)
+
+    def low(self, partition: int) -> int:
+        """The lowest offset of a partition that is not settled; at most the end of what is delivered or may be."""
+        place = self.places[partition]
+        if place.lanes is None:
+            return place.committed
+        return min(lane.needed_from for lane in place.lanes)
 
     # -- opening -------------------------------------------------------------------------------------------------
 
     def start_at(self, cursors: Sequence[int]) -> None:
         """A new group: where it begins in each partition."""
         for place, cursor in zip(self.places, cursors, strict=True):
-            place.cursor = cursor
-            if cursor:
-                self.log.move_cursor(place.index, cursor)
+            for lane in place.lanes or (place,):
+                lane.cursor = cursor
+                if cursor:
+                    self.log.move_cursor(lane.number, cursor)
         self.cursor_total = sum(cursors)
         self.agenda.groups_to_write[self] = None
 
@@ -117,20 +145,22 @@ class ConsumerGroup(SyncPoint):
         """
         cursors = self.log.recovered_cursors
         beyond: dict[int, int] = {}
-        for place in self.places:
+        by_number = {place.number: place for place in self.every_place}
+        for place in by_number.values():
             log = place.partition.log
-            wanted = cursors.get(place.index, log.start_offset)
+            wanted = cursors.get(place.number, log.start_offset)
             place.cursor = min(max(wanted, log.start_offset), log.next_offset)
             if wanted > log.next_offset:
-                beyond[place.index] = place.cursor
-            self.cursor_total += place.cursor
+                beyond[place.number] = place.cursor
+        self.cursor_total = sum(place.passed for place in self.places)
         for record in self.log.recovered:
-            if record.partition >= len(self.places):
+            found = by_number.get(record.partition)
+            if found is None:
                 continue
-            place = self.places[record.partition]
+            place = found
             if not place.partition.log.start_offset <= record.offset < place.cursor:
                 if record.offset >= place.cursor:
-                    beyond[place.index] = place.cursor
+                    beyond[place.number] = place.cursor
                 continue
             entry = PendingEntry(place, record.offset, record.delivery_count)
             entry.deadline = now if record.consumer else record.due_at_ms / 1000
@@ -165,7 +195,7 @@ class ConsumerGroup(SyncPoint):
     def _detach(self, consumer: Consumer, now: float) -> None:
         consumer.active = False
         del self.consumers[consumer.consumer_id]
-        held = [entry for place in self.places for entry in place.pending.values() if entry.consumer is consumer]
+        held = [entry for place in self.every_place for entry in place.pending.values() if entry.consumer is consumer]
         for entry in held:
             self.retry(entry, now, now, "consumer left")
 
@@ -176,7 +206,7 @@ class ConsumerGroup(SyncPoint):
 
     def entry_states(self) -> tuple[int, int, int]:
         """Numbers of entries delivered, waiting, and on their way to the dead-letter queue."""
-        states = [entry.state for place in self.places for entry in place.pending.values()]
+        states = [entry.state for place in self.every_place for entry in place.pending.values()]
         waiting, moving = states.count(EntryState.WAITING), states.count(EntryState.DEAD_LETTERING)
         return len(states) - waiting - moving, waiting, moving
 
@@ -186,7 +216,10 @@ class ConsumerGroup(SyncPoint):
         """The entry with a consumer at a place; None when there is none."""
         if partition >= len(self.places):
             return None
-        entry = self.places[partition].pending.get(offset)
+        place = self.places[partition]
+        entry = place.pending.get(offset)
+        if entry is None and place.lanes is not None:
+            entry = next((lane.pending[offset] for lane in place.lanes if offset in lane.pending), None)
         return entry if entry is not None and entry.state is EntryState.DELIVERED else None
 
     def release(self, entry: PendingEntry) -> None:
@@ -207,7 +240,7 @@ class ConsumerGroup(SyncPoint):
         del entry.place.pending[entry.offset]
         self.unsettled -= 1
         self._settled_since_trim += 1
-        self.log.ack(entry.place.index, entry.offset)
+        self.log.ack(entry.place.number, entry.offset)
         self.confirm_when_written(on_done)
 
     def confirm_when_written(self, on_done: Confirm | None) -> None:
@@ -224,7 +257,7 @@ class ConsumerGroup(SyncPoint):
             self.dead_letter(entry, reason, now, None)
             return
         entry.deadline = due
-        self.log.expire(entry.place.index, entry.offset, int(due * 1000))
+        self.log.expire(entry.place.number, entry.offset, int(due * 1000))
         self.agenda.groups_to_write[self] = None
         self.trace(TraceKind.RETRY_SCHEDULED, entry, cause)
         self._wait(entry, now)
@@ -283,7 +316,7 @@ class ConsumerGroup(SyncPoint):
     def write(self, now: float) -> None:
         """Write what happened since the last time; settlements are confirmed then, or by the sync that covers them."""
         for place in self.moved:
-            self.log.move_cursor(place.index, place.cursor)
+            self.log.move_cursor(place.number, place.cursor)
         self.moved.clear()
         confirms, self._confirms = self._confirms, []
         try:
@@ -325,8 +358,8 @@ class ConsumerGroup(SyncPoint):
 
     def _begin_snapshot(self, now: float) -> None:
         """Replace the log by what is pending now. Entries are only listed here; each turn describes some of them."""
-        cursors = {place.index: CursorRecord(place.cursor, place.committed) for place in self.places}
-        entries = [entry for place in self.places for entry in place.pending.values()]
+        cursors = {place.number: CursorRecord(place.cursor, place.committed) for place in self.every_place}
+        entries = [entry for place in self.every_place for entry in place.pending.values()]
         self.log.begin_snapshot(cursors, _described(entries), int(now * 1000))
 
     # -- time ----------------------------------------------------------------------------------------------------
@@ -379,7 +412,7 @@ def _described(entries: Sequence[PendingEntry]) -> Iterator[PendingRecord]:
     for entry in entries:
         if entry.state is not EntryState.SETTLED:
             yield PendingRecord(
-                entry.place.index,
+                entry.place.number,
                 entry.offset,
                 entry.consumer.consumer_id if entry.consumer is not None else "",
                 int(entry.claimed_at * 1000),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.confirms import Confirm, SyncPoint, call_all, ignore
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from reference_broker.core.queues.lanes import NORMAL, PartitionLanes
 from reference_broker.core.queues.message_cache import MessageCache
 from reference_broker.core.queues.store import NewRecord, PartitionLog
 from reference_broker.core.queues.stored_message import MessageCodec, StoredMessage
@@ -39,6 +41,8 @@ class QueuePartition(SyncPoint):
         self.head = log.start_offset
         """Messages below it have expired; only moves while the queue has no group."""
         self.unreadable = 0
+        self.lanes: PartitionLanes | None = None
+        """Once a message was not of normal priority."""
         self._codec = codec
         self._cache = cache
         self._agenda = agenda
@@ -50,6 +54,8 @@ class QueuePartition(SyncPoint):
         self._confirms: list[Confirm] = []
         self._told: list[tuple[int, Callable[[int, int], None]]] = []
         """Who is told partition and offset of a message, by its position among the unwritten ones."""
+        self._unlisted = False
+        """Some message to be written is to be listed in :attr:`lanes`."""
         if log.next_offset > log.start_offset and not volatile:
             agenda.unsynced[self] = None
 
@@ -62,6 +68,8 @@ class QueuePartition(SyncPoint):
         """Enqueue; :meth:`write` writes it."""
         if not self._records:
             self._agenda.partitions_to_write[self] = None
+        if message.lane != NORMAL:
+            self._unlisted = True
         self._records.append(record)
         self._messages.append(message)
         self._confirms.append(confirm or ignore)
@@ -99,6 +107,8 @@ class QueuePartition(SyncPoint):
                 for offset, (confirm, message) in enumerate(zip(confirms, messages, strict=True), base_offset)
             ]
         self._cache.put_run(self.cached, base_offset, messages)
+        if self._unlisted:
+            self._list(base_offset, messages)
         if not self._volatile:
             self._agenda.unsynced[self] = None
         if self._confirm_when_synced:
@@ -108,6 +118,34 @@ class QueuePartition(SyncPoint):
             self.visible_end = self.log.next_offset
             call_all(confirms, None)
         return base_offset, messages
+
+    def open_lanes(self) -> PartitionLanes:
+        """From now on the partition has lanes."""
+        if self.lanes is None:
+            self.lanes = PartitionLanes()
+        return self.lanes
+
+    def _list(self, base_offset: int, messages: list[StoredMessage]) -> None:
+        self._unlisted = False
+        lanes = self.open_lanes()
+        for offset, message in enumerate(messages, base_offset):
+            if message.lane != NORMAL:
+                lanes.add(offset, message.lane)
+
+    def scan(self, found: Callable[[int, StoredMessage], None]) -> None:
+        """At opening: every readable message, oldest first. Raises :class:`LogError`."""
+        at = self.log.start_offset
+        while records := self.log.read(at, _READ_AHEAD):
+            for record in records:
+                with contextlib.suppress(ValueError):
+                    found(record.offset, self._codec.decode(record))
+            at = records[-1].offset + 1
+
+    def drop_before(self, offset: int) -> None:
+        """Nobody needs what is below the offset any more."""
+        self.log.drop_before(offset)
+        if self.lanes is not None:
+            self.lanes.drop_before(self.log.start_offset)
 
     def _traced(
         self, confirm: Confirm, trace: Callable[[int, int, StoredMessage], None], offset: int, message: StoredMessage

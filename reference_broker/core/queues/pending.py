@@ -8,6 +8,7 @@ from enum import Enum
 import msgspec
 
 from reference_broker.core.queues.consumer import Consumer
+from reference_broker.core.queues.lanes import LANES, NORMAL, place_number
 from reference_broker.core.queues.partition import QueuePartition
 
 
@@ -40,13 +41,18 @@ class PendingEntry(msgspec.Struct, eq=False):
 
 
 class GroupPartition:
-    """A group's view of one partition."""
+    """A group's view of one partition, or of one lane of it."""
 
-    __slots__ = ("_ordered", "cursor", "index", "partition", "pending", "waiting")
+    __slots__ = ("_ordered", "cursor", "index", "lane", "lanes", "number", "partition", "pending", "waiting")
 
-    def __init__(self, partition: QueuePartition, *, cursor: int, ordered: bool) -> None:
+    def __init__(self, partition: QueuePartition, *, cursor: int, ordered: bool, lane: int = NORMAL) -> None:
         self.partition = partition
         self.index = partition.index
+        self.lane = lane
+        self.number = place_number(partition.index, lane)
+        """What the group log calls it."""
+        self.lanes: tuple[GroupPartition, ...] | None = None
+        """In the normal lane, once the partition has others: the places of all lanes."""
         self.cursor = cursor
         """Next offset to deliver for the first time."""
         self.pending: dict[int, PendingEntry] = {}
@@ -59,6 +65,31 @@ class GroupPartition:
     def committed(self) -> int:
         """Everything below it is settled."""
         return next(iter(self.pending), self.cursor)
+
+    @property
+    def needed_from(self) -> int:
+        """The lowest offset of this lane that is not settled; of a lane without more messages, a very high one."""
+        if self.pending:
+            return next(iter(self.pending))
+        lanes = self.partition.lanes
+        return self.cursor if lanes is None else lanes.next_in(self.lane, self.cursor)
+
+    @property
+    def passed(self) -> int:
+        """The partition's cursor as if it had no lanes: how many of its messages, from offset 0, are not ready."""
+        lanes, end = self.partition.lanes, self.partition.log.next_offset
+        if lanes is None or self.lanes is None:
+            return self.cursor
+        return end - sum(lanes.count(place.lane, place.cursor, end) for place in self.lanes)
+
+    def open_lanes(self) -> tuple[GroupPartition, ...]:
+        """The places of all lanes of this partition, this one among them; the others are new and unread."""
+        if self.lanes is None:
+            self.lanes = tuple(
+                self if lane == NORMAL else GroupPartition(self.partition, cursor=0, ordered=self._ordered, lane=lane)
+                for lane in range(LANES)
+            )
+        return self.lanes
 
     def push_waiting(self, entry: PendingEntry) -> None:
         """The entry waits: by offset where the order counts, by due time where it does not."""

@@ -14,11 +14,12 @@ from reference_broker.core.queues.delivery import GroupStats, QueueStats
 from reference_broker.core.queues.dispatcher import Dispatcher
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
 from reference_broker.core.queues.group import ConsumerGroup
+from reference_broker.core.queues.lanes import NORMAL
 from reference_broker.core.queues.message_cache import MessageCache
 from reference_broker.core.queues.partition import QueuePartition
 from reference_broker.core.queues.partitioner import PARTITION_KEY, Partitioner
 from reference_broker.core.queues.pending import GroupPartition, PendingEntry
-from reference_broker.core.queues.publish_options import PublishOptions, bad_option, parse
+from reference_broker.core.queues.publish_options import Priority, PublishOptions, bad_option, parse
 from reference_broker.core.queues.store import NewRecord, QueueFiles, RetentionPolicy
 from reference_broker.core.queues.stored_message import MessageCodec, StoredMessage, is_plain, message_bytes
 from reference_broker.core.topics import TopicError, validate_filter
@@ -28,6 +29,8 @@ Tracer = Callable[[TraceKind, dict[str, str | int]], None]
 DeadLetterTarget = Callable[[], "DurableQueue"]
 
 MAX_GROUPS = 1_000
+LANES_FACT = "lanes"
+"""Some message of the queue was not of normal priority."""
 _TRIM_INTERVAL_S = 1.0
 _TRIM_STEPS = 4_096
 _RUN_MESSAGES = 64
@@ -81,12 +84,27 @@ class DurableQueue:
             )
             for index in range(config.partitions)
         ]
+        self._has_priorities = config.priority.enabled and config.ordering.value != "strict"
+        self._has_lanes = LANES_FACT in files.facts
+        if self._has_lanes:
+            for partition in self.partitions:
+                self._find_lanes(partition)
         self._end_total = sum(partition.log.next_offset for partition in self.partitions)
         """Sum of the next offsets, those of unwritten messages included."""
         for stored in files.groups():
             self._open_group(stored.group, stored.pattern).recover(now)
         self._room = config.max_depth - self.depth
         """Messages that certainly still fit; depth is only counted again when it is used up."""
+
+    def _find_lanes(self, partition: QueuePartition) -> None:
+        """Raises :class:`LogError`."""
+        lanes = partition.open_lanes()
+
+        def found(offset: int, stored: StoredMessage) -> None:
+            if stored.lane != NORMAL:
+                lanes.add(offset, stored.lane)
+
+        partition.scan(found)
 
     # -- publishing ----------------------------------------------------------------------------------------------
 
@@ -113,6 +131,19 @@ class DurableQueue:
         if on_stored is not None:
             self._tell_place(partition, on_stored)
 
+    def _lane(self, priority: Priority) -> int:
+        """The lane of a message. Raises :class:`QueueError` (STORAGE_FAILED)."""
+        if priority is Priority.NORMAL or not self._has_priorities:
+            return NORMAL
+        if not self._has_lanes:
+            # Known before the first such message is, so that no restart takes it for a normal one.
+            try:
+                self._files.add_fact(LANES_FACT)
+            except LogError as error:
+                raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
+            self._has_lanes = True
+        return priority.value
+
     def _add(
         self,
         routing_key: str,
@@ -134,12 +165,12 @@ class DurableQueue:
         if partition.failure is not None:
             self.refused += 1
             raise partition.failure
-        headers, topic = self._codec.headers(message, routing_key)
+        lane = NORMAL if options is None or options.priority is None else self._lane(options.priority)
+        headers, topic = self._codec.headers(message, routing_key, lane)
         timestamp_ms = int(now * 1000)
         enqueued_at = timestamp_ms / 1000
-        stored = StoredMessage(
-            message, topic, routing_key, enqueued_at, self._codec.expiry(enqueued_at, message.expires_at), size
-        )
+        expires_at = self._codec.expiry(enqueued_at, message.expires_at)
+        stored = StoredMessage(message, topic, routing_key, enqueued_at, expires_at, size, lane)
         record = NewRecord(timestamp_ms, b"" if key is None else key.encode(), message.payload, headers)
         partition.add(record, stored, on_confirmed)
         self._room -= 1
@@ -206,7 +237,11 @@ class DurableQueue:
     def write(self, partition: QueuePartition) -> None:
         """Write what was published to a partition since the last time, and have it delivered."""
         wanted = partition.unwritten
+        had_lanes = partition.lanes is not None
         base_offset, messages = partition.write()
+        if not had_lanes and partition.lanes is not None:
+            for group in self.groups.values():
+                group.open_lanes(group.places[partition.index])
         self.enqueued += len(messages)
         self.refused += wanted - len(messages)
         self._end_total -= wanted - len(messages)
@@ -310,7 +345,7 @@ class DurableQueue:
 
     def _low_watermarks(self) -> list[int]:
         """Per partition, the lowest offset that some group has not settled."""
-        return [min(group.places[index].committed for group in self.groups.values()) for index in self._indexes]
+        return [min(group.low(index) for group in self.groups.values()) for index in self._indexes]
 
     @property
     def _indexes(self) -> range:
@@ -369,20 +404,24 @@ class DurableQueue:
         """Let go of expired messages at the front, so that they do not keep new ones out. Bounded work."""
         steps = _TRIM_STEPS
         for group in self.groups.values():
-            for place in group.places:
-                live = self._first_live(place.partition, place.cursor, now, steps)
-                steps -= live - place.cursor
-                self._skip(group, place, live)
+            for place in group.every_place:
+                live = self._first_live(place.partition, place.lane, place.cursor, now, steps)
+                steps -= self._skip(group, place, live)
         if not self.groups:
             for partition in self.partitions:
                 start = partition.head
-                partition.head = self._first_live(partition, start, now, steps)
+                partition.head = self._first_live(partition, None, start, now, steps)
                 steps -= partition.head - start
-                partition.log.drop_before(partition.head)
+                partition.drop_before(partition.head)
 
-    def _first_live(self, partition: QueuePartition, offset: int, now: float, steps: int) -> int:
-        end = min(partition.visible_end, offset + steps)
-        while offset < end:
+    def _first_live(self, partition: QueuePartition, lane: int | None, offset: int, now: float, steps: int) -> int:
+        """The first offset from ``offset`` on, of one lane or of all, whose message has not expired."""
+        lanes = partition.lanes if lane is not None else None
+        for _ in range(steps):
+            if lanes is not None and lane is not None:
+                offset = min(lanes.next_in(lane, offset), partition.visible_end)
+            if offset >= partition.visible_end:
+                return offset
             try:
                 stored = partition.get(offset)
             except LogError:
@@ -396,7 +435,7 @@ class DurableQueue:
         """Free whole segments that every group has settled. Without groups nothing is freed: a first may come."""
         if self.groups:
             for partition, low in zip(self.partitions, self._low_watermarks(), strict=True):
-                partition.log.drop_before(low)
+                partition.drop_before(low)
                 partition.head = max(partition.head, partition.log.start_offset)
 
     def retain(self, now: float) -> None:
@@ -413,18 +452,24 @@ class DurableQueue:
                 self._agenda.unsynced[partition] = None
             partition.head = max(partition.head, partition.log.start_offset)
             for group in self.groups.values():
-                self._skip(group, group.places[partition.index], partition.head)
+                place = group.places[partition.index]
+                for lane in place.lanes or (place,):
+                    self._skip(group, lane, partition.head)
+            if partition.lanes is not None:
+                partition.lanes.drop_before(partition.head)
         self._room = 0
 
-    def _skip(self, group: ConsumerGroup, place: GroupPartition, offset: int) -> None:
-        """A group cannot be given what is not kept any more; it counts as expired."""
-        passed = offset - place.cursor
-        if passed > 0:
+    def _skip(self, group: ConsumerGroup, place: GroupPartition, offset: int) -> int:
+        """A group cannot be given what is not kept any more; it counts as expired. Returns how many these are."""
+        lanes = place.partition.lanes
+        passed = offset - place.cursor if lanes is None else lanes.count(place.lane, place.cursor, offset)
+        if offset > place.cursor:
             place.cursor = offset
             group.counts.expired += passed
             group.cursor_total += passed
             group.moved[place] = None
             self._agenda.groups_to_write[group] = None
+        return max(passed, 0)
 
     # -- figures -------------------------------------------------------------------------------------------------
 

@@ -215,6 +215,16 @@ class QueueFiles(Protocol):
     """The storage of one open queue."""
 
     @property
+    def facts(self) -> frozenset[str]:
+        """What was once true of the queue and stays so: see :meth:`add_fact`."""
+
+    def add_fact(self, fact: str) -> None:
+        """Remember a fact, durably on return. Blocking, so only for what happens once in a queue's life.
+
+        Raises :class:`LogError`.
+        """
+
+    @property
     def volatile(self) -> bool:
         """It is memory: nothing survives the process, so nothing needs a sync."""
 

@@ -11,8 +11,10 @@ import msgspec
 
 from reference_broker.core.message import Message
 from reference_broker.core.queues.address import topic_of
+from reference_broker.core.queues.lanes import LANES, NORMAL
 from reference_broker.core.queues.store import Headers, LogRecord
 
+PRIORITY_HEADER = b"_priority"
 _CACHE_LIMIT = 1_024
 _CACHED_TOPIC_LENGTH = 256
 
@@ -28,7 +30,9 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
     expires_at: float
     """Nobody gets it from then on; ``inf`` = never."""
     size: int
-    """Bytes of payload and properties."""
+    """Bytes of payload and user properties."""
+    lane: int = NORMAL
+    """Its :class:`Priority`, as the queue took it."""
 
 
 def message_bytes(message: Message) -> int:
@@ -66,26 +70,28 @@ class MessageCodec:
         expires_at = message_expires_at or float("inf")
         return min(expires_at, enqueued_at + self._ttl_s) if self._ttl_s > 0 else expires_at
 
-    def headers(self, message: Message, routing_key: str) -> tuple[Headers, str]:
+    def headers(self, message: Message, routing_key: str, lane: int = NORMAL) -> tuple[Headers, str]:
         """Record headers, and the topic to deliver on."""
-        if not is_plain(message) or len(message.topic) > _CACHED_TOPIC_LENGTH:
-            return self._encode(message, routing_key)
+        if lane != NORMAL or not is_plain(message) or len(message.topic) > _CACHED_TOPIC_LENGTH:
+            return self._encode(message, routing_key, lane)
         key = (message.topic, message.publisher, routing_key)
         known = self._plain.get(key)
         if known is None:
-            known = self._encode(message, routing_key)
+            known = self._encode(message, routing_key, lane)
             if len(self._plain) >= _CACHE_LIMIT:
                 self._plain.clear()
             self._plain[key] = known
         return known
 
-    def _encode(self, message: Message, routing_key: str) -> tuple[Headers, str]:
+    def _encode(self, message: Message, routing_key: str, lane: int) -> tuple[Headers, str]:
         topic = topic_of(self._queue, routing_key)
         headers = [(b"_topic", message.topic.encode())]
         if topic != message.topic:
             headers.append((b"_routing_key", routing_key.encode()))
         if message.publisher:
             headers.append((b"_publisher", message.publisher.encode()))
+        if lane != NORMAL:
+            headers.append((PRIORITY_HEADER, b"%d" % lane))
         if message.expires_at:
             headers.append((b"_expires_at", b"%d" % int(message.expires_at * 1000)))
         if message.payload_format is not None:
@@ -126,6 +132,7 @@ class MessageCodec:
         routing_key: str | None = None
         message = Message(topic="", payload=record.value or b"")
         properties: list[tuple[str, str]] = []
+        lane = NORMAL
         for name, value in record.headers:
             if not name.startswith(b"_"):
                 properties.append((name.decode(), value.decode()))
@@ -133,6 +140,8 @@ class MessageCodec:
                 topic = value.decode()
             elif name == b"_routing_key":
                 routing_key = value.decode()
+            elif name == PRIORITY_HEADER:
+                lane = lane_in(value)
             elif not _set_field(message, name, value):
                 properties.append((name.removeprefix(b"_" if name.startswith(b"__") else b"").decode(), value.decode()))
         base = topic_of(self._queue, "")
@@ -148,8 +157,18 @@ class MessageCodec:
             routing_key,
             enqueued_at,
             self.expiry(enqueued_at, message.expires_at),
-            len(message.payload) + sum(len(name) + len(value) for name, value in record.headers),
+            message_bytes(message),
+            lane,
         )
+
+
+def lane_in(value: bytes) -> int:
+    """The lane that a priority header names. Raises :class:`ValueError`."""
+    lane = int(value)
+    if not 0 <= lane < LANES:
+        message = f"there is no priority {lane}"
+        raise ValueError(message)
+    return lane
 
 
 def _set_field(message: Message, name: bytes, value: bytes) -> bool:
