@@ -43,7 +43,7 @@ class PendingEntry(msgspec.Struct, eq=False):
 class GroupPartition:
     """A group's view of one partition, or of one lane of it."""
 
-    __slots__ = ("_ordered", "cursor", "index", "lane", "lanes", "number", "partition", "pending", "waiting")
+    __slots__ = ("_home", "_ordered", "cursor", "index", "lane", "lanes", "number", "partition", "pending", "waiting")
 
     def __init__(self, partition: QueuePartition, *, cursor: int, ordered: bool, lane: int = NORMAL) -> None:
         self.partition = partition
@@ -53,6 +53,7 @@ class GroupPartition:
         """What the group log calls it."""
         self.lanes: tuple[GroupPartition, ...] | None = None
         """In the normal lane, once the partition has others: the places of all lanes."""
+        self._home: GroupPartition | None = None
         self.cursor = cursor
         """Next offset to deliver for the first time."""
         self.pending: dict[int, PendingEntry] = {}
@@ -75,6 +76,11 @@ class GroupPartition:
         return self.cursor if lanes is None else lanes.next_in(self.lane, self.cursor)
 
     @property
+    def home(self) -> GroupPartition:
+        """The place of the normal lane, which stands for the partition when consumers share out partitions."""
+        return self._home or self
+
+    @property
     def passed(self) -> int:
         """The partition's cursor as if it had no lanes: how many of its messages, from offset 0, are not ready."""
         lanes, end = self.partition.lanes, self.partition.log.next_offset
@@ -89,6 +95,9 @@ class GroupPartition:
                 self if lane == NORMAL else GroupPartition(self.partition, cursor=0, ordered=self._ordered, lane=lane)
                 for lane in range(LANES)
             )
+            for place in self.lanes:
+                if place is not self:
+                    place._home = self
         return self.lanes
 
     def push_waiting(self, entry: PendingEntry) -> None:

@@ -75,7 +75,7 @@ class Rebalance:
 
     def released(self, consumer: Consumer, place: GroupPartition) -> None:
         """A consumer lets go of a delivery while partitions are moving."""
-        move = self.moves.get(place)
+        move = self.moves.get(place.home)
         if move is not None and move.consumer is consumer:
             move.unsettled -= 1
             if not move.unsettled:
@@ -143,5 +143,8 @@ class Rebalance:
 
 def _held(place: GroupPartition, consumer: Consumer) -> list[PendingEntry]:
     return [
-        entry for entry in place.pending.values() if entry.consumer is consumer and entry.state is EntryState.DELIVERED
+        entry
+        for lane in place.lanes or (place,)
+        for entry in lane.pending.values()
+        if entry.consumer is consumer and entry.state is EntryState.DELIVERED
     ]

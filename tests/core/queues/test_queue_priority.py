@@ -352,3 +352,25 @@ def test_segments_are_freed_only_when_all_lanes_are_settled(bench_with: Benches)
     bench.engine.resume(consumer.handle, bench.now)
     bench.turn()
     assert [delivery.offset for delivery in consumer.take() if delivery.delivery_count == 2] == [150]
+
+
+def test_a_partition_that_moves_waits_for_what_is_held_in_every_lane(bench_with: Benches) -> None:
+    bench = bench_with(partitions=2, group={"protocol": "cooperative"})
+    for number in range(4):
+        _put(bench, f"h{number}", "high", key=None)
+        _put(bench, f"n{number}", None, key=None)
+    first = bench.consumer("a")
+    bench.turn()
+    held = first.take()
+    assert len(held) == 8
+    second = bench.consumer("b")
+    bench.turn()
+    moving = [delivery for delivery in held if delivery.partition == 1]
+    for number in range(40):
+        _put(bench, f"late{number}", "high")
+    bench.turn()
+    assert second.got == []
+    for delivery in moving:
+        first.ack(delivery)
+    bench.turn()
+    assert {delivery.partition for delivery in second.got} == {1}
