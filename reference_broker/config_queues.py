@@ -145,6 +145,8 @@ class QueueConfig(Section, frozen=True, kw_only=True):
     """Unsettled deliveries per consumer."""
     group: GroupConfig = GroupConfig()
     priority: PriorityConfig = PriorityConfig()
+    receipts: bool = False
+    """Deliveries carry a handle of their own, which settles them and goes stale with the next delivery."""
 
 
 class QueuesConfig(Section, frozen=True, kw_only=True):

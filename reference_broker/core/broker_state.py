@@ -16,7 +16,7 @@ import msgspec
 from reference_broker.config import BrokerConfig
 from reference_broker.core.access import AccessControl
 from reference_broker.core.message import Message
-from reference_broker.core.queues import Delivery, QueueEngine, QueueError, QueueErrorCode, Verb
+from reference_broker.core.queues import Delivery, QueueEngine, QueueError, QueueErrorCode, Verb, settle_request
 from reference_broker.core.queues.confirms import Stored
 from reference_broker.core.retained import RetainedStore
 from reference_broker.core.routing import Subscription, SubscriptionTree
@@ -309,18 +309,9 @@ class BrokerState:
         now: float,
         on_confirmed: Confirm,
     ) -> None:
-        self.engine.settle(
-            verb,
-            queue=queue,
-            message_id=message.user_property("message-id"),
-            partition=_integer(message, "partition"),
-            offset=_integer(message, "offset"),
-            group=message.user_property("group-id"),
-            consumer_id=publisher.client_id if publisher is not None else None,
-            reason=message.user_property("reason") or "rejected by consumer",
-            now=now,
-            on_done=on_confirmed,
-        )
+        request = settle_request.parse(verb, message.user_properties)
+        consumer_id = publisher.client_id if publisher is not None else None
+        self.engine.settle_request(queue, request, consumer_id=consumer_id, now=now, on_done=on_confirmed)
 
     def settle_delivery(self, session: Session, delivery: Delivery, now: float) -> None:
         """A protocol without explicit settlement (MQTT 3.1.1) acknowledged a queue delivery."""
@@ -469,16 +460,6 @@ class BrokerState:
     def tick(self, now: float) -> None:
         self.timers.fire_due(now)
         self.engine.tick(now)
-
-
-def _integer(message: Message, name: str) -> int | None:
-    text = message.user_property(name)
-    if text is None:
-        return None
-    if not text.isdecimal() or len(text) > 20:
-        problem = f"the user property {name} must be a decimal number, not {text[:40]!r}"
-        raise QueueError(QueueErrorCode.BAD_ADDRESS, problem)
-    return int(text)
 
 
 def _ignore(error: QueueError | None) -> None:

@@ -217,9 +217,13 @@ def acknowledgement(
     if error is not None:
         reason = _PUBLISH_REASONS.get(error.code, Reason.UNSPECIFIED_ERROR)
         if connection.problem_information:
-            properties = Properties(reason_string=str(error)[:200])
+            properties = Properties(reason_string=str(error)[:200], user_property=error.details)
     packet = Acknowledgement(type=kind, packet_id=packet_id, reason=reason, properties=properties)
     data = encode_acknowledgement(packet, V5)
+    if error is not None and error.details and len(data) > connection.max_packet_out:
+        shorter = Properties(reason_string=str(error)[:200])
+        packet = Acknowledgement(type=kind, packet_id=packet_id, reason=reason, properties=shorter)
+        data = encode_acknowledgement(packet, V5)
     if len(data) > connection.max_packet_out:
         data = encode_acknowledgement(Acknowledgement(type=kind, packet_id=packet_id, reason=reason), V5)
     return data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from enum import StrEnum
 
@@ -15,6 +16,7 @@ DEAD_LETTER_ALIAS = "$queue/dlq/"
 MAX_QUEUE_NAME_BYTES = 512
 MAX_GROUP_BYTES = 1_024
 _MAX_DIGITS = 19
+_NONCE = re.compile(r"[0-9a-f]{16}")
 
 
 class Verb(StrEnum):
@@ -23,6 +25,8 @@ class Verb(StrEnum):
     ACK = "ack"
     NACK = "nack"
     REJECT = "reject"
+    EXTEND = "extend"
+    """Keep the delivery longer before it times out."""
 
 
 _VERB_LEVELS = {f"${verb.value}": verb for verb in Verb}
@@ -97,7 +101,7 @@ def parse_address(topic: str, exists: Callable[[str], bool]) -> QueueAddress:
     if verb is not None:
         del levels[-1]
     if any(level in _VERB_LEVELS for level in levels):
-        raise _bad(f"{topic[:80]!r}: $ack, $nack and $reject are only allowed as the last level")
+        raise _bad(f"{topic[:80]!r}: {', '.join(_VERB_LEVELS)} are only allowed as the last level")
     if not levels:
         raise _bad(f"{topic[:80]!r} names no queue before the settlement verb")
     used = _queue_levels(levels, exists)
@@ -112,6 +116,25 @@ def _queue_levels(levels: list[str], exists: Callable[[str], bool]) -> int:
         if exists("/".join(levels[:used])):
             return used
     return 1
+
+
+def receipt_of(queue: str, partition: int, offset: int, delivery_count: int, nonce: int) -> str:
+    """The handle of one delivery: whoever has it may settle that delivery, and no later one."""
+    return f"{queue}:{partition}:{offset}:{delivery_count}:{nonce:016x}"
+
+
+def parse_receipt(receipt: str) -> tuple[str, int, int, int, int]:
+    """``<queue>:<partition>:<offset>:<delivery count>:<nonce>`` -> its parts; the queue name may contain ``:``.
+
+    Raises :class:`QueueError` (BAD_ADDRESS).
+    """
+    parts = receipt.rsplit(":", 4)
+    if len(parts) == 5 and parts[0] and _NONCE.fullmatch(parts[4]):
+        numbers = parts[1:4]
+        if all(text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS for text in numbers):
+            partition, offset, delivery_count = map(int, numbers)
+            return parts[0], partition, offset, delivery_count, int(parts[4], 16)
+    raise _bad(f"the receipt {receipt[:80]!r} is not <queue>:<partition>:<offset>:<delivery count>:<nonce>")
 
 
 def message_id_of(queue: str, partition: int, offset: int) -> str:

@@ -22,17 +22,29 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False, gc=False):
     topic: str
     """The topic to deliver on."""
     message: Message
+    receipt: str = ""
+    """The handle of this one delivery; empty where the queue gives none."""
 
 
 BROKER_PROPERTIES = frozenset(
-    ("message-id", "group-id", "queue", "partition", "partition-id", "offset", "delivery-count")
+    (
+        "message-id",
+        "group-id",
+        "queue",
+        "partition",
+        "partition-id",
+        "offset",
+        "delivery-count",
+        "redelivered",
+        "receipt",
+    )
 )
 
 
 def delivery_properties(delivery: Delivery) -> tuple[tuple[str, str], ...]:
     """User properties of a delivery: the queue's own, then the publisher's whose names do not clash with them."""
     partition = str(delivery.partition)
-    own = (
+    own: tuple[tuple[str, str], ...] = (
         ("message-id", delivery.message_id),
         ("group-id", delivery.group),
         ("queue", delivery.queue),
@@ -41,6 +53,10 @@ def delivery_properties(delivery: Delivery) -> tuple[tuple[str, str], ...]:
         ("offset", str(delivery.offset)),
         ("delivery-count", str(delivery.delivery_count)),
     )
+    if delivery.delivery_count > 1:
+        own += (("redelivered", "true"),)
+    if delivery.receipt:
+        own += (("receipt", delivery.receipt),)
     theirs = delivery.message.user_properties
     if not theirs:
         return own
@@ -60,6 +76,8 @@ class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
     """Delivered before and waiting for redelivery."""
     dead_lettering: int
     """On their way to the dead-letter queue."""
+    ack_floors: tuple[int, ...]
+    """By partition, the offset below which everything is settled."""
     generation: int
     """Assignments made so far; it grows with every consumer that joins or leaves."""
     delivered: int

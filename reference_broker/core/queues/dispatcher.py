@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reference_broker.core.queues.address import message_id_of
+from reference_broker.core.queues.address import message_id_of, receipt_of
 from reference_broker.core.queues.consumer import Consumer
 from reference_broker.core.queues.delivery import Delivery
 from reference_broker.core.queues.errors import LogError
@@ -29,6 +29,7 @@ class Dispatcher:
         self._group = group
         self._matched: dict[str, bool] = {}
         self._skips = 0
+        self._nonces = group.rng if group.config.receipts else None
         self._prefix = group.config.name + ":"
         timeout_s = group.config.delivery_timeout_s
         self._timeout_s = timeout_s if timeout_s > 0 else _NEVER
@@ -212,6 +213,10 @@ class Dispatcher:
         entry.deadline = deadline
         entry.claimed_at = now
         consumer.in_flight += 1
+        receipt = ""
+        if self._nonces is not None:
+            entry.nonce = self._nonces.getrandbits(64)
+            receipt = receipt_of(group.config.name, place.index, offset, entry.delivery_count, entry.nonce)
         delivery = Delivery(
             queue=group.config.name,
             partition=place.index,
@@ -221,6 +226,7 @@ class Dispatcher:
             delivery_count=entry.delivery_count,
             topic=stored.topic,
             message=stored.message,
+            receipt=receipt,
         )
         if not consumer.deliver(delivery) and entry.state is EntryState.DELIVERED:
             consumer.blocked = True

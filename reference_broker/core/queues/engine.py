@@ -25,10 +25,12 @@ from reference_broker.core.queues.consumer import Consumer, Deliver
 from reference_broker.core.queues.dead_letters import dead_letter_config
 from reference_broker.core.queues.delivery import Delivery, QueueStats, delivery_properties
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode, QueueOpenError
+from reference_broker.core.queues.group import ConsumerGroup
 from reference_broker.core.queues.message_cache import MessageCache
 from reference_broker.core.queues.partition import QueuePartition
 from reference_broker.core.queues.partitioner import Partitioner
 from reference_broker.core.queues.queue import DurableQueue
+from reference_broker.core.queues.settle_request import SettleRequest
 from reference_broker.core.queues.store import QueueStore
 from reference_broker.core.queues.sync_job import SyncJob
 from reference_broker.trace.schema import TraceKind
@@ -55,6 +57,7 @@ class QueueEngine:
         self._config = config
         self._store = store
         self._tracer = tracer
+        self._rng = rng
         self._agenda = Agenda()
         self._agenda.now = now
         self._cache = MessageCache(CACHE_BYTES)
@@ -108,6 +111,7 @@ class QueueEngine:
             agenda=self._agenda,
             dead_letter_target=lambda: self._dead_letter_queue(config),
             tracer=self._tracer,
+            rng=self._rng,
             now=now,
         )
         self._queues[config.name] = queue
@@ -272,19 +276,33 @@ class QueueEngine:
         durable as the queue promises, or with the error.
         """
         self._agenda.now = now
+        groups = self._settling_groups(queue, group)
+        at_partition, at_offset = settlement.place_of(queue, message_id, partition, offset)
+        holder, entry = settlement.find_entry(groups, queue, at_partition, at_offset, consumer_id)
+        settlement.settle(holder, entry, verb, reason, now, on_done)
+
+    def settle_request(
+        self, queue: str, request: SettleRequest, *, consumer_id: str | None, now: float, on_done: Confirm | None = None
+    ) -> None:
+        """Settle what a request names, be it many deliveries; see :func:`settlement.settle_request`.
+
+        ``consumer_id`` as for :meth:`settle`; a receipt is enough by itself, whoever shows it.
+        """
+        self._agenda.now = now
+        groups = self._settling_groups(queue, request.group)
+        settlement.settle_request(groups, queue, request, consumer_id, now, on_done)
+
+    def _settling_groups(self, queue: str, group: str | None) -> tuple[ConsumerGroup, ...]:
+        """The groups that a settlement may mean. Raises :class:`QueueError` (CLOSED, UNKNOWN_QUEUE)."""
         if self._closed:
             raise QueueError(QueueErrorCode.CLOSED, "the broker is closing")
         found = self._queues.get(queue)
         if found is None:
             raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"there is no queue {queue[:80]!r}")
-        at_partition, at_offset = settlement.place_of(queue, message_id, partition, offset)
         if group is None:
-            groups = tuple(found.groups.values())
-        else:
-            named = found.groups.get(group)
-            groups = () if named is None else (named,)
-        holder, entry = settlement.find_entry(groups, queue, at_partition, at_offset, consumer_id)
-        settlement.settle(holder, entry, verb, reason, now, on_done)
+            return tuple(found.groups.values())
+        named = found.groups.get(group)
+        return () if named is None else (named,)
 
     def delivery_properties(self, delivery: Delivery) -> tuple[tuple[str, str], ...]:
         """User properties of a delivery; see :func:`reference_broker.core.queues.delivery.delivery_properties`."""

@@ -19,6 +19,8 @@ class QueueErrorCode(StrEnum):
     """The queue holds ``max_depth`` messages."""
     NOT_PENDING = "not_pending"
     """Nothing of that id is unsettled for that consumer: settled before, timed out meanwhile, or never delivered."""
+    STALE_RECEIPT = "stale_receipt"
+    """The receipt is of an earlier delivery of that message; it timed out or was given back since."""
     AMBIGUOUS = "ambiguous"
     """Several groups hold that message unsettled; the settlement must name its group."""
     LIMIT = "limit"
@@ -34,10 +36,12 @@ class QueueErrorCode(StrEnum):
 class QueueError(Exception):
     """A queue operation failed. ``text`` says what to do, for people."""
 
-    def __init__(self, code: QueueErrorCode, text: str) -> None:
+    def __init__(self, code: QueueErrorCode, text: str, details: tuple[tuple[str, str], ...] = ()) -> None:
+        """``details``: names and values for programs, where the code does not say all."""
         super().__init__(text)
         self.code = code
         self.text = text
+        self.details = details
 
 
 class LogError(Exception):

@@ -22,6 +22,7 @@ from reference_broker.core.queues.store import CursorRecord, PendingLog, Pending
 from reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable, Iterator, Sequence
 
     Tracer = Callable[[TraceKind, dict[str, str | int]], None]
@@ -63,6 +64,7 @@ class ConsumerGroup(SyncPoint):
         agenda: Agenda,
         tracer: Tracer | None,
         *,
+        rng: random.Random,
         confirm_when_synced: bool,
         volatile: bool,
     ) -> None:
@@ -74,6 +76,8 @@ class ConsumerGroup(SyncPoint):
         self.log = log
         self.agenda = agenda
         self.tracer = tracer
+        self.rng = rng
+        """Draws the nonces of receipts."""
         self.ordered = config.ordering is not Ordering.NONE
         self.consumers: dict[str, Consumer] = {}
         self.counts = GroupCounts()
@@ -87,6 +91,9 @@ class ConsumerGroup(SyncPoint):
         """Deliveries in order of their deadline; settled ones stay until pruned."""
         self.moved: dict[GroupPartition, None] = {}
         """Partitions whose cursor moved without a delivery."""
+        self._extensions: list[tuple[float, int, PendingEntry]] = []
+        """A heap of the deadlines that consumers asked for; those that count no more stay until pruned."""
+        self._extension_count = 0
         self._retry_times: list[float] = []
         self._dead_letter_retries: list[tuple[float, int, int, PendingEntry, str]] = []
         self._confirms: list[Confirm] = []
@@ -221,6 +228,10 @@ class ConsumerGroup(SyncPoint):
         if entry is None and place.lanes is not None:
             entry = next((lane.pending[offset] for lane in place.lanes if offset in lane.pending), None)
         return entry if entry is not None and entry.state is EntryState.DELIVERED else None
+
+    def unsettled_entry(self, partition: int, offset: int) -> PendingEntry | None:
+        """The entry at a place in any state but settled; None when there is none."""
+        return self.places[partition].pending.get(offset) if partition < len(self.places) else None
 
     def release(self, entry: PendingEntry) -> None:
         """Its consumer does not hold it any more."""
@@ -362,6 +373,16 @@ class ConsumerGroup(SyncPoint):
         entries = [entry for place in self.every_place for entry in place.pending.values()]
         self.log.begin_snapshot(cursors, _described(entries), int(now * 1000))
 
+    def extend(self, entry: PendingEntry, deadline: float) -> None:
+        """A delivery times out at another time than it would have."""
+        entry.deadline = deadline
+        self._extension_count += 1
+        heapq.heappush(self._extensions, (deadline, self._extension_count, entry))
+        self.agenda.wake(self, deadline)
+        if len(self._extensions) > 2 * self.unsettled + _STALE_TIMEOUTS:
+            live = {item[2]: item for item in self._extensions if _is_live(item[0], item[2])}
+            self._extensions = sorted(live.values())
+
     # -- time ----------------------------------------------------------------------------------------------------
 
     def due_timeouts(self, now: float) -> list[PendingEntry]:
@@ -372,6 +393,11 @@ class ConsumerGroup(SyncPoint):
         while timeouts and timeouts[0][0] <= now:
             deadline, entry = timeouts.popleft()
             if entry.state is EntryState.DELIVERED and entry.deadline == deadline:
+                due[entry] = None
+        extensions = self._extensions
+        while extensions and extensions[0][0] <= now:
+            deadline, _, entry = heapq.heappop(extensions)
+            if _is_live(deadline, entry):
                 due[entry] = None
         return list(due)
 
@@ -393,6 +419,11 @@ class ConsumerGroup(SyncPoint):
             self.agenda.wake(self, self.timeouts[0][0])
         if retries:
             self.agenda.wake(self, retries[0])
+        extensions = self._extensions
+        while extensions and not _is_live(extensions[0][0], extensions[0][2]):
+            heapq.heappop(extensions)
+        if extensions:
+            self.agenda.wake(self, extensions[0][0])
         if self._dead_letter_retries:
             self.agenda.wake(self, self._dead_letter_retries[0][0])
         if self._moves:

@@ -38,6 +38,8 @@ class PendingEntry(msgspec.Struct, eq=False):
     """Last delivery."""
     enqueued_at: float = float("inf")
     """Unknown after a restart until the message is read."""
+    nonce: int = -1
+    """Of the receipt of its last delivery; -1 = it has none."""
 
 
 class GroupPartition:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 
 from reference_broker.config import Durability, QueueConfig
@@ -50,6 +51,7 @@ class DurableQueue:
         agenda: Agenda,
         dead_letter_target: DeadLetterTarget,
         tracer: Tracer | None,
+        rng: random.Random,
         now: float,
     ) -> None:
         """Open the partitions and groups. Raises :class:`LogError`."""
@@ -64,6 +66,7 @@ class DurableQueue:
         self._agenda = agenda
         self._dead_letter_target = dead_letter_target
         self._tracer = tracer
+        self._rng = rng
         self._codec = MessageCodec(config.name, config.message_ttl_s)
         self._confirm_when_synced = config.durability is Durability.FSYNC and not files.volatile
         self._trimmed_at = float("-inf")
@@ -318,6 +321,7 @@ class DurableQueue:
             self.partitions,
             self._agenda,
             self._tracer,
+            rng=self._rng,
             confirm_when_synced=self._confirm_when_synced,
             volatile=self._files.volatile,
         )
@@ -503,6 +507,7 @@ class DurableQueue:
             in_flight=in_flight,
             retrying=waiting,
             dead_lettering=dead_lettering,
+            ack_floors=tuple(place.committed for place in group.places),
             generation=group.generation,
             delivered=counts.delivered,
             redelivered=counts.redelivered,

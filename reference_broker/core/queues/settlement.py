@@ -1,16 +1,20 @@
-"""Settling deliveries, by a consumer's word or by the clock."""
+"""Settling deliveries, one or many, by a consumer's word or by the clock."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
-from reference_broker.core.queues.address import Verb, message_id_of, parse_message_id
-from reference_broker.core.queues.confirms import Confirm
+from reference_broker.core.queues.address import Verb, message_id_of, parse_message_id, parse_receipt
+from reference_broker.core.queues.confirms import Confirm, JointConfirm, ignore
 from reference_broker.core.queues.errors import QueueError, QueueErrorCode
 from reference_broker.core.queues.group import ConsumerGroup
 from reference_broker.core.queues.pending import EntryState, PendingEntry
 from reference_broker.core.queues.retry import backoff_s
+from reference_broker.core.queues.settle_request import SettleRequest, format_ranges
 from reference_broker.trace.schema import TraceKind
+
+REJECTED = "rejected by consumer"
+"""Reason of a rejection that gives none."""
 
 
 def place_of(queue: str, message_id: str | None, partition: int | None, offset: int | None) -> tuple[int, int]:
@@ -55,17 +59,184 @@ def find_entry(
             "was never delivered to it"
         )
         raise QueueError(QueueErrorCode.NOT_PENDING, text)
-    group = found[0]
+    _writable(*found)
+    return found
+
+
+def _writable(group: ConsumerGroup, entry: PendingEntry) -> PendingEntry:
+    """Raises :class:`QueueError` (STORAGE_FAILED) when the group cannot write what happens to its entries."""
     if group.failure is not None:
         raise group.failure
     if group.agenda.now < group.stalled_until:
         text = f"the disk refused to write the state of group {group.group_id!r}; try again later"
         raise QueueError(QueueErrorCode.STORAGE_FAILED, text)
-    return found
+    return entry
 
 
 def _holds(entry: PendingEntry, consumer_id: str) -> bool:
     return entry.consumer is not None and entry.consumer.consumer_id == consumer_id
+
+
+def find_by_receipt(groups: Iterable[ConsumerGroup], queue: str, receipt: str) -> tuple[ConsumerGroup, PendingEntry]:
+    """The delivery that a receipt was given with, whoever holds it.
+
+    Raises :class:`QueueError`: BAD_ADDRESS, NOT_PENDING, STALE_RECEIPT, or STORAGE_FAILED.
+    """
+    named, partition, offset, delivery_count, nonce = parse_receipt(receipt)
+    if named != queue:
+        text = f"the receipt {receipt[:80]!r} is of another queue than {queue!r}"
+        raise QueueError(QueueErrorCode.BAD_ADDRESS, text)
+    stale = False
+    for group in groups:
+        entry = group.unsettled_entry(partition, offset)
+        if entry is None:
+            continue
+        if entry.nonce == nonce and entry.delivery_count == delivery_count and entry.state is EntryState.DELIVERED:
+            return group, _writable(group, entry)
+        stale = True
+    if stale:
+        text = f"the receipt {receipt[:80]!r} is of an earlier delivery, which timed out or was given back"
+        raise QueueError(QueueErrorCode.STALE_RECEIPT, text)
+    text = f"nothing is pending under the receipt {receipt[:80]!r}: it is settled, or was never given"
+    raise QueueError(QueueErrorCode.NOT_PENDING, text)
+
+
+_Found = dict[PendingEntry, ConsumerGroup]
+_Missing = dict[int, list[int]]
+"""Partition -> offsets."""
+_GONE = frozenset((QueueErrorCode.NOT_PENDING, QueueErrorCode.STALE_RECEIPT))
+
+
+def settle_request(
+    groups: Sequence[ConsumerGroup],
+    queue: str,
+    request: SettleRequest,
+    consumer_id: str | None,
+    now: float,
+    on_done: Confirm | None,
+) -> None:
+    """Settle all deliveries that a request names.
+
+    What is not pending is reported and keeps nothing else from being settled: ``on_done`` then gets NOT_PENDING with
+    ``not-pending`` among its details. Raises :class:`QueueError`, with nothing done, when nothing at all is pending and
+    for every other problem.
+    """
+    ids = request.message_ids
+    if len(ids) == 1 and request.delay_s is None and request.extend_s is None:
+        # What nearly every settlement is.
+        offset = request.ranges[0][0] if request.ranges else None
+        partition, at = place_of(queue, ids[0], request.partition, offset)
+        group, entry = find_entry(groups, queue, partition, at, consumer_id)
+        settle(group, entry, request.verb, request.reason or REJECTED, now, on_done)
+        return
+    found: _Found = {}
+    missing: _Missing = {}
+    problem: QueueError | None = None
+    for receipt in request.receipts:
+        try:
+            group, entry = find_by_receipt(groups, queue, receipt)
+        except QueueError as error:
+            if error.code not in _GONE:
+                raise
+            problem = error
+            _, partition, offset, _, _ = parse_receipt(receipt)
+            missing.setdefault(partition, []).append(offset)
+        else:
+            found[entry] = group
+    for partition, first, end in _places(queue, request):
+        for offset in range(first, end):
+            try:
+                group, entry = find_entry(groups, queue, partition, offset, consumer_id)
+            except QueueError as error:
+                if error.code not in _GONE:
+                    raise
+                problem = error
+                missing.setdefault(partition, []).append(offset)
+            else:
+                found[entry] = group
+    if not found and problem is not None:
+        if sum(map(len, missing.values())) == 1:
+            raise problem
+        raise _not_pending(queue, 0, missing)
+    joint = JointConfirm(on_done or ignore)
+    _apply(found, request, now, joint)
+    if missing:
+        joint.part()(_not_pending(queue, len(found), missing))
+    joint.close()
+
+
+def _places(queue: str, request: SettleRequest) -> Iterator[tuple[int, int, int]]:
+    """Partition, first offset, and the end of each range that is named by message id or offsets."""
+    if request.message_ids:
+        offset = request.ranges[0][0] if request.ranges else None
+        for message_id in request.message_ids:
+            partition, at = place_of(queue, message_id, request.partition, offset)
+            yield partition, at, at + 1
+    elif not request.receipts:
+        for first, end in request.ranges:
+            partition, _ = place_of(queue, None, request.partition, first)
+            yield partition, first, end
+
+
+def _not_pending(queue: str, settled: int, missing: _Missing) -> QueueError:
+    details = [("settled", str(settled))]
+    for partition, offsets in missing.items():
+        details.append(("not-pending", f"{queue}:{partition}:{format_ranges(sorted(set(offsets)))}"))
+    gone = ", ".join(value for _, value in details[1:])
+    text = f"{settled} settled; not pending for this consumer: {gone}"
+    return QueueError(QueueErrorCode.NOT_PENDING, text, tuple(details))
+
+
+def _apply(found: _Found, request: SettleRequest, now: float, joint: JointConfirm) -> None:
+    verb = request.verb
+    if verb is Verb.ACK and len(found) > 1:
+        by_group: dict[ConsumerGroup, list[PendingEntry]] = {}
+        for entry, group in found.items():
+            by_group.setdefault(group, []).append(entry)
+        for group, entries in by_group.items():
+            _ack_many(group, entries, joint.part())
+        return
+    for entry, group in found.items():
+        if verb is Verb.EXTEND:
+            extend(group, entry, request.extend_s, now)
+        elif verb is Verb.NACK:
+            nack(group, entry, now, joint.part(), request.delay_s)
+        else:
+            settle(group, entry, verb, request.reason or REJECTED, now, joint.part())
+
+
+def _ack_many(group: ConsumerGroup, entries: list[PendingEntry], on_done: Confirm) -> None:
+    group.counts.acked += len(entries)
+    if group.tracer is not None:
+        for entry in entries:
+            group.trace(TraceKind.ACKED, entry)
+    for entry in entries:
+        group.remove(entry, None)
+    group.confirm_when_written(on_done)
+
+
+def extend(group: ConsumerGroup, entry: PendingEntry, extend_s: float | None, now: float) -> None:
+    """Keep a delivery until ``extend_s`` from now, which may also be earlier than before.
+
+    The queue's delivery timeout when it is None. A queue whose deliveries never time out keeps it that way.
+    """
+    timeout_s = group.config.delivery_timeout_s
+    if timeout_s <= 0:
+        return
+    group.extend(entry, now + (timeout_s if extend_s is None else extend_s))
+
+
+def nack(
+    group: ConsumerGroup, entry: PendingEntry, now: float, on_done: Confirm | None, delay_s: float | None = None
+) -> None:
+    """Give a delivery back; it is redelivered after ``delay_s``, or when the queue's retry policy says."""
+    group.counts.nacked += 1
+    group.trace(TraceKind.NACKED, entry)
+    retry = group.config.retry
+    if delay_s is None:
+        delay_s = 0.0 if retry.nack_immediately else backoff_s(retry, entry.delivery_count)
+    group.retry(entry, now + delay_s, now, "nacked")
+    group.confirm_when_written(on_done)
 
 
 def settle(
@@ -78,12 +249,11 @@ def settle(
             group.trace(TraceKind.ACKED, entry)
         group.remove(entry, on_done)
     elif verb is Verb.NACK:
-        group.counts.nacked += 1
-        group.trace(TraceKind.NACKED, entry)
-        retry = group.config.retry
-        wait_s = 0.0 if retry.nack_immediately else backoff_s(retry, entry.delivery_count)
-        group.retry(entry, now + wait_s, now, "nacked")
-        group.confirm_when_written(on_done)
+        nack(group, entry, now, on_done)
+    elif verb is Verb.EXTEND:
+        extend(group, entry, None, now)
+        if on_done is not None:
+            on_done(None)
     else:
         group.counts.rejected += 1
         group.trace(TraceKind.REJECTED, entry, reason)
