@@ -139,6 +139,8 @@ class QueueConfig(Section, frozen=True, kw_only=True):
     dead_letters: bool = True
     max_message_bytes: int = 1_048_576
     max_depth: int = 100_000
+    max_delayed: int = 1_000_000
+    """Messages that wait for their time; they do not count against ``max_depth``."""
     message_ttl_s: float = 604_800.0
     retention: RetentionConfig = RetentionConfig()
     max_in_flight: int = 1_000

@@ -20,6 +20,9 @@ from reference_broker.storage.open_files import OpenFiles
 from reference_broker.storage.pending_log import PendingLogFile, read_header
 
 ROOT = "queues"
+DELAYS, DELAYS_DONE = "delays", "delays_done"
+"""Folders of a queue: messages that wait for their time, and which of them fired or were cancelled."""
+_DONE_SEGMENT_BYTES = 256 * 1024
 _MEMORY_SEGMENT_BYTES = 1024 * 1024
 _MAX_NOTES = 1_000
 _MAX_DESCRIPTION_BYTES = 64 * 1024
@@ -225,10 +228,27 @@ class LogQueueFiles:
 
     def open_partition(self, partition: int) -> SegmentedLog:
         """See :meth:`QueueFiles.open_partition`."""
+        return self._open_log(f"partitions/{partition}", self._options)
+
+    @property
+    def has_delays(self) -> bool:
+        """See :meth:`QueueFiles.has_delays`."""
+        return bool(self._disk.list(f"{self._folder}/{DELAYS}"))
+
+    def open_delays(self) -> SegmentedLog:
+        """See :meth:`QueueFiles.open_delays`."""
+        return self._open_log(DELAYS, self._options)
+
+    def open_delays_done(self) -> SegmentedLog:
+        """See :meth:`QueueFiles.open_delays_done`. Its segments are small, since it is stated anew when it grows."""
+        segment_bytes = min(self._options.segment_bytes, _DONE_SEGMENT_BYTES)
+        return self._open_log(DELAYS_DONE, msgspec.structs.replace(self._options, segment_bytes=segment_bytes))
+
+    def _open_log(self, name: str, options: LogOptions) -> SegmentedLog:
         return SegmentedLog(
             self._disk,
-            f"{self._folder}/partitions/{partition}",
-            options=self._options,
+            f"{self._folder}/{name}",
+            options=options,
             encoder=self._encoder,
             volatile=self._volatile,
             note=self._note,

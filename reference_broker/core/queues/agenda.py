@@ -3,26 +3,47 @@
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from reference_broker.core.queues.confirms import SyncPoint
     from reference_broker.core.queues.group import ConsumerGroup
-    from reference_broker.core.queues.partition import QueuePartition
+
+
+class LogOwner(Protocol):
+    """Writes logs."""
+
+    def write(self, point: Any) -> None:
+        """Write what its log collected in this turn."""
+
+    def serve_groups(self) -> None:
+        """A sync made messages of one of its logs durable."""
+
+
+class Wakeable(Protocol):
+    """Something that waits for a time."""
+
+    wake_at: float
+    """The agenda's: when it is woken; ``inf`` = not at all."""
+
+    def pass_time(self, now: float) -> None:
+        """Do what has become due."""
 
 
 class Agenda:
     """Everything is kept in the order in which it came up, so that a run repeats exactly."""
 
     def __init__(self) -> None:
-        self.partitions_to_write: dict[QueuePartition, None] = {}
+        self.owners: dict[SyncPoint, LogOwner] = {}
+        """Who writes a log; every log of a message but not those of groups."""
+        self.partitions_to_write: dict[SyncPoint, None] = {}
         self.groups_to_serve: dict[ConsumerGroup, None] = {}
         self.groups_to_write: dict[ConsumerGroup, None] = {}
         self.awaited_syncs: dict[SyncPoint, None] = {}
         """Logs whose confirms wait for a sync."""
         self.unsynced: dict[SyncPoint, None] = {}
         """Logs with writes that the next periodic sync covers."""
-        self._wakes: list[tuple[float, int, ConsumerGroup]] = []
+        self._wakes: list[tuple[float, int, Wakeable]] = []
         self._wake_count = 0
         self.now = 0.0
         """The latest time the engine was told."""
@@ -31,8 +52,8 @@ class Agenda:
     def has_immediate_work(self) -> bool:
         return bool(self.partitions_to_write or self.groups_to_serve or self.groups_to_write)
 
-    def wake(self, group: ConsumerGroup, at: float) -> None:
-        """Call ``group.on_time`` at a time, unless it is called earlier anyway and then asks again."""
+    def wake(self, group: Wakeable, at: float) -> None:
+        """Let time pass for it at a time, unless that is done earlier anyway and it asks again then."""
         if at < group.wake_at:
             group.wake_at = at
             self._wake_count += 1
@@ -41,9 +62,9 @@ class Agenda:
     def next_wake(self) -> float | None:
         return self._wakes[0][0] if self._wakes else None
 
-    def due_groups(self, now: float) -> list[ConsumerGroup]:
-        """Groups whose time has come, each once."""
-        due: dict[ConsumerGroup, None] = {}
+    def due(self, now: float) -> list[Wakeable]:
+        """Those whose time has come, each once."""
+        due: dict[Wakeable, None] = {}
         while self._wakes and self._wakes[0][0] <= now:
             at, _, group = heapq.heappop(self._wakes)
             if group.wake_at == at:

@@ -94,6 +94,22 @@ class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
     """Skipped since their bytes in the log are damaged."""
 
 
+class DelayStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Delayed messages of a queue: those that wait now, and what happened since the engine opened."""
+
+    pending: int = 0
+    """Accepted and neither published to a partition nor cancelled yet."""
+    scheduled: int = 0
+    fired: int = 0
+    """Published to a partition when they were due."""
+    cancelled: int = 0
+    refused: int = 0
+    """Times that the queue did not take a message that was due; it is tried again."""
+    unreadable: int = 0
+    """Given up since their bytes in the log are damaged."""
+    stored_bytes: int = 0
+
+
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     """A queue now, and what it did since the engine opened."""
 
@@ -114,3 +130,6 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     failed: bool
     """A write or sync failed for good; the queue refuses work until the broker restarts."""
     groups: tuple[GroupStats, ...]
+    delayed: int = 0
+    """Messages that wait for their time; not part of the depth."""
+    delays: DelayStats = DelayStats()

@@ -23,11 +23,11 @@ from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.confirms import Confirm, JointConfirm, Stored, SyncPoint, ignore
 from reference_broker.core.queues.consumer import Consumer, Deliver
 from reference_broker.core.queues.dead_letters import dead_letter_config
+from reference_broker.core.queues.delay_store import DelayedMessage
 from reference_broker.core.queues.delivery import Delivery, QueueStats, delivery_properties
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode, QueueOpenError
 from reference_broker.core.queues.group import ConsumerGroup
 from reference_broker.core.queues.message_cache import MessageCache
-from reference_broker.core.queues.partition import QueuePartition
 from reference_broker.core.queues.partitioner import Partitioner
 from reference_broker.core.queues.queue import DurableQueue
 from reference_broker.core.queues.settle_request import SettleRequest
@@ -63,7 +63,7 @@ class QueueEngine:
         self._cache = MessageCache(CACHE_BYTES)
         self._partitioner = Partitioner(config.profile, rng)
         self._queues: dict[str, DurableQueue] = {}
-        self._partition_queue: dict[QueuePartition, DurableQueue] = {}
+        self._partition_queue = self._agenda.owners
         self._addresses: dict[str, QueueAddress] = {}
         self._sync_due_at: float | None = None
         self._sync_is_due = False
@@ -349,8 +349,8 @@ class QueueEngine:
         self._agenda.now = now
         if self._closed:
             return
-        for group in self._agenda.due_groups(now):
-            settlement.pass_time(group, now)
+        for waiting in self._agenda.due(now):
+            waiting.pass_time(now)
         if self._sync_due_at is not None and now >= self._sync_due_at:
             self._sync_is_due = True
         if self._retain_due_at is not None and now >= self._retain_due_at:
@@ -390,8 +390,35 @@ class QueueEngine:
         point = job.point
         for confirm, failure in point.finish_sync(error):
             confirm(failure)
-        if isinstance(point, QueuePartition):
-            self._partition_queue[point].serve_groups()
+        if isinstance(point, SyncPoint) and (owner := self._partition_queue.get(point)) is not None:
+            owner.serve_groups()
+
+    # -- delayed messages ----------------------------------------------------------------------------------------
+
+    def cancel_delayed(self, queue: str, delay_id: str, now: float, on_done: Confirm | None = None) -> bool:
+        """Cancel a delayed message. True: it is never delivered, and ``on_done`` is called once that is as durable as
+        the queue promises, or with the error. False: it is not there any more, or was never.
+
+        Raises :class:`QueueError`.
+        """
+        self._agenda.now = now
+        return self._existing(queue).delays.cancel(delay_id, on_done)
+
+    def delayed(self, queue: str, *, limit: int = 100, after: str | None = None) -> list[DelayedMessage]:
+        """Up to ``limit`` (1 000 at most) messages that wait for their time, in the order they were published.
+
+        ``after``: from behind that delay id on. Raises :class:`QueueError`.
+        """
+        return self._existing(queue).delays.list(limit, after)
+
+    def _existing(self, name: str) -> DurableQueue:
+        """Raises :class:`QueueError` (UNKNOWN_QUEUE, CLOSED)."""
+        if self._closed:
+            raise QueueError(QueueErrorCode.CLOSED, "the broker is closing")
+        found = self._queues.get(name)
+        if found is None:
+            raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"there is no queue {name[:80]!r}")
+        return found
 
     # -- figures -------------------------------------------------------------------------------------------------
 
@@ -417,13 +444,13 @@ class QueueEngine:
         if self._closed:
             return
         self._agenda.now = now
-        self._write_partitions()
         points = [
             *self._partition_queue,
             *(group for queue in self._queues.values() for group in queue.groups.values()),
         ]
         # A sync may confirm a dead letter, which settles its source: hence the second round.
         for _ in range(2):
+            self._write_partitions()
             for group in list(self._agenda.groups_to_write):
                 group.write(now)
             self._agenda.groups_to_write.clear()

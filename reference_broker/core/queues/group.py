@@ -49,6 +49,9 @@ class GroupOwner(Protocol):
     def trim(self) -> None:
         """Free log space that no group needs."""
 
+    def pass_time(self, group: ConsumerGroup, now: float) -> None:
+        """Do what has become due in the group."""
+
 
 class ConsumerGroup(SyncPoint):
     """Every group gets every message; one consumer of the group gets it."""
@@ -408,6 +411,10 @@ class ConsumerGroup(SyncPoint):
             _, _, _, entry, reason = heapq.heappop(self._dead_letter_retries)
             due.append((entry, reason))
         return due
+
+    def pass_time(self, now: float) -> None:
+        """See :class:`Wakeable`."""
+        self.owner.pass_time(self, now)
 
     def rearm(self, now: float) -> None:
         """Ask to be woken for whatever comes first."""

@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 
 from reference_broker.config import Durability, QueueConfig
 from reference_broker.core.message import Message
+from reference_broker.core.queues import settlement
 from reference_broker.core.queues.address import check_group_name, message_id_of
 from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.confirms import Confirm, JointConfirm, Stored, StoredAs
 from reference_broker.core.queues.dead_letters import dead_letter_message
+from reference_broker.core.queues.delays import Delays
 from reference_broker.core.queues.delivery import GroupStats, QueueStats
 from reference_broker.core.queues.dispatcher import Dispatcher
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
@@ -96,6 +98,7 @@ class DurableQueue:
         """Sum of the next offsets, those of unwritten messages included."""
         for stored in files.groups():
             self._open_group(stored.group, stored.pattern).recover(now)
+        self.delays = Delays(self, files, self._codec, agenda, now, confirm_when_synced=self._confirm_when_synced)
         self._room = config.max_depth - self.depth
         """Messages that certainly still fit; depth is only counted again when it is used up."""
 
@@ -130,6 +133,8 @@ class DurableQueue:
             text = f"{size} bytes; the queue {self.name!r} takes at most {self.config.max_message_bytes}"
             raise QueueError(QueueErrorCode.TOO_LARGE, text)
         options = parse(message) if properties else None
+        if options is not None and self._is_kept(routing_key, message, size, options, now, on_confirmed, on_stored):
+            return
         partition = self._add(routing_key, message, size, now, on_confirmed, options)
         if on_stored is not None:
             self._tell_place(partition, on_stored)
@@ -192,6 +197,37 @@ class DurableQueue:
             on_stored(StoredAs.MESSAGE, message_id_of(self.name, index, offset))
 
         partition.tell_place(told)
+
+    def _is_kept(
+        self,
+        routing_key: str,
+        message: Message,
+        size: int,
+        options: PublishOptions,
+        now: float,
+        on_confirmed: Confirm | None,
+        on_stored: Stored | None,
+    ) -> bool:
+        """Whether the message waits for its time now. Raises :class:`QueueError`."""
+        if options.partition is not None:
+            self._explicit(options.partition)
+        try:
+            return self.delays.take(routing_key, message, size, options, now, on_confirmed, on_stored)
+        except QueueError:
+            self.refused += 1
+            raise
+
+    def enqueue_due(
+        self,
+        routing_key: str,
+        message: Message,
+        size: int,
+        now: float,
+        confirm: Confirm,
+        options: PublishOptions | None,
+    ) -> QueuePartition:
+        """See :class:`DelayTarget`."""
+        return self._add(routing_key, message, size, now, confirm, options)
 
     def publish_run(self, routing_key: str, messages: Sequence[Message], now: float, joint: JointConfirm) -> bool:
         """Enqueue plain messages that certainly fit, in blocks; False, with nothing done, when they must go singly."""
@@ -435,6 +471,10 @@ class DurableQueue:
             offset += 1
         return offset
 
+    def pass_time(self, group: ConsumerGroup, now: float) -> None:
+        """See :class:`GroupOwner`."""
+        settlement.pass_time(group, now)
+
     def trim(self) -> None:
         """Free whole segments that every group has settled. Without groups nothing is freed: a first may come."""
         if self.groups:
@@ -481,7 +521,7 @@ class DurableQueue:
         """``dead_letters``: depth of its dead-letter queue."""
         groups = tuple(self._group_stats(group) for group in self.groups.values())
         ready = max((group.lag + group.retrying for group in groups), default=self.depth)
-        failed = any(partition.failure is not None for partition in self.partitions)
+        failed = self.delays.failed or any(partition.failure is not None for partition in self.partitions)
         return QueueStats(
             queue=self.name,
             partitions=len(self.partitions),
@@ -495,6 +535,8 @@ class DurableQueue:
             refused=self.refused,
             failed=failed or any(group.failure is not None for group in self.groups.values()),
             groups=groups,
+            delayed=len(self.delays),
+            delays=self.delays.stats(),
         )
 
     def _group_stats(self, group: ConsumerGroup) -> GroupStats:

@@ -231,6 +231,16 @@ class QueueFiles(Protocol):
     def open_partition(self, partition: int) -> PartitionLog:
         """Open and recover, or create. Raises :class:`LogError`."""
 
+    @property
+    def has_delays(self) -> bool:
+        """:meth:`open_delays` would find a log."""
+
+    def open_delays(self) -> PartitionLog:
+        """The log of delayed messages: open and recover, or create. Raises :class:`LogError`."""
+
+    def open_delays_done(self) -> PartitionLog:
+        """The log of those that fired or were cancelled, likewise."""
+
     def groups(self) -> list[StoredGroup]:
         """Groups with stored state, by id."""
 

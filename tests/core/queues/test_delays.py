@@ -1,0 +1,447 @@
+"""Delayed messages: when they fire, what a restart keeps, cancelling, limits, and what a failing disk or queue does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reference_broker.config import Durability
+from reference_broker.core.message import Message
+from reference_broker.core.queues import QueueError, QueueErrorCode
+from reference_broker.core.queues import delay_store as delay_store_module
+from reference_broker.core.queues.confirms import StoredAs
+from reference_broker.core.queues.timing_wheel import MAX_DELAY_MS, TICK_MS
+from reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
+
+if TYPE_CHECKING:
+    from tests.core.queues.conftest import Outcome, QueueBench
+
+BenchWith = Callable[..., "QueueBench"]
+TICK_S = TICK_MS / 1000
+
+
+def delayed(bench: QueueBench, value: str, delay: str, **fields: Any) -> Outcome:
+    properties = (*fields.pop("user_properties", ()), ("delay", delay))
+    return bench.publish(value, user_properties=properties, **fields)
+
+
+def delay_id(bench: QueueBench, value: str, *properties: tuple[str, str]) -> str:
+    """Publish and learn the id."""
+    told: list[tuple[StoredAs, str]] = []
+    message = Message(topic="$queue/q", payload=value.encode(), user_properties=properties)
+    engine = bench.engine
+    engine.publish(engine.address("$queue/q"), message, bench.now, None, lambda kind, name: told.append((kind, name)))
+    bench.turn()
+    ((kind, name),) = told
+    assert kind is StoredAs.DELAYED
+    return name
+
+
+def pending(bench: QueueBench) -> int:
+    return bench.engine.stats("q").delayed
+
+
+@pytest.fixture(params=["memory", "interval", "fsync"])
+def any_bench(bench_with: BenchWith, request: pytest.FixtureRequest) -> QueueBench:
+    return bench_with(MemoryDisk(), durability=Durability(request.param))
+
+
+@pytest.mark.parametrize(
+    "delay_ms",
+    [1, TICK_MS - 1, TICK_MS, TICK_MS + 1, 2_559, 2_560, 2_561, 163_839, 163_840, 163_841, 10_485_760, MAX_DELAY_MS],
+)
+def test_a_delayed_message_comes_within_a_tick_of_its_time(any_bench: QueueBench, delay_ms: int) -> None:
+    """G2: a delay below one tick came a revolution late."""
+    bench = any_bench
+    bench.now += 0.0037
+    consumer = bench.consumer()
+    outcome = delayed(bench, "later", f"{delay_ms}ms")
+    bench.publish("now")
+    published_at = bench.now
+    bench.turn()
+    assert outcome.confirmed, "as soon as it is kept"
+    assert consumer.values == ["now"]
+    consumer.ack(consumer.take()[0])
+    bench.advance(delay_ms / 1000 + 1)
+    assert consumer.values == ["later"]
+    assert delay_ms / 1000 <= consumer.times[0] - published_at + 1e-6 <= delay_ms / 1000 + TICK_S + 1e-3
+    stats = bench.engine.stats("q").delays
+    assert (stats.scheduled, stats.fired, stats.pending) == (1, 1, 0)
+
+
+def test_no_delay_and_times_that_are_past_mean_at_once(any_bench: QueueBench) -> None:
+    bench = any_bench
+    consumer = bench.consumer()
+    delayed(bench, "zero", "0s")
+    bench.publish("past", user_properties=(("deliver-at", "2001-01-01T00:00:00Z"),))
+    bench.publish("now", user_properties=(("deliver-at", str(int(bench.now * 1000))),))
+    bench.turn()
+    assert consumer.values == ["zero", "past", "now"]
+    assert pending(bench) == 0
+
+
+def test_absolute_times(any_bench: QueueBench) -> None:
+    bench = any_bench
+    consumer = bench.consumer()
+    due_ms = int(bench.now * 1000) + 5_000
+    bench.publish("absolute", user_properties=(("deliver-at", str(due_ms)),))
+    bench.advance(4.999)
+    assert consumer.values == []
+    bench.advance(0.012)
+    assert consumer.values == ["absolute"]
+
+
+def test_longer_than_the_wheel_is_refused(any_bench: QueueBench) -> None:
+    bench = any_bench
+    too_late = (f"{MAX_DELAY_MS + 1}ms", "187h")
+    for delay in too_late:
+        with pytest.raises(QueueError, match=str(MAX_DELAY_MS)) as refused:
+            delayed(bench, "x", delay)
+        assert refused.value.code is QueueErrorCode.BAD_OPTION
+    with pytest.raises(QueueError, match="maximum"):
+        bench.publish("x", user_properties=(("deliver-at", "2100-01-01T00:00:00Z"),))
+    bench.turn()
+    assert pending(bench) == 0
+
+
+def test_key_partition_and_properties_are_kept(bench_with: BenchWith) -> None:
+    bench = bench_with(MemoryDisk(), partitions=5)
+    consumer = bench.consumer()
+    bench.publish("plain", key="k")
+    delayed(bench, "keyed", "1s", key="k", user_properties=(("color", "red"),))
+    wanted = (("partition", "4"),)
+    delayed(bench, "explicit", "1s", user_properties=wanted, content_type="text/x", correlation_data=b"c")
+    bench.advance(1.1)
+    plain, *others = sorted(consumer.got, key=lambda delivery: delivery.message.payload, reverse=True)
+    keyed, explicit = others
+    assert keyed.partition == plain.partition
+    assert ("color", "red") in keyed.message.user_properties
+    assert explicit.partition == 4
+    assert (explicit.message.content_type, explicit.message.correlation_data) == ("text/x", b"c")
+    with pytest.raises(QueueError, match="no partition 5"):
+        delayed(bench, "x", "1s", user_properties=(("partition", "5"),))
+
+
+def test_equal_times_fire_in_the_order_of_publishing(any_bench: QueueBench) -> None:
+    bench = any_bench
+    consumer = bench.consumer()
+    for number in range(30):
+        delayed(bench, str(number), "500ms")
+    bench.advance(1)
+    assert consumer.values == [str(number) for number in range(30)]
+
+
+@pytest.mark.parametrize("durability", [Durability.INTERVAL, Durability.FSYNC])
+def test_a_restart_keeps_them_and_they_fire_in_time(bench_with: BenchWith, durability: Durability) -> None:
+    bench = bench_with(MemoryDisk(), durability=durability)
+    bench.consumer()
+    delayed(bench, "early", "10s")
+    delayed(bench, "late", "60s")
+    bench.turn()
+    began = bench.now
+    bench.now += 30
+    bench.restart()
+    consumer = bench.consumer()
+    assert pending(bench) == 2
+    bench.turn()
+    assert consumer.values == ["early"], "what was due while the broker was down comes at once"
+    consumer.ack(consumer.take()[0])
+    bench.advance(31)
+    assert consumer.values == ["late"]
+    assert began + 60 <= consumer.times[0] <= began + 60 + TICK_S + 1e-3
+    for delivery in consumer.take():
+        consumer.ack(delivery)
+    bench.advance(2)
+    bench.restart()
+    again = bench.consumer()
+    bench.advance(100)
+    assert (again.values, pending(bench)) == ([], 0), "fired once"
+
+
+def test_a_cancelled_message_never_comes_also_after_a_restart(bench_with: BenchWith) -> None:
+    """G1: cancel said true, and it fired all the same."""
+    bench = bench_with(MemoryDisk())
+    wanted = delay_id(bench, "wanted", ("delay", "5s"))
+    gone = delay_id(bench, "gone", ("delay", "5s"))
+    assert gone == "q:delay:1"
+    heard: list[QueueError | None] = []
+    assert bench.engine.cancel_delayed("q", gone, bench.now, heard.append)
+    bench.engine.dispatch(bench.now)
+    assert heard == [], "not before it is durable"
+    bench.turn()
+    assert heard == [None]
+    assert not bench.engine.cancel_delayed("q", gone, bench.now)
+    bench.restart()
+    assert not bench.engine.cancel_delayed("q", gone, bench.now)
+    consumer = bench.consumer()
+    bench.advance(6)
+    assert consumer.values == ["wanted"]
+    assert not bench.engine.cancel_delayed("q", wanted, bench.now), "it fired"
+    assert not bench.engine.cancel_delayed("q", "q:delay:77", bench.now)
+
+
+def test_cancelling_in_memory_queues(bench: QueueBench) -> None:
+    name = delay_id(bench, "gone", ("delay", "5s"))
+    delay_id(bench, "kept", ("delay", "5s"))
+    heard: list[QueueError | None] = []
+    assert bench.engine.cancel_delayed("q", name, bench.now, heard.append)
+    assert heard == [None]
+    consumer = bench.consumer()
+    bench.advance(6)
+    assert consumer.values == ["kept"]
+    assert bench.engine.stats("q").delays.cancelled == 1
+
+
+@pytest.mark.parametrize("name", ["", "q", "q:delay:", "q:delay:x", "q:0:1", "q:delay:٣", "q:delay:-1", "p:delay:0"])
+def test_bad_delay_ids_are_refused(bench: QueueBench, name: str) -> None:
+    delay_id(bench, "m", ("delay", "5s"))
+    with pytest.raises(QueueError) as refused:
+        bench.engine.cancel_delayed("q", name, bench.now)
+    assert refused.value.code is QueueErrorCode.BAD_ADDRESS
+
+
+def test_what_waits_is_listed_in_pages(any_bench: QueueBench) -> None:
+    bench = any_bench
+    names = [delay_id(bench, f"{number}", ("delay", f"{10 - number}s")) for number in range(5)]
+    first = bench.engine.delayed("q", limit=2)
+    assert [one.delay_id for one in first] == names[:2]
+    assert (first[0].topic, first[0].payload_bytes, first[0].refused) == ("$queue/q", 1, False)
+    assert first[1].deliver_at == pytest.approx(bench.now + 9, abs=0.002)
+    assert [one.delay_id for one in bench.engine.delayed("q", limit=10, after=names[1])] == names[2:]
+    bench.engine.cancel_delayed("q", names[2], bench.now)
+    bench.advance(6.5)
+    assert [one.delay_id for one in bench.engine.delayed("q")] == [names[0], names[1], names[3]]
+    with pytest.raises(QueueError):
+        bench.engine.delayed("nowhere")
+
+
+def test_max_delayed_bounds_them(bench_with: BenchWith) -> None:
+    bench = bench_with(max_delayed=3)
+    names = [delay_id(bench, str(number), ("delay", "9s")) for number in range(3)]
+    with pytest.raises(QueueError, match="max_delayed") as refused:
+        delayed(bench, "x", "1s")
+    assert refused.value.code is QueueErrorCode.FULL
+    bench.publish("not delayed")
+    assert bench.engine.cancel_delayed("q", names[0], bench.now)
+    delayed(bench, "fits", "1s")
+    assert bench.engine.stats("q").delayed == 3
+
+
+def test_a_full_queue_gets_them_later(bench_with: BenchWith) -> None:
+    """Refused when due: tried again each second, counted, never lost, and it can still be cancelled."""
+    bench = bench_with(MemoryDisk(), max_depth=2)
+    for number in range(2):
+        bench.publish(f"first {number}")
+    idle = bench.consumer("idle", room=0)
+    names = [delay_id(bench, f"later {number}", ("delay", "1s")) for number in range(3)]
+    bench.advance(3.5)
+    stats = bench.engine.stats("q")
+    assert (stats.depth, stats.delayed, stats.delays.fired) == (2, 3, 0)
+    assert stats.delays.refused >= 3
+    assert all(one.refused for one in bench.engine.delayed("q"))
+    assert bench.engine.cancel_delayed("q", names[0], bench.now)
+    idle.leave()
+    consumer = bench.consumer()
+    bench.turn()
+    for _ in range(3):
+        for delivery in consumer.take():
+            consumer.ack(delivery)
+        bench.advance(1.1)
+    assert bench.engine.stats("q").delays.fired == 2
+    assert pending(bench) == 0
+
+
+def test_time_to_live_counts_from_the_due_time(bench_with: BenchWith) -> None:
+    bench = bench_with(message_ttl_s=10.0)
+    delayed(bench, "m", "60s")
+    bench.advance(69)
+    consumer = bench.consumer()
+    bench.turn()
+    assert consumer.values == ["m"]
+
+
+def test_a_message_that_expires_before_it_is_due_is_refused(bench: QueueBench) -> None:
+    with pytest.raises(QueueError, match="expires before"):
+        delayed(bench, "x", "60s", expires_at=bench.now + 60)
+    delayed(bench, "m", "60s", expires_at=bench.now + 61)
+    consumer = bench.consumer()
+    bench.advance(60.5)
+    assert consumer.values == ["m"]
+
+
+def test_a_burst_is_spread_over_turns(bench: QueueBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delay_store_module, "FIRED_PER_TURN", 10)
+    for number in range(25):
+        delayed(bench, str(number), "1s")
+    consumer = bench.consumer()
+    bench.turn()
+    bench.now += 2
+    for seen in (10, 20, 25):
+        bench.engine.tick(bench.now)
+        bench.engine.dispatch(bench.now)
+        assert len(consumer.values) == seen
+    assert consumer.values == [str(number) for number in range(25)]
+
+
+def test_their_segments_are_freed(bench_with: BenchWith) -> None:
+    disk = MemoryDisk()
+    bench = bench_with(disk, segment_bytes=20_000)
+    consumer = bench.consumer()
+    for _ in range(20):
+        for number in range(100):
+            delayed(bench, f"{number:0100d}", "1s")
+        bench.advance(2)
+        for delivery in consumer.take():
+            consumer.ack(delivery)
+    bench.advance(5)
+    assert bench.engine.stats("q").delays.stored_bytes < 60_000
+    assert len([name for name in disk.list("queues/q/delays") if name.endswith(".seg")]) <= 3
+
+
+def test_what_is_done_is_stated_anew_and_then_forgotten(bench_with: BenchWith, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reference_broker.core.queues.done_log.RESTATE_ABOVE_BYTES", 2_000)
+    monkeypatch.setattr("reference_broker.storage.queue_store._DONE_SEGMENT_BYTES", 1_000)
+    disk = MemoryDisk()
+    bench = bench_with(disk)
+    keep = delay_id(bench, "keep", ("delay", "100h"))
+    for number in range(300):
+        name = delay_id(bench, str(number), ("delay", "1h"))
+        bench.engine.cancel_delayed("q", name, bench.now)
+        bench.advance(0.1)
+    bench.advance(3)
+    sizes = [disk.open(f"queues/q/delays_done/{name}").size for name in disk.list("queues/q/delays_done")]
+    assert sum(sizes) < 6_000
+    bench.restart()
+    assert [one.delay_id for one in bench.engine.delayed("q")] == [keep]
+
+
+def test_a_failed_write_refuses_the_publish_and_keeps_the_rest(
+    durable: QueueBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delayed(durable, "kept", "1s")
+    durable.turn()
+
+    def full(self: MemoryFile, data: bytes) -> int:
+        raise OSError(28, "no space left")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(MemoryFile, "append", full)
+        outcome = delayed(durable, "lost", "1s")
+        durable.turn()
+        assert outcome.failed
+        assert pending(durable) == 1
+        durable.now += 1.5
+        durable.engine.tick(durable.now)
+        durable.engine.dispatch(durable.now)
+        assert durable.engine.stats("q").delays.fired == 0
+        assert pending(durable) == 1, "the partition could not take it"
+    consumer = durable.consumer()
+    durable.advance(5)
+    assert consumer.values == ["kept"]
+
+
+def test_a_cancel_that_cannot_be_written_fails_and_is_written_later(
+    durable: QueueBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = delay_id(durable, "m", ("delay", "100s"))
+    heard: list[QueueError | None] = []
+
+    def full(self: MemoryFile, data: bytes) -> int:
+        raise OSError(28, "no space left")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(MemoryFile, "append", full)
+        assert durable.engine.cancel_delayed("q", name, durable.now, heard.append)
+        durable.engine.dispatch(durable.now)
+        assert len(heard) == 1
+        assert heard[0] is not None
+    durable.advance(3)
+    durable.restart()
+    consumer = durable.consumer()
+    durable.advance(200)
+    assert consumer.values == []
+
+
+def test_closing_syncs_what_fired(bench_with: BenchWith) -> None:
+    bench = bench_with(MemoryDisk(), durability=Durability.INTERVAL)
+    delayed(bench, "fired", "1s")
+    delayed(bench, "waits", "1h")
+    bench.turn()
+    bench.now += 1.1
+    bench.engine.tick(bench.now)
+    bench.engine.close(bench.now)
+    bench.restart()
+    consumer = bench.consumer()
+    bench.turn()
+    assert (consumer.values, pending(bench)) == (["fired"], 1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(["memory", "interval", "fsync"]),
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("publish"), st.integers(0, 5_000)),
+            st.tuples(st.just("cancel"), st.integers(0, 20)),
+            st.tuples(st.just("pass"), st.integers(0, 3_000)),
+            st.tuples(st.just("restart"), st.just(0)),
+        ),
+        max_size=40,
+    ),
+)
+def test_against_a_plain_model(durability: str, steps: list[tuple[str, int]]) -> None:
+    """Every message comes exactly once and in time, but those that a cancel promised to keep back."""
+    from tests.core.queues.conftest import QueueBench
+
+    bench = QueueBench(MemoryDisk(), durability=Durability(durability))
+    waiting: dict[str, float] = {}
+    names: dict[str, str] = {}
+    expected: list[tuple[float, str]] = []
+    consumer = bench.consumer()
+    got: list[tuple[float, str]] = []
+
+    def settle() -> None:
+        got.extend(zip(consumer.times, consumer.values, strict=True))
+        for delivery in consumer.take():
+            consumer.ack(delivery)
+        bench.turn()
+
+    for number, (step, amount) in enumerate(steps):
+        value = str(number)
+        if step == "publish" and amount:
+            names[value] = delay_id(bench, value, ("delay", f"{amount}ms"))
+            waiting[value] = bench.now + amount / 1000
+            expected.append((waiting[value], value))
+        elif step == "cancel" and names:
+            chosen = sorted(names)[amount % len(names)]
+            is_waiting = waiting.get(chosen, 0) > bench.now
+            cancelled = bench.engine.cancel_delayed("q", names[chosen], bench.now)
+            if is_waiting:
+                assert cancelled
+            if cancelled:
+                expected = [pair for pair in expected if pair[1] != chosen]
+                waiting.pop(chosen, None)
+            bench.turn()
+        elif step == "pass":
+            bench.advance(amount / 1000)
+            settle()
+        elif step == "restart" and durability != "memory":
+            bench.advance(1.5)
+            settle()
+            bench.restart()
+            consumer = bench.consumer()
+            bench.turn()
+    bench.advance(10)
+    settle()
+    values = sorted(value for _, value in got)
+    if durability == "interval":
+        # Killed within an interval after it fired, a message may fire again.
+        values = sorted(set(values))
+    assert values == sorted(value for _, value in expected)
+    at = {value: time for time, value in reversed(got)}
+    for due, value in expected:
+        assert due - 1e-3 <= at[value] <= due + TICK_S + 2e-3
