@@ -66,6 +66,7 @@ RULES: dict[str, tuple[str, ...]] = {
         TRACE,
     ),
     # The storage bench measures the parts of the broker by themselves.
+    "loadtests.bench.engine": ("loadtests", TRACE, CONFIG, CORE, STORAGE),
     "loadtests.bench.storage": ("loadtests", TRACE, CONFIG, CORE, STORAGE),
     "sim": (
         NODE,

@@ -50,8 +50,11 @@ class RunningTarget:
         process: subprocess.Popen[bytes] | None = None,
         version: str = "",
         log: Path | None = None,
+        second_port: int = 0,
     ) -> None:
         self.target, self.endpoint, self.version, self.log = target, endpoint, version, log
+        self.second_port = second_port
+        """What ``{websocket_port}`` stood for; 0 = unknown."""
         self.process = process
 
     @property
@@ -245,7 +248,14 @@ def _launch(target: Target, hook: StartHook, folder: Path, extra_arguments: tupl
         message = f"{' '.join(command)}: {error}" + (f"\n{tail}" if tail else "")
         raise TargetStartError(message) from error
     target = with_ports(target, values)
-    return RunningTarget(target, endpoint, process=process, version=version or installed_version(target), log=log)
+    return RunningTarget(
+        target,
+        endpoint,
+        process=process,
+        version=version or installed_version(target),
+        log=log,
+        second_port=int(values["{websocket_port}"]),
+    )
 
 
 @contextmanager

@@ -14,10 +14,12 @@ from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 
 from conformance.targets import ProbeError, TargetError, TargetStartError
-from loadtests.bench.cases import Case
+from loadtests.bench.cases import COMPARED, QUEUES, Case
+from loadtests.bench.engine.figures import EnginePlan, EngineRun, engine_result, quick_engine_plan, run_engine_bench
+from loadtests.bench.engine.figures import table as engine_table
 from loadtests.bench.figures import BenchRun
 from loadtests.bench.mqtt import run_bench
-from loadtests.bench.peers import KNOWN, Peer, peers, reference_queues
+from loadtests.bench.peers import KNOWN, Peer, peers, rabbitmq_queues, reference_queues
 from loadtests.bench.report import MARKS, notes, result, table
 from loadtests.bench.storage import report as storage_report
 from loadtests.bench.storage.log_files import LogNoteError
@@ -46,13 +48,13 @@ def _run(console: Console, brokers: list[Peer], plan: BenchPlan) -> BenchRun:
             raise typer.Exit(ExitStatus.HARNESS) from error
 
 
-def _report(console: Console, bench: BenchRun, folder: Path | None) -> RunResult:
+def _report(console: Console, bench: BenchRun, folder: Path | None, name: str) -> RunResult:
     console.print(table(bench))
     for name, reason in bench.skipped.items():
         console.print(f"[yellow]skipped[/] {name}: {reason}", highlight=False)
     for note in notes(bench):
         console.print(f"[yellow]missing[/] {note}", highlight=False)
-    found = result(bench, command=shlex.join(["assay", *sys.argv[1:]]))
+    found = result(bench, name=name, command=shlex.join(["assay", *sys.argv[1:]]))
     for check in found.checks:
         if check.verdict is not Verdict.PASS:
             console.print(f"{MARKS[check.verdict]} {check.name}: {check.value:,.2f} {check.unit}", highlight=False)
@@ -100,7 +102,6 @@ def mqtt(
     open-loop       latency from when a message was due to its delivery, 10 000 a second
     idle            memory of the broker for each of 10 000 idle connections
     storm           CONNECTs a second at most, and CONNACK latency at 2 000 a second
-    queue           durable queues of the reference broker, publish to $ack
 
     Each broker gets the best honest configuration we know, MQTT 3.1.1 and the same window. A peer that is not installed
     is skipped and named. "client" is the share of a core that the client used, and "null" the same client against a
@@ -114,12 +115,15 @@ def mqtt(
     console = Console()
     if not console.is_terminal:
         console.width = max(console.width, _WIDTH)
-    cases = tuple(dict.fromkeys(case or Case))
+    cases = tuple(dict.fromkeys(case or COMPARED))
+    if set(cases) & set(QUEUES):
+        console.print("[red]error:[/] durable queues are measured by: assay bench queue", highlight=False)
+        raise typer.Exit(ExitStatus.USAGE)
     plan = BenchPlan(
         rounds=rounds,
         seconds=seconds,
         messages=messages,
-        cases=tuple(wanted for wanted in cases if wanted is not Case.QUEUE),
+        cases=cases,
         payload_bytes=payload_bytes,
         window=window,
         in_flight=in_flight,
@@ -133,16 +137,66 @@ def mqtt(
     except TargetError as error:
         console.print(f"[red]error:[/] {error}", highlight=False)
         raise typer.Exit(ExitStatus.USAGE) from error
-    verdicts = []
-    if plan.cases:
-        found = _report(console, _run(console, brokers, plan), None if out is None else out / "compared")
-        verdicts.append(found.verdict)
-    if Case.QUEUE in cases and "reference" in names:
-        durable = [reference_queues(durability) for durability in ("memory", "interval", "fsync")]
-        queue_bench = _run(console, durable, msgspec.structs.replace(plan, cases=(Case.QUEUE,)))
-        _report(console, queue_bench, None if out is None else out / "queue")
-    if Verdict.FAIL in verdicts:
+    if _report(console, _run(console, brokers, plan), out, "bench mqtt").verdict is Verdict.FAIL:
         raise typer.Exit(ExitStatus.FAIL)
+
+
+@app.command()
+def queue(
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Interleaved rounds; the median counts.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="Length of one measurement over sockets.")] = 1.0,
+    messages: Annotated[
+        int, typer.Option(min=0, max=10_000_000, help="Messages per measurement over sockets, in place of time.")
+    ] = 0,
+    in_flight: Annotated[int, typer.Option(min=8, max=60_000, help="Messages under way.")] = 500,
+    quick: Annotated[bool, typer.Option("--quick", help="Small numbers: shows that it works; no verdicts.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results, result.json each.")] = None,
+) -> None:
+    """Durable queues: the engine by itself, and over sockets beside RabbitMQ's durable queues in the same run.
+
+    \b
+    engine   enqueue in batches and singly, the whole life of a message, p99 at 10 000/s,
+             cost with 10 to 1 000 000 queued, memory of a consumer and of a partition
+    sockets  one queue, one publisher, one consumer: MQTT 5.0 at QoS 1 with $ack for each message
+             or a turn's together, at durabilities interval, fsync and memory; RabbitMQ over AMQP 0.9.1
+             with persistent messages, confirms and manual acks. A message counts once its publish is
+             confirmed and its settlement is confirmed (RabbitMQ: sent).
+
+    RabbitMQ is skipped, and named, where it is not installed. About 2 minutes.
+    Exit status: 0 measured, 1 an aim missed, 2 usage, 3 a broker cannot be started, 4 messages lost or repeated.
+    """
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, _WIDTH)
+    engine = quick_engine_plan() if quick else EnginePlan(rounds=rounds)
+    engine_run = _measure_engine(engine)
+    console.print(engine_table(engine_run))
+    found = engine_result(engine_run, command=shlex.join(["assay", *sys.argv[1:]]), judge=not quick)
+    if out is not None:
+        console.print(f"wrote {write_result(out / 'engine', found)}", highlight=False)
+    plan = BenchPlan(
+        rounds=1 if quick else rounds,
+        seconds=seconds,
+        messages=messages or (2_000 if quick else 0),
+        cases=QUEUES,
+        in_flight=in_flight,
+    )
+    brokers = [reference_queues(durability) for durability in ("interval", "fsync", "memory")]
+    compared = _report(
+        console,
+        _run(console, [*brokers, rabbitmq_queues()], plan),
+        None if out is None else out / "sockets",
+        "bench queue",
+    )
+    if not quick and Verdict.FAIL in (found.verdict, compared.verdict):
+        raise typer.Exit(ExitStatus.FAIL)
+
+
+def _measure_engine(plan: EnginePlan) -> EngineRun:
+    console = Console(stderr=True)
+    with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("preparing", total=1.0)
+        return run_engine_bench(plan, lambda text, share: bar.update(task, description=text, completed=share))
 
 
 def _measure_storage(plan: StoragePlan, directory: Path) -> StorageRun:

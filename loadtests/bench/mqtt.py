@@ -12,8 +12,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
+from typing import NamedTuple
+
+import msgspec
 
 from conformance.targets import Endpoint, ProbeError, RunningTarget, TargetStartError, running
+from loadtests.bench.amqp_queue import AmqpQueueBatch, AmqpQueueLife
 from loadtests.bench.broker_process import BrokerProcess
 from loadtests.bench.cases import PUB_SUB, Case, lines_of
 from loadtests.bench.crowd import raise_file_limit
@@ -25,7 +29,7 @@ from loadtests.bench.idle import Idle
 from loadtests.bench.open_loop import OpenLoop
 from loadtests.bench.peers import Peer, null_pipe, null_relay
 from loadtests.bench.pump import PubSub
-from loadtests.bench.queue import QueueLife
+from loadtests.bench.queue import QueueBatch, QueueLife
 from loadtests.bench.storm import Storm
 from loadtests.bench.subscriptions import Subscriptions
 from loadtests.bench.workload import SETTLE_TIMEOUT_S, BenchError, BenchPlan, Figure, UnsupportedError, Workload
@@ -41,6 +45,11 @@ WORKLOADS: dict[Case, Callable[[Endpoint, BenchPlan, BrokerProcess], Workload]] 
     Case.IDLE: Idle,
     Case.STORM: Storm,
     Case.QUEUE: QueueLife,
+    Case.QUEUE_BATCH: QueueBatch,
+}
+AMQP_WORKLOADS: dict[Case, Callable[[Endpoint, BenchPlan, BrokerProcess], Workload]] = {
+    Case.QUEUE: AmqpQueueLife,
+    Case.QUEUE_BATCH: AmqpQueueBatch,
 }
 RELAY_CASES = frozenset({Case.FAN_OUT, Case.FAN_IN, Case.OPEN_LOOP, Case.IDLE, Case.STORM, Case.QUEUE})
 """Cases that the null broker can serve packet by packet; those of ``PUB_SUB`` it serves as a pipe."""
@@ -51,7 +60,22 @@ SLOW_S = 4.0
 FAILURES = (BenchError, UnsupportedError, HandshakeError, OSError)
 
 Progress = Callable[[str], None]
-_Broker = tuple[str, RunningTarget]
+
+
+class _Broker(NamedTuple):
+    """A broker of the run."""
+
+    name: str
+    target: RunningTarget
+    amqp: bool
+
+    def workload(self, case: Case, plan: BenchPlan) -> Workload:
+        """Not prepared yet."""
+        process = BrokerProcess(self.target.pid)
+        if not self.amqp:
+            return WORKLOADS[case](self.target.endpoint, plan, process)
+        endpoint = msgspec.structs.replace(self.target.endpoint, port=self.target.second_port)
+        return AMQP_WORKLOADS[case](endpoint, plan, process)
 
 
 def _start(stack: ExitStack, bench: BenchRun, peers: Sequence[Peer], progress: Progress) -> list[_Broker]:
@@ -70,7 +94,7 @@ def _start(stack: ExitStack, bench: BenchRun, peers: Sequence[Peer], progress: P
             advice = peer.target.start.advice if peer.target.start is not None else ""
             bench.skipped[peer.name] = f"{error}; {advice}" if advice else str(error)
             continue
-        brokers.append((peer.name, broker))
+        brokers.append(_Broker(peer.name, broker, peer.amqp))
         bench.versions[peer.name] = broker.version
     return brokers
 
@@ -105,22 +129,22 @@ class _CaseRun:
                         self._bench.readings.append(Reading(peer=name, round=number, figure=figure))
                     if name == NULL or (time.monotonic() - began > SLOW_S and self._is_far_behind(name)):
                         done.add(name)
-        for _, broker in self._brokers:
+        for broker in self._brokers:
             # The end of many connections must not weigh on the next case.
-            BrokerProcess(broker.pid).settle(SETTLE_TIMEOUT_S)
+            BrokerProcess(broker.target.pid).settle(SETTLE_TIMEOUT_S)
 
     def _is_far_behind(self, name: str) -> bool:
         """One round says enough of a broker that takes long because it is so much slower."""
-        first = self._brokers[0][0]
+        first = self._brokers[0].name
         ratios = [self._bench.advantage(line, first, name) for line in lines_of(self._case)]
         return name != first and all(ratio is None or ratio >= FAR_BEHIND for ratio in ratios)
 
     def _prepare(self, stack: ExitStack) -> dict[str, Workload]:
         workloads = {}
-        for name, broker in self._brokers:
+        for broker in self._brokers:
+            name = broker.name
             self._progress(f"{self._case}: preparing {name}")
-            make = WORKLOADS[self._case]
-            workload = stack.enter_context(make(broker.endpoint, self._bench.plan, BrokerProcess(broker.pid)))
+            workload = stack.enter_context(broker.workload(self._case, self._bench.plan))
             try:
                 workload.prepare()
             except FAILURES as error:
@@ -132,7 +156,7 @@ class _CaseRun:
 
     def _leave(self, name: str, error: Exception) -> None:
         unsupported = isinstance(error, UnsupportedError)
-        if name in (self._brokers[0][0], NULL) and not unsupported:
+        if name in (self._brokers[0].name, NULL) and not unsupported:
             message = f"{name}, {self._case}: {error}"
             raise BenchError(message) from error
         note = f"{'unsupported' if unsupported else 'failed'}: {error}"

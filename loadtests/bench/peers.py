@@ -48,6 +48,16 @@ log.console.level = error
 log.file = false
 """
 
+_RABBITMQ_QUEUES_CONFIGURATION = """\
+listeners.tcp.1 = 127.0.0.1:{websocket_port}
+tcp_listen_options.nodelay = true
+mqtt.listeners.tcp.1 = 127.0.0.1:{port}
+mqtt.allow_anonymous = true
+log.console = true
+log.console.level = error
+log.file = false
+"""
+
 _REFERENCE_CONFIGURATION = """\
 data_dir: "{dir}/data"
 queues:
@@ -64,6 +74,8 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     missing: str = ""
     optional: bool = False
     """Skipped, with the reason, where it cannot be started."""
+    amqp: bool = False
+    """Measured over AMQP 0.9.1, on its second port."""
 
 
 def mosquitto() -> Peer:
@@ -126,6 +138,12 @@ def nats() -> Peer:
 def rabbitmq() -> Peer:
     """RabbitMQ with its MQTT plugin, with as many deliveries in flight as the others may have."""
     return _shipped("rabbitmq", {"rabbitmq.conf": _RABBITMQ_CONFIGURATION})
+
+
+def rabbitmq_queues() -> Peer:
+    """RabbitMQ with durable classic queues over AMQP 0.9.1: persistent messages, confirms, manual acknowledgements."""
+    peer = _shipped("rabbitmq", {"rabbitmq.conf": _RABBITMQ_QUEUES_CONFIGURATION})
+    return msgspec.structs.replace(peer, amqp=True)
 
 
 def amqtt() -> Peer:

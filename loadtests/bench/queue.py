@@ -1,7 +1,8 @@
 """Queue bench: publish -> deliver -> ``$ack`` per second on one durable queue, over MQTT 5.0.
 
 One publisher and one consumer group of one consumer. A message counts once the broker has confirmed its ``$ack``
-publish, so a figure covers the whole life of a message: confirmed to its publisher, delivered, settled.
+publish, so a figure covers the whole life of a message: confirmed to its publisher, delivered, settled. Settled one by
+one, or all deliveries of a turn and partition by one ``$ack`` that names their ``offsets``.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ GROUP = "bench"
 QOS = 1
 FIRST_FAILURE_CODE = 0x80
 GROWTH_MESSAGES = 65_536
+BATCH_OFFSETS = 500
+"""Most deliveries that one ``$ack`` settles."""
 
 
 class QueuePump:
@@ -57,6 +60,7 @@ class QueuePump:
         payload_bytes: int,
         window: int,
         receive_maximum: int,
+        batch: bool = False,
     ) -> None:
         topic = f"$queue/{queue}"
         self._frames = PublishFrames(topic, QOS, payload_bytes, section=property_section(b"", 5))
@@ -67,6 +71,9 @@ class QueuePump:
         self._sent = self._confirmed = self._delivered = self._acks_sent = self._settled = self._limit = 0
         self._unconfirmed: set[int] = set()
         self._waiting: deque[tuple[bytes, bytes]] = deque()  # bounded by the window
+        self._batch = batch
+        self._settling: deque[int] = deque()
+        """How many messages each unconfirmed ``$ack`` settles, in the order sent."""
         self._seen: npt.NDArray[np.uint8] = np.zeros(GROWTH_MESSAGES, np.uint8)
 
     def run(self, *, messages: int = 0, seconds: float = 0.0) -> int:
@@ -146,7 +153,7 @@ class QueuePump:
         for frame in frames:
             if frame[0] >> 4 != 3:
                 self._confirmation(data, *frame)
-                self._settled += 1
+                self._settled += self._settling.popleft()
                 continue
             _, packet_id, properties, payload = read_publish(data, frame, 5)
             number = int.from_bytes(payload[:SEQUENCE_BYTES], "big")
@@ -160,14 +167,43 @@ class QueuePump:
             self._waiting.append(
                 (find_user_property(properties, b"message-id"), find_user_property(properties, b"group-id"))
             )
-        while self._waiting and self._acks_sent - self._settled < self._receive_maximum:
+        if self._batch:
+            output += self._settle_together()
+        while self._waiting and len(self._settling) < self._receive_maximum:
             message_id, group = self._waiting.popleft()
             pairs = user_property(b"message-id", message_id) + user_property(b"group-id", group)
-            ack_id = self._acks_sent % PACKET_IDS + 1
-            output.append(publish_frame(QOS, self._ack_topic, ack_id, property_section(pairs, 5), b""))
-            self._acks_sent += 1
+            output.append(self._settlement(pairs, 1))
         if output:
             self._consumer.write(b"".join(output))
+
+    def _settlement(self, pairs: bytes, messages: int) -> bytes:
+        """A ``$ack`` with these user properties."""
+        packet_id = self._acks_sent % PACKET_IDS + 1
+        self._acks_sent += 1
+        self._settling.append(messages)
+        return publish_frame(QOS, self._ack_topic, packet_id, property_section(pairs, 5), b"")
+
+    def _settle_together(self) -> list[bytes]:
+        """One ``$ack`` for all waiting deliveries of a partition; offsets come in ascending order, mostly in a row."""
+        partitions: dict[bytes, list[int]] = {}
+        group = b""
+        while self._waiting:
+            message_id, group = self._waiting.popleft()
+            _, partition, offset = message_id.rsplit(b":", 2)
+            partitions.setdefault(partition, []).append(int(offset))
+        output = []
+        for partition, offsets in partitions.items():
+            for at in range(0, len(offsets), BATCH_OFFSETS):
+                part = offsets[at : at + BATCH_OFFSETS]
+                in_a_row = part[-1] - part[0] == len(part) - 1
+                named = f"{part[0]}-{part[-1]}" if in_a_row else ",".join(map(str, part))
+                pairs = (
+                    user_property(b"group-id", group)
+                    + user_property(b"partition", partition)
+                    + user_property(b"offsets", named.encode())
+                )
+                output.append(self._settlement(pairs, len(part)))
+        return output
 
     def _stalled(self) -> str:
         return (
@@ -179,8 +215,11 @@ class QueuePump:
 class QueueLife(Workload):
     """A queue of its own in every round, with one publisher and one consumer."""
 
+    line = "queue"
+    batch = False
+
     def measure(self, number: int) -> list[Figure]:
-        plan, queue = self.plan, f"bench-{number}"
+        plan, queue = self.plan, f"bench-{self.line}-{number}"
         consumer, _ = connect(self.endpoint, f"bench-c-{queue}", version=5, receive_maximum=PACKET_IDS)
         with consumer:
             subscribe(consumer, f"$queue/{queue}", QOS, version=5, group=GROUP)
@@ -193,8 +232,16 @@ class QueueLife(Workload):
                     payload_bytes=plan.payload_bytes,
                     window=plan.window_of(QOS),
                     receive_maximum=connack.properties.receive_maximum or PACKET_IDS,
+                    batch=self.batch,
                 )
                 pump.run(seconds=WARM_UP_S)
                 meter = Meter(self.broker)
                 messages = pump.run(messages=plan.messages, seconds=0.0 if plan.messages else plan.seconds)
-                return [meter.rate("queue", messages)]
+                return [meter.rate(self.line, messages)]
+
+
+class QueueBatch(QueueLife):
+    """The deliveries of a turn are settled together."""
+
+    line = "queue_batch"
+    batch = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from loadtests.bench.cases import Aim, Line
+from loadtests.bench.cases import QUEUES, Aim, Line
 from loadtests.bench.figures import NULL, BenchRun
 from loadtests.machine import this_machine
 from reference_broker.trace.results import Check, RunKind, RunResult, Series, Verdict, worst
@@ -35,13 +35,17 @@ def _spread(line: Line, values: list[float]) -> str:
     return f"{_value(line, min(values))} - {_value(line, max(values))}" if values else "-"
 
 
+def _protocol(bench: BenchRun) -> str:
+    plan = bench.plan
+    if all(line.case in QUEUES for line in bench.lines):
+        return f"durable queues over MQTT 5.0 (RabbitMQ: AMQP 0.9.1), {plan.in_flight} messages under way"
+    return f"MQTT 3.1.1, window {plan.window} (QoS 0) or {plan.in_flight} messages"
+
+
 def table(bench: BenchRun) -> Table:
     """A section for each line, a row in it for each broker; the ratio tells how many times better the first is."""
     plan = bench.plan
-    head = (
-        f"{plan.payload_bytes}-byte payloads, MQTT 3.1.1, window {plan.window} (QoS 0) or {plan.in_flight} messages, "
-        f"median of {plan.rounds} interleaved rounds"
-    )
+    head = f"{plan.payload_bytes}-byte payloads, {_protocol(bench)}, median of {plan.rounds} interleaved rounds"
     versions = ", ".join(f"{name} {bench.versions[name]}".strip() for name in bench.peers)
     found = Table(title=head, title_justify="left", caption=f"{versions}; null: no broker", caption_justify="left")
     found.add_column("line and broker", no_wrap=True)
@@ -186,7 +190,7 @@ def _metrics(bench: BenchRun) -> dict[str, float | int | str]:
     return metrics
 
 
-def result(bench: BenchRun, *, command: str) -> RunResult:
+def result(bench: BenchRun, *, name: str, command: str) -> RunResult:
     """The run in the schema of all verdicts. Metrics are named ``<peer>.<line>.<metric>``."""
     judged = [check for group in checks(bench).values() for check in group]
     series = []
@@ -202,7 +206,7 @@ def result(bench: BenchRun, *, command: str) -> RunResult:
     summary = f"{bench.peers[0]}: {met} of {len(judged)} aims met, {missed} missed" if bench.peers else ""
     return RunResult(
         kind=RunKind.BENCH,
-        name="bench mqtt",
+        name=name,
         verdict=worst([check.verdict for check in judged]),
         summary=summary or "no broker could be measured",
         target=", ".join(bench.peers),

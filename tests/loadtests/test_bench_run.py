@@ -223,7 +223,7 @@ def test_ratios_are_judged_unless_the_client_was_the_limit() -> None:
     assert bench.per_cpu_second("a", "qos0") == pytest.approx(1_300 / 3)
     found = {line: [check.verdict for check in group] for (line, _), group in checks(bench).items()}
     assert found == {"qos0": [Verdict.PASS], "qos1": [Verdict.UNKNOWN], "qos2": [Verdict.FAIL]}
-    said = result(bench, command="c")
+    said = result(bench, name="bench mqtt", command="c")
     assert (said.kind, said.verdict, said.target) == (RunKind.BENCH, Verdict.FAIL, "a, mosquitto")
     assert said.metrics["a.qos0.messages_per_s"] == 300.0
     assert said.metrics["mosquitto.qos0.ratio"] == 6.0
@@ -321,14 +321,27 @@ def test_reference_and_mosquitto_lose_nothing() -> None:
 def test_the_command_writes_results_and_takes_selections(tmp_path: Path) -> None:
     app = build_app("bench")
     arguments = ["bench", "mqtt", "--rounds", "1", "--messages", "500", "--case", "qos0", "--peer", "reference"]
-    done = CliRunner().invoke(app, [*arguments, "--case", "queue", "--out", str(tmp_path)])
+    done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert "QoS 0" in done.output
-    assert "$ack" in done.output
-    assert read_result(tmp_path / "compared" / "result.json").kind is RunKind.BENCH
-    queue = read_result(tmp_path / "queue" / "result.json")
-    assert float(queue.metrics["reference/fsync.queue.messages_per_s"]) > 0
+    assert read_result(tmp_path / "result.json").kind is RunKind.BENCH
     assert CliRunner().invoke(app, [*arguments[:-1], "nonsense"]).exit_code == 2
+    refused = CliRunner().invoke(app, [*arguments, "--case", "queue"])
+    assert (refused.exit_code, "assay bench queue" in refused.output) == (2, True)
+
+
+def test_the_queue_command_measures_the_engine_and_the_sockets(tmp_path: Path) -> None:
+    done = CliRunner().invoke(build_app("bench"), ["bench", "queue", "--quick", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    engine = read_result(tmp_path / "engine" / "result.json")
+    assert float(engine.metrics["enqueue_batch.messages_per_s"]) > 0
+    assert not engine.checks
+    sockets = read_result(tmp_path / "sockets" / "result.json")
+    for durability in ("interval", "fsync", "memory"):
+        assert float(sockets.metrics[f"reference/{durability}.queue.messages_per_s"]) > 0
+    skipped = shutil.which("rabbitmq-server") is None
+    assert ("rabbitmq.skipped" in sockets.metrics) == skipped
+    assert skipped or float(sockets.metrics["rabbitmq.queue.messages_per_s"]) > 0
 
 
 def test_peers_take_target_files(tmp_path: Path) -> None:

@@ -1,0 +1,152 @@
+"""AMQP 0.9.1 as a bench client needs it: a handshake, a durable queue, and frames read and written in blocks.
+
+Layouts from the AMQP 0-9-1 specification, sections 2.3.5 (frames), 4.2.3 and the method tables; confirms are RabbitMQ's
+extension (class 85). Written for the bench alone: it refuses everything that it does not expect.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from loadtests.bench.workload import BenchError
+
+METHOD, HEADER, BODY = 1, 2, 3
+FRAME_END = 0xCE
+CHANNEL = 1
+_FRAME = struct.Struct(">BHI")
+_OVERHEAD_BYTES = _FRAME.size + 1
+TIMEOUT_S = 10.0
+_PERSISTENT = 2
+_DELIVERY_MODE_FLAG = 0x1000
+
+START, START_OK, TUNE, TUNE_OK, OPEN, OPEN_OK = (10, 10), (10, 11), (10, 30), (10, 31), (10, 40), (10, 41)
+CHANNEL_OPEN, CHANNEL_OPEN_OK = (20, 10), (20, 11)
+QUEUE_DECLARE, QUEUE_DECLARE_OK = (50, 10), (50, 11)
+BASIC_QOS, BASIC_QOS_OK, BASIC_CONSUME, BASIC_CONSUME_OK = (60, 10), (60, 11), (60, 20), (60, 21)
+BASIC_PUBLISH, BASIC_DELIVER, BASIC_ACK = (60, 40), (60, 60), (60, 80)
+CONFIRM_SELECT, CONFIRM_SELECT_OK = (85, 10), (85, 11)
+
+Method = tuple[int, int]
+
+
+class Frame(NamedTuple):
+    """One frame in a buffer: its type, and where its payload lies."""
+
+    kind: int
+    start: int
+    end: int
+
+
+def short_string(text: str) -> bytes:
+    """A length byte and the UTF-8."""
+    encoded = text.encode()
+    return bytes((len(encoded),)) + encoded
+
+
+def frame(kind: int, channel: int, payload: bytes) -> bytes:
+    return _FRAME.pack(kind, channel, len(payload)) + payload + bytes((FRAME_END,))
+
+
+def method(name: Method, arguments: bytes = b"", *, channel: int = CHANNEL) -> bytes:
+    """A method frame."""
+    return frame(METHOD, channel, struct.pack(">HH", *name) + arguments)
+
+
+def publish_start(queue: str, body_bytes: int) -> bytes:
+    """Everything of a persistent publish to the default exchange but its body frame."""
+    header = struct.pack(">HHQHB", 60, 0, body_bytes, _DELIVERY_MODE_FLAG, _PERSISTENT)
+    arguments = b"\0\0" + short_string("") + short_string(queue) + b"\0"
+    return method(BASIC_PUBLISH, arguments) + frame(HEADER, CHANNEL, header)
+
+
+def frames(data: bytes) -> Iterator[Frame]:
+    """The whole frames at the start of a buffer. Raises :class:`BenchError`."""
+    at, size = 0, len(data)
+    while at + _OVERHEAD_BYTES <= size:
+        kind, _, length = _FRAME.unpack_from(data, at)
+        end = at + _FRAME.size + length
+        if end >= size:
+            return
+        if data[end] != FRAME_END:
+            message = f"no frame end at byte {end}"
+            raise BenchError(message)
+        yield Frame(kind, at + _FRAME.size, end)
+        at = end + 1
+
+
+def name_of(data: bytes, found: Frame) -> Method:
+    """Class and method of a method frame."""
+    class_id, method_id = struct.unpack_from(">HH", data, found.start)
+    return class_id, method_id
+
+
+class _Handshake:
+    """Blocking requests, one at a time."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._buffer = b""
+
+    def expect(self, wanted: Method) -> bytes:
+        """The arguments of the next method, which must be that one. Raises :class:`BenchError`."""
+        while True:
+            found = next(frames(self._buffer), None)
+            if found is not None:
+                data, self._buffer = self._buffer, self._buffer[found.end + 1 :]
+                if found.kind == METHOD and name_of(data, found) == wanted:
+                    return data[found.start + 4 : found.end]
+                message = f"expected method {wanted}, received {data[found.start : found.end][:80]!r}"
+                raise BenchError(message)
+            received = self._socket.recv(65_536)
+            if not received:
+                message = f"the broker closed the connection before method {wanted}"
+                raise BenchError(message)
+            self._buffer += received
+
+    def request(self, name: Method, answer: Method, arguments: bytes = b"", *, channel: int = CHANNEL) -> bytes:
+        self._socket.sendall(method(name, arguments, channel=channel))
+        return self.expect(answer)
+
+
+def open_channel(host: str, port: int) -> socket.socket:
+    """A connection with one open channel. Raises :class:`BenchError`, :class:`OSError`."""
+    connection = socket.create_connection((host, port), TIMEOUT_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try:
+        talk = _Handshake(connection)
+        connection.sendall(b"AMQP\0\0\x09\x01")
+        talk.expect(START)
+        login = b"\0guest\0guest"  # what RabbitMQ takes over loopback
+        arguments = struct.pack(">I", 0) + short_string("PLAIN") + struct.pack(">I", len(login)) + login
+        tune = talk.request(START_OK, TUNE, arguments + short_string("en_US"), channel=0)
+        channels, frame_bytes, _ = struct.unpack(">HIH", tune)
+        connection.sendall(method(TUNE_OK, struct.pack(">HIH", channels, frame_bytes, 0), channel=0))
+        talk.request(OPEN, OPEN_OK, short_string("/") + b"\0\0", channel=0)
+        talk.request(CHANNEL_OPEN, CHANNEL_OPEN_OK, b"\0")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def declare_durable(connection: socket.socket, queue: str) -> None:
+    """A durable classic queue. Raises :class:`BenchError`."""
+    durable = b"\x02"
+    arguments = b"\0\0" + short_string(queue) + durable + struct.pack(">I", 0)
+    _Handshake(connection).request(QUEUE_DECLARE, QUEUE_DECLARE_OK, arguments)
+
+
+def select_confirms(connection: socket.socket) -> None:
+    """Every publish is confirmed from now on. Raises :class:`BenchError`."""
+    _Handshake(connection).request(CONFIRM_SELECT, CONFIRM_SELECT_OK, b"\0")
+
+
+def consume(connection: socket.socket, queue: str, prefetch: int) -> None:
+    """Consume with manual acknowledgements, so many unsettled at most. Raises :class:`BenchError`."""
+    talk = _Handshake(connection)
+    talk.request(BASIC_QOS, BASIC_QOS_OK, struct.pack(">IHB", 0, prefetch, 0))
+    arguments = b"\0\0" + short_string(queue) + short_string("bench") + b"\0" + struct.pack(">I", 0)
+    talk.request(BASIC_CONSUME, BASIC_CONSUME_OK, arguments)

@@ -1,0 +1,1 @@
+"""The queue engine measured by itself, in one process."""
