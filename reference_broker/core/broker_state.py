@@ -407,11 +407,15 @@ class BrokerState:
             self.engine.unsubscribe(previous, now)
         identifiers = (subscription.identifier,) if subscription.identifier else ()
         qos = min(subscription.qos, 1)
+        plain = qos == 1 and not identifiers
 
         def deliver(delivery: Delivery) -> bool:
-            if not session.has_room or session.queued:
+            connection = session.connection
+            if connection is None or session.queued or len(session.in_flight) >= session.window:
                 session.stalled_consumers.append(consumer)
                 return False
+            if plain and session.hand_over(connection, delivery):
+                return True
             session.deliver(self.delivery_message(delivery), qos, False, identifiers, delivery)
             return True
 

@@ -33,6 +33,10 @@ class SessionConnection(Protocol):
     ) -> bool:
         """Send a PUBLISH; False when it is larger than the client accepts (then it counts as delivered)."""
 
+    def send_delivery(self, packet_id: int, delivery: Delivery) -> bool | None:
+        """Send a plain queue delivery at QoS 1, as :meth:`send_publish`; None when it must go by :meth:`send_publish`,
+        with the properties of a delivery."""
+
     def send_pubrel(self, packet_id: int) -> None: ...
 
     def close_for_takeover(self, now: float) -> None:
@@ -221,6 +225,20 @@ class Session:
         self.queued.append(outgoing)
         if self.kept is not None:
             self.kept.queued(outgoing)
+
+    def hand_over(self, connection: SessionConnection, delivery: Delivery) -> bool:
+        """Send a queue delivery at QoS 1 by the short way; there is room for it. False: nothing was done, it must go
+        by :meth:`deliver`."""
+        packet_id = self._allocate_packet_id()
+        sent = connection.send_delivery(packet_id, delivery)
+        if sent:
+            self.in_flight[packet_id] = Outgoing(delivery.message, 1, False, (), delivery)
+            return True
+        if sent is None:
+            self._next_packet_id = packet_id
+            return False
+        self._drop()
+        return True
 
     def _send(self, connection: SessionConnection, outgoing: Outgoing) -> None:
         packet_id = self._allocate_packet_id()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from reference_broker.core.broker_state import BrokerState
 from reference_broker.core.message import Message
+from reference_broker.core.queues import Delivery
 from reference_broker.core.session import Session
 from reference_broker.core.timers import Timer
 from reference_broker.mqtt import enhanced_auth, handlers, handshake, runs
@@ -363,6 +364,9 @@ class MqttConnection(Output):
         self, packet_id: int, message: Message, qos: int, retain: bool, dup: bool, identifiers: tuple[int, ...]
     ) -> bool:
         return self.outbound.send_publish(packet_id, message, qos, retain, dup, identifiers)
+
+    def send_delivery(self, packet_id: int, delivery: Delivery) -> bool | None:
+        return self.outbound.send_delivery(packet_id, delivery)
 
     def send_pubrel(self, packet_id: int) -> None:
         self.outbound.send_pubrel(packet_id)

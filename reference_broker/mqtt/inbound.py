@@ -20,10 +20,12 @@ from reference_broker.core.routing import Route
 from reference_broker.core.session import Session
 from reference_broker.core.topics import TopicError, is_sys_topic, validate_topic
 from reference_broker.mqtt import handlers, runs
+from reference_broker.mqtt.ack_runs import ACK_LEVEL
 from reference_broker.mqtt.codec import decode_packet, encode_acknowledgement
 from reference_broker.mqtt.errors import ProtocolError, Reason, rule_id
 from reference_broker.mqtt.outgoing import message_from
 from reference_broker.mqtt.packets import V5, Acknowledgement, PacketType, Publish
+from reference_broker.mqtt.queue_lanes import QueueLanes
 from reference_broker.mqtt.wire_types import decode_string
 
 if TYPE_CHECKING:
@@ -39,10 +41,11 @@ _PUBCOMP_START = b"\x70\x02"
 class _Plan:
     """How PUBLISH packets with one prefix are served. ``targets`` is None where they must go the general way."""
 
-    __slots__ = ("as_it_is", "epoch", "route", "sessions_epoch", "targets", "topic")
+    __slots__ = ("as_it_is", "epoch", "is_queue", "route", "sessions_epoch", "targets", "topic")
 
     def __init__(self, topic: str, *, as_it_is: bool) -> None:
         self.topic = topic
+        self.is_queue = is_queue_topic(topic)
         self.as_it_is = as_it_is
         """The bytes may go to others: their remaining length is in its shortest form, which 3.1.1 does not demand."""
         self.epoch = self.sessions_epoch = -1
@@ -60,7 +63,7 @@ class _Targets(NamedTuple):
     targets: list[MqttConnection]
 
 
-class _PendingAck:
+class PendingAck:
     """The place of acknowledgements that wait for the disk, or behind one that does.
 
     ``qos1``: how many of them are PUBACKs. QoS 2 publishes count by their packet ids instead.
@@ -85,8 +88,9 @@ class Inbound:
         self._aliases: dict[int, str] = {}
         self._plans: dict[bytes, _Plan] = {}
         self._last_targets: _Targets | None = None
-        self._pending_acks: deque[_PendingAck] = deque()
+        self._pending_acks: deque[PendingAck] = deque()
         self._pending_qos1 = 0
+        self._queue_lanes = QueueLanes(connection, self)
         self._left_over: set[int] = set()
         """QoS 2 ids from earlier connections: they do not count until they are used again (5.0 4.9)."""
 
@@ -115,6 +119,13 @@ class Inbound:
         topic_end = body + 2 + (data[body] << 8 | data[body + 1]) if end - body >= 2 else end + 1
         payload_at = topic_end + (2 if qos else 0) + (1 if five else 0)
         if header not in (0x30, 0x32, 0x34) or payload_at > end or (five and data[payload_at - 1]):
+            if (
+                header == 0x32
+                and five
+                and data.endswith(ACK_LEVEL, body, topic_end)
+                and (ended := self._queue_lanes.on_ack_run(data, start, body, topic_end, end, now))
+            ):
+                return ended
             packet = decode_packet(header, data, body, end, self._connection.version)
             assert isinstance(packet, Publish)
             self._on_publish(packet, now)
@@ -139,6 +150,10 @@ class Inbound:
             if run_end > end and self._forward_run(
                 plan, qos, data[start:run_end], stride, topic_end - start, payload_at - start
             ):
+                return run_end
+        elif plan.is_queue and qos == 1:
+            run_end = self._queue_lanes.on_publish_run(plan.topic, data, start, end, topic_end, payload_at, prefix, now)
+            if run_end:
                 return run_end
         self._on_plain(plan.topic, qos, data, topic_end, payload_at, end, now)
         return end
@@ -433,8 +448,23 @@ class Inbound:
         else:
             self._connection.send(data)
 
-    def _wait(self, data: bytes | None, qos1: int) -> _PendingAck:
-        slot = _PendingAck(data, qos1)
+    def room_for(self, count: int) -> bool:
+        """Whether the client's quota allows so many more unfinished publishes."""
+        session = self._connection.active_session
+        return self._connection.version != V5 or self._unfinished(session) + count <= self._config.receive_maximum
+
+    def wait_for_confirm(self, qos1: int) -> PendingAck:
+        """The place of so many PUBACKs, which :meth:`answer` sends."""
+        return self._wait(None, qos1)
+
+    def answer(self, slot: PendingAck, data: bytes) -> None:
+        """Send acknowledgements once those before them are sent."""
+        slot.data = data
+        if self._pending_acks[0] is slot:
+            self._release_acks()
+
+    def _wait(self, data: bytes | None, qos1: int) -> PendingAck:
+        slot = PendingAck(data, qos1)
         self._pending_acks.append(slot)
         self._pending_qos1 += qos1
         return slot

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reference_broker.core.message import Message
+from reference_broker.core.queues import Delivery
 from reference_broker.core.session import RELEASED, OutgoingRun, OutgoingState
 from reference_broker.mqtt import runs
 from reference_broker.mqtt.errors import ProtocolError, Reason
 from reference_broker.mqtt.outgoing import PublishEncoder
 from reference_broker.mqtt.packets import V5, V311, Acknowledgement, PacketType
+from reference_broker.mqtt.queue_deliveries import DeliveryEncoder
 
 if TYPE_CHECKING:
     from reference_broker.mqtt.connection import MqttConnection
@@ -26,12 +28,16 @@ class Outbound:
         self._traffic = connection.broker.traffic
         self._max_unread_bytes = connection.broker.config.mqtt.max_unread_bytes
         self._encoder = PublishEncoder(V311)
+        self._deliveries: DeliveryEncoder | None = None
         self.dropped = 0
         """QoS 0 messages this client was too slow for."""
 
     def speak(self, version: int) -> None:
         """The protocol version is known."""
         self._encoder = PublishEncoder(version)
+        # Classes that change what is published (quirks, for example) are to see deliveries, too.
+        if version == V5 and type(self).send_publish is Outbound.send_publish:
+            self._deliveries = DeliveryEncoder()
 
     # -- deliveries ----------------------------------------------------------------------------------------------
 
@@ -79,6 +85,22 @@ class Outbound:
         traffic = self._traffic
         traffic.publishes_sent += 1
         traffic.payload_bytes_sent += len(message.payload)
+        return True
+
+    def send_delivery(self, packet_id: int, delivery: Delivery) -> bool | None:
+        """As :meth:`SessionConnection.send_delivery`."""
+        if self._deliveries is None:
+            return None
+        data = self._deliveries.encode(packet_id, delivery)
+        if data is None:
+            return None
+        connection = self._connection
+        if len(data) > connection.max_packet_out:
+            return False
+        connection.send(data)
+        traffic = self._traffic
+        traffic.publishes_sent += 1
+        traffic.payload_bytes_sent += len(delivery.message.payload)
         return True
 
     def send_pubrel(self, packet_id: int) -> None:

@@ -9,6 +9,7 @@ import pytest
 from reference_broker.config import BrokerConfig, SysConfig
 from reference_broker.core.broker_state import BrokerState, ConnectRequest
 from reference_broker.core.message import Message
+from reference_broker.core.queues import Delivery
 from reference_broker.core.routing import Subscription
 from reference_broker.core.session import Session
 from reference_broker.core.sys_topics import SysTopics
@@ -28,6 +29,9 @@ class Inbox:
     ) -> bool:
         self.received.append((message, retain))
         return True
+
+    def send_delivery(self, packet_id: int, delivery: Delivery) -> bool | None:
+        return None
 
     def send_pubrel(self, packet_id: int) -> None:
         raise AssertionError

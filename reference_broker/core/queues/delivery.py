@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from reference_broker.core.message import Message
+from reference_broker.core.queues.stored_message import is_plain
 
 
 class Delivery(msgspec.Struct, kw_only=True, eq=False, gc=False):
@@ -24,6 +25,13 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False, gc=False):
     message: Message
     receipt: str = ""
     """The handle of this one delivery; empty where the queue gives none."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Its properties are the broker's constant ones alone: what differs from delivery to delivery is only the
+        message id and the offset. Whatever :func:`delivery_properties` adds to some deliveries must make this False.
+        """
+        return self.delivery_count == 1 and not self.receipt and is_plain(self.message)
 
 
 BROKER_PROPERTIES = frozenset(

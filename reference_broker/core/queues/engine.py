@@ -215,9 +215,7 @@ class QueueEngine:
         what is refused at once shows in the confirm, and the others are enqueued all the same.
         """
         joint = JointConfirm(on_confirmed or ignore)
-        self._agenda.now = now
-        queue = self._queues.get(address.queue)
-        if queue is None or self._closed or not queue.publish_run(address.routing_key, messages, now, joint):
+        if not self.publish_run(address, messages, now, lambda _: joint.part()):
             for message in messages:
                 confirm = joint.part()
                 try:
@@ -225,6 +223,19 @@ class QueueEngine:
                 except QueueError as error:
                     confirm(error)
         joint.close()
+
+    def publish_run(
+        self, address: QueueAddress, messages: Sequence[Message], now: float, part: Callable[[int], Confirm]
+    ) -> bool:
+        """Enqueue plain messages that certainly fit, in blocks; False, with nothing done, when they must go singly.
+
+        ``part`` is told the size of each block, in order, and gives its confirm.
+        """
+        queue = self._queues.get(address.queue)
+        if queue is None or self._closed or address.verb is not None:
+            return False
+        self._agenda.now = now
+        return queue.publish_run(address.routing_key, messages, now, part)
 
     # -- consuming -----------------------------------------------------------------------------------------------
 
@@ -303,6 +314,35 @@ class QueueEngine:
             return tuple(found.groups.values())
         named = found.groups.get(group)
         return () if named is None else (named,)
+
+    def ack_run(
+        self,
+        queue: str,
+        group: str,
+        places: Sequence[tuple[int, int]],
+        consumer_id: str,
+        now: float,
+        begin: Callable[[int], Confirm],
+    ) -> int:
+        """Ack deliveries of one group, named by partition and offset, up to the first that :meth:`settle` must judge.
+
+        Returns how many. ``begin`` is called first with that number, unless it is 0, and gives the confirm of all.
+        """
+        self._agenda.now = now
+        found = self._queues.get(queue)
+        holder = None if found is None or self._closed else found.groups.get(group)
+        if holder is None or holder.failure is not None or now < holder.stalled_until:
+            return 0
+        entries = settlement.held_entries(holder, places, consumer_id)
+        if entries:
+            on_done = begin(len(entries))
+            last = entries.pop()
+            for entry in entries:
+                settlement.settle(holder, entry, Verb.ACK, "", now, None)
+            # One log in one order: what covers the last covers all.
+            settlement.settle(holder, last, Verb.ACK, "", now, on_done)
+            return len(entries) + 1
+        return 0
 
     def delivery_properties(self, delivery: Delivery) -> tuple[tuple[str, str], ...]:
         """User properties of a delivery; see :func:`reference_broker.core.queues.delivery.delivery_properties`."""

@@ -10,7 +10,7 @@ from reference_broker.core.message import Message
 from reference_broker.core.queues import settlement
 from reference_broker.core.queues.address import check_group_name, message_id_of
 from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.confirms import Confirm, JointConfirm, Stored, StoredAs
+from reference_broker.core.queues.confirms import Confirm, Stored, StoredAs
 from reference_broker.core.queues.dead_letters import dead_letter_message
 from reference_broker.core.queues.delays import Delays
 from reference_broker.core.queues.delivery import GroupStats, QueueStats
@@ -36,8 +36,10 @@ LANES_FACT = "lanes"
 """Some message of the queue was not of normal priority."""
 _TRIM_INTERVAL_S = 1.0
 _TRIM_STEPS = 4_096
-_RUN_MESSAGES = 64
-"""Fewest messages of a block that goes to one partition."""
+_RUN_MESSAGES = 8
+"""Fewer are not worth a block."""
+_BLOCK_MESSAGES = 32
+"""Messages without a key that go to one partition together, at least, when there are enough for several blocks."""
 
 
 class DurableQueue:
@@ -229,12 +231,18 @@ class DurableQueue:
         """See :class:`DelayTarget`."""
         return self._add(routing_key, message, size, now, confirm, options)
 
-    def publish_run(self, routing_key: str, messages: Sequence[Message], now: float, joint: JointConfirm) -> bool:
-        """Enqueue plain messages that certainly fit, in blocks; False, with nothing done, when they must go singly."""
+    def publish_run(
+        self, routing_key: str, messages: Sequence[Message], now: float, part: Callable[[int], Confirm]
+    ) -> bool:
+        """See :meth:`QueueEngine.publish_run`."""
         count = len(messages)
         limit = self.config.max_message_bytes
-        if count < _RUN_MESSAGES or count > self._room:
+        if count < _RUN_MESSAGES:
             return False
+        if count > self._room:
+            self._room = self.config.max_depth - self.depth
+            if count > self._room:
+                return False
         if not all(is_plain(message) and len(message.payload) <= limit for message in messages):
             return False
         if any(partition.failure is not None for partition in self.partitions):
@@ -243,20 +251,21 @@ class DurableQueue:
         enqueued_at = timestamp_ms / 1000
         expires_at = self._codec.expiry(enqueued_at, 0.0)
         headers = self._codec.headers
-        blocks = min(len(self.partitions), count // _RUN_MESSAGES)
+        blocks = max(1, min(len(self.partitions), count // _BLOCK_MESSAGES))
         size = -(-count // blocks)
         first = self._partitioner.choose(None, len(self.partitions))
         for block in range(blocks):
-            part = messages[block * size : (block + 1) * size]
+            some = messages[block * size : (block + 1) * size]
             records: list[NewRecord] = []
             stored: list[StoredMessage] = []
-            for message in part:
+            for message in some:
                 payload = message.payload
                 header, topic = headers(message, routing_key)
                 records.append(NewRecord(timestamp_ms, b"", payload, header))
                 stored.append(StoredMessage(message, topic, routing_key, enqueued_at, expires_at, len(payload)))
-            if part:
-                self.partitions[(first + block) % len(self.partitions)].add_run(records, stored, joint.part())
+            if some:
+                partition = self.partitions[(first + block) % len(self.partitions)]
+                partition.add_run(records, stored, part(len(some)))
         self._room -= count
         self._end_total += count
         return True

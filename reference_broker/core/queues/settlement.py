@@ -73,6 +73,17 @@ def _writable(group: ConsumerGroup, entry: PendingEntry) -> PendingEntry:
     return entry
 
 
+def held_entries(group: ConsumerGroup, places: Iterable[tuple[int, int]], consumer_id: str) -> list[PendingEntry]:
+    """The deliveries at these places, up to the first that the consumer does not hold, or that is named again."""
+    found: dict[PendingEntry, None] = {}
+    for partition, offset in places:
+        entry = group.pending_entry(partition, offset)
+        if entry is None or entry in found or not _holds(entry, consumer_id):
+            break
+        found[entry] = None
+    return list(found)
+
+
 def _holds(entry: PendingEntry, consumer_id: str) -> bool:
     return entry.consumer is not None and entry.consumer.consumer_id == consumer_id
 

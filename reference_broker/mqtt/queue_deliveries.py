@@ -1,0 +1,98 @@
+"""Deliveries of a queue as MQTT 5.0 PUBLISH packets, from templates.
+
+The first deliveries of one partition to one group differ in message id, offset, packet id and payload alone. So the
+packet of the first one serves as the template of all others; whatever else a delivery carries goes the general way.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from reference_broker.core.queues import Delivery, delivery_properties
+from reference_broker.mqtt.properties import encode_user_properties
+from reference_broker.mqtt.wire_types import encode_string, encode_variable_integer
+
+_HEADER_QOS_1 = b"\x32"
+_MAX_TEMPLATES = 4_096
+_LENGTHS = [encode_variable_integer(length) for length in range(16_384)]
+_TWO_BYTES = [number.to_bytes(2, "big") for number in range(1_024)]
+
+
+class _Template(NamedTuple):
+    """The constant parts of a packet, in order, and how long they are with all length fields but the packet's own."""
+
+    topic: bytes
+    before_id: bytes
+    id_prefix: bytes
+    """The message id without its offset."""
+    between: bytes
+    """From behind the message id to the offset's value."""
+    after: bytes
+    property_bytes: int
+    """Of the property section's content without the digits of message id and offset."""
+
+
+class DeliveryEncoder:
+    """Encodes the deliveries to one client; remembers the templates of its partitions."""
+
+    def __init__(self) -> None:
+        self._templates: dict[tuple[str, str, int, str], _Template | None] = {}
+
+    def encode(self, packet_id: int, delivery: Delivery) -> bytes | None:
+        """A QoS 1 PUBLISH; None for a delivery that is more than plain."""
+        if not delivery.is_plain:
+            return None
+        key = (delivery.queue, delivery.group, delivery.partition, delivery.topic)
+        try:
+            template = self._templates[key]
+        except KeyError:
+            if len(self._templates) >= _MAX_TEMPLATES:
+                self._templates.clear()
+            template = self._templates[key] = _template(delivery)
+        if template is None:
+            return None
+        topic, before_id, id_prefix, between, after, property_bytes = template
+        offset = b"%d" % delivery.offset
+        digits = len(offset)
+        section = _LENGTHS[property_bytes + 2 * digits]
+        payload = delivery.message.payload
+        length = len(topic) + 2 + len(section) + property_bytes + 2 * digits + len(payload)
+        return b"".join(
+            (
+                _HEADER_QOS_1,
+                _LENGTHS[length] if length < 16_384 else encode_variable_integer(length),
+                topic,
+                packet_id.to_bytes(2, "big"),
+                section,
+                before_id,
+                _TWO_BYTES[len(id_prefix) + digits],
+                id_prefix,
+                offset,
+                between,
+                _TWO_BYTES[digits],
+                offset,
+                after,
+                payload,
+            )
+        )
+
+
+def _template(delivery: Delivery) -> _Template | None:
+    """From the properties of a delivery, where message id and offset are what they usually are."""
+    pairs = delivery_properties(delivery)
+    names = [name for name, _ in pairs]
+    offset = str(delivery.offset)
+    if names.count("message-id") != 1 or names.count("offset") != 1:
+        return None
+    id_at, offset_at = names.index("message-id"), names.index("offset")
+    message_id = pairs[id_at][1]
+    if id_at > offset_at or not message_id.endswith(f":{offset}") or pairs[offset_at][1] != offset:
+        return None
+    id_prefix = message_id[: -len(offset)].encode()
+    before_id = encode_user_properties(pairs[:id_at]) + b"\x26" + encode_string("message-id")
+    between = encode_user_properties(pairs[id_at + 1 : offset_at]) + b"\x26" + encode_string("offset")
+    after = encode_user_properties(pairs[offset_at + 1 :])
+    property_bytes = len(before_id) + 2 + len(id_prefix) + len(between) + 2 + len(after)
+    if len(id_prefix) > 1_000 or property_bytes > 16_000:
+        return None
+    return _Template(encode_string(delivery.topic), before_id, id_prefix, between, after, property_bytes)

@@ -1,0 +1,163 @@
+"""The fast lanes of queue clients: runs of publishes to a queue, and of ``$ack`` publishes.
+
+What a lane does not take, because it is not plain, not allowed or may fail, goes the general way packet by packet,
+which also finds out what is wrong with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reference_broker.core.message import Message
+from reference_broker.core.queues import QueueError, Verb
+from reference_broker.mqtt import handlers, runs
+from reference_broker.mqtt.ack_runs import AckRun, read_ack_run
+from reference_broker.mqtt.errors import ProtocolError
+from reference_broker.mqtt.packets import V5
+from reference_broker.mqtt.wire_types import decode_string
+
+if TYPE_CHECKING:
+    from reference_broker.core.broker_state import Confirm
+    from reference_broker.core.session import Session
+    from reference_broker.mqtt.connection import MqttConnection
+    from reference_broker.mqtt.inbound import Inbound
+
+_PUBACK_START = b"\x40\x02"
+_UNLIMITED_BYTES = 1 << 32
+_FEWEST = 8
+"""Fewer publishes to a queue are not worth a run."""
+
+
+class QueueLanes:
+    """The lanes of one client."""
+
+    def __init__(self, connection: MqttConnection, inbound: Inbound) -> None:
+        self._connection = connection
+        self._inbound = inbound
+        self._broker = connection.broker
+        self._traffic = connection.broker.traffic
+        self._refused: tuple[bytes, int] = (b"", 0)
+        """A run that no lane took, as its chunk and its end: its packets are not tried one after the other."""
+        self._max_payload_bytes = connection.broker.config.limits.max_payload_bytes or _UNLIMITED_BYTES
+
+    def on_publish_run(
+        self, topic: str, data: bytes, start: int, end: int, topic_end: int, payload_at: int, prefix: bytes, now: float
+    ) -> int:
+        """QoS 1 to a queue: the run is enqueued in blocks. Returns its end; 0: nothing was done."""
+        if self._was_refused(data, start):
+            return 0
+        stride, last = end - start, len(data) - (end - start)
+        run_end = end
+        while run_end <= last and data.startswith(prefix, run_end):
+            run_end += stride
+        if run_end - start < _FEWEST * stride:
+            return 0
+        if self._enqueue(topic, data[start:run_end], stride, topic_end - start, payload_at - start, now):
+            return run_end
+        self._refused = (data, run_end)
+        return 0
+
+    def on_ack_run(self, data: bytes, start: int, body: int, topic_end: int, end: int, now: float) -> int:
+        """``$ack`` publishes: settled together. Returns the end of those that were; 0: nothing was done."""
+        if end + 2 >= len(data) or self._was_refused(data, start):
+            return 0
+        try:
+            topic = decode_string(data[body + 2 : topic_end], V5)
+            address = self._broker.engine.address(topic)
+        except (ProtocolError, QueueError):
+            return 0
+        if address.verb is not Verb.ACK:
+            return 0
+        run = read_ack_run(data, start, data[body:topic_end], f"{address.queue}:".encode())
+        if run is None:
+            return 0
+        count = self._ack(topic, address.queue, run, now)
+        if not count:
+            self._refused = (data, run.ends[-1])
+            return 0
+        return run.ends[count - 1]
+
+    def _was_refused(self, data: bytes, start: int) -> bool:
+        refused, end = self._refused
+        if refused is not data:
+            return False
+        if start < end:
+            return True
+        self._refused = (b"", 0)
+        return False
+
+    def _enqueue(self, topic: str, run: bytes, stride: int, id_at: int, payload_at: int, now: float) -> bool:
+        count = len(run) // stride
+        connection, version = self._connection, self._connection.version
+        session = connection.active_session
+        payload_bytes = stride - payload_at
+        ids = runs.ids_of(run, stride, id_at)
+        if (b"\0" in ids[0::2] and 0 in runs.numbers(ids)) or payload_bytes > self._max_payload_bytes:
+            return False
+        if (version == V5 and any(run[payload_at - 1 :: stride])) or not self._inbound.room_for(count):
+            return False
+        if connection.grants is not None and not connection.grants.may_publish(topic):
+            return False
+        client_id = connection.client_id
+        messages = [
+            Message(topic=topic, payload=run[at + payload_at : at + stride], qos=1, publisher=client_id)
+            for at in range(0, len(run), stride)
+        ]
+        given = 0
+
+        def part(size: int) -> Confirm:
+            nonlocal given
+            some = ids[2 * given : 2 * (given + size)]
+            given += size
+            return self._confirm_all(session, some)
+
+        try:
+            enqueued = self._broker.engine.publish_run(self._broker.engine.address(topic), messages, now, part)
+        except QueueError:
+            return False
+        if not enqueued:
+            return False
+        self._traffic.publishes_received += count
+        self._traffic.payload_bytes_received += count * payload_bytes
+        return True
+
+    def _ack(self, topic: str, queue: str, run: AckRun, now: float) -> int:
+        connection = self._connection
+        session = connection.active_session
+        if connection.grants is not None and not connection.grants.may_publish(topic):
+            return 0
+        if not self._inbound.room_for(len(run.places)):
+            return 0
+        try:
+            group = run.group.decode()
+        except UnicodeDecodeError:
+            return 0
+
+        def begin(count: int) -> Confirm:
+            return self._confirm_all(session, run.ids[: 2 * count])
+
+        count = self._broker.engine.ack_run(queue, group, run.places, connection.client_id, now, begin)
+        self._traffic.publishes_received += count
+        return count
+
+    def _confirm_all(self, session: Session, ids: bytes) -> Confirm:
+        """The confirm of QoS 1 publishes with these packet ids."""
+        connection = self._connection
+        slot = self._inbound.wait_for_confirm(len(ids) // 2)
+
+        def confirmed(error: QueueError | None) -> None:
+            if session.connection is not connection:
+                return
+            if error is None:
+                self._inbound.answer(slot, runs.acknowledgements(_PUBACK_START, ids))
+            else:
+                answers = [
+                    handlers.acknowledgement(connection, 1, packet_id, error, matched=True)
+                    for packet_id in runs.numbers(ids)
+                ]
+                if None in answers:
+                    connection.close_now(self._broker.now)
+                    return
+                self._inbound.answer(slot, b"".join(answer for answer in answers if answer is not None))
+
+        return confirmed

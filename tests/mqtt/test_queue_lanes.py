@@ -1,0 +1,232 @@
+"""The fast lanes of queue clients do what the general way does: bytes in one chunk and packet by packet end alike."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformance.wire import Connect, Properties, Publish, Subscribe, Subscription
+from conformance.wire.encode import encode
+from reference_broker.config import AclConfig, AclRuleConfig, BrokerConfig, MqttConfig, Permission, QueuesConfig
+from reference_broker.core.message import Message
+from reference_broker.core.queues import Delivery, delivery_properties
+from reference_broker.mqtt.ack_runs import read_ack_run
+from reference_broker.mqtt.connection import MqttConnection
+from reference_broker.mqtt.outgoing import PublishEncoder
+from reference_broker.mqtt.packets import V5
+from reference_broker.mqtt.queue_deliveries import DeliveryEncoder
+from reference_broker.node import BrokerNode
+
+NOW = 1_700_000_000.0
+DEFAULTS = {"durability": "memory", "partitions": 1, "max_depth": 40, "max_message_bytes": 200}
+
+
+class Life:
+    """A node with a publisher and a consumer; input goes in as one chunk, or each packet alone."""
+
+    def __init__(self, *, whole: bool, version: int = 5, config: BrokerConfig | None = None) -> None:
+        self.whole = whole
+        config = config or BrokerConfig(queues=QueuesConfig(defaults=DEFAULTS), mqtt=MqttConfig(receive_maximum=60))
+        self.node = BrokerNode(config, None, random.Random(1), NOW)
+        self.publisher = self._connect("publisher", version)
+        self.consumer = self._connect("consumer", 5)
+        joining = Properties(user_property=(("consumer-group", "g"),))
+        subscribe = Subscribe(packet_id=1, subscriptions=(Subscription(filter="$queue/q", qos=1),), properties=joining)
+        self.send(self.consumer, [encode(subscribe, 5)])
+        self.output(self.consumer)
+
+    def _connect(self, client_id: str, version: int) -> MqttConnection:
+        connection = self.node.accept(client_id, NOW)
+        properties = Properties(receive_maximum=1_000) if version == 5 else Properties()
+        packet = Connect(version=version, client_id=client_id, clean=True, properties=properties)
+        self.send(connection, [encode(packet, version)])
+        self.output(connection)
+        return connection
+
+    def send(self, connection: MqttConnection, packets: Sequence[bytes]) -> None:
+        for chunk in [b"".join(packets)] if self.whole else packets:
+            if not connection.closing:
+                self.node.receive(connection, chunk, NOW)
+        for _ in range(3):
+            self.node.take_dirty(NOW)
+
+    def output(self, connection: MqttConnection) -> bytes:
+        return connection.take_output()
+
+    def seen(self) -> tuple[object, ...]:
+        state = self.node.state
+        figures = state.traffic.publishes_received, state.traffic.payload_bytes_received, state.traffic.publishes_sent
+        stats = [self.node.engine.stats(queue) for queue in self.node.engine.queues()]
+        return (
+            self.output(self.publisher),
+            self.output(self.consumer),
+            self.publisher.closing,
+            self.consumer.closing,
+            figures,
+            stats,
+        )
+
+
+def _publish(packet_id: int, *, payload: bytes = b"x", topic: str = "$queue/q", version: int = 5) -> bytes:
+    return encode(Publish(topic=topic, payload=payload, qos=1, packet_id=packet_id), version)
+
+
+def _ack(packet_id: int, *pairs: tuple[str, str], topic: str = "$queue/q/$ack", payload: bytes = b"") -> bytes:
+    properties = Properties(user_property=pairs)
+    return encode(Publish(topic=topic, payload=payload, qos=1, packet_id=packet_id, properties=properties), 5)
+
+
+def _both(publishes: Sequence[bytes], acks: Sequence[bytes], *, version: int = 5) -> tuple[Life, Life]:
+    lives = Life(whole=True, version=version), Life(whole=False, version=version)
+    for life in lives:
+        life.send(life.publisher, publishes)
+        life.send(life.consumer, acks)
+    return lives
+
+
+publishes = st.lists(
+    st.builds(
+        _publish,
+        st.sampled_from([*range(1, 40), 0]),
+        payload=st.sampled_from([b"x", b"y", b"", bytes(150), bytes(201)]),
+        topic=st.sampled_from(["$queue/q"] * 9 + ["$queue/q/key", "$queue/q/$ack"]),
+    ),
+    max_size=50,
+)
+plain_runs = st.builds(
+    lambda count, size: [_publish(number + 1, payload=bytes(size)) for number in range(count)],
+    st.integers(0, 50),
+    st.integers(0, 210),
+)
+places = st.one_of(
+    st.builds(lambda offset: (("message-id", f"q:0:{offset}"), ("group-id", "g")), st.integers(0, 45)),
+    st.sampled_from(
+        [
+            (("message-id", "q:0:1"),),
+            (("group-id", "g"), ("message-id", "q:0:2")),
+            (("message-id", "q:1:2"), ("group-id", "g")),
+            (("message-id", "q:0:3"), ("group-id", "other")),
+            (("message-id", "other:0:3"), ("group-id", "g")),
+            (("message-id", "q:0:+3"), ("group-id", "g")),
+            (("message-id", "q:0:3"), ("group-id", "g"), ("reason", "r")),
+            (("message-id", "q:0:" + "9" * 25), ("group-id", "g")),
+            (("message-id", ""), ("group-id", "")),
+        ]
+    ),
+)
+acks = st.lists(
+    st.builds(
+        lambda packet_id, pairs, topic, payload: _ack(packet_id, *pairs, topic=topic, payload=payload),
+        st.sampled_from([*range(1, 40)] * 3 + [0]),
+        places,
+        st.sampled_from(["$queue/q/$ack"] * 9 + ["$queue/q/key/$ack", "$queue/q/$nack"]),
+        st.sampled_from([b""] * 9 + [b"payload"]),
+    ),
+    max_size=60,
+)
+in_order = st.builds(
+    lambda start, count: [
+        _ack(number + 1, ("message-id", f"q:0:{start + number}"), ("group-id", "g")) for number in range(count)
+    ],
+    st.integers(0, 5),
+    st.integers(0, 60),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.one_of(plain_runs, publishes), st.one_of(in_order, acks))
+def test_one_chunk_and_single_packets_end_alike(published: list[bytes], settled: list[bytes]) -> None:
+    whole, single = _both(published, settled)
+    assert whole.seen() == single.seen()
+
+
+@settings(max_examples=30, deadline=None)
+@given(plain_runs)
+def test_so_they_do_in_311(published: list[bytes]) -> None:
+    run = [_publish(number + 1, payload=b"x" * len(packet), version=4) for number, packet in enumerate(published)]
+    whole, single = _both(run, [], version=4)
+    assert whole.seen() == single.seen()
+
+
+def test_a_run_takes_the_lane_and_its_limits_are_those_of_single_packets() -> None:
+    life = Life(whole=True)
+    taken: list[int] = []
+    engine = life.node.engine
+    original = engine.publish_run
+
+    def publish_run(*arguments: object) -> bool:
+        done = original(*arguments)  # type: ignore[arg-type]
+        taken.append(done)
+        return done
+
+    engine.publish_run = publish_run  # type: ignore[method-assign]
+    life.send(life.publisher, [_publish(number + 1) for number in range(30)])
+    assert taken == [True]
+    # Ten more would fit; the run must not be refused as a whole.
+    life.send(life.publisher, [_publish(number + 1) for number in range(20)])
+    assert taken == [True, False]
+    stats = engine.stats("q")
+    assert (stats.depth, stats.refused) == (40, 10)
+
+
+def test_rules_of_access_hold_in_the_lanes() -> None:
+    rules = (
+        AclRuleConfig(topic="other", access=Permission.READWRITE),
+        AclRuleConfig(topic="$queue/q", access=Permission.READ),
+    )
+    config = BrokerConfig(queues=QueuesConfig(defaults=DEFAULTS), acl=AclConfig(rules=rules))
+    seen = []
+    for whole in (True, False):
+        life = Life(whole=whole, config=config)
+        life.send(life.publisher, [_publish(number + 1) for number in range(20)])
+        seen.append(life.seen())
+        assert life.node.engine.stats("q").enqueued == 0
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("cut", range(1, 54))
+def test_a_cut_off_run_is_read_as_far_as_it_is_whole(cut: int) -> None:
+    first, second, third = (_ack(number, ("message-id", f"q:0:{number}"), ("group-id", "g")) for number in (1, 2, 3))
+    data = first + second + third
+    topic_field = b"\0\x0d$queue/q/$ack"
+    run = read_ack_run(data[:-cut], 0, topic_field, b"q:")
+    assert run is not None
+    assert run.places == [(0, 1), (0, 2)]
+    assert run.ends == [len(first), len(first) + len(second)]
+    assert run.ids == b"\0\1\0\2"
+    assert read_ack_run(first + second[:-cut], 0, topic_field, b"q:") is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 65_535),
+    st.text(st.characters(codec="utf-8", exclude_characters="\0+#$"), min_size=1, max_size=200),
+    st.integers(0, 1_023),
+    st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=5),
+    st.sampled_from([0, 1, 100, 20_000]),
+)
+def test_templates_give_the_bytes_of_the_general_encoder(
+    packet_id: int, name: str, partition: int, offsets: list[int], payload_bytes: int
+) -> None:
+    lane, general = DeliveryEncoder(), PublishEncoder(V5)
+    for offset in offsets:
+        delivery = Delivery(
+            queue=name,
+            partition=partition,
+            offset=offset,
+            message_id=f"{name}:{partition}:{offset}",
+            group="group",
+            delivery_count=1,
+            topic=f"$queue/{name}",
+            message=Message(topic="t", payload=bytes(payload_bytes)),
+        )
+        message = Message(
+            topic=delivery.topic, payload=bytes(payload_bytes), user_properties=delivery_properties(delivery)
+        )
+        data = lane.encode(packet_id, delivery)
+        assert data is None or data == general.encode(packet_id, message, 0x32, (), NOW)
+        assert data is not None or len(name) > 100
