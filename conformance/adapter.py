@@ -8,7 +8,7 @@ WebSocket listener. In this process: :func:`reference_broker_endpoint`.
 ``--fork`` makes it a nursery of broken brokers for the self-check, which spares them the start of Python: each line
 ``{"start": MUTANT, "config": FILE, "log": FILE}`` on standard input forks a broker with that mutant (none for "") and
 configuration (the defaults for ""), whose ready line, or one with ``error``, is printed; ``{"stop": PID}`` ends that
-broker, the end of the input ends all of them.
+broker, ``{"kill": PID}`` does so by SIGKILL, the end of the input ends all of them.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _ready_line(broker: Broker) -> str:
 
 def _forked_broker(mutant: str, config: str, log: str, life: int) -> int:
     """The life of a forked broker: until ``life``, the read end of a pipe, ends. Returns the exit status."""
-    with Path(log).open("wb") as sink:
+    with Path(log).open("ab") as sink:
         os.dup2(sink.fileno(), sys.stderr.fileno())
     try:
         wanted = broker_config(Path(config) if config else None, 0)
@@ -112,6 +112,14 @@ class Nursery:
         os.close(life)
         self._lives[pid] = keep
 
+    def kill(self, pid: int) -> None:
+        """End a broker as a crash would; twice is fine."""
+        keep = self._lives.pop(pid, None)
+        if keep is not None:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            os.close(keep)
+
     def stop(self, pid: int) -> None:
         """End a broker and wait for its process; twice is fine. One that does not end by itself is killed."""
         keep = self._lives.pop(pid, None)
@@ -139,6 +147,8 @@ def _serve_nursery() -> int:
             request = json.loads(line)
             if "stop" in request:
                 nursery.stop(int(request["stop"]))
+            elif "kill" in request:
+                nursery.kill(int(request["kill"]))
             else:
                 nursery.start(str(request["start"]), str(request["config"]), str(request["log"]))
     finally:

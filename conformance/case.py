@@ -27,13 +27,13 @@ import random
 import re
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Literal, NoReturn, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, NoReturn, TypedDict, TypeVar, Unpack
 
 import msgspec
 
 from conformance.connection import Connection, Transcript
 from conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
-from conformance.targets import CapabilityValue, Endpoint, ProbeError, handshake
+from conformance.targets import PRIVATE, CapabilityValue, Endpoint, ProbeError, RunningTarget, handshake
 from conformance.websocket import WebSocketConnection
 from conformance.wire import (
     Connack,
@@ -52,6 +52,7 @@ _C = TypeVar("_C", bound=Connection)
 CaseFunction = Callable[["CaseContext"], Awaitable[None]]
 
 DEFAULT_LIMIT_S = 5.0
+CLOCK_TOPIC = "$admin/clock/advance"
 ABSENT = "not "
 """Begins a requirement that the target lacks a capability."""
 _MAX_EXTENSIONS = 3
@@ -79,11 +80,18 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """The deliberately broken broker that this case must fail (``conformance.mutants``)."""
     near_miss: str
     """A legal variation of the broker that this case must pass."""
+    settings: dict[str, Any] = {}
+    """Configuration of the broker that the case has to itself, beyond that of its target; texts may hold {dir}."""
     judged_on: str = "reference"
     """The shipped target whose broker is broken, or varied, to prove this case."""
     limit_s: float
     module: str
     run: CaseFunction
+
+    @property
+    def is_private(self) -> bool:
+        """The case has a broker to itself: nobody else may suffer from its clock, settings and restarts."""
+        return not PRIVATE.isdisjoint(self.requires)
 
     @property
     def spec(self) -> str:
@@ -110,10 +118,16 @@ def case(
     requires: tuple[str, ...] = (),
     mutant: str = "",
     near_miss: str = "",
+    settings: dict[str, Any] | None = None,
     judged_on: str = "reference",
     limit_s: float = DEFAULT_LIMIT_S,
 ) -> Callable[[CaseFunction], CaseFunction]:
-    """Register an async function as a case. Raises :class:`ValueError` for a bad or repeated id, or no docstring."""
+    """Register an async function as a case. Raises :class:`ValueError` for a bad or repeated id, or no docstring.
+
+    ``settings`` are those of a private broker; they require the capability of that name.
+    """
+    if settings:
+        requires = tuple(dict.fromkeys((*requires, "settings")))
     if not _CASE_ID.fullmatch(case_id) or case_id.split("/")[0] not in _SPEC_VERSIONS:
         message = f"case id {case_id!r} is not <spec>/<area>/<slug> with a spec of {', '.join(_SPEC_VERSIONS)}"
         raise ValueError(message)
@@ -136,6 +150,7 @@ def case(
             requires=requires,
             mutant=mutant,
             near_miss=near_miss,
+            settings=settings or {},
             judged_on=judged_on,
             limit_s=limit_s,
             module=function.__module__,
@@ -178,8 +193,9 @@ class CaseContext:
         run_token: str,
         seed: int,
         patience_s: float | None = None,
+        broker: RunningTarget | None = None,
     ) -> None:
-        """``run_token`` (0-9, a-z) keeps the names of two runs against one broker apart."""
+        """``run_token`` (0-9, a-z) keeps the names of two runs apart; ``broker`` is one that only this case uses."""
         self.case, self.endpoint, self.capabilities = case, endpoint, capabilities
         self.transcript = Transcript()
         self.rng = random.Random(f"{seed}/{case.id}")
@@ -194,6 +210,9 @@ class CaseContext:
         self._token = f"{run_token}{zlib.crc32(case.id.encode()):08x}"
         self._connections: list[Connection] = []
         self._names = 0
+        self._broker = broker
+        self._clock: Connection | None = None
+        self._ahead_s = 0.0
         self._deadline = asyncio.get_running_loop().time() + case.limit_s
         self._extensions = 0
         self._limit: asyncio.Timeout | None = None
@@ -251,6 +270,8 @@ class CaseContext:
     def connect_packet(self, *, version: int | None = None, **fields: Unpack[ConnectFields]) -> Connect:
         """A legal CONNECT with a fresh client id and the target's credentials, unless ``fields`` say otherwise."""
         fields.setdefault("client_id", self.client_id())
+        if "clock" in self.case.requires:
+            fields.setdefault("keep_alive_s", 0)  # a clock that jumps is no reason to lose the connection
         if "username" not in fields and self.endpoint.username is not None:
             fields["username"] = self.endpoint.username
             if self.endpoint.password is not None:
@@ -342,6 +363,24 @@ class CaseContext:
     def note(self, text: str) -> None:
         """A line for people in the transcript."""
         self.transcript.add("", "event", decoded=text)
+
+    # The broker that a case has to itself
+
+    async def advance(self, seconds: float) -> None:
+        """Move the broker's clock forward; what came due has been done, and sent, before this returns."""
+        if self._clock is None:
+            self._clock = await self.connect(version=5, name="clock")
+        self._ahead_s += seconds
+        await self._clock.publish(CLOCK_TOPIC, repr(seconds).encode(), qos=1)
+
+    async def restart(self) -> None:
+        """kill -9 the broker and start it again on its data; the clock goes on, the connections are lost."""
+        if self._broker is None:
+            self.unsupported("the broker is not private to this case")
+        self.endpoint = await asyncio.to_thread(self._broker.restart, self._ahead_s)
+        for connection in self._connections:
+            connection.close()
+        self._clock = None
 
     # Time
 

@@ -165,6 +165,7 @@ class Engine:
             run_token=f"{self._run_token}{self._attempts:03x}",
             seed=self.options.seed,
             patience_s=self.options.patience_s,
+            broker=self.broker if case.is_private else None,
         )
 
     async def _execute(self, case: Case) -> Outcome:

@@ -11,7 +11,7 @@ import shlex
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,6 +20,7 @@ import msgspec
 
 from conformance.case import Case, load_cases
 from conformance.engine import Engine, Outcome, RunOptions, blank_result, missing_capability
+from conformance.nursery import Nursery
 from conformance.registry import SPECS, clauses
 from conformance.report import (
     ExitCode,
@@ -80,6 +81,9 @@ class Run:
         self._stack = ExitStack()
         self._loop: asyncio.AbstractEventLoop
         self._writer: ReportWriter | None = None
+        self._nursery: Nursery | None = None
+        """Of the brokers that cases have to themselves; begun with the first of them."""
+        self._lock = threading.Lock()
         self._brokers = asyncio.Semaphore(min(_BROKERS_AT_ONCE, plan.options.concurrency))
         self.broker: RunningTarget
         self.engine: Engine
@@ -130,12 +134,20 @@ class Run:
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
 
+    def _broker_for(self, case: Case) -> AbstractContextManager[RunningTarget]:
+        if not case.is_private:
+            return running(self.plan.target)
+        with self._lock:
+            if self._nursery is None:
+                self._nursery = self._stack.enter_context(Nursery())
+        return self._nursery.broker(self.plan.target, "", case)
+
     async def _run_apart(self, case: Case) -> Outcome:
         """Run a case on a broker that is started for it and stopped after it."""
         async with self._brokers:
             with ExitStack() as stack:
                 try:
-                    broker = await asyncio.to_thread(stack.enter_context, running(self.plan.target))
+                    broker = await asyncio.to_thread(lambda: stack.enter_context(self._broker_for(case)))
                 except TargetStartError as error:
                     return Outcome(result=blank_result(case, CaseVerdict.ERROR, str(error)))
                 engine = Engine(broker, self.engine.capabilities, self.plan.options, reproduce=self.plan.reproduce)
@@ -144,8 +156,9 @@ class Run:
                 return outcome
 
     async def _run_one(self, case: Case) -> Outcome:
-        apart = self.plan.target.broker_per_case and not missing_capability(case, self.engine.capabilities)
-        outcome = await (self._run_apart(case) if apart else self.engine.run(case))
+        apart = case.is_private or self.plan.target.broker_per_case
+        possible = not missing_capability(case, self.engine.capabilities)
+        outcome = await (self._run_apart(case) if apart and possible else self.engine.run(case))
         if self._writer is not None:
             outcome = msgspec.structs.replace(outcome, result=self._writer.add(outcome))
         self.results.append(outcome.result)

@@ -84,11 +84,18 @@ def _run_cases(
     nursery: Nursery, target: Target, mutant: str, cases: Sequence[Case], options: RunOptions
 ) -> tuple[list[Outcome], str]:
     """The outcomes, and what went wrong within the broker process."""
-    with nursery.broker(target, mutant) as broker:
-        engine = Engine(broker, probe(broker.target, broker.endpoint), options)
-        outcomes = asyncio.run(engine.run_all(cases, lambda _outcome: None))
-        crash = broker.log_tail(LOG_BYTES).partition(CRASH)
-    return outcomes, f"the broker crashed: {crash[1]}{crash[2][:LOG_SHOWN]}" if crash[1] else ""
+    outcomes: list[Outcome] = []
+    problem = ""
+    together = [case for case in cases if not case.is_private]
+    groups: list[tuple[Case | None, list[Case]]] = [(None, together)] if together else []
+    groups += [(case, [case]) for case in cases if case.is_private]
+    for owner, group in groups:
+        with nursery.broker(target, mutant, owner) as broker:
+            engine = Engine(broker, probe(broker.target, broker.endpoint), options)
+            outcomes += asyncio.run(engine.run_all(group, lambda _outcome: None))
+            _, crash, text = broker.log_tail(LOG_BYTES).partition(CRASH)
+        problem = problem or (f"the broker crashed: {crash}{text[:LOG_SHOWN]}" if crash else "")
+    return outcomes, problem
 
 
 def _wanted(*, legal: bool, advisory: bool) -> tuple[CaseVerdict, ...]:

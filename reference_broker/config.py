@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -203,6 +204,15 @@ class TraceConfig(Section, frozen=True, kw_only=True):
     """JSON lines file (``.zst`` compresses); empty = off."""
 
 
+class TestingConfig(Section, frozen=True, kw_only=True):
+    """For tests of what takes time. Refused unless every listener is on loopback."""
+
+    movable_clock: bool = False
+    """A publish of seconds to ``$admin/clock/advance`` moves the broker's clock forward."""
+    clock_ahead_s: float = 0.0
+    """How far ahead of the wall clock it begins: a broker that is started again goes on where it was moved to."""
+
+
 class BrokerConfig(Section, frozen=True, kw_only=True):
     """Everything ``assay serve`` reads from its YAML file."""
 
@@ -223,6 +233,7 @@ class BrokerConfig(Section, frozen=True, kw_only=True):
     sys: SysConfig = SysConfig()
     limits: LimitsConfig = LimitsConfig()
     trace: TraceConfig = TraceConfig()
+    testing: TestingConfig = TestingConfig()
 
 
 PROFILE_DEFAULTS: dict[Profile, dict[str, Any]] = {
@@ -317,6 +328,7 @@ def _check(config: BrokerConfig, where: str) -> None:
     if config.sys.interval_s and not 0.1 <= config.sys.interval_s <= 86_400:
         problems.append("sys.interval_s must be 0.1 to 86400, or 0 to have no $SYS topics")
     problems += _limit_problems(config.limits)
+    problems += _testing_problems(config)
     for index, listener in enumerate(config.listeners):
         problems += [f"listeners[{index}].{problem}" for problem in _listener_problems(listener)]
     if problems:
@@ -346,6 +358,30 @@ def _listener_problems(listener: ListenerConfig) -> list[str]:
     if not all(further.server_names for further in tls.certificates):
         problems.append("tls.certificates: every entry needs at least one of server_names")
     return problems
+
+
+def _testing_problems(config: BrokerConfig) -> list[str]:
+    testing = config.testing
+    if not testing.movable_clock:
+        return ["testing.clock_ahead_s needs testing.movable_clock"] if testing.clock_ahead_s else []
+    problems = [
+        f"testing.movable_clock needs listeners on loopback: listeners[{index}].host is {listener.host!r}"
+        for index, listener in enumerate(config.listeners)
+        if not is_loopback(listener.host)
+    ]
+    if not 0 <= testing.clock_ahead_s <= 1e9:
+        problems.append("testing.clock_ahead_s must be 0 to 1000000000")
+    return problems
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a listener on this host is reachable from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _limit_problems(limits: LimitsConfig) -> list[str]:

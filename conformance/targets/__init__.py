@@ -11,6 +11,7 @@ once an MQTT handshake has succeeded::
 from conformance.targets.model import (
     CAPABILITIES,
     DEFAULT_CAPABILITIES,
+    PRIVATE,
     SECRETS,
     TARGET_SCHEMA,
     CapabilityValue,
@@ -37,6 +38,7 @@ from conformance.targets.process import (
 __all__ = [
     "CAPABILITIES",
     "DEFAULT_CAPABILITIES",
+    "PRIVATE",
     "SECRETS",
     "TARGET_SCHEMA",
     "CapabilityValue",

@@ -35,6 +35,9 @@ CAPABILITIES: dict[str, str] = {
     "refused_client_id": "a client identifier that it refuses although others may accept it (text)",
     "refused_username": "a user name that it refuses, whatever the password (text)",
     "queues": "durable queues addressed as $queue/<name> with $ack, $nack and $reject",
+    "clock": "its clock is moved by a publish to $admin/clock/advance (the reference broker)",
+    "settings": "a case may start it with settings of its own (the reference broker)",
+    "restart": "a case may kill it and start it again on its data (the reference broker)",
 }
 """Every capability a target file may declare and a case may require."""
 
@@ -59,9 +62,14 @@ DEFAULT_CAPABILITIES: dict[str, CapabilityValue] = {
     "refused_client_id": "",
     "refused_username": "",
     "queues": False,
+    "clock": False,
+    "settings": False,
+    "restart": False,
 }
 """What holds of a target that neither declares nor shows otherwise."""
 
+PRIVATE = frozenset({"clock", "settings", "restart"})
+"""Capabilities of a broker that a case has to itself."""
 SECRETS = frozenset({"authentication_password"})
 """Capabilities that a report does not show."""
 
@@ -152,6 +160,9 @@ def _problems(target: Target) -> list[str]:
             problems.append(f"capabilities.{name} must be ASCII: the suite does not prepare names and passwords")
         elif name == "websocket_url" and value and not str(value).startswith("ws://"):
             problems.append(f"capabilities.websocket_url must begin with ws://, not {value!r}")
+    ours = target.start is not None and "conformance.adapter" in target.start.command
+    if not ours and any(target.capabilities.get(name, False) for name in PRIVATE):
+        problems.append(f"capabilities: {', '.join(sorted(PRIVATE))} are those of the reference broker")
     seen: set[str] = set()
     for index, entry in enumerate(target.expect_fail):
         if not entry.reason.strip() or not entry.link.strip():

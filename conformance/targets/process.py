@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -51,11 +51,24 @@ class RunningTarget:
         version: str = "",
         log: Path | None = None,
         second_port: int = 0,
+        restart: Callable[[float], Endpoint] | None = None,
     ) -> None:
         self.target, self.endpoint, self.version, self.log = target, endpoint, version, log
         self.second_port = second_port
         """What ``{websocket_port}`` stood for; 0 = unknown."""
+        self._restart = restart
         self.process = process
+
+    def restart(self, clock_ahead_s: float) -> Endpoint:
+        """kill -9 and start again on its data; the clock begins that far ahead of the wall clock.
+
+        Raises :class:`TargetStartError`, also for a broker that is not ours to kill.
+        """
+        if self._restart is None:
+            message = "this broker cannot be restarted: it is not private to a case"
+            raise TargetStartError(message)
+        self.endpoint = self._restart(clock_ahead_s)
+        return self.endpoint
 
     @property
     def pid(self) -> int | None:

@@ -30,6 +30,8 @@ from reference_broker.trace.schema import TraceKind
 Confirm = Callable[[QueueError | None], None]
 Tracer = Callable[[TraceKind, dict[str, str | int]], None]
 NEVER_EXPIRES_S = 0xFFFFFFFF
+CLOCK_TOPIC = "$admin/clock/advance"
+"""Where a test moves the clock of a broker that lets it (``testing.movable_clock``)."""
 QUEUE_PREFIXES = ("$queue/", "$dlq/")
 
 
@@ -90,6 +92,8 @@ class BrokerState:
         self.published = 0
         self.refused = 0
         """Unconfirmed messages that a queue did not take."""
+        self.advance_clock: Callable[[bytes], None] | None = None
+        """Takes the payload of a publish to :data:`CLOCK_TOPIC`; None = that is a topic like others."""
         self.now = 0.0
         """Time of the current turn; set by whoever drives the broker."""
 
@@ -236,6 +240,9 @@ class BrokerState:
         """
         if is_queue_topic(message.topic):
             self.publish_to_queue(message, publisher, now, self._note_refused)
+            return True
+        if self.advance_clock is not None and message.topic == CLOCK_TOPIC:
+            self.advance_clock(message.payload)
             return True
         if message.retain and not self.retained.store(message):
             raise QueueError(QueueErrorCode.LIMIT, "the broker keeps no more retained messages")

@@ -7,8 +7,8 @@ import ipaddress
 
 import msgspec
 
-from reference_broker.config import ListenerConfig, Transport
-from reference_broker.server.tcp import LINGER_S, MqttProtocol, NodeDriver, is_loopback
+from reference_broker.config import ListenerConfig, Transport, is_loopback
+from reference_broker.server.tcp import LINGER_S, MqttProtocol, NodeDriver
 from reference_broker.server.tls import server_context
 from reference_broker.server.websocket_layer import WebSocketLayer
 

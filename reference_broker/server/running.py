@@ -43,7 +43,8 @@ class RunningBroker:
         """Raises :class:`OSError` (address in use, data directory in use), ``ConfigError`` (a certificate),
         ``LogError``, ``NotReadyError``.
         """
-        clock = Clock()
+        testing = self.config.testing
+        clock = Clock(testing.clock_ahead_s)
         disk = RealDisk(Path(self.config.data_dir)) if self.config.data_dir else None
         try:
             now = clock.now()
@@ -53,6 +54,8 @@ class RunningBroker:
             for note in node.recovery_notes:
                 log.warning("queue %s: %s (%s)", note.queue, note.problem, note.place)
             self._driver = NodeDriver(node, clock)
+            if testing.movable_clock:
+                node.state.advance_clock = self._driver.advance_clock
             for index, listener in enumerate(self.config.listeners):
                 self.addresses.append(await start_listener(self._driver, listener, f"listeners[{index}]"))
             for listener, address in zip(self.config.listeners, self.addresses, strict=True):

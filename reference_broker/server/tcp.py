@@ -6,7 +6,6 @@ Input of one loop turn is handled as it comes; output leaves once per connection
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import ssl
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import cast
 from reference_broker.core.queues import SyncJob
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.node import BrokerNode
-from reference_broker.server.clock import Clock
+from reference_broker.server.clock import Clock, seconds_of
 from reference_broker.server.sync_threads import SyncThreads
 from reference_broker.server.tls import certificate_common_name
 
@@ -121,6 +120,7 @@ class NodeDriver:
         self.loop = asyncio.get_running_loop()
         self.protocols: dict[MqttConnection, MqttProtocol] = {}
         self._turn_scheduled = False
+        self._clock_moved = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_deadline: float | None = None
         self._syncs = SyncThreads(self.loop, self._sync_done)
@@ -154,6 +154,10 @@ class NodeDriver:
         if self._closed:
             return
         now = self.clock.now()
+        if self._clock_moved:
+            self._clock_moved = False
+            self._timer_deadline = None
+            self.node.tick(now)
         for connection in self.node.take_dirty(now):
             protocol = self.protocols.get(connection)
             if protocol is not None:
@@ -161,6 +165,15 @@ class NodeDriver:
         for job in self.node.take_sync_jobs(now):
             self._syncs.start(job)
         self.arm_timer()
+
+    def advance_clock(self, payload: bytes) -> None:
+        """Move the clock forward by the seconds in ``payload``. Raises :class:`QueueError`.
+
+        What is due then is done before the turn's output leaves.
+        """
+        self.clock.advance(seconds_of(payload))
+        self._clock_moved = True
+        self.schedule_turn()
 
     def _sync_done(self, job: SyncJob, error: Exception | None) -> None:
         if error is not None and not isinstance(error, OSError):
@@ -210,13 +223,3 @@ def _source(transport: asyncio.Transport) -> tuple[str, str] | None:
     """The listener, by its address, and the client's address without its port; None once the client has gone again."""
     listener, peer = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
     return (f"{listener[0]}:{listener[1]}", str(peer[0])) if listener and peer else None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a listener on this host is reachable from this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
