@@ -16,7 +16,8 @@ from reference_broker.core.queues.address import DEAD_LETTER_ALIAS, DEAD_LETTER_
 MAX_CACHED_DECISIONS = 1_024
 """Per client and kind; a client that asks about more topics starts anew."""
 Levels = tuple[str, ...]
-_VERB_ENDS = tuple(f"/${verb.value}" for verb in Verb)
+_VERB_ENDS = tuple(f"/${verb.value}" for verb in Verb if verb is not Verb.CANCEL)
+_CANCEL_END = f"/${Verb.CANCEL.value}"
 _CLIENT, _USER = "%c", "%u"
 
 
@@ -93,6 +94,8 @@ class Grants:
             for end in _VERB_ENDS:
                 if topic.endswith(end):
                     return self._decide_read(topic.removesuffix(end))
+            # Who may enqueue may take back what waits.
+            topic = topic.removesuffix(_CANCEL_END)
         levels = _levels(topic)
         return self._allows(self._write, levels, levels)
 

@@ -302,6 +302,8 @@ class BrokerState:
             address = self.engine.address(message.topic)
             if address.verb is None:
                 self.engine.publish(address, message, now, on_confirmed, on_stored)
+            elif address.verb is Verb.CANCEL:
+                self.engine.cancel_named(address.queue, message, now, on_confirmed)
             else:
                 self._settle(address.verb, address.queue, message, publisher, now, on_confirmed)
         except QueueError as error:

@@ -149,6 +149,10 @@ def test_queues_are_topics_like_others(world: World) -> None:
     (refused,) = client.send(p.Publish(topic="$queue/shut", payload=b"x", qos=1, packet_id=2))
     assert isinstance(refused, p.Acknowledgement)
     assert refused.reason == Reason.NOT_AUTHORIZED
+    for queue, reason in (("jobs", Reason.IMPLEMENTATION_SPECIFIC_ERROR), ("shut", Reason.NOT_AUTHORIZED)):
+        (cancelled,) = client.send(p.Publish(topic=f"$queue/{queue}/$cancel", payload=b"", qos=1, packet_id=2))
+        assert isinstance(cancelled, p.Acknowledgement)
+        assert cancelled.reason == reason, "who may enqueue may cancel; the first one only names no delay"
     assert reasons(client, "$queue/jobs", "$queue/work", "$dlq/work", "$queue/dlq/work") == [0x87, 1, 0x87, 0x87]
     client.take()
     client.send(p.Publish(topic="$queue/work", payload=b"job", qos=1, packet_id=3))

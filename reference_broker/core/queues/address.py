@@ -27,6 +27,8 @@ class Verb(StrEnum):
     REJECT = "reject"
     EXTEND = "extend"
     """Keep the delivery longer before it times out."""
+    CANCEL = "cancel"
+    """Not of a delivery: a delayed message shall never be published."""
 
 
 _VERB_LEVELS = {f"${verb.value}": verb for verb in Verb}

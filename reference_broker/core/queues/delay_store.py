@@ -35,6 +35,8 @@ FIRED_PER_TURN = 1_024
 RETRY_S = 1.0
 """After the queue or the disk refused something, it is tried again so much later."""
 MAX_LISTED = 1_000
+DELAY_ID = StoredAs.DELAYED.value
+"""The user property that names a delayed message."""
 _DUE = b"_due"
 _READ_SPAN = 64
 _RECOVERY_RECORDS = 512

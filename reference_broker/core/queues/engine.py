@@ -23,12 +23,13 @@ from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.confirms import Confirm, JointConfirm, Stored, SyncPoint, ignore
 from reference_broker.core.queues.consumer import Consumer, Deliver
 from reference_broker.core.queues.dead_letters import dead_letter_config
-from reference_broker.core.queues.delay_store import DelayedMessage
+from reference_broker.core.queues.delay_store import DELAY_ID, DelayedMessage
 from reference_broker.core.queues.delivery import Delivery, QueueStats, delivery_properties
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode, QueueOpenError
 from reference_broker.core.queues.group import ConsumerGroup
 from reference_broker.core.queues.message_cache import MessageCache
 from reference_broker.core.queues.partitioner import Partitioner
+from reference_broker.core.queues.publish_options import bad_option
 from reference_broker.core.queues.queue import DurableQueue
 from reference_broker.core.queues.settle_request import SettleRequest
 from reference_broker.core.queues.store import QueueStore
@@ -443,6 +444,17 @@ class QueueEngine:
         """
         self._agenda.now = now
         return self._existing(queue).delays.cancel(delay_id, on_done)
+
+    def cancel_named(self, queue: str, message: Message, now: float, on_done: Confirm | None = None) -> None:
+        """As :meth:`cancel_delayed`, by the user property ``delay-id``. Raises :class:`QueueError` (BAD_OPTION, and
+        NOT_PENDING instead of False).
+        """
+        delay_id = message.user_property(DELAY_ID)
+        if delay_id is None:
+            raise bad_option(f"to cancel, name the delayed message by the user property {DELAY_ID}")
+        if not self.cancel_delayed(queue, delay_id, now, on_done):
+            text = f"{delay_id[:80]!r} does not wait for its time: it was delivered, cancelled, or never there"
+            raise QueueError(QueueErrorCode.NOT_PENDING, text)
 
     def delayed(self, queue: str, *, limit: int = 100, after: str | None = None) -> list[DelayedMessage]:
         """Up to ``limit`` (1 000 at most) messages that wait for their time, in the order they were published.
