@@ -15,6 +15,7 @@ from reference_broker.config_mqtt import MqttConfig as MqttConfig
 from reference_broker.config_mqtt import Section, mqtt_problems, server_reference_problems
 from reference_broker.config_mqtt import ServerReferenceConfig as ServerReferenceConfig
 from reference_broker.config_mqtt import ServerReferenceMode as ServerReferenceMode
+from reference_broker.config_queues import AdminTopics as AdminTopics
 from reference_broker.config_queues import Assignor as Assignor
 from reference_broker.config_queues import Compression as Compression
 from reference_broker.config_queues import Durability as Durability
@@ -320,6 +321,8 @@ def _check(config: BrokerConfig, where: str) -> None:
     ]
     for queue in (*config.queues.configured, queue_defaults(config.queues, "any")):
         problems += group_problems(queue)
+    if not 0.1 <= config.queues.stats_interval_s <= 86_400:
+        problems.append("queues.stats_interval_s must be 0.1 to 86400")
     if config.acl is not None:
         problems += rule_problems(config.acl.rules, "acl.rules")
     problems += mqtt_problems(config.mqtt)

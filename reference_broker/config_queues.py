@@ -42,6 +42,14 @@ class Profile(StrEnum):
     GOQUEUE = "goqueue"
 
 
+class AdminTopics(StrEnum):
+    """Whether queues are administered over ``$admin/queue/...``."""
+
+    AUTO = "auto"
+    """For clients that an access rule allows it to; without access rules, for those on loopback."""
+    OFF = "off"
+
+
 class RetryConfig(Section, frozen=True, kw_only=True):
     """Retry of failed deliveries: wait ``initial_backoff_s * multiplier ** (n - 1)``, capped."""
 
@@ -161,6 +169,9 @@ class QueuesConfig(Section, frozen=True, kw_only=True):
     defaults: dict[str, Any] = {}
     """Overrides of :class:`QueueConfig` fields for every queue that is not configured by name."""
     configured: tuple[QueueConfig, ...] = ()
+    admin_topics: AdminTopics = AdminTopics.AUTO
+    stats_interval_s: float = 1.0
+    """How often who subscribes to ``$admin/queue/<queue>/stats`` gets figures."""
     sync_interval_s: float = 1.0
     retention_interval_s: float = 10.0
     """How often the retention limits of queues are applied."""

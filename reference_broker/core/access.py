@@ -89,6 +89,16 @@ class Grants:
             decision = _remember(self._subscribe, topic_filter, self._decide_read(topic_filter))
         return decision
 
+    def may_administer(self, topic: str, *, read: bool) -> bool:
+        """Whether a rule allows a topic, or with ``read`` a filter, of the broker's administration.
+
+        Not remembered: such requests are rare. What the default allows does not count.
+        """
+        levels = _levels(topic)
+        if self._everything_denied or any(overlap(denied, levels) for denied in self._denied):
+            return False
+        return any(covers(rule, levels) for rule in (self._read if read else self._write))
+
     def _decide_publish(self, topic: str) -> bool:
         if topic.startswith((QUEUE_PREFIX, DEAD_LETTER_PREFIX)):
             for end in _VERB_ENDS:

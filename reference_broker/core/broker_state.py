@@ -16,7 +16,9 @@ import msgspec
 from reference_broker.config import BrokerConfig
 from reference_broker.core.access import AccessControl
 from reference_broker.core.message import Message
+from reference_broker.core.queue_admin import QueueAdmin
 from reference_broker.core.queues import Delivery, QueueEngine, QueueError, QueueErrorCode, Verb, settle_request
+from reference_broker.core.queues.admin import ADMIN_PREFIX
 from reference_broker.core.queues.confirms import Stored
 from reference_broker.core.retained import RetainedStore
 from reference_broker.core.routing import Subscription, SubscriptionTree
@@ -33,6 +35,7 @@ NEVER_EXPIRES_S = 0xFFFFFFFF
 CLOCK_TOPIC = "$admin/clock/advance"
 """Where a test moves the clock of a broker that lets it (``testing.movable_clock``)."""
 QUEUE_PREFIXES = ("$queue/", "$dlq/")
+_NOT_ROUTED = (*QUEUE_PREFIXES, ADMIN_PREFIX)
 
 
 def is_queue_topic(topic: str) -> bool:
@@ -89,6 +92,7 @@ class BrokerState:
         self.timers = TimerHeap()
         self.traffic: Traffic = Traffic()
         self.sys_topics = SysTopics(self, config.sys.interval_s)
+        self.admin: QueueAdmin = QueueAdmin(self)
         self.published = 0
         self.refused = 0
         """Unconfirmed messages that a queue did not take."""
@@ -238,8 +242,10 @@ class BrokerState:
         True: somebody gets it. Raises :class:`QueueError` when no more retained messages can be kept. A message for a
         queue that the queue refuses is traced as an error and dropped, as QoS 0 allows.
         """
-        if is_queue_topic(message.topic):
-            self.publish_to_queue(message, publisher, now, self._note_refused)
+        if message.topic.startswith(_NOT_ROUTED):
+            # Nobody can wait for a request of the administration to be answered here; wills and the like are dropped.
+            if is_queue_topic(message.topic):
+                self.publish_to_queue(message, publisher, now, self._note_refused)
             return True
         if self.advance_clock is not None and message.topic == CLOCK_TOPIC:
             self.advance_clock(message.payload)
@@ -362,6 +368,7 @@ class BrokerState:
         if not existed:
             self.traffic.subscribed(shared=subscription.share_name is not None)
             self.sys_topics.subscribed(subscription, now)
+            self.admin.subscribed(subscription, now)
         session.subscriptions[topic_filter] = subscription
         if self.tracer is not None:
             self.tracer(TraceKind.SUBSCRIBED, {"client_id": session.client_id, "topic": topic_filter})
@@ -377,6 +384,7 @@ class BrokerState:
             session.consumer_groups[topic_filter] = group
         self.traffic.subscribed(shared=subscription.share_name is not None)
         self.sys_topics.subscribed(subscription, self.now)
+        self.admin.subscribed(subscription, self.now)
         session.subscriptions[topic_filter] = subscription
 
     def send_retained(self, session: Session, subscription: Subscription, now: float) -> None:
@@ -403,6 +411,7 @@ class BrokerState:
     def _uncount(self, subscription: Subscription) -> None:
         self.traffic.unsubscribed(shared=subscription.share_name is not None)
         self.sys_topics.unsubscribed(subscription)
+        self.admin.unsubscribed(subscription)
 
     def _group_of(self, session: Session, topic_filter: str) -> str:
         return session.consumer_groups.get(topic_filter) or default_group(session.client_id)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from reference_broker.core.broker_state import NEVER_EXPIRES_S, SubscribeOutcome, is_queue_topic
 from reference_broker.core.queues import QueueError, QueueErrorCode
+from reference_broker.core.queues.admin import reaches_admin
 from reference_broker.core.routing import Subscription
 from reference_broker.core.topics import TopicError, has_wildcard, split_shared, validate_filter
-from reference_broker.mqtt import enhanced_auth
+from reference_broker.mqtt import administration, enhanced_auth
 from reference_broker.mqtt.codec import encode_acknowledgement
 from reference_broker.mqtt.errors import ProtocolError, Reason
 from reference_broker.mqtt.packets import (
@@ -132,6 +133,8 @@ def _subscribe_one(
         if is_queue_topic(topic_filter):
             return Reason.TOPIC_FILTER_INVALID, None, None
     if connection.grants is not None and not connection.grants.may_subscribe(topic_filter):
+        return Reason.NOT_AUTHORIZED, None, None
+    if reaches_admin(topic_filter) and not administration.may_subscribe(connection, topic_filter):
         return Reason.NOT_AUTHORIZED, None, None
     queue = is_queue_topic(topic_filter)
     if has_wildcard(topic_filter) and not queue and not config.wildcard_subscription_available:

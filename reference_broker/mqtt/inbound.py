@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from reference_broker.core.broker_state import is_queue_topic
 from reference_broker.core.message import Message
 from reference_broker.core.queues import QueueError, QueueErrorCode
-from reference_broker.core.queues.confirms import Stored, StoredAs
+from reference_broker.core.queues.admin import is_admin_topic
+from reference_broker.core.queues.confirms import Stored, StoredAs, ignore
 from reference_broker.core.queues.publish_options import wants_receipt
 from reference_broker.core.routing import Route
 from reference_broker.core.session import Session
 from reference_broker.core.topics import TopicError, is_sys_topic, validate_topic
-from reference_broker.mqtt import handlers, runs
+from reference_broker.mqtt import administration, handlers, runs
 from reference_broker.mqtt.ack_runs import ACK_LEVEL
 from reference_broker.mqtt.codec import decode_packet, encode_acknowledgement
 from reference_broker.mqtt.errors import ProtocolError, Reason, rule_id
@@ -359,10 +360,14 @@ class Inbound:
     def _publish_qos0(self, message: Message, now: float) -> None:
         # At most once: what may not be published is dropped, as is a retained message over the limit.
         grants = self._connection.grants
-        if is_sys_topic(message.topic) or (grants is not None and not grants.may_publish(message.topic)):
+        topic = message.topic
+        if (topic[0] == "$" and is_sys_topic(topic)) or (grants is not None and not grants.may_publish(topic)):
             return
         if len(message.payload) > self._max_payload_bytes:
             self._traffic.dropped += 1
+            return
+        if topic[0] == "$" and is_admin_topic(topic):
+            administration.request(self._connection, message, now, ignore)
             return
         with contextlib.suppress(QueueError):
             self._broker.publish(message, self._connection.session, now)
@@ -377,7 +382,8 @@ class Inbound:
         grants = self._connection.grants
         allowed = grants is None or grants.may_publish(message.topic)
         fits = len(message.payload) <= self._max_payload_bytes
-        if allowed and fits and message.topic[0] == "$" and is_queue_topic(message.topic):
+        topic = message.topic
+        if topic[0] == "$" and allowed and fits and (is_queue_topic(topic) or is_admin_topic(topic)):
             self._publish_to_queue(session, message, packet_id, now)
             return
         error: QueueError | None = None
@@ -437,7 +443,10 @@ class Inbound:
             elif self._pending_acks[0] is slot:
                 self._release_acks()
 
-        self._broker.publish_to_queue(message, session, now, confirmed, on_stored)
+        if is_admin_topic(message.topic):
+            administration.request(connection, message, now, confirmed)
+        else:
+            self._broker.publish_to_queue(message, session, now, confirmed, on_stored)
 
     # -- acknowledgements to the client ---------------------------------------------------------------------------
 

@@ -1,0 +1,131 @@
+"""The administration of queues: ``$admin/queue/<queue>/<operation>`` with a JSON request and a JSON answer.
+
+Protocols hand a request to :func:`perform` once they know that the client may administer. Each operation is a handler
+in :data:`OPERATIONS`. A handler raises :class:`QueueError` when it refuses; otherwise it answers exactly once, when
+what it did is as durable as the queue promises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+
+from reference_broker.core.queues.address import DEAD_LETTER_PREFIX, check_queue_name, is_dead_letter
+from reference_broker.core.queues.errors import QueueError, QueueErrorCode
+
+if TYPE_CHECKING:
+    from reference_broker.core.queues.engine import QueueEngine
+
+ADMIN_PREFIX: Final = "$admin/queue/"
+_ADMIN_ROOT: Final = "$admin/"
+_DEAD_LETTER_ALIAS: Final = "dlq/"
+MAX_REQUEST_BYTES: Final = 64 * 1024
+
+_T = TypeVar("_T")
+Answer = Callable[[object], None]
+"""Takes the result, which becomes JSON, or the :class:`QueueError` that came of it."""
+
+
+class AdminRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request."""
+
+    queue: str
+    """Engine name; empty for an operation on all queues. Whether there is such a queue is the handler's to check."""
+    payload: bytes
+    """JSON; empty = ``{}``."""
+    now: float
+    answer: Answer
+
+    def read(self, kind: type[_T]) -> _T:
+        """The payload as a struct. Raises :class:`QueueError` (BAD_OPTION) saying what is wrong."""
+        if len(self.payload) > MAX_REQUEST_BYTES:
+            text = f"a request has at most {MAX_REQUEST_BYTES} bytes"
+            raise QueueError(QueueErrorCode.TOO_LARGE, text)
+        try:
+            return msgspec.json.decode(self.payload or b"{}", type=kind)
+        except (ValueError, RecursionError) as error:
+            raise QueueError(QueueErrorCode.BAD_OPTION, f"the request is not what is expected: {error}") from error
+
+
+Handler = Callable[["QueueEngine", AdminRequest], None]
+
+
+class Fields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the requests: a field that is not known is an error."""
+
+
+class ListRequest(Fields, frozen=True, kw_only=True):
+    """``$admin/queue/list``."""
+
+    prefix: str = ""
+    """Only names that start with it."""
+
+
+class QueueNames(msgspec.Struct, frozen=True, kw_only=True):
+    queues: list[str]
+    """Sorted, dead-letter queues included."""
+
+
+def _list(engine: QueueEngine, request: AdminRequest) -> None:
+    prefix = request.read(ListRequest).prefix
+    request.answer(QueueNames(queues=[name for name in engine.queues() if name.startswith(prefix)]))
+
+
+def _stats(engine: QueueEngine, request: AdminRequest) -> None:
+    request.read(Fields)
+    request.answer(engine.stats(request.queue))
+
+
+OPERATIONS: Final[dict[str, Handler]] = {
+    "stats": _stats,
+}
+"""Last level of the topic -> what serves it, for one queue."""
+GENERAL_OPERATIONS: Final[dict[str, Handler]] = {
+    "list": _list,
+}
+"""The same for the only level of the topic: operations that are not about a queue there is."""
+
+
+def is_admin_topic(topic: str) -> bool:
+    """Whether a publish to a topic is a request of the administration of queues."""
+    return topic.startswith(ADMIN_PREFIX)
+
+
+def reaches_admin(topic_filter: str) -> bool:
+    """Whether a filter matches topics of the broker's administration; leading wildcards do not."""
+    return topic_filter.startswith(_ADMIN_ROOT)
+
+
+def perform(engine: QueueEngine, topic: str, payload: bytes, now: float, answer: Answer) -> None:
+    """Serve a request on an administration topic. Raises :class:`QueueError` and then never answers."""
+    queue, _, operation = topic[len(ADMIN_PREFIX) :].rpartition("/")
+    handler = (OPERATIONS if queue else GENERAL_OPERATIONS).get(operation)
+    if handler is None:
+        known = ", ".join(sorted(OPERATIONS if queue else GENERAL_OPERATIONS))
+        text = f"there is no operation {operation[:40]!r} here; there are {known}"
+        raise QueueError(QueueErrorCode.BAD_ADDRESS, text)
+    if queue:
+        queue = engine_name(queue)
+    handler(engine, AdminRequest(queue=queue, payload=payload, now=now, answer=answer))
+
+
+def engine_name(path: str) -> str:
+    """The queue that a path names; ``dlq/<queue>`` is the dead-letter queue. Raises :class:`QueueError`."""
+    name = DEAD_LETTER_PREFIX + path[len(_DEAD_LETTER_ALIAS) :] if path.startswith(_DEAD_LETTER_ALIAS) else path
+    check_queue_name(name)
+    return name
+
+
+def topic_of_stats(queue: str) -> str:
+    """Where the figures of a queue are published to those who subscribe."""
+    plain = f"dlq/{queue[len(DEAD_LETTER_PREFIX) :]}" if is_dead_letter(queue) else queue
+    return f"{ADMIN_PREFIX}{plain}/stats"
+
+
+def encode_answer(result: object) -> bytes:
+    """The JSON of an answer; an error is ``{"error": <code>, "detail": <text>}``."""
+    if isinstance(result, QueueError):
+        return msgspec.json.encode({"error": result.code.value, "detail": result.text})
+    return msgspec.json.encode(result)
