@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -190,6 +190,12 @@ def index_text(text: str, pages: list[Page]) -> str:
         for page in pages
     )
     return f"{before}{begin}\n| page | ids | requirements |\n| --- | --- | --- |\n{rows}{end}{after}"
+
+
+def state_diagram(transitions: Iterable[tuple[str, str, str]]) -> str:
+    """A transition table as the Mermaid drawing of a page: a transition is source, event and target."""
+    lines = [f"    {source} --> {target}: {event}\n" for source, event, target in transitions]
+    return "```mermaid\nstateDiagram-v2\n" + "".join(lines) + "```\n"
 
 
 def main() -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
+import msgspec
+
 from reference_broker.config_mqtt import Section
 
 
@@ -33,6 +35,8 @@ class Ordering(StrEnum):
     NONE = "none"
     PARTITION = "partition"
     """A retried message holds back the later ones of its partition."""
+    STRICT = "strict"
+    """Likewise, and the queue has one partition, whatever is configured."""
 
 
 class Profile(StrEnum):
@@ -157,6 +161,10 @@ class QueueConfig(Section, frozen=True, kw_only=True):
     priority: PriorityConfig = PriorityConfig()
     receipts: bool = False
     """Deliveries carry a handle of their own, which settles them and goes stale with the next delivery."""
+
+    def __post_init__(self) -> None:
+        if self.ordering is Ordering.STRICT:
+            msgspec.structs.force_setattr(self, "partitions", 1)
 
 
 class QueuesConfig(Section, frozen=True, kw_only=True):

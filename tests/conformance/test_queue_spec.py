@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from conformance.registry import load_statements
 from conformance.spec_pages import (
     FIRST_IDS,
+    FOLDER,
     INDEX,
     Page,
     PageError,
@@ -17,7 +19,9 @@ from conformance.spec_pages import (
     problems,
     read_page,
     read_pages,
+    state_diagram,
 )
+from reference_broker.core.queues import lifecycle
 
 REMEDY = "run python -m conformance.spec_pages"
 
@@ -29,6 +33,16 @@ def test_ids_levels_and_texts_are_well_formed_and_unique() -> None:
 def test_the_index_lists_every_page() -> None:
     text = INDEX.read_text(encoding="utf-8")
     assert text == index_text(text, read_pages()), REMEDY
+
+
+DRAWN = [("lifecycle", lifecycle.TRANSITIONS)]
+"""Pages that draw a state machine, and its table in the core."""
+
+
+@pytest.mark.parametrize(("page", "transitions"), DRAWN, ids=[page for page, _ in DRAWN])
+def test_state_machines_are_drawn_from_their_tables(page: str, transitions: Iterable[tuple[str, str, str]]) -> None:
+    drawing = state_diagram(transitions)
+    assert drawing in (FOLDER / f"{page}.md").read_text(encoding="utf-8"), f"docs/spec/{page}.md must hold:\n{drawing}"
 
 
 def test_the_first_ids_are_still_there() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from reference_broker.config import QueueConfig, QueuesConfig, queue_defaults
+from reference_broker.config import Ordering, QueueConfig, QueuesConfig, queue_defaults
 from reference_broker.core.message import Message
 from reference_broker.core.queues import settlement
 from reference_broker.core.queues.address import (
@@ -87,6 +87,9 @@ class QueueEngine:
         config = self._queue_config(name)
         if stored_partitions is None or stored_partitions == config.partitions:
             return config
+        if config.ordering is Ordering.STRICT:
+            text = f"the queue {name!r} is stored with {stored_partitions} partitions: strict ordering needs one"
+            raise QueueOpenError(text)
         configured = any(queue.name == name for queue in self._config.configured)
         if configured and config.partitions < stored_partitions:
             text = (

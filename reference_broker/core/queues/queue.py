@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from reference_broker.config import Durability, QueueConfig
+from reference_broker.config import Durability, Ordering, QueueConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues import settlement
 from reference_broker.core.queues.address import check_group_name, message_id_of
@@ -91,7 +91,7 @@ class DurableQueue:
             )
             for index in range(config.partitions)
         ]
-        self._has_priorities = config.priority.enabled and config.ordering.value != "strict"
+        self._has_priorities = config.priority.enabled and config.ordering is not Ordering.STRICT
         self._has_lanes = LANES_FACT in files.facts
         if self._has_lanes:
             for partition in self.partitions:

@@ -1,0 +1,42 @@
+"""The life of a message within a consumer group, as a table, which docs/spec/lifecycle.md draws."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from reference_broker.core.queues.pending import EntryState
+
+READY = "ready"
+"""In the log, at or above the group's cursor: there is no entry for it yet."""
+PASSED = "passed"
+"""The cursor went over it without a delivery."""
+
+DELIVERED = EntryState.DELIVERED.value
+WAITING = EntryState.WAITING.value
+DEAD_LETTERING = EntryState.DEAD_LETTERING.value
+SETTLED = EntryState.SETTLED.value
+
+
+class Transition(NamedTuple):
+    """What an event makes of a message. States are values of :class:`EntryState`, or READY, or PASSED."""
+
+    source: str
+    event: str
+    target: str
+
+
+TRANSITIONS = (
+    Transition(READY, "delivered to a consumer", DELIVERED),
+    Transition(READY, "expired, filtered out, or unreadable", PASSED),
+    Transition(DELIVERED, "ack", SETTLED),
+    Transition(DELIVERED, "nack, timeout, or consumer gone", WAITING),
+    Transition(DELIVERED, "reject, or retries used up", DEAD_LETTERING),
+    Transition(WAITING, "due: delivered again", DELIVERED),
+    Transition(WAITING, "expired, or unreadable", SETTLED),
+    Transition(WAITING, "retries used up before a restart", DEAD_LETTERING),
+    Transition(DEAD_LETTERING, "the dead-letter queue has it", SETTLED),
+    Transition(DELIVERED, "restart", WAITING),
+    Transition(DEAD_LETTERING, "restart", WAITING),
+)
+STEPS = frozenset((step.source, step.target) for step in TRANSITIONS)
+"""What may follow what."""
