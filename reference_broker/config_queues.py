@@ -125,6 +125,13 @@ class GroupConfig(Section, frozen=True, kw_only=True):
     auto_commit_interval_s: float = 5.0
     """Consumers with automatic commit: what they received is settled this often."""
     start: GroupStart = GroupStart.EARLIEST
+    max_in_flight: int = 0
+    """Unsettled deliveries of all consumers of a group together; 0 = no limit but those of its consumers."""
+    max_pending: int = 100_000
+    """Messages that a group has got and not settled: in flight, waiting for a retry, or becoming dead letters.
+
+    At the limit it gets no new ones, but still those that it had before.
+    """
 
 
 class PriorityConfig(Section, frozen=True, kw_only=True):
@@ -199,7 +206,12 @@ def group_problems(queue: QueueConfig) -> list[str]:
         "rebalance_timeout_s": group.rebalance_timeout_s,
         "auto_commit_interval_s": group.auto_commit_interval_s,
     }
-    return [
+    problems = []
+    if group.max_in_flight < 0:
+        problems.append(f"queues.{queue.name}.group.max_in_flight must be 0 or more")
+    if group.max_pending < 1:
+        problems.append(f"queues.{queue.name}.group.max_pending must be at least 1")
+    return problems + [
         f"queues.{queue.name}.group.{name} must be 0.01 to 86400, not {value:g}"
         for name, value in times.items()
         if not 0.01 <= value <= 86_400

@@ -16,7 +16,19 @@ Deliver = Callable[[Delivery], bool]
 class Consumer:
     """One subscription's end of a group. Protocols keep it to resume or unsubscribe; only the engine changes it."""
 
-    __slots__ = ("active", "blocked", "consumer_id", "deliver", "group", "in_flight", "next_turn", "places", "queue")
+    __slots__ = (
+        "active",
+        "blocked",
+        "consumer_id",
+        "deliver",
+        "group",
+        "in_flight",
+        "limit",
+        "next_turn",
+        "places",
+        "queue",
+        "served_at",
+    )
 
     def __init__(self, queue: str, group: str, consumer_id: str, deliver: Deliver) -> None:
         self.queue = queue
@@ -27,6 +39,10 @@ class Consumer:
         """Takes a delivery; False = no room now, keep it until :meth:`QueueEngine.resume`."""
         self.in_flight = 0
         """Unsettled deliveries it holds."""
+        self.limit = 0
+        """Most unsettled deliveries it may hold; its group says."""
+        self.served_at = 0
+        """Number of the last delivery to it, counted over its group, where deliveries go to consumers in turn."""
         self.blocked = False
         """It said that it has no room."""
         self.active = True

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from reference_broker.core.queues.address import message_id_of, receipt_of
 from reference_broker.core.queues.consumer import Consumer
 from reference_broker.core.queues.delivery import Delivery
 from reference_broker.core.queues.errors import LogError
+from reference_broker.core.queues.fair_turns import FairTurns
 from reference_broker.core.queues.group import ConsumerGroup
 from reference_broker.core.queues.lanes import LANES, NORMAL, LaneScheduler, PartitionLanes
 from reference_broker.core.queues.pending import EntryState, GroupPartition, PendingEntry
@@ -29,6 +32,8 @@ class Dispatcher:
         self._group = group
         self._matched: dict[str, bool] = {}
         self._skips = 0
+        self._place_turn = 0
+        """Deliveries made in turn so far."""
         self._nonces = group.rng if group.config.receipts else None
         self._prefix = group.config.name + ":"
         timeout_s = group.config.delivery_timeout_s
@@ -43,6 +48,9 @@ class Dispatcher:
             return
         self._skips = 0
         try:
+            if not group.ordered and len(group.consumers) > 1:
+                self._serve_fairly(now)
+                return
             for consumer in list(group.consumers.values()):
                 if group.scheduler is None:
                     self._serve_consumer(consumer, now)
@@ -50,12 +58,13 @@ class Dispatcher:
                     self._serve_by_lanes(consumer, group.scheduler, now)
         except LogError:
             group.stall(now)
-        group.prune_timeouts()
-        if self._skips >= _SKIPS_PER_TURN:
-            group.agenda.groups_to_serve[group] = None
+        finally:
+            group.prune_timeouts()
+            if self._skips >= _SKIPS_PER_TURN:
+                group.agenda.groups_to_serve[group] = None
 
     def _serve_consumer(self, consumer: Consumer, now: float) -> None:
-        limit = self._group.config.max_in_flight
+        limit = consumer.limit
         count = len(consumer.places)
         active = [consumer.places[(consumer.next_turn + step) % count] for step in range(count)]
         while active:
@@ -70,6 +79,71 @@ class Dispatcher:
                     still_active.append(place)
             active = still_active
 
+    def _serve_fairly(self, now: float) -> None:
+        """Message by message to whoever has the fewest: without an order to keep, all share all partitions."""
+        group = self._group
+        counts = group.counts
+        turns = FairTurns(group.consumers.values())
+        scheduler = group.scheduler
+        if scheduler is not None:
+            self._serve_lanes_fairly(scheduler, turns, now)
+            return
+        count = len(group.places)
+        active = [group.places[(self._place_turn + step) % count] for step in range(count)]
+        at = 0
+        while active and (consumer := turns.next()) is not None:
+            before = counts.delivered + counts.redelivered
+            more = self._deliver_some(active[at], consumer, 1, now)
+            if counts.delivered + counts.redelivered > before:
+                self._note_turn(consumer)
+                at += 1
+            elif not more and consumer.active and not consumer.blocked:
+                del active[at]
+            if at >= len(active):
+                at = 0
+
+    def _serve_lanes_fairly(self, scheduler: LaneScheduler, turns: FairTurns, now: float) -> None:
+        """As :meth:`_serve_fairly`, the next message being of the lane that the scheduler says."""
+        group = self._group
+        counts = group.counts
+        dry = [False] * LANES
+        lanes = self._places_by_lane(group.places)
+
+        def waiting_since(lane: int) -> float | None:
+            return self._waiting_since(lanes[lane], now)
+
+        while (consumer := turns.next()) is not None:
+            lane, _ = scheduler.pick(dry, now, waiting_since)
+            if lane < 0:
+                return
+            places = lanes[lane]
+            dry[lane] = True
+            for step in range(len(places)):
+                before = counts.delivered + counts.redelivered
+                more = self._deliver_some(places[(self._place_turn + step) % len(places)], consumer, 1, now)
+                served = counts.delivered + counts.redelivered - before
+                if served:
+                    self._note_turn(consumer)
+                    scheduler.served(lane, served, now)
+                if served or more or not consumer.active or consumer.blocked:
+                    dry[lane] = False
+                    break
+
+    def _note_turn(self, consumer: Consumer) -> None:
+        self._place_turn += 1
+        consumer.served_at = self._place_turn
+
+    @staticmethod
+    def _places_by_lane(places: Sequence[GroupPartition]) -> list[Sequence[GroupPartition]]:
+        """Lane -> its places; partitions without lanes are in the normal one."""
+        return [
+            [place.lanes[lane] for place in places if place.lanes is not None] if lane != NORMAL else places
+            for lane in range(LANES)
+        ]
+
+    def _waiting_since(self, places: Iterable[GroupPartition], now: float) -> float | None:
+        return min((since for place in places if (since := self._ready_since(place, now)) is not None), default=None)
+
     def _serve_by_lanes(self, consumer: Consumer, scheduler: LaneScheduler, now: float) -> None:
         """As :meth:`_serve_consumer`: lane by lane as their scheduler says, and within a lane a few of each partition.
 
@@ -78,20 +152,13 @@ class Dispatcher:
         group = self._group
         counts = group.counts
         dry = [False] * LANES
-        places = [
-            [place.lanes[lane] for place in consumer.places if place.lanes is not None]
-            if lane != NORMAL
-            else consumer.places
-            for lane in range(LANES)
-        ]
+        places = self._places_by_lane(consumer.places)
 
         def waiting_since(lane: int) -> float | None:
-            return min(
-                (since for place in places[lane] if (since := self._ready_since(place, now)) is not None), default=None
-            )
+            return self._waiting_since(places[lane], now)
 
         while True:
-            room = group.config.max_in_flight - consumer.in_flight
+            room = consumer.limit - consumer.in_flight
             if consumer.blocked or not consumer.active or room <= 0:
                 return
             lane, share = scheduler.pick(dry, now, waiting_since)
@@ -127,6 +194,10 @@ class Dispatcher:
 
     def _deliver_some(self, place: GroupPartition, consumer: Consumer, limit: int, now: float) -> bool:
         """Up to ``limit`` deliveries from one partition; False when it has no more for now."""
+        if self._group.shared_limit:
+            limit = min(limit, self._group.shared_limit - self._group.in_flight)
+            if limit <= 0:
+                return False
         while limit > 0 and place.waiting:
             entry = place.first_waiting()
             if entry is None or entry.deadline > now:
@@ -138,6 +209,11 @@ class Dispatcher:
         return self._deliver_new(place, consumer, limit, now)
 
     def _deliver_new(self, place: GroupPartition, consumer: Consumer, limit: int, now: float) -> bool:
+        room = self._group.room_for_new
+        if room < limit:
+            if room <= 0:
+                return False
+            limit = room
         partition = place.partition
         cached = partition.cached
         lanes = partition.lanes
@@ -213,6 +289,8 @@ class Dispatcher:
         entry.deadline = deadline
         entry.claimed_at = now
         consumer.in_flight += 1
+        if group.shared_limit:
+            group.in_flight += 1
         receipt = ""
         if self._nonces is not None:
             entry.nonce = self._nonces.getrandbits(64)
@@ -231,6 +309,8 @@ class Dispatcher:
         if not consumer.deliver(delivery) and entry.state is EntryState.DELIVERED:
             consumer.blocked = True
             consumer.in_flight -= 1
+            if group.shared_limit:
+                group.in_flight -= 1
             entry.consumer = None
             return False
         if deadline != _NEVER:

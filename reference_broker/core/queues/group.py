@@ -107,6 +107,11 @@ class ConsumerGroup(SyncPoint):
         self.keeps_exhausted = is_dead_letter(config.name)
         self.places = [GroupPartition(partition, cursor=0, ordered=self.ordered) for partition in partitions]
         self.rebalance = Rebalance(self)
+        self.shared_limit = config.group.max_in_flight
+        """Most deliveries with all consumers together; 0 = no limit."""
+        self.in_flight = 0
+        """Deliveries with consumers; only counted under a shared limit."""
+        self._max_pending = config.group.max_pending
         self._moves = self.rebalance.moves
         self.scheduler: LaneScheduler | None = None
         """Once a partition has lanes."""
@@ -192,6 +197,7 @@ class ConsumerGroup(SyncPoint):
         if previous is not None:
             self._detach(previous, now)
         consumer = Consumer(self.config.name, self.group_id, consumer_id, deliver)
+        consumer.limit = self.config.max_in_flight
         self.consumers[consumer_id] = consumer
         self.rebalance.request()
         return consumer
@@ -224,24 +230,33 @@ class ConsumerGroup(SyncPoint):
 
     def pending_entry(self, partition: int, offset: int) -> PendingEntry | None:
         """The entry with a consumer at a place; None when there is none."""
+        entry = self.unsettled_entry(partition, offset)
+        return entry if entry is not None and entry.state is EntryState.DELIVERED else None
+
+    def unsettled_entry(self, partition: int, offset: int) -> PendingEntry | None:
+        """The entry at a place in any state but settled; None when there is none."""
         if partition >= len(self.places):
             return None
         place = self.places[partition]
         entry = place.pending.get(offset)
         if entry is None and place.lanes is not None:
             entry = next((lane.pending[offset] for lane in place.lanes if offset in lane.pending), None)
-        return entry if entry is not None and entry.state is EntryState.DELIVERED else None
+        return entry
 
-    def unsettled_entry(self, partition: int, offset: int) -> PendingEntry | None:
-        """The entry at a place in any state but settled; None when there is none."""
-        return self.places[partition].pending.get(offset) if partition < len(self.places) else None
+    @property
+    def room_for_new(self) -> int:
+        """First deliveries that the group's bound on unsettled messages still allows."""
+        return self._max_pending - self.unsettled
 
     def release(self, entry: PendingEntry) -> None:
         """Its consumer does not hold it any more."""
         consumer = entry.consumer
         if consumer is not None:
             entry.consumer = None
-            if consumer.in_flight >= self.config.max_in_flight:
+            if self.shared_limit:
+                self.in_flight -= 1
+                self.agenda.groups_to_serve[self] = None
+            elif consumer.in_flight >= consumer.limit:
                 self.agenda.groups_to_serve[self] = None
             consumer.in_flight -= 1
             if self._moves:
@@ -252,6 +267,8 @@ class ConsumerGroup(SyncPoint):
         self.release(entry)
         entry.state = EntryState.SETTLED
         del entry.place.pending[entry.offset]
+        if self.unsettled == self._max_pending:
+            self.agenda.groups_to_serve[self] = None
         self.unsettled -= 1
         self._settled_since_trim += 1
         self.log.ack(entry.place.number, entry.offset)
