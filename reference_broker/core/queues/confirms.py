@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 
 from reference_broker.core.queues.errors import QueueError, QueueErrorCode
@@ -26,10 +26,12 @@ Stored = Callable[[StoredAs, str], None]
 class SyncPoint:
     """A log and the confirms that its next sync releases."""
 
+    __slots__ = ("_running", "_synced_log", "failure", "is_syncing", "waiting")
+
     def __init__(self, log: PartitionLog | PendingLog) -> None:
         self._synced_log = log
         self.waiting: list[Confirm] = []
-        self._running: list[Confirm] = []
+        self._running: Sequence[Confirm] = ()
         self.is_syncing = False
         self.failure: QueueError | None = None
         """Set for good once a sync failed or a write left the log in doubt."""
@@ -38,7 +40,8 @@ class SyncPoint:
         """A sync that covers everything written so far; None when one is running or nothing is to be done."""
         task = self._synced_log.start_sync()
         if task is not None:
-            self._running, self.waiting = self.waiting, []
+            self._running = self.waiting
+            self.waiting = []
             self.is_syncing = True
         return task
 
@@ -46,7 +49,7 @@ class SyncPoint:
         """The confirms to call now. After an error those that wait for a later sync fail as well."""
         self.is_syncing = False
         self._synced_log.finish_sync(error)
-        finished, self._running = self._running, []
+        finished, self._running = [*self._running], ()
         if error is not None:
             self.fail(f"the disk failed to sync: {error.strerror or error}; restart the broker once it is repaired")
             finished += self.waiting
@@ -64,7 +67,7 @@ class SyncPoint:
     def abandon(self, error: QueueError) -> None:
         """The engine closes: whoever still waits is told so."""
         abandoned = [*self._running, *self.waiting]
-        self._running, self.waiting = [], []
+        self._running, self.waiting = (), []
         call_all(abandoned, error)
 
 

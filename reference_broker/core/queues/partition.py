@@ -16,8 +16,43 @@ from reference_broker.core.queues.stored_message import MessageCodec, StoredMess
 _READ_AHEAD = 128
 
 
+class _Unwritten:
+    """What was published to a partition in this turn."""
+
+    __slots__ = ("confirms", "messages", "records", "told", "unlisted")
+
+    def __init__(self) -> None:
+        self.records: list[NewRecord] = []
+        self.messages: list[StoredMessage] = []
+        self.confirms: list[Confirm] = []
+        self.told: list[tuple[int, Callable[[int, int], None]]] = []
+        """Who is told partition and offset of a message, by its position."""
+        self.unlisted = False
+        """Some message is to be listed in the partition's lanes."""
+
+
 class QueuePartition(SyncPoint):
-    """Collects what is published in a turn and writes it as one batch."""
+    """Collects what is published in a turn and writes it as one batch.
+
+    There are many partitions, and most are idle: an empty one holds as few objects as possible.
+    """
+
+    __slots__ = (
+        "_agenda",
+        "_cache",
+        "_codec",
+        "_confirm_when_synced",
+        "_on_confirmed",
+        "_unwritten",
+        "_volatile",
+        "cached",
+        "head",
+        "index",
+        "lanes",
+        "log",
+        "unreadable",
+        "visible_end",
+    )
 
     def __init__(
         self,
@@ -49,57 +84,56 @@ class QueuePartition(SyncPoint):
         self._confirm_when_synced = confirm_when_synced
         self._volatile = volatile
         self._on_confirmed = on_confirmed
-        self._records: list[NewRecord] = []
-        self._messages: list[StoredMessage] = []
-        self._confirms: list[Confirm] = []
-        self._told: list[tuple[int, Callable[[int, int], None]]] = []
-        """Who is told partition and offset of a message, by its position among the unwritten ones."""
-        self._unlisted = False
-        """Some message to be written is to be listed in :attr:`lanes`."""
+        self._unwritten: _Unwritten | None = None
         if log.next_offset > log.start_offset and not volatile:
             agenda.unsynced[self] = None
 
     @property
     def unwritten(self) -> int:
         """Messages that :meth:`write` will write."""
-        return len(self._records)
+        return 0 if self._unwritten is None else len(self._unwritten.records)
+
+    def _begin(self) -> _Unwritten:
+        self._agenda.partitions_to_write[self] = None
+        self._unwritten = _Unwritten()
+        return self._unwritten
 
     def add(self, record: NewRecord, message: StoredMessage, confirm: Confirm | None) -> None:
         """Enqueue; :meth:`write` writes it."""
-        if not self._records:
-            self._agenda.partitions_to_write[self] = None
+        unwritten = self._unwritten or self._begin()
         if message.lane != NORMAL:
-            self._unlisted = True
-        self._records.append(record)
-        self._messages.append(message)
-        self._confirms.append(confirm or ignore)
+            unwritten.unlisted = True
+        unwritten.records.append(record)
+        unwritten.messages.append(message)
+        unwritten.confirms.append(confirm or ignore)
 
     def tell_place(self, told: Callable[[int, int], None]) -> None:
         """Call it with partition and offset of the message added last, once that is written, before the confirm."""
-        self._told.append((len(self._records) - 1, told))
+        unwritten = self._unwritten or self._begin()
+        unwritten.told.append((len(unwritten.records) - 1, told))
 
     def add_run(self, records: list[NewRecord], messages: list[StoredMessage], confirm: Confirm) -> None:
         """Enqueue many, which are confirmed together."""
-        if not self._records:
-            self._agenda.partitions_to_write[self] = None
-        self._records += records
-        self._messages += messages
-        self._confirms += [ignore] * (len(messages) - 1)
-        self._confirms.append(confirm)
+        unwritten = self._unwritten or self._begin()
+        unwritten.records += records
+        unwritten.messages += messages
+        unwritten.confirms += [ignore] * (len(messages) - 1)
+        unwritten.confirms.append(confirm)
 
     def write(self) -> tuple[int, list[StoredMessage]]:
         """Append what collected as one batch; returns its first offset and the messages, none when that failed."""
-        records, messages, confirms = self._records, self._messages, self._confirms
-        self._records, self._messages, self._confirms = [], [], []
-        told, self._told = self._told, self._told and []
+        unwritten, self._unwritten = self._unwritten, None
+        if unwritten is None:
+            return 0, []
+        messages, confirms = unwritten.messages, unwritten.confirms
         try:
-            base_offset = self.log.append(records)
+            base_offset = self.log.append(unwritten.records)
         except LogError as error:
             if error.sticky:
                 self.fail(str(error))
             call_all(confirms, QueueError(QueueErrorCode.STORAGE_FAILED, str(error)))
             return 0, []
-        for position, tell in told:
+        for position, tell in unwritten.told:
             tell(self.index, base_offset + position)
         if self._on_confirmed is not None:
             confirms = [
@@ -107,7 +141,7 @@ class QueuePartition(SyncPoint):
                 for offset, (confirm, message) in enumerate(zip(confirms, messages, strict=True), base_offset)
             ]
         self._cache.put_run(self.cached, base_offset, messages)
-        if self._unlisted:
+        if unwritten.unlisted:
             self._list(base_offset, messages)
         if not self._volatile:
             self._agenda.unsynced[self] = None
@@ -126,7 +160,6 @@ class QueuePartition(SyncPoint):
         return self.lanes
 
     def _list(self, base_offset: int, messages: list[StoredMessage]) -> None:
-        self._unlisted = False
         lanes = self.open_lanes()
         for offset, message in enumerate(messages, base_offset):
             if message.lane != NORMAL:
@@ -193,7 +226,7 @@ class QueuePartition(SyncPoint):
 
     def abandon(self, error: QueueError) -> None:
         """See :meth:`SyncPoint.abandon`."""
-        confirms, self._confirms, self._records, self._messages = self._confirms, [], [], []
-        self._told = []
-        call_all(confirms, error)
+        unwritten, self._unwritten = self._unwritten, None
+        if unwritten is not None:
+            call_all(unwritten.confirms, error)
         super().abandon(error)

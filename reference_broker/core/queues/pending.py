@@ -61,8 +61,8 @@ class GroupPartition:
         self.pending: dict[int, PendingEntry] = {}
         """By offset, ascending, since entries are added in order of first delivery."""
         self._ordered = ordered
-        self.waiting: list[tuple[float, int, PendingEntry]] = []
-        """A heap; it may hold entries that do not wait any more."""
+        self.waiting: list[tuple[float, int, PendingEntry]] | tuple[()] = ()
+        """A heap; it may hold entries that do not wait any more. Most places have none."""
 
     @property
     def committed(self) -> int:
@@ -104,7 +104,10 @@ class GroupPartition:
 
     def push_waiting(self, entry: PendingEntry) -> None:
         """The entry waits: by offset where the order counts, by due time where it does not."""
-        heapq.heappush(self.waiting, (0.0 if self._ordered else entry.deadline, entry.offset, entry))
+        waiting = self.waiting
+        if not isinstance(waiting, list):
+            waiting = self.waiting = []
+        heapq.heappush(waiting, (0.0 if self._ordered else entry.deadline, entry.offset, entry))
 
     def first_waiting(self) -> PendingEntry | None:
         """The entry to redeliver next, due or not."""
@@ -113,11 +116,12 @@ class GroupPartition:
             entry = waiting[0][2]
             if entry.state is EntryState.WAITING:
                 return entry
-            heapq.heappop(waiting)
+            self.pop_waiting()
         return None
 
     def pop_waiting(self) -> None:
         """Take out what :meth:`first_waiting` returned."""
+        assert isinstance(self.waiting, list)
         heapq.heappop(self.waiting)
 
     @property
