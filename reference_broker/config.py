@@ -22,6 +22,7 @@ from reference_broker.config_queues import Durability as Durability
 from reference_broker.config_queues import GroupConfig as GroupConfig
 from reference_broker.config_queues import GroupStart as GroupStart
 from reference_broker.config_queues import Ordering as Ordering
+from reference_broker.config_queues import Overflow as Overflow
 from reference_broker.config_queues import PriorityConfig as PriorityConfig
 from reference_broker.config_queues import Profile as Profile
 from reference_broker.config_queues import QueueConfig as QueueConfig

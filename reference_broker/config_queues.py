@@ -54,6 +54,16 @@ class AdminTopics(StrEnum):
     OFF = "off"
 
 
+class Overflow(StrEnum):
+    """What becomes of a publish to a queue that is full."""
+
+    REJECT = "reject"
+    DROP_OLDEST = "drop_oldest"
+    """The oldest message that nobody was given makes room; where there is none, the publish is refused."""
+    DEAD_LETTER_OLDEST = "dead_letter_oldest"
+    """Likewise, and it goes to the dead-letter queue."""
+
+
 class RetryConfig(Section, frozen=True, kw_only=True):
     """Retry of failed deliveries: wait ``initial_backoff_s * multiplier ** (n - 1)``, capped."""
 
@@ -158,9 +168,15 @@ class QueueConfig(Section, frozen=True, kw_only=True):
     dead_letters: bool = True
     max_message_bytes: int = 1_048_576
     max_depth: int = 100_000
+    max_bytes: int = 0
+    """Payloads and user properties that the slowest group has not settled; 0 = no limit."""
+    overflow: Overflow = Overflow.REJECT
     max_delayed: int = 1_000_000
     """Messages that wait for their time; they do not count against ``max_depth``."""
     message_ttl_s: float = 604_800.0
+    """0 = messages do not expire."""
+    expired_to_dead_letters: bool = False
+    """Expired messages go to the dead-letter queue (reason TTL_EXPIRED) instead of being dropped."""
     retention: RetentionConfig = RetentionConfig()
     max_in_flight: int = 1_000
     """Unsettled deliveries per consumer."""

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from reference_broker.config import QueueConfig
+from reference_broker.config import Overflow, PriorityConfig, QueueConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues.address import dead_letter_name, message_id_of, topic_of
 from reference_broker.core.queues.pending import PendingEntry
@@ -30,7 +30,14 @@ _MAX_REASON_CHARACTERS = 1_024
 def dead_letter_config(origin: QueueConfig) -> QueueConfig:
     """A dead-letter queue is as durable as its origin; it keeps order, has no time to live, and does not chain."""
     return msgspec.structs.replace(
-        origin, name=dead_letter_name(origin.name), partitions=1, dead_letters=False, message_ttl_s=0.0
+        origin,
+        name=dead_letter_name(origin.name),
+        partitions=1,
+        dead_letters=False,
+        message_ttl_s=0.0,
+        max_bytes=0,
+        overflow=Overflow.REJECT,
+        priority=PriorityConfig(enabled=False),
     )
 
 
@@ -50,7 +57,7 @@ def dead_letter_message(
         (DELIVERY_COUNT, str(entry.delivery_count)),
         (REASON, reason[:_MAX_REASON_CHARACTERS]),
         (ENQUEUED_AT, rfc3339(stored.enqueued_at)),
-        (LAST_DELIVERED_AT, rfc3339(entry.claimed_at)),
+        (LAST_DELIVERED_AT, rfc3339(entry.claimed_at) if entry.claimed_at else ""),
         (MOVED_AT, rfc3339(now)),
     )
     own = tuple(pair for pair in message.user_properties if not pair[0].startswith(PROPERTY_PREFIX))

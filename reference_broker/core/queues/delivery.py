@@ -98,6 +98,8 @@ class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
     dead_lettered: int
     discarded: int
     """Exhausted or rejected while the queue keeps no dead letters."""
+    dropped: int
+    """Given up for newer messages by ``overflow``."""
     unreadable: int
     """Skipped since their bytes in the log are damaged."""
 
@@ -133,6 +135,12 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     """Depth of its dead-letter queue."""
     consumers: int
     stored_bytes: int
+    held_bytes: int
+    """Bytes of what the slowest group has not settled; only counted where the queue has ``max_bytes``."""
+    dropped: int
+    """Messages given up for newer ones while there was no group; groups count their own."""
+    expired: int
+    """Likewise, expired."""
     enqueued: int
     refused: int
     failed: bool

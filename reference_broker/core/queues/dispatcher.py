@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from reference_broker.core.queues.address import message_id_of, receipt_of
+from reference_broker.core.queues.address import receipt_of
 from reference_broker.core.queues.consumer import Consumer
 from reference_broker.core.queues.delivery import Delivery
 from reference_broker.core.queues.errors import LogError
@@ -235,9 +235,8 @@ class Dispatcher:
                     continue
                 stored = loaded[1]
             if now >= stored.expires_at:
-                self._skip(place)
-                self._group.counts.expired += 1
-                self._trace_expired(place, offset)
+                self._skips += 1
+                self._group.owner.expire_next(self._group, place, now)
                 continue
             if self._group.pattern and not self._matches(stored.routing_key):
                 self._skip(place)
@@ -332,8 +331,7 @@ class Dispatcher:
             group.discard(entry, "unreadable")
             return False
         if now >= stored.expires_at:
-            group.counts.expired += 1
-            group.discard(entry, "expired")
+            group.owner.expire_entry(group, entry, now)
             return False
         entry.enqueued_at = stored.enqueued_at
         reason = exhausted_reason(group.config.retry, entry.delivery_count, 0.0)
@@ -368,6 +366,8 @@ class Dispatcher:
         place.cursor += 1
         self._skips += 1
         group = self._group
+        if place.partition.sizes is not None:
+            group.held_bytes -= place.partition.sizes.of(place.cursor)
         group.cursor_total += 1
         group.moved[place] = None
         group.agenda.groups_to_write[group] = None
@@ -386,23 +386,15 @@ class Dispatcher:
                 "detail": f"unreadable: {lost} messages",
             }
             group.tracer(TraceKind.DISCARDED, fields)
+        if place.partition.sizes is not None:
+            mine = [
+                each for each in range(place.cursor, end) if lanes is None or lanes.count(place.lane, each, each + 1)
+            ]
+            group.held_bytes -= sum(map(place.partition.sizes.of, mine))
         place.cursor = end
         group.cursor_total += lost
         group.moved[place] = None
         group.agenda.groups_to_write[group] = None
-
-    def _trace_expired(self, place: GroupPartition, offset: int) -> None:
-        group = self._group
-        if group.tracer is not None:
-            fields: dict[str, str | int] = {
-                "queue": group.config.name,
-                "group": group.group_id,
-                "partition": place.index,
-                "offset": offset,
-                "message_id": message_id_of(group.config.name, place.index, offset),
-                "detail": "expired",
-            }
-            group.tracer(TraceKind.DISCARDED, fields)
 
     def _matches(self, routing_key: str) -> bool:
         known = self._matched.get(routing_key)

@@ -46,6 +46,12 @@ class GroupOwner(Protocol):
     def serve(self, group: ConsumerGroup, now: float) -> None:
         """Deliver what the group's consumers have room for."""
 
+    def expire_next(self, group: ConsumerGroup, place: GroupPartition, now: float) -> None:
+        """The message at the cursor has expired: pass it, and count it unless that was done."""
+
+    def expire_entry(self, group: ConsumerGroup, entry: PendingEntry, now: float) -> None:
+        """A message that waited for redelivery has expired."""
+
     def trim(self) -> None:
         """Free log space that no group needs."""
 
@@ -86,6 +92,10 @@ class ConsumerGroup(SyncPoint):
         self.counts = GroupCounts()
         self.unsettled = 0
         """Pending entries of all partitions."""
+        self.held_bytes = 0
+        """Bytes of what it has not settled, where the queue limits its bytes."""
+        self.leaving = 0
+        """Messages never delivered that go to the dead-letter queue; they do not count against the depth."""
         self.cursor_total = 0
         """Sum of the cursors of all partitions."""
         self.wake_at = float("inf")
@@ -104,6 +114,7 @@ class ConsumerGroup(SyncPoint):
         self._volatile = volatile
         self._settled_since_trim = 0
         self._trim_at = 0.0
+        self._counts_bytes = config.max_bytes > 0
         self.keeps_exhausted = is_dead_letter(config.name)
         self.places = [GroupPartition(partition, cursor=0, ordered=self.ordered) for partition in partitions]
         self.rebalance = Rebalance(self)
@@ -150,6 +161,7 @@ class ConsumerGroup(SyncPoint):
                 if cursor:
                     self.log.move_cursor(lane.number, cursor)
         self.cursor_total = sum(cursors)
+        self._count_what_is_there()
         self.agenda.groups_to_write[self] = None
 
     def recover(self, now: float) -> None:
@@ -183,8 +195,25 @@ class ConsumerGroup(SyncPoint):
             place.pending[record.offset] = entry
             self.unsettled += 1
             self._wait(entry, now)
+        self._count_what_is_there()
         if beyond:
             self.log.rewind(beyond)
+
+    def _count_what_is_there(self) -> None:
+        """Take out what has expired before its turn, and sum up the bytes."""
+        for place in self.every_place:
+            partition = place.partition
+            end = partition.log.next_offset
+            gone = set(partition.expiry.gone(place.cursor, end)) if partition.expiry is not None else set()
+            lanes, sizes = partition.lanes, partition.sizes
+            if lanes is not None:
+                gone = {offset for offset in gone if lanes.count(place.lane, offset, offset + 1)}
+            self.cursor_total += len(gone)
+            if sizes is not None:
+                self.held_bytes += sum(map(sizes.of, place.pending))
+                for offset in range(place.cursor, end):
+                    if offset not in gone and (lanes is None or lanes.count(place.lane, offset, offset + 1)):
+                        self.held_bytes += sizes.of(offset)
 
     # -- members -------------------------------------------------------------------------------------------------
 
@@ -266,6 +295,9 @@ class ConsumerGroup(SyncPoint):
         """Settle for good; ``on_done`` is called when that is as durable as the queue promises."""
         self.release(entry)
         entry.state = EntryState.SETTLED
+        if self._counts_bytes and entry.delivery_count:
+            sizes = entry.place.partition.sizes
+            self.held_bytes -= sizes.of(entry.offset) if sizes is not None else 0
         del entry.place.pending[entry.offset]
         if self.unsettled == self._max_pending:
             self.agenda.groups_to_serve[self] = None
@@ -311,6 +343,7 @@ class ConsumerGroup(SyncPoint):
     def dead_lettered(self, entry: PendingEntry, reason: str, on_done: Confirm | None) -> None:
         """The dead-letter queue has it."""
         self.counts.dead_lettered += 1
+        self.leaving -= not entry.delivery_count
         self.trace(TraceKind.DEAD_LETTERED, entry, reason)
         self.remove(entry, on_done)
 

@@ -11,6 +11,7 @@ class GroupCounts:
         "dead_lettered",
         "delivered",
         "discarded",
+        "dropped",
         "expired",
         "nacked",
         "redelivered",
@@ -29,4 +30,5 @@ class GroupCounts:
         self.expired = 0
         self.dead_lettered = 0
         self.discarded = 0
+        self.dropped = 0
         self.unreadable = 0

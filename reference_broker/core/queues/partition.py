@@ -8,6 +8,7 @@ from collections.abc import Callable
 from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.confirms import Confirm, SyncPoint, call_all, ignore
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from reference_broker.core.queues.expiry import MessageSizes, PartitionExpiry
 from reference_broker.core.queues.lanes import NORMAL, PartitionLanes
 from reference_broker.core.queues.message_cache import MessageCache
 from reference_broker.core.queues.store import NewRecord, PartitionLog
@@ -28,7 +29,7 @@ class _Unwritten:
         self.told: list[tuple[int, Callable[[int, int], None]]] = []
         """Who is told partition and offset of a message, by its position."""
         self.unlisted = False
-        """Some message is to be listed in the partition's lanes."""
+        """Some message is to be listed in the partition's lanes, or as expiring."""
 
 
 class QueuePartition(SyncPoint):
@@ -46,10 +47,12 @@ class QueuePartition(SyncPoint):
         "_unwritten",
         "_volatile",
         "cached",
+        "expiry",
         "head",
         "index",
         "lanes",
         "log",
+        "sizes",
         "unreadable",
         "visible_end",
     )
@@ -84,6 +87,10 @@ class QueuePartition(SyncPoint):
         self._confirm_when_synced = confirm_when_synced
         self._volatile = volatile
         self._on_confirmed = on_confirmed
+        self.expiry: PartitionExpiry | None = None
+        """Once a message had a time to live of its own."""
+        self.sizes: MessageSizes | None = None
+        """Of the messages, where the queue limits its bytes."""
         self._unwritten: _Unwritten | None = None
         if log.next_offset > log.start_offset and not volatile:
             agenda.unsynced[self] = None
@@ -101,11 +108,17 @@ class QueuePartition(SyncPoint):
     def add(self, record: NewRecord, message: StoredMessage, confirm: Confirm | None) -> None:
         """Enqueue; :meth:`write` writes it."""
         unwritten = self._unwritten or self._begin()
-        if message.lane != NORMAL:
-            unwritten.unlisted = True
         unwritten.records.append(record)
         unwritten.messages.append(message)
         unwritten.confirms.append(confirm or ignore)
+
+    def list_next(self) -> None:
+        """The message added next is not of normal priority, or has a time to live of its own."""
+        (self._unwritten or self._begin()).unlisted = True
+
+    @property
+    def unwritten_bytes(self) -> int:
+        return sum(message.size for message in self._unwritten.messages) if self._unwritten is not None else 0
 
     def tell_place(self, told: Callable[[int, int], None]) -> None:
         """Call it with partition and offset of the message added last, once that is written, before the confirm."""
@@ -142,7 +155,11 @@ class QueuePartition(SyncPoint):
             ]
         self._cache.put_run(self.cached, base_offset, messages)
         if unwritten.unlisted:
-            self._list(base_offset, messages)
+            for offset, message in enumerate(messages, base_offset):
+                self.list_message(offset, message)
+        if self.sizes is not None:
+            for offset, message in enumerate(messages, base_offset):
+                self.sizes.put(offset, message.size)
         if not self._volatile:
             self._agenda.unsynced[self] = None
         if self._confirm_when_synced:
@@ -159,11 +176,14 @@ class QueuePartition(SyncPoint):
             self.lanes = PartitionLanes()
         return self.lanes
 
-    def _list(self, base_offset: int, messages: list[StoredMessage]) -> None:
-        lanes = self.open_lanes()
-        for offset, message in enumerate(messages, base_offset):
-            if message.lane != NORMAL:
-                lanes.add(offset, message.lane)
+    def list_message(self, offset: int, message: StoredMessage) -> None:
+        """Remember what is special about a message."""
+        if message.lane != NORMAL:
+            self.open_lanes().add(offset, message.lane)
+        if message.message.expires_at:
+            if self.expiry is None:
+                self.expiry = PartitionExpiry()
+            self.expiry.add(offset, message.expires_at)
 
     def scan(self, found: Callable[[int, StoredMessage], None]) -> None:
         """At opening: every readable message, oldest first. Raises :class:`LogError`."""
@@ -177,8 +197,21 @@ class QueuePartition(SyncPoint):
     def drop_before(self, offset: int) -> None:
         """Nobody needs what is below the offset any more."""
         self.log.drop_before(offset)
+        self.forget_before(self.log.start_offset)
+
+    @property
+    def gone_count(self) -> int:
+        """Messages from the head on that expired before their turn."""
+        return len(self.expiry.gone(self.head, self.log.next_offset)) if self.expiry is not None else 0
+
+    def forget_before(self, offset: int) -> None:
+        """What is below the offset is kept no more."""
         if self.lanes is not None:
-            self.lanes.drop_before(self.log.start_offset)
+            self.lanes.drop_before(offset)
+        if self.expiry is not None:
+            self.expiry.drop_before(offset)
+        if self.sizes is not None:
+            self.sizes.drop_before(offset)
 
     def _traced(
         self, confirm: Confirm, trace: Callable[[int, int, StoredMessage], None], offset: int, message: StoredMessage

@@ -147,6 +147,16 @@ def wants_receipt(message: Message) -> bool:
     return any(pair[0] in _TOLD and pair != (RECEIPT, "0") for pair in message.user_properties)
 
 
+def with_ttl(message: Message, ttl_ms: int, now: float) -> Message:
+    """The message, expiring ``ttl_ms`` after ``now`` unless it does so earlier. Raises :class:`QueueError`."""
+    if not ttl_ms:
+        raise bad_option(f"the user property {TTL} must be longer than 0")
+    expires_at = now + ttl_ms / 1000
+    if message.expires_at:
+        expires_at = min(expires_at, message.expires_at)
+    return msgspec.structs.replace(message, expires_at=expires_at)
+
+
 def bad_option(text: str) -> QueueError:
     """The error for an option that cannot be honoured."""
     return QueueError(QueueErrorCode.BAD_OPTION, text)

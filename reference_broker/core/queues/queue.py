@@ -13,17 +13,21 @@ from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.confirms import Confirm, Stored, StoredAs
 from reference_broker.core.queues.dead_letters import dead_letter_message
 from reference_broker.core.queues.delays import Delays
-from reference_broker.core.queues.delivery import GroupStats, QueueStats
+from reference_broker.core.queues.delivery import QueueStats
 from reference_broker.core.queues.dispatcher import Dispatcher
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from reference_broker.core.queues.expiry import MessageSizes
+from reference_broker.core.queues.figures import queue_stats
 from reference_broker.core.queues.group import ConsumerGroup
 from reference_broker.core.queues.lanes import NORMAL
+from reference_broker.core.queues.limits import QueueLimits
+from reference_broker.core.queues.loose_letters import LooseLetters
 from reference_broker.core.queues.message_cache import MessageCache
 from reference_broker.core.queues.partition import QueuePartition
 from reference_broker.core.queues.partitioner import PARTITION_KEY, Partitioner
 from reference_broker.core.queues.pending import GroupPartition, PendingEntry
-from reference_broker.core.queues.publish_options import Priority, PublishOptions, bad_option, parse
-from reference_broker.core.queues.store import NewRecord, QueueFiles, RetentionPolicy
+from reference_broker.core.queues.publish_options import Priority, PublishOptions, bad_option, parse, with_ttl
+from reference_broker.core.queues.store import NewRecord, QueueFiles
 from reference_broker.core.queues.stored_message import MessageCodec, StoredMessage, is_plain, message_bytes
 from reference_broker.core.topics import TopicError, validate_filter
 from reference_broker.trace.schema import TraceKind
@@ -34,8 +38,8 @@ DeadLetterTarget = Callable[[], "DurableQueue"]
 MAX_GROUPS = 1_000
 LANES_FACT = "lanes"
 """Some message of the queue was not of normal priority."""
-_TRIM_INTERVAL_S = 1.0
-_TRIM_STEPS = 4_096
+TTL_FACT = "ttl"
+"""Some message had a time to live of its own."""
 _RUN_MESSAGES = 8
 """Fewer are not worth a block."""
 _BLOCK_MESSAGES = 32
@@ -73,11 +77,8 @@ class DurableQueue:
         self._rng = rng
         self._codec = MessageCodec(config.name, config.message_ttl_s)
         self._confirm_when_synced = config.durability is Durability.FSYNC and not files.volatile
-        self._trimmed_at = float("-inf")
-        limits = config.retention
-        self._retention = RetentionPolicy(
-            max_bytes=limits.max_bytes, max_age_ms=int(limits.max_age_s * 1000), max_records=limits.max_messages
-        )
+        self.limits = QueueLimits(self, agenda, volatile=files.volatile)
+        self.loose_letters = LooseLetters(self, agenda)
         self.partitions = [
             QueuePartition(
                 index,
@@ -92,27 +93,49 @@ class DurableQueue:
             for index in range(config.partitions)
         ]
         self._has_priorities = config.priority.enabled and config.ordering is not Ordering.STRICT
-        self._has_lanes = LANES_FACT in files.facts
-        if self._has_lanes:
-            for partition in self.partitions:
-                self._find_lanes(partition)
+        self._counts_bytes = config.max_bytes > 0
+        self._facts = set(files.facts)
+        for partition in self.partitions:
+            self._look_through(partition)
         self._end_total = sum(partition.log.next_offset for partition in self.partitions)
         """Sum of the next offsets, those of unwritten messages included."""
         for stored in files.groups():
             self._open_group(stored.group, stored.pattern).recover(now)
         self.delays = Delays(self, files, self._codec, agenda, now, confirm_when_synced=self._confirm_when_synced)
+        if self.depth:
+            self.limits.arm(now)
         self._room = config.max_depth - self.depth
         """Messages that certainly still fit; depth is only counted again when it is used up."""
 
-    def _find_lanes(self, partition: QueuePartition) -> None:
-        """Raises :class:`LogError`."""
-        lanes = partition.open_lanes()
+    def _look_through(self, partition: QueuePartition) -> None:
+        """List what is special about the stored messages, where anything is. Raises :class:`LogError`."""
+        if self._counts_bytes:
+            partition.sizes = MessageSizes(partition.log.start_offset)
+        if LANES_FACT in self._facts:
+            partition.open_lanes()
+        if not (self._facts or self._counts_bytes):
+            return
 
         def found(offset: int, stored: StoredMessage) -> None:
-            if stored.lane != NORMAL:
-                lanes.add(offset, stored.lane)
+            partition.list_message(offset, stored)
+            if partition.sizes is not None:
+                partition.sizes.put(offset, stored.size)
 
         partition.scan(found)
+        if partition.sizes is not None:
+            self.limits.loose_bytes += partition.sizes.total(partition.log.start_offset)
+
+    def _remember(self, fact: str) -> None:
+        """Durably, before the first message of which it is true: no restart takes that for a common one.
+
+        Raises :class:`QueueError` (STORAGE_FAILED).
+        """
+        if fact not in self._facts:
+            try:
+                self._files.add_fact(fact)
+            except LogError as error:
+                raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
+            self._facts.add(fact)
 
     # -- publishing ----------------------------------------------------------------------------------------------
 
@@ -135,6 +158,8 @@ class DurableQueue:
             text = f"{size} bytes; the queue {self.name!r} takes at most {self.config.max_message_bytes}"
             raise QueueError(QueueErrorCode.TOO_LARGE, text)
         options = parse(message) if properties else None
+        if options is not None and options.ttl_ms is not None:
+            message = with_ttl(message, options.ttl_ms, now)
         if options is not None and self._is_kept(routing_key, message, size, options, now, on_confirmed, on_stored):
             return
         partition = self._add(routing_key, message, size, now, on_confirmed, options)
@@ -145,13 +170,7 @@ class DurableQueue:
         """The lane of a message. Raises :class:`QueueError` (STORAGE_FAILED)."""
         if priority is Priority.NORMAL or not self._has_priorities:
             return NORMAL
-        if not self._has_lanes:
-            # Known before the first such message is, so that no restart takes it for a normal one.
-            try:
-                self._files.add_fact(LANES_FACT)
-            except LogError as error:
-                raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
-            self._has_lanes = True
+        self._remember(LANES_FACT)
         return priority.value
 
     def _add(
@@ -165,7 +184,8 @@ class DurableQueue:
     ) -> QueuePartition:
         """Enqueue whatever its size; returns the partition that it goes to."""
         if self._room <= 0:
-            self._make_room(now)
+            self.limits.make_room(now)
+            self._room = max(1, self.config.max_depth - self.staying)
         key = message.user_property(PARTITION_KEY) if message.user_properties else None
         if options is None or options.partition is None:
             chosen = self._partitioner.choose(key, len(self.partitions))
@@ -175,12 +195,22 @@ class DurableQueue:
         if partition.failure is not None:
             self.refused += 1
             raise partition.failure
+        if self._counts_bytes:
+            self.limits.make_byte_room(size, now)
         lane = NORMAL if options is None or options.priority is None else self._lane(options.priority)
         headers, topic = self._codec.headers(message, routing_key, lane)
         timestamp_ms = int(now * 1000)
         enqueued_at = timestamp_ms / 1000
         expires_at = self._codec.expiry(enqueued_at, message.expires_at)
         stored = StoredMessage(message, topic, routing_key, enqueued_at, expires_at, size, lane)
+        if lane != NORMAL or message.expires_at:
+            if message.expires_at:
+                self._remember(TTL_FACT)
+            partition.list_next()
+        if expires_at < self.limits.wake_at:
+            self.limits.arm(expires_at)
+        if self._counts_bytes:
+            self.limits.add_bytes(size)
         record = NewRecord(timestamp_ms, b"" if key is None else key.encode(), message.payload, headers)
         partition.add(record, stored, on_confirmed)
         self._room -= 1
@@ -237,7 +267,7 @@ class DurableQueue:
         """See :meth:`QueueEngine.publish_run`."""
         count = len(messages)
         limit = self.config.max_message_bytes
-        if count < _RUN_MESSAGES:
+        if count < _RUN_MESSAGES or self._counts_bytes:
             return False
         if count > self._room:
             self._room = self.config.max_depth - self.depth
@@ -250,6 +280,8 @@ class DurableQueue:
         timestamp_ms = int(now * 1000)
         enqueued_at = timestamp_ms / 1000
         expires_at = self._codec.expiry(enqueued_at, 0.0)
+        if expires_at < self.limits.wake_at:
+            self.limits.arm(expires_at)
         headers = self._codec.headers
         blocks = max(1, min(len(self.partitions), count // _BLOCK_MESSAGES))
         size = -(-count // blocks)
@@ -270,22 +302,11 @@ class DurableQueue:
         self._end_total += count
         return True
 
-    def _make_room(self, now: float) -> None:
-        """Count again. Raises :class:`QueueError` (FULL)."""
-        self._room = self.config.max_depth - self.depth
-        if self._room <= 0 and now - self._trimmed_at >= _TRIM_INTERVAL_S:
-            self._trimmed_at = now
-            self._drop_expired(now)
-            self._room = self.config.max_depth - self.depth
-        if self._room <= 0:
-            self.refused += 1
-            text = f"the queue {self.name!r} holds {self.config.max_depth} messages, which is its limit"
-            raise QueueError(QueueErrorCode.FULL, text)
-
     def write(self, partition: QueuePartition) -> None:
         """Write what was published to a partition since the last time, and have it delivered."""
         wanted = partition.unwritten
         had_lanes = partition.lanes is not None
+        unwritten_bytes = partition.unwritten_bytes if self._counts_bytes else 0
         base_offset, messages = partition.write()
         if not had_lanes and partition.lanes is not None:
             for group in self.groups.values():
@@ -294,6 +315,8 @@ class DurableQueue:
         self.refused += wanted - len(messages)
         self._end_total -= wanted - len(messages)
         if len(messages) < wanted:
+            if self._counts_bytes:
+                self.limits.add_bytes(-unwritten_bytes)
             # The disk may be full: what is settled makes room for the next.
             self.trim()
         if self._tracer is not None:
@@ -301,6 +324,28 @@ class DurableQueue:
                 self._trace(TraceKind.ENQUEUED, partition.index, offset, stored)
         if not self._confirm_when_synced:
             self.serve_groups()
+
+    def write_unwritten(self) -> bool:
+        """Write what this turn has published so far; False when that is nothing."""
+        waiting = [partition for partition in self.partitions if partition.unwritten]
+        for partition in waiting:
+            self._agenda.partitions_to_write.pop(partition, None)
+            self.write(partition)
+        return bool(waiting)
+
+    def trace_place(self, kind: TraceKind, partition: int, offset: int, group: str, detail: str) -> None:
+        """Something happened to a message that was never delivered."""
+        if self._tracer is not None:
+            fields: dict[str, str | int] = {
+                "queue": self.name,
+                "partition": partition,
+                "offset": offset,
+                "message_id": message_id_of(self.name, partition, offset),
+                "detail": detail,
+            }
+            if group:
+                fields["group"] = group
+            self._tracer(kind, fields)
 
     def _trace(self, kind: TraceKind, partition: int, offset: int, stored: StoredMessage) -> None:
         if self._tracer is not None:
@@ -387,12 +432,12 @@ class DurableQueue:
         total = sum(ends) - sum(starts)
         if total <= self.config.max_depth:
             return starts
-        needed = self._low_watermarks()
+        needed = self.low_watermarks()
         share = self.config.max_depth / total
         kept = [end - int((end - start) * share) for start, end in zip(starts, ends, strict=True)]
         return [min(start, low) for start, low in zip(kept, needed, strict=True)]
 
-    def _low_watermarks(self) -> list[int]:
+    def low_watermarks(self) -> list[int]:
         """Per partition, the lowest offset that some group has not settled."""
         return [min(group.low(index) for group in self.groups.values()) for index in self._indexes]
 
@@ -405,6 +450,14 @@ class DurableQueue:
         self._dispatchers[group].serve(now)
 
     # -- dead letters --------------------------------------------------------------------------------------------
+
+    def dead_letter_target(self) -> DurableQueue:
+        """Its dead-letter queue, created when it is new. Raises :class:`QueueError`."""
+        return self._dead_letter_target()
+
+    def enqueue_dead_letter(self, routing_key: str, message: Message, size: int, now: float, on_done: Confirm) -> None:
+        """Take a dead letter, whatever its size. Raises :class:`QueueError` (FULL, STORAGE_FAILED)."""
+        self._add(routing_key, message, size, now, on_done)
 
     def dead_letter(
         self, group: ConsumerGroup, entry: PendingEntry, reason: str, now: float, on_done: Confirm | None
@@ -445,129 +498,47 @@ class DurableQueue:
     def depth(self) -> int:
         """Messages that the slowest group has not settled; all that are stored while there is no group."""
         if not self.groups:
-            return self._end_total - sum(partition.head for partition in self.partitions)
+            return self._end_total - sum(partition.head + partition.gone_count for partition in self.partitions)
         end = self._end_total
         return max(end - group.cursor_total + group.unsettled for group in self.groups.values())
 
-    def _drop_expired(self, now: float) -> None:
-        """Let go of expired messages at the front, so that they do not keep new ones out. Bounded work."""
-        steps = _TRIM_STEPS
-        for group in self.groups.values():
-            for place in group.every_place:
-                live = self._first_live(place.partition, place.lane, place.cursor, now, steps)
-                steps -= self._skip(group, place, live)
-        if not self.groups:
-            for partition in self.partitions:
-                start = partition.head
-                partition.head = self._first_live(partition, None, start, now, steps)
-                steps -= partition.head - start
-                partition.drop_before(partition.head)
+    @property
+    def staying(self) -> int:
+        """The depth, without what is only waiting for the dead-letter queue to have it."""
+        return max(map(self.staying_of, self.groups.values())) if self.groups else self.depth
 
-    def _first_live(self, partition: QueuePartition, lane: int | None, offset: int, now: float, steps: int) -> int:
-        """The first offset from ``offset`` on, of one lane or of all, whose message has not expired."""
-        lanes = partition.lanes if lane is not None else None
-        for _ in range(steps):
-            if lanes is not None and lane is not None:
-                offset = min(lanes.next_in(lane, offset), partition.visible_end)
-            if offset >= partition.visible_end:
-                return offset
-            try:
-                stored = partition.get(offset)
-            except LogError:
-                return offset
-            if stored is None or now < stored.expires_at:
-                return offset
-            offset += 1
-        return offset
+    def staying_of(self, group: ConsumerGroup) -> int:
+        """Likewise, of one group."""
+        return self._end_total - group.cursor_total + group.unsettled - group.leaving
+
+    def expire_next(self, group: ConsumerGroup, place: GroupPartition, now: float) -> None:
+        """See :meth:`GroupOwner.expire_next`."""
+        self.limits.expire_next(group, place, now)
+
+    def expire_entry(self, group: ConsumerGroup, entry: PendingEntry, now: float) -> None:
+        """See :meth:`GroupOwner.expire_entry`."""
+        self.limits.expire_entry(group, entry, now)
 
     def pass_time(self, group: ConsumerGroup, now: float) -> None:
         """See :class:`GroupOwner`."""
         settlement.pass_time(group, now)
 
     def trim(self) -> None:
-        """Free whole segments that every group has settled. Without groups nothing is freed: a first may come."""
-        if self.groups:
-            for partition, low in zip(self.partitions, self._low_watermarks(), strict=True):
-                partition.drop_before(low)
-                partition.head = max(partition.head, partition.log.start_offset)
+        """See :meth:`QueueLimits.trim`."""
+        self.limits.trim()
 
     def retain(self, now: float) -> None:
-        """Apply the retention limits; where the disk fails, later again."""
-        policy, past_groups = self._retention, self.config.retention.past_groups
-        lows = [None] * len(self.partitions) if past_groups or not self.groups else self._low_watermarks()
-        for partition, needed_from in zip(self.partitions, lows, strict=True):
-            try:
-                partition.log.retain(policy, now_ms=int(now * 1000), needed_from=needed_from)
-            except LogError:
-                continue
-            if partition.log.needs_sync and not self._files.volatile:
-                # What is too old as a whole goes once the segment that follows it is on disk.
-                self._agenda.unsynced[partition] = None
-            partition.head = max(partition.head, partition.log.start_offset)
-            for group in self.groups.values():
-                place = group.places[partition.index]
-                for lane in place.lanes or (place,):
-                    self._skip(group, lane, partition.head)
-            if partition.lanes is not None:
-                partition.lanes.drop_before(partition.head)
+        """See :meth:`QueueLimits.retain`."""
+        self.limits.retain(now)
         self._room = 0
-
-    def _skip(self, group: ConsumerGroup, place: GroupPartition, offset: int) -> int:
-        """A group cannot be given what is not kept any more; it counts as expired. Returns how many these are."""
-        lanes = place.partition.lanes
-        passed = offset - place.cursor if lanes is None else lanes.count(place.lane, place.cursor, offset)
-        if offset > place.cursor:
-            place.cursor = offset
-            group.counts.expired += passed
-            group.cursor_total += passed
-            group.moved[place] = None
-            self._agenda.groups_to_write[group] = None
-        return max(passed, 0)
 
     # -- figures -------------------------------------------------------------------------------------------------
 
     def stats(self, dead_letters: int) -> QueueStats:
         """``dead_letters``: depth of its dead-letter queue."""
-        groups = tuple(self._group_stats(group) for group in self.groups.values())
-        ready = max((group.lag + group.retrying for group in groups), default=self.depth)
-        failed = self.delays.failed or any(partition.failure is not None for partition in self.partitions)
-        return QueueStats(
-            queue=self.name,
-            partitions=len(self.partitions),
-            depth=self.depth,
-            ready=ready,
-            in_flight=sum(group.in_flight for group in groups),
-            dead_letters=dead_letters,
-            consumers=sum(group.consumers for group in groups),
-            stored_bytes=sum(partition.log.stored_bytes for partition in self.partitions),
-            enqueued=self.enqueued,
-            refused=self.refused,
-            failed=failed or any(group.failure is not None for group in self.groups.values()),
-            groups=groups,
-            delayed=len(self.delays),
-            delays=self.delays.stats(),
-        )
+        return queue_stats(self, dead_letters)
 
-    def _group_stats(self, group: ConsumerGroup) -> GroupStats:
-        in_flight, waiting, dead_lettering = group.entry_states()
-        counts = group.counts
-        return GroupStats(
-            group=group.group_id,
-            consumers=len(group.consumers),
-            lag=self._end_total - group.cursor_total,
-            in_flight=in_flight,
-            retrying=waiting,
-            dead_lettering=dead_lettering,
-            ack_floors=tuple(place.committed for place in group.places),
-            generation=group.generation,
-            delivered=counts.delivered,
-            redelivered=counts.redelivered,
-            acked=counts.acked,
-            nacked=counts.nacked,
-            rejected=counts.rejected,
-            timed_out=counts.timed_out,
-            expired=counts.expired,
-            dead_lettered=counts.dead_lettered,
-            discarded=counts.discarded,
-            unreadable=counts.unreadable,
-        )
+    @property
+    def end_total(self) -> int:
+        """Sum of the partitions' ends, unwritten messages included."""
+        return self._end_total

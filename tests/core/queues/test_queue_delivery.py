@@ -310,7 +310,7 @@ def test_expired_messages_are_not_delivered(bench_with: BenchWith) -> None:
     bench.turn()
     assert consumer.values == ["fresh"], "a retry is no second life"
     stats = bench.engine.stats("q")
-    assert stats.groups[0].expired == 3
+    assert (stats.expired, stats.groups[0].expired) == (1, 2)
     assert stats.depth == 1
     details = [fields["detail"] for kind, fields in bench.trace if kind is TraceKind.DISCARDED]
     assert details == ["expired"] * 3

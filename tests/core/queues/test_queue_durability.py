@@ -61,7 +61,7 @@ def test_weaker_queues_confirm_after_the_write(bench_with: BenchWith, durability
 
 
 def test_interval_queues_sync_each_interval_while_there_is_something(bench_with: BenchWith) -> None:
-    bench = bench_with(MemoryDisk(), durability=Durability.INTERVAL)
+    bench = bench_with(MemoryDisk(), durability=Durability.INTERVAL, message_ttl_s=0)
     bench.publish("m")
     bench.engine.dispatch(bench.now)
     due = bench.engine.next_deadline()

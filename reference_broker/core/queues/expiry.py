@@ -1,0 +1,88 @@
+"""What a partition remembers of single messages so that limits hold: when some expire early, and how large they are."""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from bisect import bisect_left, insort
+
+
+class PartitionExpiry:
+    """Messages that expire before the queue's time to live, and those that did so before their turn.
+
+    A message behind a live one cannot be passed by moving a cursor. It is counted as gone when its time comes, and
+    passed without being counted again when a cursor gets there.
+    """
+
+    __slots__ = ("_gone", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[float, int]] = []
+        self._gone: list[int] = []
+
+    def add(self, offset: int, expires_at: float) -> None:
+        heapq.heappush(self._waiting, (expires_at, offset))
+
+    @property
+    def next_at(self) -> float:
+        """When the next message expires; ``inf`` = none."""
+        return self._waiting[0][0] if self._waiting else float("inf")
+
+    def pop_due(self, now: float, limit: int) -> list[int]:
+        """Offsets whose time has come, at most so many."""
+        due: list[int] = []
+        while self._waiting and self._waiting[0][0] <= now and len(due) < limit:
+            due.append(heapq.heappop(self._waiting)[1])
+        return due
+
+    def mark_gone(self, offset: int) -> None:
+        """Counted as expired for every group that has not passed it."""
+        if not self.is_gone(offset):
+            insort(self._gone, offset)
+
+    def is_gone(self, offset: int) -> bool:
+        at = bisect_left(self._gone, offset)
+        return at < len(self._gone) and self._gone[at] == offset
+
+    def gone(self, start: int, end: int) -> list[int]:
+        """Those in ``[start, end)``."""
+        return self._gone[bisect_left(self._gone, start) : bisect_left(self._gone, end)]
+
+    def drop_before(self, offset: int) -> None:
+        """Forget what the log does not keep any more."""
+        del self._gone[: bisect_left(self._gone, offset)]
+        if len(self._waiting) > 64 and self._waiting[0][1] < offset:
+            self._waiting = [pair for pair in self._waiting if pair[1] >= offset]
+            heapq.heapify(self._waiting)
+
+
+class MessageSizes:
+    """The size of every message of a partition, in bytes; four bytes each. Only for queues with ``max_bytes``."""
+
+    __slots__ = ("_base", "_sizes")
+
+    def __init__(self, base_offset: int) -> None:
+        self._base = base_offset
+        self._sizes = array("L")
+
+    def put(self, offset: int, size: int) -> None:
+        """Offsets ascend; those left out have size 0."""
+        missing = offset - self._base - len(self._sizes)
+        if missing > 0:
+            self._sizes.extend([0] * missing)
+        self._sizes.append(size)
+
+    def of(self, offset: int) -> int:
+        at = offset - self._base
+        return self._sizes[at] if 0 <= at < len(self._sizes) else 0
+
+    def total(self, start: int) -> int:
+        """All from an offset on."""
+        return sum(self._sizes[max(0, start - self._base) :])
+
+    def drop_before(self, offset: int) -> None:
+        """Forget what the log does not keep any more."""
+        dropped = offset - self._base
+        if dropped > 0:
+            del self._sizes[:dropped]
+            self._base = offset

@@ -1,0 +1,64 @@
+"""The figures of a queue and its groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reference_broker.core.queues.delivery import GroupStats, QueueStats
+
+if TYPE_CHECKING:
+    from reference_broker.core.queues.group import ConsumerGroup
+    from reference_broker.core.queues.queue import DurableQueue
+
+
+def queue_stats(queue: DurableQueue, dead_letters: int) -> QueueStats:
+    """``dead_letters``: depth of its dead-letter queue."""
+    groups = tuple(group_stats(queue, group) for group in queue.groups.values())
+    ready = max((group.lag + group.retrying for group in groups), default=queue.depth)
+    failed = queue.delays.failed or any(partition.failure is not None for partition in queue.partitions)
+    return QueueStats(
+        queue=queue.name,
+        partitions=len(queue.partitions),
+        depth=queue.depth,
+        ready=ready,
+        in_flight=sum(group.in_flight for group in groups),
+        dead_letters=dead_letters,
+        consumers=sum(group.consumers for group in groups),
+        stored_bytes=sum(partition.log.stored_bytes for partition in queue.partitions),
+        held_bytes=queue.limits.held_bytes,
+        dropped=queue.limits.dropped,
+        expired=queue.limits.expired,
+        enqueued=queue.enqueued,
+        refused=queue.refused,
+        failed=failed or any(group.failure is not None for group in queue.groups.values()),
+        groups=groups,
+        delayed=len(queue.delays),
+        delays=queue.delays.stats(),
+    )
+
+
+def group_stats(queue: DurableQueue, group: ConsumerGroup) -> GroupStats:
+    """One group of the queue."""
+    in_flight, waiting, dead_lettering = group.entry_states()
+    counts = group.counts
+    return GroupStats(
+        group=group.group_id,
+        consumers=len(group.consumers),
+        lag=queue.end_total - group.cursor_total,
+        in_flight=in_flight,
+        retrying=waiting,
+        dead_lettering=dead_lettering,
+        ack_floors=tuple(place.committed for place in group.places),
+        generation=group.generation,
+        delivered=counts.delivered,
+        redelivered=counts.redelivered,
+        acked=counts.acked,
+        nacked=counts.nacked,
+        rejected=counts.rejected,
+        timed_out=counts.timed_out,
+        expired=counts.expired,
+        dead_lettered=counts.dead_lettered,
+        discarded=counts.discarded,
+        dropped=counts.dropped,
+        unreadable=counts.unreadable,
+    )

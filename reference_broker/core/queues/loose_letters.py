@@ -1,0 +1,80 @@
+"""Messages that become dead letters without ever having been pending: expired before their turn, or nobody's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from reference_broker.core.queues.dead_letters import dead_letter_message
+from reference_broker.core.queues.errors import QueueError
+from reference_broker.core.queues.pending import GroupPartition, PendingEntry
+from reference_broker.trace.schema import TraceKind
+
+if TYPE_CHECKING:
+    from reference_broker.core.queues.agenda import Agenda
+    from reference_broker.core.queues.partition import QueuePartition
+    from reference_broker.core.queues.queue import DurableQueue
+    from reference_broker.core.queues.stored_message import StoredMessage
+
+_MAX_WAITING = 10_000
+_RETRY_S = 1.0
+
+
+class _Letter(NamedTuple):
+    due_at: float
+    partition: QueuePartition
+    offset: int
+    stored: StoredMessage
+    reason: str
+    group: str
+    """Empty when the queue has no group."""
+
+
+class LooseLetters:
+    """Appends them to the dead-letter queue, and tries again what that refused.
+
+    What is not there when the power goes has not been settled either: after the restart it expires again.
+    """
+
+    def __init__(self, queue: DurableQueue, agenda: Agenda) -> None:
+        self._queue = queue
+        self._agenda = agenda
+        self._waiting: list[_Letter] = []
+
+    def move(
+        self, partition: QueuePartition, offset: int, stored: StoredMessage, reason: str, now: float, group: str = ""
+    ) -> None:
+        self._move(_Letter(0.0, partition, offset, stored, reason, group), now)
+
+    def retry(self, now: float) -> None:
+        """Try again what is due."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for letter in waiting:
+                if letter.due_at <= now:
+                    self._move(letter, now)
+                else:
+                    self._wait(letter)
+
+    def _move(self, letter: _Letter, now: float) -> None:
+        queue = self._queue
+        _, partition, offset, stored, reason, group = letter
+        entry = PendingEntry(GroupPartition(partition, cursor=0, ordered=False), offset, 0)
+        message = dead_letter_message(queue.name, group, entry, stored, reason, now)
+
+        def moved(error: QueueError | None) -> None:
+            if error is None:
+                queue.trace_place(TraceKind.DEAD_LETTERED, partition.index, offset, group, reason)
+            elif len(self._waiting) < _MAX_WAITING:
+                wait_s = max(_RETRY_S, queue.config.retry.initial_backoff_s)
+                self._wait(letter._replace(due_at=self._agenda.now + wait_s))
+            else:
+                queue.trace_place(TraceKind.DISCARDED, partition.index, offset, group, f"{reason}; {error.text}")
+
+        try:
+            queue.dead_letter_target().enqueue_dead_letter(stored.routing_key, message, stored.size, now, moved)
+        except QueueError as error:
+            moved(error)
+
+    def _wait(self, letter: _Letter) -> None:
+        self._waiting.append(letter)
+        self._queue.limits.arm(letter.due_at)
