@@ -18,6 +18,7 @@ from reference_broker.config_mqtt import ServerReferenceMode as ServerReferenceM
 from reference_broker.config_queues import AdminTopics as AdminTopics
 from reference_broker.config_queues import Assignor as Assignor
 from reference_broker.config_queues import Compression as Compression
+from reference_broker.config_queues import DeadLetterConfig as DeadLetterConfig
 from reference_broker.config_queues import Durability as Durability
 from reference_broker.config_queues import GroupConfig as GroupConfig
 from reference_broker.config_queues import GroupStart as GroupStart
@@ -30,7 +31,7 @@ from reference_broker.config_queues import QueuesConfig as QueuesConfig
 from reference_broker.config_queues import RebalanceProtocol as RebalanceProtocol
 from reference_broker.config_queues import RetentionConfig as RetentionConfig
 from reference_broker.config_queues import RetryConfig as RetryConfig
-from reference_broker.config_queues import group_problems
+from reference_broker.config_queues import dead_letter_problems, group_problems
 
 _T = TypeVar("_T")
 
@@ -322,6 +323,7 @@ def _check(config: BrokerConfig, where: str) -> None:
     ]
     for queue in (*config.queues.configured, queue_defaults(config.queues, "any")):
         problems += group_problems(queue)
+        problems += dead_letter_problems(queue)
     if not 0.1 <= config.queues.stats_interval_s <= 86_400:
         problems.append("queues.stats_interval_s must be 0.1 to 86400")
     if config.acl is not None:

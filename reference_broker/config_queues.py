@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -155,6 +156,16 @@ class PriorityConfig(Section, frozen=True, kw_only=True):
     """A lane whose message waited so long without the lane being served is served next; 0 = never."""
 
 
+class DeadLetterConfig(Section, frozen=True, kw_only=True):
+    """What happens beside keeping a dead letter."""
+
+    alert_webhook: str = ""
+    """Where a POST tells of every dead letter, an ``https://`` or ``http://`` URL; empty = nowhere."""
+    alert_attempts: int = 5
+    alert_timeout_s: float = 5.0
+    """For one attempt as a whole."""
+
+
 class QueueConfig(Section, frozen=True, kw_only=True):
     """One durable queue, addressed as ``$queue/<name>``. Defaults: the ``fluxmq`` profile."""
 
@@ -182,6 +193,7 @@ class QueueConfig(Section, frozen=True, kw_only=True):
     """Unsettled deliveries per consumer."""
     group: GroupConfig = GroupConfig()
     priority: PriorityConfig = PriorityConfig()
+    dead_letter: DeadLetterConfig = DeadLetterConfig()
     receipts: bool = False
     """Deliveries carry a handle of their own, which settles them and goes stale with the next delivery."""
 
@@ -210,6 +222,8 @@ class QueuesConfig(Section, frozen=True, kw_only=True):
     """A segment file that has reached it is sealed."""
     segment_age_s: float = 3_600.0
     """So is one whose first message is that old; 0 = whatever its age."""
+    alert_allow_private: bool = False
+    """Alerts of dead letters may go to private, loopback and link-local addresses."""
     disk_reserve_bytes: int = 16 * 1024 * 1024
     """Publishes are refused while the disk has less room, so that settlements still find some."""
 
@@ -232,3 +246,32 @@ def group_problems(queue: QueueConfig) -> list[str]:
         for name, value in times.items()
         if not 0.01 <= value <= 86_400
     ]
+
+
+def dead_letter_problems(queue: QueueConfig) -> list[str]:
+    """What is wrong with the dead-letter settings of a queue."""
+    config, where = queue.dead_letter, f"queues.{queue.name}.dead_letter"
+    problems = []
+    if config.alert_webhook and not is_webhook(config.alert_webhook):
+        problems.append(
+            f"{where}.alert_webhook must be an http:// or https:// URL with a host and without a user or fragment, "
+            f"not {config.alert_webhook[:80]!r}"
+        )
+    if not 1 <= config.alert_attempts <= 20:
+        problems.append(f"{where}.alert_attempts must be 1 to 20")
+    if not 0.1 <= config.alert_timeout_s <= 60:
+        problems.append(f"{where}.alert_timeout_s must be 0.1 to 60")
+    return problems
+
+
+def is_webhook(url: str) -> bool:
+    """Whether a URL is one that alerts can be posted to."""
+    if len(url) > 2_048 or not url.isascii() or any(ord(character) <= 32 or ord(character) == 127 for character in url):
+        return False
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return False
+    plain = parts.username is None and parts.password is None and not parts.fragment and port != 0
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and plain

@@ -17,6 +17,7 @@ from reference_broker.node import BrokerNode
 from reference_broker.server.clock import Clock, seconds_of
 from reference_broker.server.sync_threads import SyncThreads
 from reference_broker.server.tls import certificate_common_name
+from reference_broker.server.webhooks import WebhookSender
 
 log = logging.getLogger("assay.broker")
 LINGER_S = 5.0
@@ -124,6 +125,7 @@ class NodeDriver:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_deadline: float | None = None
         self._syncs = SyncThreads(self.loop, self._sync_done)
+        self._webhooks = WebhookSender(node.engine.alerts, clock.now)
         self._servers: list[asyncio.Server] = []
         self._closed = False
 
@@ -164,6 +166,7 @@ class NodeDriver:
                 protocol.flush()
         for job in self.node.take_sync_jobs(now):
             self._syncs.start(job)
+        self._webhooks.pump()
         self.arm_timer()
 
     def advance_clock(self, payload: bytes) -> None:
@@ -204,6 +207,7 @@ class NodeDriver:
         """Stop listening, say goodbye, wait for running syncs, close the queues."""
         for server in self._servers:
             server.close()
+        await self._webhooks.close()
         await self._syncs.drain()
         self._closed = True
         now = self.clock.now()

@@ -6,9 +6,10 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from reference_broker.config import Overflow, PriorityConfig, QueueConfig
+from reference_broker.config import GroupStart, Overflow, PriorityConfig, QueueConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues.address import dead_letter_name, message_id_of, topic_of
+from reference_broker.core.queues.alerts import DeadLetterAlert
 from reference_broker.core.queues.pending import PendingEntry
 from reference_broker.core.queues.stored_message import StoredMessage
 
@@ -20,6 +21,8 @@ ORIGINAL_OFFSET = "_dlq_original_offset"
 ORIGINAL_ID = "_dlq_original_id"
 GROUP = "_dlq_group"
 DELIVERY_COUNT = "_dlq_delivery_count"
+CONSUMER = "_dlq_consumer"
+FIRST_DELIVERED_AT = "_dlq_first_delivered_at"
 REASON = "_dlq_reason"
 ENQUEUED_AT = "_dlq_enqueued_at"
 LAST_DELIVERED_AT = "_dlq_last_delivered_at"
@@ -31,6 +34,7 @@ def dead_letter_config(origin: QueueConfig) -> QueueConfig:
     """A dead-letter queue is as durable as its origin; it keeps order, has no time to live, and does not chain."""
     return msgspec.structs.replace(
         origin,
+        group=msgspec.structs.replace(origin.group, start=GroupStart.EARLIEST),
         name=dead_letter_name(origin.name),
         partitions=1,
         dead_letters=False,
@@ -55,8 +59,10 @@ def dead_letter_message(
         (ORIGINAL_ID, message_id_of(queue, partition, entry.offset)),
         (GROUP, group),
         (DELIVERY_COUNT, str(entry.delivery_count)),
+        (CONSUMER, entry.last_consumer),
         (REASON, reason[:_MAX_REASON_CHARACTERS]),
         (ENQUEUED_AT, rfc3339(stored.enqueued_at)),
+        (FIRST_DELIVERED_AT, rfc3339(entry.first_delivered_at) if entry.first_delivered_at else ""),
         (LAST_DELIVERED_AT, rfc3339(entry.claimed_at) if entry.claimed_at else ""),
         (MOVED_AT, rfc3339(now)),
     )
@@ -70,6 +76,27 @@ def dead_letter_message(
         response_topic=message.response_topic,
         correlation_data=message.correlation_data,
         user_properties=own + history,
+    )
+
+
+def replayed_message(letter: Message) -> Message:
+    """The message of a dead letter as it was published: on its own topic, without the history of its failure."""
+    topic = letter.user_property(ORIGINAL_TOPIC) or letter.topic
+    own = tuple(pair for pair in letter.user_properties if not pair[0].startswith(PROPERTY_PREFIX))
+    return msgspec.structs.replace(letter, topic=topic, user_properties=own)
+
+
+def alert_of(queue: str, entry: PendingEntry, stored: StoredMessage, reason: str, now: float) -> DeadLetterAlert:
+    """What a web hook is told of a dead letter."""
+    return DeadLetterAlert(
+        queue_name=queue,
+        dlq_topic=dead_letter_name(queue),
+        message_id=message_id_of(queue, entry.place.index, entry.offset),
+        failure_reason=reason[:_MAX_REASON_CHARACTERS],
+        retry_count=max(0, entry.delivery_count - 1),
+        first_attempt=rfc3339(entry.first_delivered_at) if entry.first_delivered_at else None,
+        moved_to_dlq_at=rfc3339(now),
+        total_duration=max(0, int((now - stored.enqueued_at) * 1000)) * 1_000_000,
     )
 
 

@@ -287,6 +287,8 @@ class Dispatcher:
         entry.consumer = consumer
         entry.deadline = deadline
         entry.claimed_at = now
+        if not entry.first_delivered_at:
+            entry.first_delivered_at = now
         consumer.in_flight += 1
         if group.shared_limit:
             group.in_flight += 1

@@ -20,6 +20,7 @@ from reference_broker.core.queues.address import (
     parse_address,
 )
 from reference_broker.core.queues.agenda import Agenda
+from reference_broker.core.queues.alerts import Alerts
 from reference_broker.core.queues.confirms import Confirm, JointConfirm, Stored, SyncPoint, ignore
 from reference_broker.core.queues.consumer import Consumer, Deliver
 from reference_broker.core.queues.dead_letters import dead_letter_config
@@ -59,6 +60,8 @@ class QueueEngine:
         self._store = store
         self._tracer = tracer
         self._rng = rng
+        self.alerts = Alerts(allow_private=config.alert_allow_private)
+        """Of dead letters; the driver sends them."""
         self._agenda = Agenda()
         self._agenda.now = now
         self._cache = MessageCache(CACHE_BYTES)
@@ -114,6 +117,7 @@ class QueueEngine:
             cache=self._cache,
             agenda=self._agenda,
             dead_letter_target=lambda: self._dead_letter_queue(config),
+            alerts=self.alerts,
             tracer=self._tracer,
             rng=self._rng,
             now=now,

@@ -191,7 +191,8 @@ class ConsumerGroup(SyncPoint):
                 continue
             entry = PendingEntry(place, record.offset, record.delivery_count)
             entry.deadline = now if record.consumer else record.due_at_ms / 1000
-            entry.claimed_at = record.claimed_at_ms / 1000
+            entry.claimed_at = entry.first_delivered_at = record.claimed_at_ms / 1000
+            entry.last_consumer = record.consumer
             place.pending[record.offset] = entry
             self.unsettled += 1
             self._wait(entry, now)
@@ -314,6 +315,8 @@ class ConsumerGroup(SyncPoint):
 
     def retry(self, entry: PendingEntry, due: float, now: float, cause: str) -> None:
         """A delivery failed: wait for the next, or dead-letter when it was the last."""
+        if entry.consumer is not None:
+            entry.last_consumer = entry.consumer.consumer_id
         self.release(entry)
         reason = exhausted_reason(self.config.retry, entry.delivery_count, now - entry.enqueued_at)
         if reason is not None and not self.keeps_exhausted:
@@ -336,6 +339,8 @@ class ConsumerGroup(SyncPoint):
 
     def dead_letter(self, entry: PendingEntry, reason: str, now: float, on_done: Confirm | None) -> None:
         """Give the message to the dead-letter queue; it stays pending until that has it."""
+        if entry.consumer is not None:
+            entry.last_consumer = entry.consumer.consumer_id
         self.release(entry)
         entry.state = EntryState.DEAD_LETTERING
         self.owner.dead_letter(self, entry, reason, now, on_done)

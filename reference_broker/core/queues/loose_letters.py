@@ -64,6 +64,7 @@ class LooseLetters:
         def moved(error: QueueError | None) -> None:
             if error is None:
                 queue.trace_place(TraceKind.DEAD_LETTERED, partition.index, offset, group, reason)
+                queue.alert(entry, stored, reason, self._agenda.now)
             elif len(self._waiting) < _MAX_WAITING:
                 wait_s = max(_RETRY_S, queue.config.retry.initial_backoff_s)
                 self._wait(letter._replace(due_at=self._agenda.now + wait_s))

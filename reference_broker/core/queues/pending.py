@@ -36,6 +36,10 @@ class PendingEntry(msgspec.Struct, eq=False):
     """Delivered: when it times out. Waiting: when it is due."""
     claimed_at: float = 0.0
     """Last delivery."""
+    first_delivered_at: float = 0.0
+    """0 = it never was. After a restart, the last delivery before it."""
+    last_consumer: str = ""
+    """Who had it before its delivery ended."""
     enqueued_at: float = float("inf")
     """Unknown after a restart until the message is read."""
     nonce: int = -1

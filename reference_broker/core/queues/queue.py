@@ -10,8 +10,9 @@ from reference_broker.core.message import Message
 from reference_broker.core.queues import settlement
 from reference_broker.core.queues.address import check_group_name, message_id_of
 from reference_broker.core.queues.agenda import Agenda
+from reference_broker.core.queues.alerts import Alerts
 from reference_broker.core.queues.confirms import Confirm, Stored, StoredAs
-from reference_broker.core.queues.dead_letters import dead_letter_message
+from reference_broker.core.queues.dead_letters import alert_of, dead_letter_message
 from reference_broker.core.queues.delays import Delays
 from reference_broker.core.queues.delivery import QueueStats
 from reference_broker.core.queues.dispatcher import Dispatcher
@@ -58,6 +59,7 @@ class DurableQueue:
         cache: MessageCache,
         agenda: Agenda,
         dead_letter_target: DeadLetterTarget,
+        alerts: Alerts,
         tracer: Tracer | None,
         rng: random.Random,
         now: float,
@@ -73,6 +75,7 @@ class DurableQueue:
         self._partitioner = partitioner
         self._agenda = agenda
         self._dead_letter_target = dead_letter_target
+        self._alerts = alerts
         self._tracer = tracer
         self._rng = rng
         self._codec = MessageCodec(config.name, config.message_ttl_s)
@@ -468,9 +471,13 @@ class DurableQueue:
             group.discard(entry, f"{reason}; the queue keeps no dead letters", on_done)
             return
 
+        stored: StoredMessage | None = None
+
         def moved(error: QueueError | None) -> None:
             if error is None:
                 group.dead_lettered(entry, reason, on_done)
+                if stored is not None:
+                    self.alert(entry, stored, reason, self._agenda.now)
                 return
             group.dead_letter_failed(entry, reason)
             if on_done is not None:
@@ -491,6 +498,15 @@ class DurableQueue:
             target._add(stored.routing_key, message, stored.size, now, moved)
         except QueueError as error:
             moved(error)
+
+    def alert(self, entry: PendingEntry, stored: StoredMessage, reason: str, now: float) -> None:
+        """Tell the web hook, if there is one, of a dead letter that is safe."""
+        config = self.config.dead_letter
+        if config.alert_webhook:
+            alert = alert_of(self.name, entry, stored, reason, now)
+            self._alerts.add(
+                config.alert_webhook, alert, attempts=config.alert_attempts, timeout_s=config.alert_timeout_s
+            )
 
     # -- limits --------------------------------------------------------------------------------------------------
 

@@ -247,6 +247,8 @@ def test_a_rejected_message_goes_to_the_dead_letter_queue_with_its_history(bench
         "_dlq_original_offset": "0",
         "_dlq_original_id": delivery.message_id,
         "_dlq_group": "workers",
+        "_dlq_consumer": "c",
+        "_dlq_first_delivered_at": "2023-11-14T22:13:20.000Z",
         "_dlq_delivery_count": "1",
         "_dlq_reason": "cannot parse",
         "_dlq_enqueued_at": "2023-11-14T22:13:20.000Z",

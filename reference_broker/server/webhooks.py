@@ -1,0 +1,149 @@
+"""Sends alerts of dead letters: one POST each, guarded, since whoever may configure a queue chooses where it goes.
+
+The name is looked up once and the connection goes to the address that was checked, so a name cannot change in between.
+Addresses that are not public are refused unless ``queues.alert_allow_private`` is set. Redirects are not followed, the
+whole request has one time limit, and of the answer only the status line is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import re
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import urlsplit
+
+from reference_broker.core.queues.alerts import AlertRequest, Alerts
+
+log = logging.getLogger("assay.broker")
+
+_MAX_LINE_BYTES: Final = 8 * 1024
+_STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})(?: .*)?\r?\n")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+class WebhookError(Exception):
+    """A request was not accepted."""
+
+
+class WebhookSender:
+    """Makes the requests that the alerts of a broker ask for, in the event loop."""
+
+    def __init__(self, alerts: Alerts, clock: Callable[[], float]) -> None:
+        self._alerts = alerts
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._context: ssl.SSLContext | None = None
+
+    def pump(self) -> None:
+        """Start what is due. Cheap when there is nothing."""
+        deadline = self._alerts.next_deadline
+        if deadline is None:
+            return
+        now = self._clock()
+        for request in self._alerts.take(now):
+            task = self._loop.create_task(self._run(request))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        deadline = self._alerts.next_deadline
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if deadline is not None:
+            self._timer = self._loop.call_later(max(0.0, deadline - now), self.pump)
+
+    async def _run(self, request: AlertRequest) -> None:
+        accepted = False
+        try:
+            async with asyncio.timeout(request.timeout_s):
+                await post(request, self._tls)
+            accepted = True
+        except (OSError, ValueError, EOFError, WebhookError, asyncio.LimitOverrunError) as error:
+            # Not the whole URL: its path or query may be a secret.
+            reason = "it took too long" if isinstance(error, TimeoutError) else error
+            log.warning("alert of a dead letter to %s: %s", urlsplit(request.url).hostname, reason)
+        finally:
+            self._alerts.done(request, accepted=accepted, now=self._clock())
+        self.pump()
+
+    def _tls(self) -> ssl.SSLContext:
+        if self._context is None:
+            self._context = ssl.create_default_context()
+        return self._context
+
+    async def close(self) -> None:
+        """End what is under way."""
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def post(request: AlertRequest, tls: Callable[[], ssl.SSLContext]) -> None:
+    """Make one request. Raises :class:`WebhookError`, :class:`OSError`, or what reading an answer raises."""
+    parts = urlsplit(request.url)
+    host = parts.hostname or ""
+    port = parts.port or _DEFAULT_PORTS[parts.scheme]
+    address = await _resolve(host, port, allow_private=request.allow_private)
+    secure = parts.scheme == "https"
+    reader, writer = await asyncio.open_connection(
+        address,
+        port,
+        limit=_MAX_LINE_BYTES,
+        ssl=tls() if secure else None,
+        server_hostname=host if secure else None,
+    )
+    try:
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(request.body)}\r\nUser-Agent: assay\r\nConnection: close\r\n\r\n"
+        )
+        writer.write(head.encode("ascii") + request.body)
+        await writer.drain()
+        status = _STATUS.fullmatch(await reader.readuntil(b"\n"))
+        if status is None:
+            message = "the answer is not HTTP"
+            raise WebhookError(message)
+        if not status[1].startswith(b"2"):
+            message = f"the answer is {status[1].decode()}"
+            raise WebhookError(message)
+    finally:
+        writer.transport.abort()
+
+
+async def _resolve(host: str, port: int, *, allow_private: bool) -> str:
+    """The first address of a host that may be connected to. Raises :class:`WebhookError`, :class:`OSError`."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for *_, place in found:
+        address = str(place[0])
+        if allow_private or is_public(address):
+            return address
+    message = "its addresses are not public, and queues.alert_allow_private is off"
+    raise WebhookError(message)
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address is one of the public internet, also when it is wrapped in an IPv6 address."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return False  # such as an address with a scope
+    if isinstance(parsed, ipaddress.IPv6Address):
+        inner = parsed.ipv4_mapped
+        if parsed in _NAT64:
+            inner = ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF)
+        if inner is not None:
+            return is_public(str(inner))
+        if parsed.sixtofour is not None or parsed.teredo is not None:
+            return False
+    return parsed.is_global and not parsed.is_multicast and not parsed.is_reserved
