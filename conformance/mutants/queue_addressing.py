@@ -1,0 +1,134 @@
+"""Bugs in how topics name queues, and in what a queue keeps of a publish."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from conformance.mutants import Patch, mutant
+from reference_broker.core.broker_state import BrokerState
+from reference_broker.core.message import Message
+from reference_broker.core.queues import address as addresses
+from reference_broker.core.queues import dead_letters, dispatcher, engine
+from reference_broker.core.queues.address import DEAD_LETTER_PREFIX, QueueAddress
+from reference_broker.core.queues.engine import QueueEngine
+from reference_broker.core.session import Session
+from reference_broker.core.topics import matches
+from reference_broker.mqtt.inbound import Inbound
+
+
+@mutant("queue-routing-key-lost", "what follows the queue name in a topic is forgotten")
+def routing_key_lost(patch: Patch) -> None:
+    def make(original: Callable[..., QueueAddress]) -> Callable[..., QueueAddress]:
+        return lambda self, topic: msgspec.structs.replace(original(self, topic), routing_key="")
+
+    patch.wrap(QueueEngine, "address", make)
+
+
+@mutant("queue-first-level-names-the-queue", "the queue is always the first level of the path")
+def first_level(patch: Patch) -> None:
+    patch.replace(addresses, "_queue_levels", lambda _levels, _exists: 1)
+
+
+@mutant("queue-parent-level-unmatched", "images/# does not match images itself")
+def parent_level(patch: Patch) -> None:
+    def strict(pattern: str, key: str) -> bool:
+        return matches(pattern, key) and not (pattern.endswith("/#") and key == pattern[:-2])
+
+    patch.replace(dispatcher, "matches", strict)
+
+
+@mutant("queue-any-name", "queue names may hold wildcards, and levels that begin with $")
+def any_name(patch: Patch) -> None:
+    original = addresses.check_queue_name
+
+    def lenient(name: str) -> None:
+        if "" in name.split("/"):
+            original(name)
+
+    for module in (addresses, engine):
+        patch.replace(module, "check_queue_name", lenient)
+
+
+@mutant("queue-dead-letters-by-one-name", "$queue/dlq/<queue> is not known as a name of the dead letters")
+def one_name(patch: Patch) -> None:
+    patch.replace(addresses, "DEAD_LETTER_ALIAS", "$queue/dead/")
+
+
+@mutant("queue-dead-letters-by-prefix", "queues whose names differ in the last part only share their dead letters")
+def by_prefix(patch: Patch) -> None:
+    def name(queue: str) -> str:
+        return DEAD_LETTER_PREFIX + (queue.rpartition("-")[0] or queue)
+
+    for module in (dead_letters, engine):
+        patch.replace(module, "dead_letter_name", name)
+
+
+@mutant("queue-retained-twice", "a retained publish to a queue is enqueued twice")
+def retained_twice(patch: Patch) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def publish_to_queue(
+            self: BrokerState, message: Message, publisher: Session | None, now: float, *rest: object
+        ) -> None:
+            if message.retain:
+                original(self, message, publisher, now, lambda _error: None)
+            original(self, message, publisher, now, *rest)
+
+        return publish_to_queue
+
+    patch.wrap(BrokerState, "publish_to_queue", make)
+
+
+@mutant("queue-user-properties-reordered", "user properties of a publish are kept sorted")
+def properties_reordered(patch: Patch) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def publish(self: QueueEngine, address: QueueAddress, message: Message, *rest: object) -> None:
+            changed = msgspec.structs.replace(message, user_properties=tuple(sorted(message.user_properties)))
+            original(self, address, changed, *rest)
+
+        return publish
+
+    patch.wrap(QueueEngine, "publish", make)
+
+
+@mutant("queue-qos-0-dropped", "a publish at QoS 0 does not reach the queue")
+def qos_0_dropped(patch: Patch) -> None:
+    def make(original: Callable[..., bool]) -> Callable[..., bool]:
+        def publish(self: BrokerState, message: Message, publisher: Session | None, now: float) -> bool:
+            return message.topic.startswith("$queue/") or original(self, message, publisher, now)
+
+        return publish
+
+    patch.wrap(BrokerState, "publish", make)
+
+
+@mutant("queue-qos-2-enqueued-twice", "a QoS 2 publish that is sent again is published again")
+def qos_2_twice(patch: Patch) -> None:
+    patch.replace(Inbound, "_is_repeated", lambda _self, _packet_id: False)
+
+
+@mutant("queue-messages-fan-out", "messages of queues are also offered to ordinary subscribers")
+def fan_out(patch: Patch) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def publish_to_queue(
+            self: BrokerState, message: Message, publisher: Session | None, now: float, *rest: object
+        ) -> None:
+            original(self, message, publisher, now, *rest)
+            self.publish(msgspec.structs.replace(message, topic=message.topic.removeprefix("$")), publisher, now)
+
+        return publish_to_queue
+
+    patch.wrap(BrokerState, "publish_to_queue", make)
+
+
+@mutant("queue-created-although-switched-off", "auto_create is read nowhere")
+def created_anyway(patch: Patch) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def build(self: QueueEngine, config: object, *rest: object) -> None:
+            original(self, config, *rest)
+            self._config = msgspec.structs.replace(self._config, auto_create=True)
+
+        return build
+
+    patch.wrap(QueueEngine, "__init__", make)
