@@ -70,14 +70,16 @@ def bound_of(records: Sequence[NewRecord]) -> int:
     return total
 
 
-def encode_batches(encoder: BatchEncoder, base_offset: int, records: Sequence[NewRecord]) -> list[bytes]:
+def encode_batches(
+    encoder: BatchEncoder, base_offset: int, records: Sequence[NewRecord], max_records: int = MAX_BATCH_RECORDS
+) -> list[bytes]:
     """The batches of an append, in order. Raises :class:`BatchError` and :class:`RecordError`."""
-    if not _is_surely_large(records):
+    if len(records) <= max_records and not _is_surely_large(records):
         piece = encoder.encode(base_offset, records)
         if len(piece) <= _MAX_WHOLE_BYTES:
             return [piece]
     pieces: list[bytes] = []
-    for group in _split(records):
+    for group in _split(records, max_records):
         _encode(encoder, base_offset, group, pieces)
         base_offset += len(group)
     return pieces
@@ -105,13 +107,13 @@ def _is_surely_large(records: Sequence[NewRecord]) -> bool:
     return sampled_bytes * count > 2 * _MAX_WHOLE_BYTES * len(sample)
 
 
-def _split(records: Sequence[NewRecord]) -> list[Sequence[NewRecord]]:
+def _split(records: Sequence[NewRecord], max_records: int) -> list[Sequence[NewRecord]]:
     """Cut into batches by count and payload size."""
     groups: list[Sequence[NewRecord]] = []
     start = size = 0
     for index, (_, _, value, _) in enumerate(records):
         size += len(value) if value is not None else 0
-        if index > start and (size > TARGET_BATCH_BYTES or index - start >= MAX_BATCH_RECORDS):
+        if index > start and (size > TARGET_BATCH_BYTES or index - start >= max_records):
             groups.append(records[start:index])
             start, size = index, len(value) if value is not None else 0
     groups.append(records[start:] if start else records)

@@ -192,7 +192,7 @@ class SegmentedLog:
                 data = self._encoder.encode(base_offset, records)
                 timestamp_ms = records[0][0]
                 return data, [AppendedBatch(base_offset, 1, len(data), timestamp_ms, timestamp_ms)]
-            pieces = encode_batches(self._encoder, base_offset, records)
+            pieces = encode_batches(self._encoder, base_offset, records, self.options.batch_records)
         except (BatchError, RecordError) as error:
             raise LogError(str(error)) from error
         batches: list[AppendedBatch] = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from reference_broker.storage.batch import MAX_BATCH_RECORDS
+
 
 class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a log is written."""
@@ -14,5 +16,7 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
     """So is one whose first record is that much earlier than the next one; 0 = any age."""
     write_buffer_bytes: int = 0
     """Appends collect up to this size before they are written; 0 = each is written at once."""
+    batch_records: int = MAX_BATCH_RECORDS
+    """An append of more becomes several batches. Few make it cheap to read single records back."""
     reserve_bytes: int = 0
     """Appends are refused while the disk has less room than this, so that settlements still find some."""

@@ -22,6 +22,8 @@ from reference_broker.storage.pending_log import PendingLogFile, read_header
 ROOT = "queues"
 DELAYS, DELAYS_DONE = "delays", "delays_done"
 """Folders of a queue: messages that wait for their time, and which of them fired or were cancelled."""
+_DELAYS_BATCH_RECORDS = 8
+"""They are read back in the order of their due times, so one by one at worst."""
 _DONE_SEGMENT_BYTES = 256 * 1024
 _MEMORY_SEGMENT_BYTES = 1024 * 1024
 _MAX_NOTES = 1_000
@@ -237,7 +239,7 @@ class LogQueueFiles:
 
     def open_delays(self) -> SegmentedLog:
         """See :meth:`QueueFiles.open_delays`."""
-        return self._open_log(DELAYS, self._options)
+        return self._open_log(DELAYS, msgspec.structs.replace(self._options, batch_records=_DELAYS_BATCH_RECORDS))
 
     def open_delays_done(self) -> SegmentedLog:
         """See :meth:`QueueFiles.open_delays_done`. Its segments are small, since it is stated anew when it grows."""

@@ -38,7 +38,9 @@ MAX_LISTED = 1_000
 DELAY_ID = StoredAs.DELAYED.value
 """The user property that names a delayed message."""
 _DUE = b"_due"
-_READ_SPAN = 64
+_READ_GAP = 3
+"""Records this near each other are read in one go, up to so many; others one by one."""
+_READ_RECORDS = 256
 _RECOVERY_RECORDS = 512
 _TRIM_AFTER = 1_024
 _TRIM_INTERVAL_S = 1.0
@@ -296,8 +298,14 @@ class DelayStore:
         while at < len(wanted):
             first = wanted[at]
             end = at + 1
-            while end < len(wanted) and wanted[end] - first < _READ_SPAN:
+            while end < len(wanted) and wanted[end] - wanted[end - 1] <= _READ_GAP and end - at < _READ_RECORDS:
                 end += 1
+            if end == at + 1:
+                record = self._log.log.get(first)
+                if record is not None:
+                    found[first] = record
+                at = end
+                continue
             some = set(wanted[at:end])
             for record in self._log.log.read(first, wanted[end - 1] - first + 1):
                 if record.offset in some:

@@ -98,6 +98,9 @@ class PartitionLog(Protocol):
         All or nothing: raises :class:`LogError` with nothing kept when the disk is full or failed.
         """
 
+    def get(self, offset: int) -> LogRecord | None:
+        """The record with exactly that offset; None when it is missing or damaged. Raises :class:`LogError`."""
+
     def read(self, offset: int, limit: int) -> list[LogRecord]:
         """Up to about ``limit`` records from ``offset`` on, in order; empty at the end. Raises :class:`LogError`."""
 
