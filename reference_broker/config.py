@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from reference_broker.config_queues import GroupConfig as GroupConfig
 from reference_broker.config_queues import GroupStart as GroupStart
 from reference_broker.config_queues import Ordering as Ordering
 from reference_broker.config_queues import Overflow as Overflow
+from reference_broker.config_queues import PartitionerKind as PartitionerKind
 from reference_broker.config_queues import PriorityConfig as PriorityConfig
 from reference_broker.config_queues import Profile as Profile
 from reference_broker.config_queues import QueueConfig as QueueConfig
@@ -31,7 +33,7 @@ from reference_broker.config_queues import QueuesConfig as QueuesConfig
 from reference_broker.config_queues import RebalanceProtocol as RebalanceProtocol
 from reference_broker.config_queues import RetentionConfig as RetentionConfig
 from reference_broker.config_queues import RetryConfig as RetryConfig
-from reference_broker.config_queues import dead_letter_problems, group_problems
+from reference_broker.config_queues import binding_problems, dead_letter_problems, group_problems
 
 _T = TypeVar("_T")
 
@@ -245,6 +247,7 @@ PROFILE_DEFAULTS: dict[Profile, dict[str, Any]] = {
         "partitions": 3,
         "delivery_timeout_s": 30.0,
         "max_in_flight": 1_000,
+        "partitioner": "murmur3",
         "retry": {
             "max_retries": 3,
             "initial_backoff_s": 1.0,
@@ -271,8 +274,49 @@ def queue_defaults(queues: QueuesConfig, name: str) -> QueueConfig:
     for queue in queues.configured:
         if queue.name == name:
             return queue
-    merged = _merge(PROFILE_DEFAULTS[queues.profile], queues.defaults)
-    return _convert({**merged, "name": name}, QueueConfig, "queues.defaults")
+    merged = _unconfigured(queues.profile, queues.defaults, queues.templates, name)
+    return _convert({**merged, "name": name}, QueueConfig, "queues.defaults or queues.templates")
+
+
+def _unconfigured(
+    profile: Profile, defaults: dict[str, Any], templates: dict[str, dict[str, Any]], name: str
+) -> dict[str, Any]:
+    """Profile, then ``defaults``, then the templates that fit the name, in their order."""
+    merged = _merge(PROFILE_DEFAULTS[profile], defaults)
+    for pattern, overrides in templates.items():
+        if fnmatchcase(name, pattern):
+            merged = _merge(merged, overrides)
+    return merged
+
+
+def with_settings(config: QueueConfig, settings: dict[str, Any]) -> QueueConfig:
+    """A configuration with run-time settings over it, checked. Raises :class:`ConfigError`."""
+    if "name" in settings:
+        raise ConfigError("the name of a queue is no setting")
+    changed = _convert(_merge(msgspec.to_builtins(config), settings), QueueConfig, f"settings of queue {config.name!r}")
+    problems = queue_problems(changed)
+    if problems:
+        raise ConfigError("; ".join(problems))
+    return changed
+
+
+def merged_settings(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Settings with changes over them; what is None in the changes is taken out (RFC 7386)."""
+    merged = dict(settings)
+    for key, value in changes.items():
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, dict):
+            inner = merged.get(key)
+            merged[key] = merged_settings(inner if isinstance(inner, dict) else {}, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def queue_problems(queue: QueueConfig) -> list[str]:
+    """What is wrong with the configuration of a queue."""
+    return binding_problems(queue) + group_problems(queue) + dead_letter_problems(queue)
 
 
 def _convert(data: Any, kind: type[_T], where: str) -> _T:
@@ -293,9 +337,13 @@ def parse_config(data: Any, *, where: str = "configuration") -> BrokerConfig:
     queues = data.get("queues")
     if isinstance(queues, dict) and isinstance(queues.get("configured"), list):
         # Each configured queue starts from the profile and the defaults, so that it needs to name only what differs.
-        profile = PROFILE_DEFAULTS.get(queues.get("profile", Profile.FLUXMQ), {})
-        base = _merge(profile, queues.get("defaults") or {})
-        entries = [_merge(base, entry) if isinstance(entry, dict) else entry for entry in queues["configured"]]
+        shell = _convert({**queues, "configured": ()}, QueuesConfig, f"{where}: queues")
+        entries = [
+            _merge(_unconfigured(shell.profile, shell.defaults, shell.templates, str(entry.get("name"))), entry)
+            if isinstance(entry, dict)
+            else entry
+            for entry in queues["configured"]
+        ]
         data = {**data, "queues": {**queues, "configured": entries}}
         if not data.get("data_dir"):
             _refuse_durable_without_folder(queues["configured"], where)
@@ -316,14 +364,15 @@ def _refuse_durable_without_folder(entries: list[Any], where: str) -> None:
 
 
 def _check(config: BrokerConfig, where: str) -> None:
-    problems = [
-        f"queues.{queue.name}.partitions must be 1 to 1024, not {queue.partitions}"
-        for queue in (*config.queues.configured, queue_defaults(config.queues, "any"))
-        if not 1 <= queue.partitions <= 1_024
-    ]
+    problems: list[str] = []
     for queue in (*config.queues.configured, queue_defaults(config.queues, "any")):
-        problems += group_problems(queue)
-        problems += dead_letter_problems(queue)
+        problems += queue_problems(queue)
+    for pattern, overrides in config.queues.templates.items():
+        if "name" in overrides:
+            problems.append(f"queues.templates.{pattern}: the name of a queue cannot be overridden")
+            continue
+        merged = _merge(_merge(PROFILE_DEFAULTS[config.queues.profile], config.queues.defaults), overrides)
+        problems += queue_problems(_convert({**merged, "name": pattern}, QueueConfig, f"queues.templates.{pattern}"))
     if not 0.1 <= config.queues.stats_interval_s <= 86_400:
         problems.append("queues.stats_interval_s must be 0.1 to 86400")
     if config.acl is not None:

@@ -108,6 +108,19 @@ class Assignor(StrEnum):
     """Even, and otherwise as it was."""
 
 
+class PartitionerKind(StrEnum):
+    """How a message finds its partition unless it names one."""
+
+    FNV1A = "fnv1a"
+    """FNV-1a of the partition key; without a key uniformly random."""
+    MURMUR3 = "murmur3"
+    """Murmur3 of the partition key; without a key in turn, like GoQueue."""
+    ROUND_ROBIN = "round_robin"
+    """In turn, from partition 1 on, whatever the key."""
+    RANDOM = "random"
+    """Uniformly random, whatever the key."""
+
+
 class RebalanceProtocol(StrEnum):
     """How partitions change hands when the consumers of a group change."""
 
@@ -194,6 +207,12 @@ class QueueConfig(Section, frozen=True, kw_only=True):
     group: GroupConfig = GroupConfig()
     priority: PriorityConfig = PriorityConfig()
     dead_letter: DeadLetterConfig = DeadLetterConfig()
+    topics: tuple[str, ...] = ()
+    """Topic filters whose messages the queue gets, too: ordinary topics, and ``$queue/...`` of other queues."""
+    partitioner: PartitionerKind = PartitionerKind.FNV1A
+    ephemeral: bool = False
+    """In memory, and deleted with all it holds when it had no consumer for ``expires_after_s``."""
+    expires_after_s: float = 300.0
     receipts: bool = False
     """Deliveries carry a handle of their own, which settles them and goes stale with the next delivery."""
 
@@ -211,6 +230,8 @@ class QueuesConfig(Section, frozen=True, kw_only=True):
     max_queues: int = 1_000
     defaults: dict[str, Any] = {}
     """Overrides of :class:`QueueConfig` fields for every queue that is not configured by name."""
+    templates: dict[str, dict[str, Any]] = {}
+    """Pattern of queue names (``*`` = any characters, ``?`` = one) -> overrides; of several, later ones win."""
     configured: tuple[QueueConfig, ...] = ()
     admin_topics: AdminTopics = AdminTopics.AUTO
     stats_interval_s: float = 1.0
@@ -226,6 +247,33 @@ class QueuesConfig(Section, frozen=True, kw_only=True):
     """Alerts of dead letters may go to private, loopback and link-local addresses."""
     disk_reserve_bytes: int = 16 * 1024 * 1024
     """Publishes are refused while the disk has less room, so that settlements still find some."""
+
+
+MAX_TOPICS = 1_000
+_NOT_BOUND = ("$dlq", "$SYS", "$share", "$admin")
+
+
+def binding_problems(queue: QueueConfig) -> list[str]:
+    """What is wrong with how messages get into a queue and when it ends."""
+    problems: list[str] = []
+    if not 1 <= queue.partitions <= 1_024:
+        problems.append(f"queues.{queue.name}.partitions must be 1 to 1024, not {queue.partitions}")
+    if len(queue.topics) > MAX_TOPICS:
+        problems.append(f"queues.{queue.name}.topics may be at most {MAX_TOPICS} filters")
+    for topic_filter in queue.topics:
+        levels = topic_filter.split("/")
+        if not topic_filter or "\0" in topic_filter or len(topic_filter.encode("utf-8", "replace")) > 65_535:
+            problem = "must be 1 to 65535 bytes long, without NUL"
+        elif any(len(level) > 1 and ("+" in level or "#" in level) for level in levels) or "#" in levels[:-1]:
+            problem = "'+' and '#' are whole levels, '#' the last one"
+        elif levels[0] in _NOT_BOUND:
+            problem = f"{levels[0]} topics cannot be bound to a queue"
+        else:
+            continue
+        problems.append(f"queues.{queue.name}.topics: {topic_filter[:80]!r}: {problem}")
+    if not 0.01 <= queue.expires_after_s <= 31_536_000:
+        problems.append(f"queues.{queue.name}.expires_after_s must be 0.01 to 31536000, not {queue.expires_after_s:g}")
+    return problems
 
 
 def group_problems(queue: QueueConfig) -> list[str]:

@@ -6,6 +6,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 
 from reference_broker.config import Compression, Durability, QueueConfig
@@ -20,6 +23,7 @@ from reference_broker.storage.open_files import OpenFiles
 from reference_broker.storage.pending_log import PendingLogFile, read_header
 
 ROOT = "queues"
+DESCRIPTION = "queue.json"
 DELAYS, DELAYS_DONE = "delays", "delays_done"
 """Folders of a queue: messages that wait for their time, and which of them fired or were cancelled."""
 _DELAYS_BATCH_RECORDS = 8
@@ -33,13 +37,19 @@ _LOG_SUFFIX = ".pel.log"
 
 
 class QueueDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``queue.json``: what must not change while the queue exists."""
+    """``queue.json``: what is known of a queue beside its logs. Only ever replaced as a whole, durably."""
 
     version: int
     name: str
     partitions: int
     facts: tuple[str, ...] = ()
     """What was once true of the queue, sorted; a file without them is of an older broker."""
+    settings: dict[str, Any] = {}
+    """What was configured at run time, in the words of the configuration file."""
+    purged: dict[int, int] = {}
+    """Partition -> offset: what is below was purged, and nobody gets it any more."""
+    deleted: bool = False
+    """The queue is being removed: what is left of it does not count."""
 
 
 class LogQueueStore:
@@ -72,15 +82,19 @@ class LogQueueStore:
         found: list[StoredQueue] = []
         for folder in self._disk.list(ROOT):
             description = self._describe(f"{ROOT}/{folder}")
-            if description is not None and encode_name(description.name) == folder:
-                found.append(StoredQueue(name=description.name, partitions=description.partitions))
+            if description is not None and description.deleted:
+                _remove_rest(self._disk, f"{ROOT}/{folder}")
+            elif description is not None and encode_name(description.name) == folder:
+                found.append(
+                    StoredQueue(name=description.name, partitions=description.partitions, settings=description.settings)
+                )
             elif description is not None:
                 self.note(description.name, f"{ROOT}/{folder}", "the folder does not belong to the queue it describes")
         return sorted(found, key=lambda queue: queue.name)
 
     def _describe(self, folder: str) -> QueueDescription | None:
         assert self._disk is not None
-        path = f"{folder}/queue.json"
+        path = f"{folder}/{DESCRIPTION}"
         try:
             file = self._disk.open(path)
         except FileNotFoundError:
@@ -101,13 +115,13 @@ class LogQueueStore:
             raise LogError(message)
         return description
 
-    def open_queue(self, config: QueueConfig) -> LogQueueFiles:
+    def open_queue(self, config: QueueConfig, settings: Mapping[str, Any] | None = None) -> LogQueueFiles:
         """See :meth:`QueueStore.open_queue`."""
         in_memory = self._disk is None or config.durability is Durability.MEMORY
         disk = self._memory if self._disk is None or in_memory else self._disk
         folder = f"{ROOT}/{encode_name(config.name)}"
         try:
-            description = _create(disk, folder, config)
+            description = _create(disk, folder, config, settings)
         except OSError as error:
             message = f"cannot create {folder}: {error.strerror or error}"
             raise LogError(message) from error
@@ -136,12 +150,13 @@ class LogQueueStore:
             self._disk.unlock()
 
 
-def _create(disk: Disk, folder: str, config: QueueConfig) -> QueueDescription:
+def _create(disk: Disk, folder: str, config: QueueConfig, settings: Mapping[str, Any] | None) -> QueueDescription:
     """Make the queue's folders and description, durably. Raises :class:`OSError`."""
-    path = f"{folder}/queue.json"
+    path = f"{folder}/{DESCRIPTION}"
     found = _content(disk, path)
-    facts = _facts(found)
-    wanted = QueueDescription(version=1, name=config.name, partitions=config.partitions, facts=facts)
+    wanted = msgspec.structs.replace(_known(found), name=config.name, partitions=config.partitions)
+    if settings is not None:
+        wanted = msgspec.structs.replace(wanted, settings=dict(settings))
     if found != msgspec.json.encode(wanted):
         for name in ("partitions", "consumers"):
             disk.make_folder(f"{folder}/{name}")
@@ -152,12 +167,60 @@ def _create(disk: Disk, folder: str, config: QueueConfig) -> QueueDescription:
     return wanted
 
 
-def _facts(content: bytes | None) -> tuple[str, ...]:
-    """None in a file that a crash or a hand damaged: it is written anew."""
+def _known(content: bytes | None) -> QueueDescription:
+    """What a file says; nothing in one that a crash or a hand damaged: it is written anew."""
+    empty = QueueDescription(version=1, name="", partitions=0)
     try:
-        return msgspec.json.decode(content, type=QueueDescription).facts if content is not None else ()
+        return empty if content is None else msgspec.json.decode(content, type=QueueDescription)
     except ValueError:
-        return ()
+        return empty
+
+
+def _remove_rest(disk: Disk, folder: str) -> None:
+    """Take away the files of a queue that is marked as deleted, the mark last. Raises :class:`LogError`.
+
+    What holds messages is gone for good before the mark is: without it, what is left would come back with the next
+    queue of that name.
+    """
+    try:
+        for name in disk.list(folder):
+            if name != DESCRIPTION:
+                _remove_tree(disk, f"{folder}/{name}")
+        disk.sync_folder(folder)
+        disk.remove(f"{folder}/{DESCRIPTION}")
+        disk.sync_folder(folder)
+    except OSError as error:
+        message = f"cannot remove {folder}: {error.strerror or error}"
+        raise LogError(message) from error
+
+
+def _remove_tree(disk: Disk, path: str) -> None:
+    """Remove a file, or all files below a folder, durably; folders stay. Raises :class:`OSError`."""
+    try:
+        disk.remove(path)
+    except (IsADirectoryError, PermissionError, FileNotFoundError):
+        # Which of them depends on the system.
+        for name in disk.list(path):
+            _remove_tree(disk, f"{path}/{name}")
+        disk.sync_folder(path)
+
+
+class _Removal:
+    """Removes a queue for good: implements :class:`reference_broker.core.queues.store.SyncTask`."""
+
+    def __init__(self, disk: Disk, folder: str, description: QueueDescription) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._marked = msgspec.structs.replace(description, deleted=True)
+
+    def run(self) -> None:
+        """Blocking. Raises :class:`OSError`."""
+        _replace(self._disk, f"{self._folder}/{DESCRIPTION}", self._marked)
+        self._disk.sync_folder(self._folder)
+        try:
+            _remove_rest(self._disk, self._folder)
+        except LogError as error:
+            raise OSError(str(error)) from error
 
 
 def _replace(disk: Disk, path: str, description: QueueDescription) -> None:
@@ -217,9 +280,37 @@ class LogQueueFiles:
         """See :meth:`QueueFiles.add_fact`."""
         if fact in self._description.facts:
             return
-        facts = tuple(sorted((*self._description.facts, fact)))
-        changed = msgspec.structs.replace(self._description, facts=facts)
-        path = f"{self._folder}/queue.json"
+        self._change(facts=tuple(sorted((*self._description.facts, fact))))
+
+    def update_description(
+        self,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        partitions: int | None = None,
+        purged: Mapping[int, int] | None = None,
+    ) -> None:
+        """See :meth:`QueueFiles.update_description`."""
+        fields: dict[str, Any] = {"partitions": partitions}
+        fields["settings"] = None if settings is None else dict(settings)
+        fields["purged"] = None if purged is None else dict(purged)
+        self._change(**{name: value for name, value in fields.items() if value is not None})
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self._description.settings)
+
+    @property
+    def purged(self) -> dict[int, int]:
+        return dict(self._description.purged)
+
+    def removal(self) -> _Removal:
+        """See :meth:`QueueFiles.removal`."""
+        return _Removal(self._disk, self._folder, self._description)
+
+    def _change(self, **fields: Any) -> None:
+        """Raises :class:`LogError`."""
+        changed = msgspec.structs.replace(self._description, **fields)
+        path = f"{self._folder}/{DESCRIPTION}"
         try:
             _replace(self._disk, path, changed)
             self._disk.sync_folder(self._folder)

@@ -8,10 +8,11 @@ what it did is as durable as the queue promises.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
+from reference_broker.config import QueueConfig
 from reference_broker.core.queues.address import DEAD_LETTER_PREFIX, check_queue_name, is_dead_letter
 from reference_broker.core.queues.errors import QueueError, QueueErrorCode
 
@@ -68,6 +69,33 @@ class QueueNames(msgspec.Struct, frozen=True, kw_only=True):
     """Sorted, dead-letter queues included."""
 
 
+class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a queue is configured."""
+
+    config: QueueConfig
+    settings: dict[str, Any]
+    """What of it was set at run time."""
+
+
+def _create(engine: QueueEngine, request: AdminRequest) -> None:
+    """``{"name": "orders", "topics": ["shop/#"]}``: the name, and settings as in the configuration file."""
+    settings = request.read(dict[str, Any])
+    name = settings.pop("name", None)
+    if not isinstance(name, str):
+        raise QueueError(QueueErrorCode.BAD_OPTION, "the request must have the name of the queue")
+    config = engine.create_queue(engine_name(name), settings, request.now)
+    request.answer(QueueSettings(config=config, settings=engine.queue_config(config.name)[1]))
+
+
+def _config(engine: QueueEngine, request: AdminRequest) -> None:
+    """Tells the configuration; what the request holds is changed first, null = back to what the file says."""
+    changes = request.read(dict[str, Any])
+    if changes:
+        engine.update_queue(request.queue, changes, request.now)
+    config, settings = engine.queue_config(request.queue)
+    request.answer(QueueSettings(config=config, settings=settings))
+
+
 def _list(engine: QueueEngine, request: AdminRequest) -> None:
     prefix = request.read(ListRequest).prefix
     request.answer(QueueNames(queues=[name for name in engine.queues() if name.startswith(prefix)]))
@@ -79,10 +107,12 @@ def _stats(engine: QueueEngine, request: AdminRequest) -> None:
 
 
 OPERATIONS: Final[dict[str, Handler]] = {
+    "config": _config,
     "stats": _stats,
 }
 """Last level of the topic -> what serves it, for one queue."""
 GENERAL_OPERATIONS: Final[dict[str, Handler]] = {
+    "create": _create,
     "list": _list,
 }
 """The same for the only level of the topic: operations that are not about a queue there is."""

@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
-import msgspec
-
-from reference_broker.config import Ordering, QueueConfig, QueuesConfig, queue_defaults
+from reference_broker.config import QueueConfig, QueuesConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues import settlement
 from reference_broker.core.queues.address import (
-    DEAD_LETTER_PREFIX,
     QueueAddress,
     Verb,
-    check_queue_name,
     dead_letter_name,
-    is_dead_letter,
     parse_address,
 )
 from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.alerts import Alerts
 from reference_broker.core.queues.confirms import Confirm, JointConfirm, Stored, SyncPoint, ignore
 from reference_broker.core.queues.consumer import Consumer, Deliver
-from reference_broker.core.queues.dead_letters import dead_letter_config
 from reference_broker.core.queues.delay_store import DELAY_ID, DelayedMessage
 from reference_broker.core.queues.delivery import Delivery, QueueStats, delivery_properties
-from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode, QueueOpenError
+from reference_broker.core.queues.errors import QueueError, QueueErrorCode
 from reference_broker.core.queues.group import ConsumerGroup
-from reference_broker.core.queues.message_cache import MessageCache
-from reference_broker.core.queues.partitioner import Partitioner
 from reference_broker.core.queues.publish_options import bad_option
 from reference_broker.core.queues.queue import DurableQueue
+from reference_broker.core.queues.registry import QueueRegistry
 from reference_broker.core.queues.settle_request import SettleRequest
 from reference_broker.core.queues.store import QueueStore
 from reference_broker.core.queues.sync_job import SyncJob
@@ -39,7 +33,6 @@ from reference_broker.trace.schema import TraceKind
 
 Tracer = Callable[[TraceKind, dict[str, str | int]], None]
 
-CACHE_BYTES = 32 * 1024 * 1024
 _ADDRESS_CACHE = 4_096
 _CACHED_TOPIC_LENGTH = 256
 
@@ -58,122 +51,35 @@ class QueueEngine:
         """Open and recover every stored and configured queue. Raises :class:`QueueOpenError`, :class:`LogError`."""
         self._config = config
         self._store = store
-        self._tracer = tracer
-        self._rng = rng
         self.alerts = Alerts(allow_private=config.alert_allow_private)
         """Of dead letters; the driver sends them."""
         self._agenda = Agenda()
         self._agenda.now = now
-        self._cache = MessageCache(CACHE_BYTES)
-        self._partitioner = Partitioner(config.profile, rng)
-        self._queues: dict[str, DurableQueue] = {}
         self._partition_queue = self._agenda.owners
         self._addresses: dict[str, QueueAddress] = {}
         self._sync_due_at: float | None = None
         self._sync_is_due = False
         self._retain_due_at: float | None = None
         self._closed = False
-        self._notes_traced = 0
-        stored = {queue.name: queue.partitions for queue in store.stored_queues()}
-        names = dict.fromkeys([queue.name for queue in config.configured] + list(stored))
-        for name in names:
-            try:
-                check_queue_name(name)
-            except QueueError as error:
-                raise QueueOpenError(error.text) from error
-            self._open(self._stored_config(name, stored.get(name)), now)
+        self._registry = QueueRegistry(config, store, self._agenda, self.alerts, rng, tracer, self._queues_changed)
+        self._queues = self._registry.queues
+        self._registry.open_all(now)
 
-    # -- opening -------------------------------------------------------------------------------------------------
-
-    def _stored_config(self, name: str, stored_partitions: int | None) -> QueueConfig:
-        """The configuration of a queue, which cannot have fewer partitions than it was created with."""
-        config = self._queue_config(name)
-        if stored_partitions is None or stored_partitions == config.partitions:
-            return config
-        if config.ordering is Ordering.STRICT:
-            text = f"the queue {name!r} is stored with {stored_partitions} partitions: strict ordering needs one"
-            raise QueueOpenError(text)
-        configured = any(queue.name == name for queue in self._config.configured)
-        if configured and config.partitions < stored_partitions:
-            text = (
-                f"the queue {name!r} is stored with {stored_partitions} partitions but configured with "
-                f"{config.partitions}: partitions can be added, not removed"
-            )
-            raise QueueOpenError(text)
-        return config if configured else msgspec.structs.replace(config, partitions=stored_partitions)
-
-    def _queue_config(self, name: str) -> QueueConfig:
-        configured = any(queue.name == name for queue in self._config.configured)
-        if is_dead_letter(name) and not configured:
-            return dead_letter_config(queue_defaults(self._config, name[len(DEAD_LETTER_PREFIX) :]))
-        return queue_defaults(self._config, name)
-
-    def _open(self, config: QueueConfig, now: float) -> DurableQueue:
-        """Raises :class:`LogError`."""
-        queue = DurableQueue(
-            config,
-            self._store.open_queue(config),
-            partitioner=self._partitioner,
-            cache=self._cache,
-            agenda=self._agenda,
-            dead_letter_target=lambda: self._dead_letter_queue(config),
-            alerts=self.alerts,
-            tracer=self._tracer,
-            rng=self._rng,
-            now=now,
-        )
-        self._queues[config.name] = queue
+    def _queues_changed(self) -> None:
+        """A queue came, changed or went."""
         self._addresses.clear()
-        for partition in queue.partitions:
-            self._partition_queue[partition] = queue
-        if config.retention.has_limits and self._retain_due_at is None:
-            self._retain_due_at = now
-        self._trace_recovery(queue)
-        return queue
-
-    def _trace_recovery(self, queue: DurableQueue) -> None:
-        if self._tracer is None:
-            return
-        if queue.depth or queue.groups:
-            detail = f"{queue.depth} messages, {len(queue.groups)} groups"
-            self._tracer(TraceKind.RECOVERED, {"queue": queue.name, "detail": detail})
-        notes = self._store.recovery_notes()
-        for note in notes[self._notes_traced :]:
-            self._tracer(TraceKind.RECOVERED, {"queue": note.queue, "detail": f"{note.place}: {note.problem}"})
-        self._notes_traced = len(notes)
-
-    def _dead_letter_queue(self, origin: QueueConfig) -> DurableQueue:
-        """Not counted against ``max_queues``: a message that must be dead-lettered cannot wait for room."""
-        name = dead_letter_name(origin.name)
-        existing = self._queues.get(name)
-        return existing if existing is not None else self._create(self._queue_config(name))
+        if self._retain_due_at is None and any(queue.config.retention.has_limits for queue in self._queues.values()):
+            self._retain_due_at = self._agenda.now
 
     def _queue(self, name: str) -> DurableQueue:
         """An existing queue, or one created now. Raises :class:`QueueError`."""
+        self._check_open()
+        return self._registry.get_or_create(name)
+
+    def _check_open(self) -> None:
+        """Raises :class:`QueueError` (CLOSED)."""
         if self._closed:
             raise QueueError(QueueErrorCode.CLOSED, "the broker is closing")
-        queue = self._queues.get(name)
-        if queue is not None:
-            return queue
-        origin_exists = is_dead_letter(name) and name[len(DEAD_LETTER_PREFIX) :] in self._queues
-        if not self._config.auto_create and not origin_exists:
-            text = f"there is no queue {name[:80]!r}, and auto_create is off"
-            raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, text)
-        count = sum(
-            not is_dead_letter(existing) or existing[len(DEAD_LETTER_PREFIX) :] not in self._queues
-            for existing in self._queues
-        )
-        if not origin_exists and count >= self._config.max_queues:
-            text = f"there are {count} queues, which is the limit (queues.max_queues)"
-            raise QueueError(QueueErrorCode.LIMIT, text)
-        check_queue_name(name)
-        return self._create(self._queue_config(name))
-
-    def _create(self, config: QueueConfig) -> DurableQueue:
-        try:
-            return self._open(config, self._agenda.now)
-        except LogError as error:
-            raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
 
     # -- publishing ----------------------------------------------------------------------------------------------
 
@@ -472,12 +378,27 @@ class QueueEngine:
 
     def _existing(self, name: str) -> DurableQueue:
         """Raises :class:`QueueError` (UNKNOWN_QUEUE, CLOSED)."""
-        if self._closed:
-            raise QueueError(QueueErrorCode.CLOSED, "the broker is closing")
-        found = self._queues.get(name)
-        if found is None:
-            raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"there is no queue {name[:80]!r}")
-        return found
+        self._check_open()
+        return self._registry.existing(name)
+
+    # -- administration ------------------------------------------------------------------------------------------
+
+    def create_queue(self, name: str, settings: dict[str, Any], now: float) -> QueueConfig:
+        """Create a queue with settings of its own; see :meth:`QueueRegistry.create`. Raises :class:`QueueError`."""
+        self._agenda.now = now
+        self._check_open()
+        return self._registry.create(name, settings).config
+
+    def update_queue(self, name: str, changes: dict[str, Any], now: float) -> QueueConfig:
+        """Change settings of a queue in use; see :meth:`QueueRegistry.update`. Raises :class:`QueueError`."""
+        self._agenda.now = now
+        self._check_open()
+        return self._registry.update(name, changes).config
+
+    def queue_config(self, name: str) -> tuple[QueueConfig, dict[str, Any]]:
+        """How a queue is configured, and what of that was set at run time. Raises :class:`QueueError`."""
+        queue = self._existing(name)
+        return queue.config, queue.settings
 
     # -- figures -------------------------------------------------------------------------------------------------
 

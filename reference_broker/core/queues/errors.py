@@ -13,6 +13,8 @@ class QueueErrorCode(StrEnum):
     BAD_OPTION = "bad_option"
     """A publish option (a user property) has a value that cannot be honoured."""
     UNKNOWN_QUEUE = "unknown_queue"
+    EXISTS = "exists"
+    """There is a queue of that name, configured otherwise."""
     TOO_LARGE = "too_large"
     """The message is larger than the queue's ``max_message_bytes``."""
     FULL = "full"

@@ -144,6 +144,20 @@ class ConsumerGroup(SyncPoint):
             priority = self.config.priority
             self.scheduler = LaneScheduler(priority.weights, priority.starvation_s, self.agenda.now)
 
+    def reconfigure(self, config: QueueConfig) -> None:
+        """Other settings hold from now on; deliveries that are out keep their deadlines."""
+        # With another timeout, deadlines would not come in the order of the deliveries any more.
+        for deadline, entry in self.timeouts:
+            if _is_live(deadline, entry):
+                self._extension_count += 1
+                heapq.heappush(self._extensions, (deadline, self._extension_count, entry))
+        self.timeouts.clear()
+        self.config = config
+        self.rebalance.reconfigure(config.group)
+        if self.scheduler is not None:
+            self.scheduler = LaneScheduler(config.priority.weights, config.priority.starvation_s, self.agenda.now)
+        self.agenda.groups_to_serve[self] = None
+
     def low(self, partition: int) -> int:
         """The lowest offset of a partition that is not settled; at most the end of what is delivered or may be."""
         place = self.places[partition]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reference_broker.config import Overflow
+from reference_broker.config import Overflow, QueueConfig
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
 from reference_broker.core.queues.pending import EntryState, PendingEntry
 from reference_broker.core.queues.store import RetentionPolicy
@@ -50,10 +50,12 @@ class QueueLimits:
         """Likewise, expired."""
         self.loose_bytes = 0
         """Bytes held while there is no group. Only counted with ``max_bytes``, as the groups' are."""
-        limits = queue.config.retention
-        self._retention = RetentionPolicy(
-            max_bytes=limits.max_bytes, max_age_ms=int(limits.max_age_s * 1000), max_records=limits.max_messages
-        )
+        self._retention = _retention_policy(queue.config)
+
+    def reconfigure(self, config: QueueConfig) -> None:
+        """Other limits hold from now on."""
+        self._config = config
+        self._retention = _retention_policy(config)
 
     # -- depth and bytes -----------------------------------------------------------------------------------------
 
@@ -407,3 +409,10 @@ class QueueLimits:
                     # A group cannot be given what is not kept any more.
                     group.counts.expired += self._pass(group, lane, partition.head)
             partition.forget_before(partition.head)
+
+
+def _retention_policy(config: QueueConfig) -> RetentionPolicy:
+    limits = config.retention
+    return RetentionPolicy(
+        max_bytes=limits.max_bytes, max_age_ms=int(limits.max_age_s * 1000), max_records=limits.max_messages
+    )

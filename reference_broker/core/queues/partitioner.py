@@ -1,4 +1,4 @@
-"""Which partition a message goes to: by hash of its partition key, or at random."""
+"""Which partition a message goes to: by hash of its partition key, in turn, or at random."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import mmh3
 
-from reference_broker.config import Profile
+from reference_broker.config import PartitionerKind
 
 PARTITION_KEY = "partition-key"
 """The user property that carries the key."""
@@ -31,18 +31,35 @@ def murmur3_32(key: str) -> int:
     return mmh3.hash(key.encode(), 0, signed=False)
 
 
-HASHES: dict[Profile, Callable[[str], int]] = {Profile.FLUXMQ: fnv1a_32, Profile.GOQUEUE: murmur3_32}
+HASHES: dict[PartitionerKind, Callable[[str], int]] = {
+    PartitionerKind.FNV1A: fnv1a_32,
+    PartitionerKind.MURMUR3: murmur3_32,
+}
+"""Those that go by the key."""
+_IN_TURN = (PartitionerKind.MURMUR3, PartitionerKind.ROUND_ROBIN)
+"""Those that deal messages without a key out in turn."""
 
 
 class Partitioner:
-    """Chooses partitions. Equal keys always meet in one partition while their number stays the same."""
+    """Chooses the partitions of one queue.
 
-    def __init__(self, profile: Profile, rng: random.Random) -> None:
-        self._hash = HASHES[profile]
+    Where keys count, equal keys always meet in one partition while the number of partitions stays the same.
+    """
+
+    __slots__ = ("_hash", "_in_turn", "_random", "_turn")
+
+    def __init__(self, kind: PartitionerKind, rng: random.Random) -> None:
+        self._hash = HASHES.get(kind)
+        self._in_turn = kind in _IN_TURN
+        self._turn = 0
         self._random = rng.random
 
     def choose(self, key: str | None, partitions: int) -> int:
-        """A partition from 0 to ``partitions - 1``; uniformly random without a key."""
-        if key is None:
-            return int(self._random() * partitions)
-        return self._hash(key) % partitions
+        """A partition from 0 to ``partitions - 1``."""
+        if key is not None and self._hash is not None:
+            return self._hash(key) % partitions
+        if self._in_turn:
+            # GoQueue counts from 1: the first message goes to partition 1.
+            self._turn += 1
+            return self._turn % partitions
+        return int(self._random() * partitions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from reference_broker.config import Durability, Ordering, QueueConfig
 from reference_broker.core.message import Message
@@ -55,7 +56,6 @@ class DurableQueue:
         config: QueueConfig,
         files: QueueFiles,
         *,
-        partitioner: Partitioner,
         cache: MessageCache,
         agenda: Agenda,
         dead_letter_target: DeadLetterTarget,
@@ -72,7 +72,7 @@ class DurableQueue:
         self.enqueued = 0
         self.refused = 0
         self._files = files
-        self._partitioner = partitioner
+        self._partitioner = Partitioner(config.partitioner, rng)
         self._agenda = agenda
         self._dead_letter_target = dead_letter_target
         self._alerts = alerts
@@ -139,6 +139,26 @@ class DurableQueue:
             except LogError as error:
                 raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
             self._facts.add(fact)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What was configured at run time."""
+        return self._files.settings
+
+    def reconfigure(self, config: QueueConfig, settings: dict[str, Any]) -> None:
+        """Change what may change while the queue is in use. Raises :class:`LogError`, with nothing changed."""
+        self._files.update_description(settings=settings)
+        if config.partitioner is not self.config.partitioner:
+            self._partitioner = Partitioner(config.partitioner, self._rng)
+        self.config = config
+        self._codec.ttl_s = config.message_ttl_s
+        self.limits.reconfigure(config)
+        self._has_priorities = config.priority.enabled and config.ordering is not Ordering.STRICT
+        for group in self.groups.values():
+            group.reconfigure(config)
+            self._dispatchers[group] = Dispatcher(group)
+        self._room = 0
+        self.serve_groups()
 
     # -- publishing ----------------------------------------------------------------------------------------------
 

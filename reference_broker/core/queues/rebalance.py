@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reference_broker.config import RebalanceProtocol
+from reference_broker.config import GroupConfig, RebalanceProtocol
 from reference_broker.core.queues.assignment import Assignment, assign
 from reference_broker.core.queues.pending import EntryState
 
@@ -63,6 +63,10 @@ class Rebalance:
     def owner(self, partition: int) -> Consumer | None:
         """Whose partition it is, also while it is being revoked."""
         return self._owners[partition] if partition < len(self._owners) else None
+
+    def reconfigure(self, config: GroupConfig) -> None:
+        """Other settings hold from the next assignment on."""
+        self._config = config
 
     def request(self) -> None:
         """Consumers or partitions changed."""

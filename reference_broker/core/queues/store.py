@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -202,6 +202,8 @@ class StoredQueue(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     partitions: int
+    settings: dict[str, Any] = {}
+    """What was configured at run time."""
 
 
 class RecoveryNote(msgspec.Struct, frozen=True, kw_only=True):
@@ -231,6 +233,32 @@ class QueueFiles(Protocol):
     def volatile(self) -> bool:
         """It is memory: nothing survives the process, so nothing needs a sync."""
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What was configured at run time."""
+
+    @property
+    def purged(self) -> dict[int, int]:
+        """Partition -> offset: what is below was purged."""
+
+    def update_description(
+        self,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        partitions: int | None = None,
+        purged: Mapping[int, int] | None = None,
+    ) -> None:
+        """Change what is remembered of the queue, durably on return; None = as it is. Blocking.
+
+        Raises :class:`LogError`.
+        """
+
+    def removal(self) -> SyncTask:
+        """Removes all that is stored of the queue, so that neither a crash nor a new queue of that name brings it back.
+
+        Blocking, in any thread, once every log is closed. Until it is done the queue is there as it was, or not at all.
+        """
+
     def open_partition(self, partition: int) -> PartitionLog:
         """Open and recover, or create. Raises :class:`LogError`."""
 
@@ -257,8 +285,11 @@ class QueueStore(Protocol):
     def stored_queues(self) -> list[StoredQueue]:
         """Queues that exist in the store, by name."""
 
-    def open_queue(self, config: QueueConfig) -> QueueFiles:
-        """Open, or create durably. A queue of durability ``memory`` is kept in memory. Raises :class:`LogError`."""
+    def open_queue(self, config: QueueConfig, settings: Mapping[str, Any] | None = None) -> QueueFiles:
+        """Open, or create durably. A queue of durability ``memory`` is kept in memory. Raises :class:`LogError`.
+
+        ``settings``: what is configured at run time, as part of the creation; None = as it is stored.
+        """
 
     def recovery_notes(self) -> list[RecoveryNote]:
         """What opening the queues found so far, oldest first."""

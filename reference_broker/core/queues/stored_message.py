@@ -60,7 +60,7 @@ class MessageCodec:
 
     def __init__(self, queue: str, ttl_s: float) -> None:
         self._queue = queue
-        self._ttl_s = ttl_s
+        self.ttl_s = ttl_s
         self._plain: dict[tuple[str, str, str], tuple[Headers, str]] = {}
         self._decoded: dict[Headers, tuple[str, str, str, str, int]] = {}
         """Headers of plain messages -> topic, publisher, delivery topic, routing key, bytes of headers."""
@@ -68,7 +68,7 @@ class MessageCodec:
     def expiry(self, enqueued_at: float, message_expires_at: float) -> float:
         """The earlier of the message's own expiry and the queue's time to live."""
         expires_at = message_expires_at or float("inf")
-        return min(expires_at, enqueued_at + self._ttl_s) if self._ttl_s > 0 else expires_at
+        return min(expires_at, enqueued_at + self.ttl_s) if self.ttl_s > 0 else expires_at
 
     def headers(self, message: Message, routing_key: str, lane: int = NORMAL) -> tuple[Headers, str]:
         """Record headers, and the topic to deliver on."""

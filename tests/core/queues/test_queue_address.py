@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_broker.config import Profile
+from reference_broker.config import PartitionerKind
 from reference_broker.core.queues.address import (
     QueueAddress,
     Verb,
@@ -115,10 +115,10 @@ def test_murmur3_vectors(key: str, value: int) -> None:
 
 
 def test_keys_stay_and_keyless_messages_spread() -> None:
-    first, second = (Partitioner(Profile.FLUXMQ, random.Random(seed)) for seed in (1, 2))
+    first, second = (Partitioner(PartitionerKind.FNV1A, random.Random(seed)) for seed in (1, 2))
     assert [first.choose(f"k{i}", 10) for i in range(50)] == [second.choose(f"k{i}", 10) for i in range(50)]
     assert first.choose("foobar", 10) == 0xBF9CF968 % 10
-    goqueue = Partitioner(Profile.GOQUEUE, random.Random(1))
+    goqueue = Partitioner(PartitionerKind.MURMUR3, random.Random(1))
     assert goqueue.choose("hello", 1_000) == 0x248BFA47 % 1_000
     spread = [first.choose(None, 4) for _ in range(4_000)]
     assert all(800 < spread.count(partition) < 1_200 for partition in range(4))

@@ -10,6 +10,7 @@ import pytest
 from reference_broker.config import Ordering, Profile
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Delivery, QueueError, QueueErrorCode, Verb, delivery_properties
+from reference_broker.core.queues.partitioner import murmur3_32
 from reference_broker.core.queues.store import LogRecord
 from reference_broker.core.queues.stored_message import MessageCodec
 from reference_broker.storage.memory_disk import MemoryDisk
@@ -284,7 +285,7 @@ def test_several_nacked_messages_come_back_in_order(bench_with: BenchWith) -> No
 def test_ordering_of_one_partition_does_not_hold_others(bench_with: BenchWith) -> None:
     bench = bench_with(profile=Profile.GOQUEUE, partitions=2)
     consumer = bench.consumer()
-    keys = {bench.engine._partitioner.choose(f"k{i}", 2): f"k{i}" for i in range(20)}
+    keys = {murmur3_32(f"k{i}") % 2: f"k{i}" for i in range(20)}
     bench.publish("stuck", key=keys[0])
     bench.turn()
     consumer.nack(consumer.take()[0])
@@ -396,7 +397,7 @@ def test_a_settlement_topic_takes_no_message(bench: QueueBench) -> None:
 
 
 def test_deep_queues_are_read_back_from_the_log(bench_with: BenchWith, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reference_broker.core.queues.engine.CACHE_BYTES", 20_000)
+    monkeypatch.setattr("reference_broker.core.queues.registry.CACHE_BYTES", 20_000)
     bench = bench_with(MemoryDisk(), partitions=2, compression="zstd")
     values = [f"{number}-" + "x" * 50 for number in range(1_000)]
     for number, value in enumerate(values):
@@ -404,7 +405,7 @@ def test_deep_queues_are_read_back_from_the_log(bench_with: BenchWith, monkeypat
         if number % 100 == 0:
             bench.turn()
     bench.turn()
-    assert bench.engine._cache.stored_bytes <= 20_000
+    assert bench.engine._registry._cache.stored_bytes <= 20_000
     consumer = bench.consumer()
     bench.turn()
     assert sorted(consumer.values) == sorted(values)

@@ -1,0 +1,248 @@
+"""The queues of a broker: which there are, how each is configured, and how they come, change and go.
+
+How a queue is configured, each over the one before: the profile, ``defaults``, the ``templates`` that fit its name, its
+entry among the ``configured``, and what was set at run time, which is stored with the queue.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from reference_broker.config import (
+    ConfigError,
+    Durability,
+    Ordering,
+    QueueConfig,
+    QueuesConfig,
+    merged_settings,
+    queue_defaults,
+    with_settings,
+)
+from reference_broker.core.queues.address import (
+    DEAD_LETTER_PREFIX,
+    check_queue_name,
+    dead_letter_name,
+    is_dead_letter,
+)
+from reference_broker.core.queues.agenda import Agenda
+from reference_broker.core.queues.alerts import Alerts
+from reference_broker.core.queues.dead_letters import dead_letter_config
+from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode, QueueOpenError
+from reference_broker.core.queues.message_cache import MessageCache
+from reference_broker.core.queues.queue import DurableQueue
+from reference_broker.core.queues.store import QueueStore
+from reference_broker.trace.schema import TraceKind
+
+Tracer = Callable[[TraceKind, dict[str, str | int]], None]
+
+CACHE_BYTES: Final = 32 * 1024 * 1024
+MAX_SETTINGS_BYTES: Final = 16 * 1024
+FIXED: Final = ("durability", "compression", "ordering", "ephemeral")
+"""Settings that a queue keeps for life, since what is stored depends on them."""
+
+
+class QueueRegistry:
+    """All queues by their engine name; :attr:`queues` is only to be read."""
+
+    def __init__(
+        self,
+        config: QueuesConfig,
+        store: QueueStore,
+        agenda: Agenda,
+        alerts: Alerts,
+        rng: random.Random,
+        tracer: Tracer | None,
+        on_change: Callable[[], None],
+    ) -> None:
+        """``on_change`` is called whenever a queue came, changed or went."""
+        self._config = config
+        self._store = store
+        self._agenda = agenda
+        self._alerts = alerts
+        self._rng = rng
+        self._tracer = tracer
+        self._on_change = on_change
+        self._cache = MessageCache(CACHE_BYTES)
+        self._configured = {queue.name for queue in config.configured}
+        self._notes_traced = 0
+        self.queues: dict[str, DurableQueue] = {}
+
+    def open_all(self, now: float) -> None:
+        """Open and recover every stored and configured queue. Raises :class:`QueueOpenError`, :class:`LogError`."""
+        stored = {queue.name: queue for queue in self._store.stored_queues()}
+        for name in dict.fromkeys([queue.name for queue in self._config.configured] + list(stored)):
+            found = stored.get(name)
+            try:
+                check_queue_name(name)
+                config = self._config_of(name, found.settings if found is not None else {})
+            except QueueError as error:
+                raise QueueOpenError(error.text) from error
+            if found is not None:
+                config = self._with_partitions(config, found.partitions)
+            self._open(config, None, now)
+
+    # -- configurations ------------------------------------------------------------------------------------------
+
+    def _config_of(self, name: str, settings: dict[str, Any]) -> QueueConfig:
+        """Raises :class:`QueueError` (BAD_OPTION)."""
+        try:
+            if is_dead_letter(name) and name not in self._configured:
+                config = dead_letter_config(queue_defaults(self._config, name[len(DEAD_LETTER_PREFIX) :]))
+            else:
+                config = queue_defaults(self._config, name)
+            if settings:
+                config = with_settings(config, settings)
+        except ConfigError as error:
+            raise QueueError(QueueErrorCode.BAD_OPTION, str(error)) from error
+        if config.ephemeral:
+            config = msgspec.structs.replace(config, durability=Durability.MEMORY)
+        return config
+
+    def _with_partitions(self, config: QueueConfig, stored: int) -> QueueConfig:
+        """A queue cannot have fewer partitions than it was created with. Raises :class:`QueueOpenError`."""
+        if stored == config.partitions:
+            return config
+        if config.ordering is Ordering.STRICT:
+            text = f"the queue {config.name!r} is stored with {stored} partitions: strict ordering needs one"
+            raise QueueOpenError(text)
+        if config.name in self._configured and config.partitions < stored:
+            text = (
+                f"the queue {config.name!r} is stored with {stored} partitions but configured with "
+                f"{config.partitions}: partitions can be added, not removed"
+            )
+            raise QueueOpenError(text)
+        return config if config.name in self._configured else msgspec.structs.replace(config, partitions=stored)
+
+    # -- coming --------------------------------------------------------------------------------------------------
+
+    def _open(self, config: QueueConfig, settings: dict[str, Any] | None, now: float) -> DurableQueue:
+        """Raises :class:`LogError`."""
+        queue = DurableQueue(
+            config,
+            self._store.open_queue(config, settings),
+            cache=self._cache,
+            agenda=self._agenda,
+            dead_letter_target=lambda: self.dead_letter_queue(config.name),
+            alerts=self._alerts,
+            tracer=self._tracer,
+            rng=self._rng,
+            now=now,
+        )
+        self.queues[config.name] = queue
+        for partition in queue.partitions:
+            self._agenda.owners[partition] = queue
+        self._trace_recovery(queue)
+        self._on_change()
+        return queue
+
+    def _trace_recovery(self, queue: DurableQueue) -> None:
+        if self._tracer is None:
+            return
+        if queue.depth or queue.groups:
+            detail = f"{queue.depth} messages, {len(queue.groups)} groups"
+            self._tracer(TraceKind.RECOVERED, {"queue": queue.name, "detail": detail})
+        notes = self._store.recovery_notes()
+        for note in notes[self._notes_traced :]:
+            self._tracer(TraceKind.RECOVERED, {"queue": note.queue, "detail": f"{note.place}: {note.problem}"})
+        self._notes_traced = len(notes)
+
+    def _create(self, name: str, settings: dict[str, Any]) -> DurableQueue:
+        config = self._config_of(name, settings)
+        try:
+            return self._open(config, settings, self._agenda.now)
+        except LogError as error:
+            raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
+
+    def dead_letter_queue(self, origin: str) -> DurableQueue:
+        """Not counted against ``max_queues``: a message that must be dead-lettered cannot wait for room."""
+        name = dead_letter_name(origin)
+        existing = self.queues.get(name)
+        return existing if existing is not None else self._create(name, {})
+
+    def get_or_create(self, name: str) -> DurableQueue:
+        """An existing queue, or one created now. Raises :class:`QueueError`."""
+        queue = self.queues.get(name)
+        if queue is not None:
+            return queue
+        origin_exists = is_dead_letter(name) and name[len(DEAD_LETTER_PREFIX) :] in self.queues
+        if not self._config.auto_create and not origin_exists:
+            text = f"there is no queue {name[:80]!r}, and auto_create is off"
+            raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, text)
+        if not origin_exists:
+            self._check_room()
+        check_queue_name(name)
+        return self._create(name, {})
+
+    def _check_room(self) -> None:
+        """Raises :class:`QueueError` (LIMIT)."""
+        count = sum(
+            not is_dead_letter(existing) or existing[len(DEAD_LETTER_PREFIX) :] not in self.queues
+            for existing in self.queues
+        )
+        if count >= self._config.max_queues:
+            text = f"there are {count} queues, which is the limit (queues.max_queues)"
+            raise QueueError(QueueErrorCode.LIMIT, text)
+
+    def create(self, name: str, settings: dict[str, Any]) -> DurableQueue:
+        """Create a queue with run-time settings, durably on return; one that is there with the same is left alone.
+
+        Raises :class:`QueueError` (EXISTS, BAD_OPTION, BAD_ADDRESS, LIMIT, STORAGE_FAILED).
+        """
+        check_queue_name(name)
+        settings = merged_settings({}, settings)
+        _check_size(settings)
+        existing = self.queues.get(name)
+        if existing is not None:
+            if self._config_of(name, settings) == existing.config:
+                return existing
+            text = f"the queue {name[:80]!r} is there with another configuration: change that, or delete the queue"
+            raise QueueError(QueueErrorCode.EXISTS, text)
+        self._check_room()
+        return self._create(name, settings)
+
+    # -- changing ------------------------------------------------------------------------------------------------
+
+    def existing(self, name: str) -> DurableQueue:
+        """Raises :class:`QueueError` (UNKNOWN_QUEUE)."""
+        found = self.queues.get(name)
+        if found is None:
+            raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"there is no queue {name[:80]!r}")
+        return found
+
+    def update(self, name: str, changes: dict[str, Any]) -> DurableQueue:
+        """Change run-time settings of a queue in use, durably on return; None takes a setting back to the file's.
+
+        Raises :class:`QueueError` (UNKNOWN_QUEUE, BAD_OPTION, NOT_ALLOWED, STORAGE_FAILED), with nothing changed.
+        """
+        queue = self.existing(name)
+        settings = merged_settings(queue.settings, changes)
+        _check_size(settings)
+        config = self._config_of(name, settings)
+        if "partitions" in changes and config.partitions != queue.config.partitions:
+            text = "partitions are added by an operation of their own, and cannot be taken away"
+            raise QueueError(QueueErrorCode.NOT_ALLOWED, text)
+        config = msgspec.structs.replace(config, partitions=queue.config.partitions)
+        if (config.max_bytes > 0) != (queue.config.max_bytes > 0):
+            text = "whether a queue counts bytes is fixed for its life: max_bytes cannot become 0, or stop being 0"
+            raise QueueError(QueueErrorCode.NOT_ALLOWED, text)
+        for field in FIXED:
+            if getattr(config, field) != getattr(queue.config, field):
+                text = f"{field} is fixed for the life of a queue: delete it and create it anew"
+                raise QueueError(QueueErrorCode.NOT_ALLOWED, text)
+        try:
+            queue.reconfigure(config, settings)
+        except LogError as error:
+            raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
+        self._on_change()
+        return queue
+
+
+def _check_size(settings: dict[str, Any]) -> None:
+    """Raises :class:`QueueError` (BAD_OPTION)."""
+    if len(msgspec.json.encode(settings)) > MAX_SETTINGS_BYTES:
+        text = f"the settings of a queue take at most {MAX_SETTINGS_BYTES} bytes of JSON"
+        raise QueueError(QueueErrorCode.BAD_OPTION, text)
