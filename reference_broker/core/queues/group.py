@@ -176,6 +176,8 @@ class ConsumerGroup(SyncPoint):
                     self.log.move_cursor(lane.number, cursor)
         self.cursor_total = sum(cursors)
         self._count_what_is_there()
+        if self._counts_bytes:
+            self.held_bytes += sum(place.partition.unwritten_bytes for place in self.places)
         self.agenda.groups_to_write[self] = None
 
     def recover(self, now: float) -> None:

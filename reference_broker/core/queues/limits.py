@@ -117,6 +117,9 @@ class QueueLimits:
         if place is None:
             return False
         if self._config.overflow is Overflow.DEAD_LETTER_OLDEST and self._config.dead_letters:
+            if group.leaving >= min(self._config.max_depth, _STEPS):
+                # The dead-letter queue does not take them, so that nothing would become less.
+                return False
             self.dead_letter_next(group, place, QUEUE_FULL, now)
         else:
             self.trace_discarded(group, place, place.cursor, "dropped for a newer message")
@@ -145,7 +148,11 @@ class QueueLimits:
         _, index, offset, stored = min(found, key=lambda each: each[:2])
         partition = self._queue.partitions[index]
         if self._config.overflow is Overflow.DEAD_LETTER_OLDEST and self._config.dead_letters:
+            if self._queue.loose_letters.waiting >= min(self._config.max_depth, _STEPS):
+                return False
             self._queue.loose_letters.move(partition, offset, stored, QUEUE_FULL, now)
+        else:
+            self.trace_discarded(None, partition, offset, "dropped for a newer message")
         self.dropped += 1
         self._leave_loose(partition, offset)
         partition.head = offset + 1

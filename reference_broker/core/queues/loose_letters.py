@@ -40,6 +40,11 @@ class LooseLetters:
         self._agenda = agenda
         self._waiting: list[_Letter] = []
 
+    @property
+    def waiting(self) -> int:
+        """Those that the dead-letter queue refused."""
+        return len(self._waiting)
+
     def move(
         self, partition: QueuePartition, offset: int, stored: StoredMessage, reason: str, now: float, group: str = ""
     ) -> None:
