@@ -1,0 +1,200 @@
+"""Bugs in the life of a delivery: timeouts, retries, counts, and who may settle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from conformance.mutants import Patch, mutant
+from reference_broker.config import PROFILE_DEFAULTS, Profile, RetryConfig
+from reference_broker.core.queues import dispatcher, group, settlement
+from reference_broker.core.queues.confirms import Confirm
+from reference_broker.core.queues.consumer import Consumer
+from reference_broker.core.queues.dispatcher import Dispatcher
+from reference_broker.core.queues.engine import QueueEngine
+from reference_broker.core.queues.errors import QueueError
+from reference_broker.core.queues.group import ConsumerGroup
+from reference_broker.core.queues.pending import EntryState, PendingEntry
+from reference_broker.core.queues.retry import exhausted_reason
+
+_Retry = Callable[..., None]
+
+
+@mutant("queue-own-messages-not-redelivered", "a failed message is only redelivered to other consumers than its last")
+def own_messages(patch: Patch) -> None:
+    last: dict[int, Consumer] = {}
+
+    def make_retry(original: _Retry) -> _Retry:
+        def retry(self: ConsumerGroup, entry: PendingEntry, *rest: Any) -> None:
+            if entry.consumer is not None:
+                last[id(entry)] = entry.consumer
+            original(self, entry, *rest)
+
+        return retry
+
+    def make_redeliver(original: Callable[..., bool]) -> Callable[..., bool]:
+        def redeliver(self: Dispatcher, entry: PendingEntry, consumer: Consumer, now: float) -> bool:
+            if last.get(id(entry)) is not consumer:
+                return original(self, entry, consumer, now)
+            entry.place.pop_waiting()
+            entry.deadline = float("inf")
+            entry.place.push_waiting(entry)
+            return False
+
+        return redeliver
+
+    patch.wrap(ConsumerGroup, "retry", make_retry)
+    patch.wrap(Dispatcher, "_redeliver", make_redeliver)
+
+
+@mutant("queue-never-times-out", "deliveries have no timeout")
+def never_times_out(patch: Patch) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def build(self: Dispatcher, served: ConsumerGroup) -> None:
+            original(self, served)
+            self._timeout_s = float("inf")
+
+        return build
+
+    patch.wrap(Dispatcher, "__init__", make)
+
+
+@mutant("queue-late-acks-count", "a delivery that timed out can still be settled")
+def late_acks(patch: Patch) -> None:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def find_entry(
+            groups: Any, queue: str, partition: int, offset: int, consumer_id: str | None
+        ) -> tuple[ConsumerGroup, PendingEntry]:
+            for held_by in groups:
+                entry = held_by.places[partition].pending.get(offset)
+                if entry is not None and entry.state is EntryState.WAITING:
+                    return held_by, entry
+            found: tuple[ConsumerGroup, PendingEntry] = original(groups, queue, partition, offset, consumer_id)
+            return found
+
+        return find_entry
+
+    patch.wrap(settlement, "find_entry", make)
+
+
+@mutant("queue-unsubscribed-stays", "a consumer that unsubscribes remains a member of its group")
+def unsubscribed_stays(patch: Patch) -> None:
+    patch.replace(QueueEngine, "unsubscribe", lambda _self, _consumer, _now: None)
+
+
+def _wrap_retry(patch: Patch, change: Callable[[PendingEntry, float, str], float]) -> None:
+    """Have ``change`` give another due time for a failed delivery."""
+
+    def make(original: _Retry) -> _Retry:
+        def retry(self: ConsumerGroup, entry: PendingEntry, due: float, now: float, cause: str) -> None:
+            original(self, entry, change(entry, due, cause), now, cause)
+
+        return retry
+
+    patch.wrap(ConsumerGroup, "retry", make)
+
+
+@mutant("queue-counts-twice", "a failure and the delivery that follows it both count as a delivery")
+def counts_twice(patch: Patch) -> None:
+    def change(entry: PendingEntry, due: float, _cause: str) -> float:
+        entry.delivery_count += 1
+        return due
+
+    _wrap_retry(patch, change)
+
+
+@mutant("queue-nacks-wait", "a refused message waits as if it had timed out")
+def nacks_wait(patch: Patch) -> None:
+    _wrap_retry(patch, lambda _entry, due, cause: due + 5 if cause == "nacked" else due)
+
+
+@mutant("queue-lost-consumers-wait", "what a lost consumer held waits as if it had timed out")
+def lost_consumers_wait(patch: Patch) -> None:
+    _wrap_retry(patch, lambda _entry, due, cause: due + 5 if cause == "consumer left" else due)
+
+
+@mutant("queue-settles-twice", "settling what is settled is confirmed")
+def settles_twice(patch: Patch) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def settle_request(
+            groups: Any, queue: str, request: Any, consumer_id: str | None, now: float, on_done: Confirm | None
+        ) -> None:
+            try:
+                original(groups, queue, request, consumer_id, now, on_done)
+            except QueueError:
+                if on_done is not None:
+                    on_done(None)
+
+        return settle_request
+
+    patch.wrap(settlement, "settle_request", make)
+
+
+@mutant("queue-anybody-settles", "a delivery can be settled by whoever knows its message id")
+def anybody_settles(patch: Patch) -> None:
+    patch.replace(settlement, "_holds", lambda _entry, _consumer_id: True)
+
+
+@mutant("queue-acks-count-for-all-groups", "an ack of one group moves the others past the message")
+def acks_for_all(patch: Patch) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def settle(served: ConsumerGroup, entry: PendingEntry, *rest: Any) -> None:
+            original(served, entry, *rest)
+            owner: Any = served.owner
+            for other in owner.groups.values():
+                place = other.places[entry.place.index]
+                if other is not served and place.cursor == entry.offset:
+                    place.cursor += 1
+                    other.cursor_total += 1
+
+        return settle
+
+    patch.wrap(settlement, "settle", make)
+
+
+@mutant("queue-offset-0-not-pending", "a pending message at offset 0 is taken for none once later ones were delivered")
+def offset_0(patch: Patch) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def detach(self: ConsumerGroup, consumer: Consumer, now: float) -> None:
+            for place in self.places:
+                entry = place.pending.get(0)
+                if entry is not None and entry.consumer is consumer and place.cursor > 1:
+                    self.remove(entry, None)
+            original(self, consumer, now)
+
+        return detach
+
+    patch.wrap(ConsumerGroup, "_detach", make)
+
+
+def _exhausted(patch: Patch, instead: Callable[[RetryConfig, int, float], str | None]) -> None:
+    for module in (group, dispatcher):
+        patch.replace(module, "exhausted_reason", instead)
+
+
+@mutant("queue-retries-for-ever", "the number of retries has no limit")
+def retries_for_ever(patch: Patch) -> None:
+    _exhausted(patch, lambda _retry, _count, _age_s: None)
+
+
+@mutant("queue-total-time-ignored", "the total time for retries has no effect")
+def total_time_ignored(patch: Patch) -> None:
+    _exhausted(patch, lambda retry, count, _age_s: exhausted_reason(retry, count, 0.0))
+
+
+@mutant("queue-backoff-without-cap", "the wait before a retry grows without limit")
+def without_cap(patch: Patch) -> None:
+    def backoff_s(retry: RetryConfig, failures: int) -> float:
+        return retry.initial_backoff_s * retry.multiplier ** (failures - 1)
+
+    patch.replace(settlement, "backoff_s", backoff_s)
+
+
+@mutant("queue-backoff-is-constant", "every retry waits as long as the first")
+def constant_backoff(patch: Patch) -> None:
+    patch.replace(settlement, "backoff_s", lambda retry, _failures: retry.initial_backoff_s)
+
+
+@mutant("queue-profile-ignored", "the profile does not change the defaults")
+def profile_ignored(patch: Patch) -> None:
+    patch.item(PROFILE_DEFAULTS, Profile.GOQUEUE, {})
