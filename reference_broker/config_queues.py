@@ -221,6 +221,24 @@ class QueueConfig(Section, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, "partitions", 1)
 
 
+class TransactionsConfig(Section, frozen=True, kw_only=True):
+    """Limits of transactions and their producers."""
+
+    timeout_s: float = 60.0
+    """A transaction that is open so long is aborted, unless it asked for another time."""
+    max_timeout_s: float = 900.0
+    max_open: int = 1_000
+    max_partitions: int = 1_000
+    """Per transaction."""
+    max_messages: int = 10_000
+    """Messages and acknowledgements per transaction."""
+    max_bytes: int = 67_108_864
+    """Bytes of messages per transaction."""
+    max_transactional_ids: int = 10_000
+    id_expiry_s: float = 604_800.0
+    """A transactional id that was not used so long may be forgotten when there are too many."""
+
+
 class QueuesConfig(Section, frozen=True, kw_only=True):
     """Queue defaults and the queues that exist from the start."""
 
@@ -236,6 +254,7 @@ class QueuesConfig(Section, frozen=True, kw_only=True):
     admin_topics: AdminTopics = AdminTopics.AUTO
     stats_interval_s: float = 1.0
     """How often who subscribes to ``$admin/queue/<queue>/stats`` gets figures."""
+    transactions: TransactionsConfig = TransactionsConfig()
     sync_interval_s: float = 1.0
     retention_interval_s: float = 10.0
     """How often the retention limits of queues are applied."""

@@ -75,6 +75,7 @@ class BatchFlag(IntFlag):
     HAS_KEYS = 4
     HAS_HEADERS = 8
     TRANSACTIONAL = 16
+    """Some of the records belong to a transaction, or end one."""
 
 
 _FLAGS = tuple(BatchFlag(flags) for flags in range(32))
@@ -82,6 +83,7 @@ _COMPRESSED = int(BatchFlag.COMPRESSED)
 _HAS_TIMESTAMP = int(BatchFlag.HAS_TIMESTAMP)
 _HAS_KEYS = int(BatchFlag.HAS_KEYS)
 _HAS_HEADERS = int(BatchFlag.HAS_HEADERS)
+_TRANSACTIONAL = int(BatchFlag.TRANSACTIONAL)
 
 
 class BatchProblem(Enum):
@@ -130,8 +132,8 @@ class BatchEncoder:
         self._records = RecordEncoder()
         self._compress = compressor(compression)
 
-    def encode(self, base_offset: int, records: Sequence[NewRecord]) -> bytes:
-        """One batch of 1 to 65535 records with consecutive offsets.
+    def encode(self, base_offset: int, records: Sequence[NewRecord], *, transactional: bool = False) -> bytes:
+        """One batch of 1 to 65535 records with consecutive offsets; ``transactional``: some belong to a transaction.
 
         Raises :class:`BatchError` when it is too large or a time or an offset does not fit, and :class:`RecordError`
         when a record has too many headers.
@@ -142,7 +144,7 @@ class BatchEncoder:
         if base_offset + count > _MAX_OFFSETS:
             raise BatchError(BatchProblem.BAD_HEADER, f"offset {base_offset} leaves no room for {count} records")
         body, max_timestamp_ms, has_keys, has_headers = self._records.encode(records)
-        flags = _HAS_TIMESTAMP
+        flags = _HAS_TIMESTAMP | _TRANSACTIONAL if transactional else _HAS_TIMESTAMP
         if has_keys:
             flags |= _HAS_KEYS
         if has_headers:

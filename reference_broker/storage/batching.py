@@ -27,16 +27,19 @@ _FIXED_BYTES = 64
 class WriteBuffer:
     """Records that were taken and are not written yet."""
 
-    __slots__ = ("records", "size")
+    __slots__ = ("records", "size", "transactional")
 
     def __init__(self) -> None:
         self.records: list[NewRecord] = []
         self.size = 0
         """Bytes that they take at most, about."""
+        self.transactional = False
+        """Some of them belong to a transaction."""
 
-    def add(self, records: Sequence[NewRecord], size: int) -> None:
+    def add(self, records: Sequence[NewRecord], size: int, *, transactional: bool) -> None:
         self.records += records
         self.size += size
+        self.transactional |= transactional
 
     def take_back(self, count: int, size: int) -> None:
         """Forget the newest records."""
@@ -46,6 +49,7 @@ class WriteBuffer:
     def clear(self) -> None:
         self.records = []
         self.size = 0
+        self.transactional = False
 
 
 def bound_of(records: Sequence[NewRecord]) -> int:
@@ -71,30 +75,37 @@ def bound_of(records: Sequence[NewRecord]) -> int:
 
 
 def encode_batches(
-    encoder: BatchEncoder, base_offset: int, records: Sequence[NewRecord], max_records: int = MAX_BATCH_RECORDS
+    encoder: BatchEncoder,
+    base_offset: int,
+    records: Sequence[NewRecord],
+    max_records: int = MAX_BATCH_RECORDS,
+    *,
+    transactional: bool = False,
 ) -> list[bytes]:
     """The batches of an append, in order. Raises :class:`BatchError` and :class:`RecordError`."""
     if len(records) <= max_records and not _is_surely_large(records):
-        piece = encoder.encode(base_offset, records)
+        piece = encoder.encode(base_offset, records, transactional=transactional)
         if len(piece) <= _MAX_WHOLE_BYTES:
             return [piece]
     pieces: list[bytes] = []
     for group in _split(records, max_records):
-        _encode(encoder, base_offset, group, pieces)
+        _encode(encoder, base_offset, group, pieces, transactional=transactional)
         base_offset += len(group)
     return pieces
 
 
-def _encode(encoder: BatchEncoder, base_offset: int, records: Sequence[NewRecord], pieces: list[bytes]) -> None:
+def _encode(
+    encoder: BatchEncoder, base_offset: int, records: Sequence[NewRecord], pieces: list[bytes], *, transactional: bool
+) -> None:
     """Add the batch of these records, or its halves when it would be too large. Raises :class:`BatchError`."""
     try:
-        pieces.append(encoder.encode(base_offset, records))
+        pieces.append(encoder.encode(base_offset, records, transactional=transactional))
     except BatchError as error:
         half = len(records) // 2
         if error.problem is not BatchProblem.TOO_LARGE or not half:
             raise
-        _encode(encoder, base_offset, records[:half], pieces)
-        _encode(encoder, base_offset + half, records[half:], pieces)
+        _encode(encoder, base_offset, records[:half], pieces, transactional=transactional)
+        _encode(encoder, base_offset + half, records[half:], pieces, transactional=transactional)
 
 
 def _is_surely_large(records: Sequence[NewRecord]) -> bool:

@@ -140,15 +140,15 @@ class SegmentedLog:
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    def append(self, records: Sequence[NewRecord]) -> int:
+    def append(self, records: Sequence[NewRecord], *, transactional: bool = False) -> int:
         """See :meth:`PartitionLog.append`. With a write buffer the records may only be collected so far."""
         if self._failure or self._closed:
             self._refuse_when_failed()
         base_offset = self._next_offset
         if self.options.write_buffer_bytes:
-            self._collect(records)
+            self._collect(records, transactional=transactional)
             return base_offset
-        data, batches = self._encode_all(records, base_offset)
+        data, batches = self._encode_all(records, base_offset, transactional=transactional)
         if self.options.reserve_bytes:
             self._room.check(len(data))
         if not self._segments or self._is_full(len(data), records[0][0]):
@@ -185,14 +185,17 @@ class SegmentedLog:
         except OSError as error:
             self._failure = f"{segment.path} has a partial write that cannot be cut off: {error.strerror or error}"
 
-    def _encode_all(self, records: Sequence[NewRecord], base_offset: int) -> tuple[bytes, list[AppendedBatch]]:
+    def _encode_all(
+        self, records: Sequence[NewRecord], base_offset: int, *, transactional: bool
+    ) -> tuple[bytes, list[AppendedBatch]]:
         """As batches, each of a size that is cheap to read back. Raises :class:`LogError`."""
         try:
             if len(records) == 1:
-                data = self._encoder.encode(base_offset, records)
+                data = self._encoder.encode(base_offset, records, transactional=transactional)
                 timestamp_ms = records[0][0]
                 return data, [AppendedBatch(base_offset, 1, len(data), timestamp_ms, timestamp_ms)]
-            pieces = encode_batches(self._encoder, base_offset, records, self.options.batch_records)
+            most = self.options.batch_records
+            pieces = encode_batches(self._encoder, base_offset, records, most, transactional=transactional)
         except (BatchError, RecordError) as error:
             raise LogError(str(error)) from error
         batches: list[AppendedBatch] = []
@@ -216,7 +219,7 @@ class SegmentedLog:
 
     # -- write buffer --------------------------------------------------------------------------------------------
 
-    def _collect(self, records: Sequence[NewRecord]) -> None:
+    def _collect(self, records: Sequence[NewRecord], *, transactional: bool) -> None:
         """Put records into the buffer; what cannot be taken is refused now, not when it is written."""
         size = bound_of(records)
         if self.options.reserve_bytes:
@@ -225,7 +228,7 @@ class SegmentedLog:
             self.roll()
         if self._roll_at_ms == _NEVER and self.options.segment_age_ms:
             self._roll_at_ms = records[0][0] + self.options.segment_age_ms
-        self._buffer.add(records, size)
+        self._buffer.add(records, size, transactional=transactional)
         self._next_offset += len(records)
         if not self._volatile:
             self._unsynced[self._segments[-1]] = None
@@ -242,7 +245,8 @@ class SegmentedLog:
         if not self._buffer.records:
             return
         self._refuse_when_failed()
-        self._write(*self._encode_all(self._buffer.records, self._segments[-1].end_offset))
+        buffer, end = self._buffer, self._segments[-1].end_offset
+        self._write(*self._encode_all(buffer.records, end, transactional=buffer.transactional))
         self._buffer.clear()
         if self._volatile:
             self._durable = self._end()

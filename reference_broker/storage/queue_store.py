@@ -21,6 +21,7 @@ from reference_broker.storage.log import LogOptions, SegmentedLog
 from reference_broker.storage.memory_disk import MemoryDisk
 from reference_broker.storage.open_files import OpenFiles
 from reference_broker.storage.pending_log import PendingLogFile, read_header
+from reference_broker.storage.state_log import StateLog
 
 ROOT = "queues"
 DESCRIPTION = "queue.json"
@@ -34,6 +35,7 @@ _MAX_NOTES = 1_000
 _MAX_DESCRIPTION_BYTES = 64 * 1024
 _MAX_GROUP_HEADER_BYTES = 256 * 1024
 _LOG_SUFFIX = ".pel.log"
+_STATE_SNAPSHOT_RECORDS = 2_000
 
 
 class QueueDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -133,6 +135,19 @@ class LogQueueStore:
             options=self._memory_options if in_memory else self._options,
             encoder=self._encoders[config.compression],
             volatile=in_memory,
+        )
+
+    def open_state(self, name: str, *, create: bool) -> StateLog | None:
+        """See :meth:`QueueStore.open_state`."""
+        disk = self._memory if self._disk is None else self._disk
+        if not create and not disk.list(name):
+            return None
+        return StateLog(
+            disk,
+            name,
+            encoder=self._encoders[Compression.NONE],
+            note=lambda place, problem: self.note("", place, problem),
+            interval_records=_STATE_SNAPSHOT_RECORDS,
         )
 
     def note(self, queue: str, place: str, problem: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from reference_broker.core.queues.confirms import SyncPoint
     from reference_broker.core.queues.group import ConsumerGroup
+    from reference_broker.core.queues.partition import QueuePartition
 
 
 class LogOwner(Protocol):
@@ -43,6 +45,10 @@ class Agenda:
         """Logs whose confirms wait for a sync."""
         self.unsynced: dict[SyncPoint, None] = {}
         """Logs with writes that the next periodic sync covers."""
+        self.produce: Callable[..., None] | None = None
+        """Takes the messages that name a producer or a transaction: :meth:`Transactions.publish`."""
+        self.written_produced: dict[QueuePartition, None] = {}
+        """Partitions with producers that were written to; their snapshots may be due."""
         self._wakes: list[tuple[float, int, Wakeable]] = []
         self._wake_count = 0
         self.now = 0.0

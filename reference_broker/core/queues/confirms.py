@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
+from typing import Protocol
 
 from reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from reference_broker.core.queues.store import PartitionLog, PendingLog, SyncTask
+from reference_broker.core.queues.store import SyncTask
 
 Confirm = Callable[[QueueError | None], None]
 
@@ -23,12 +24,26 @@ Stored = Callable[[StoredAs, str], None]
 """Told what a publish became and the id of that, once, before its confirm says that it is safe."""
 
 
+class SyncedLog(Protocol):
+    """Anything that is made durable by syncs."""
+
+    @property
+    def needs_sync(self) -> bool:
+        """There is something for :meth:`start_sync`."""
+
+    def start_sync(self) -> SyncTask | None: ...
+
+    def finish_sync(self, error: OSError | None) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class SyncPoint:
     """A log and the confirms that its next sync releases."""
 
     __slots__ = ("_running", "_synced_log", "failure", "is_syncing", "waiting")
 
-    def __init__(self, log: PartitionLog | PendingLog) -> None:
+    def __init__(self, log: SyncedLog) -> None:
         self._synced_log = log
         self.waiting: list[Confirm] = []
         self._running: Sequence[Confirm] = ()
@@ -55,6 +70,19 @@ class SyncPoint:
             finished += self.waiting
             self.waiting = []
         return [(confirm, self.failure) for confirm in finished]
+
+    def when_synced(self, confirm: Confirm) -> bool:
+        """Have a confirm called once all that is written so far is durable; False when it is, without a call.
+
+        When True, the caller has to see to it that the point is among the awaited syncs.
+        """
+        if self._synced_log.needs_sync:
+            self.waiting.append(confirm)
+        elif self.is_syncing:
+            self._running = [*self._running, confirm]
+        else:
+            return False
+        return True
 
     def fail(self, text: str) -> None:
         """Refuse everything from now on."""

@@ -142,6 +142,8 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     expired: int
     """Likewise, expired."""
     enqueued: int
+    aborted: int
+    """Of them, messages of transactions that were aborted."""
     refused: int
     failed: bool
     """A write or sync failed for good; the queue refuses work until the broker restarts."""

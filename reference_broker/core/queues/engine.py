@@ -29,6 +29,7 @@ from reference_broker.core.queues.registry import QueueRegistry
 from reference_broker.core.queues.settle_request import SettleRequest
 from reference_broker.core.queues.store import QueueStore
 from reference_broker.core.queues.sync_job import SyncJob
+from reference_broker.core.queues.transactions import Transactions
 from reference_broker.trace.schema import TraceKind
 
 Tracer = Callable[[TraceKind, dict[str, str | int]], None]
@@ -63,7 +64,10 @@ class QueueEngine:
         self._closed = False
         self._registry = QueueRegistry(config, store, self._agenda, self.alerts, rng, tracer, self._queues_changed)
         self._queues = self._registry.queues
+        self.transactions = Transactions(config.transactions, store, self._agenda, self._queues)
+        self._agenda.produce = self.transactions.publish
         self._registry.open_all(now)
+        self.transactions.recover(now)
 
     def _queues_changed(self) -> None:
         """A queue came, changed or went."""
@@ -215,7 +219,7 @@ class QueueEngine:
         """
         self._agenda.now = now
         groups = self._settling_groups(queue, request.group)
-        settlement.settle_request(groups, queue, request, consumer_id, now, on_done)
+        settlement.settle_request(groups, queue, request, consumer_id, now, on_done, self.transactions.hold)
 
     def _settling_groups(self, queue: str, group: str | None) -> tuple[ConsumerGroup, ...]:
         """The groups that a settlement may mean. Raises :class:`QueueError` (CLOSED, UNKNOWN_QUEUE)."""
@@ -279,6 +283,9 @@ class QueueEngine:
         written, agenda.groups_to_write = agenda.groups_to_write, {}
         for group in written:
             group.write(now)
+        if agenda.written_produced or self.transactions.is_busy:
+            self.transactions.step(now)
+            self._write_partitions()
         if agenda.unsynced and self._sync_due_at is None:
             self._sync_due_at = now + self._config.sync_interval_s
 
@@ -295,7 +302,12 @@ class QueueEngine:
             return None
         if self._agenda.has_immediate_work:
             return self._agenda.now
-        times = (self._agenda.next_wake(), self._sync_due_at, self._retain_due_at)
+        times = (
+            self._agenda.next_wake(),
+            self._sync_due_at,
+            self._retain_due_at,
+            self.transactions.next_deadline(),
+        )
         return min((time for time in times if time is not None), default=None)
 
     def tick(self, now: float) -> None:
@@ -303,6 +315,7 @@ class QueueEngine:
         self._agenda.now = now
         if self._closed:
             return
+        self.transactions.tick(now)
         for waiting in self._agenda.due(now):
             waiting.pass_time(now)
         if self._sync_due_at is not None and now >= self._sync_due_at:
@@ -424,13 +437,17 @@ class QueueEngine:
         if self._closed:
             return
         self._agenda.now = now
-        points = [
+        points: list[SyncPoint] = [
             *self._partition_queue,
             *(group for queue in self._queues.values() for group in queue.groups.values()),
         ]
+        coordinator = self.transactions.memory.found
+        points += [] if coordinator is None else [coordinator]
         # A sync may confirm a dead letter, which settles its source: hence the second round.
-        for _ in range(2):
+        for round_number in range(2):
             self._write_partitions()
+            if round_number:
+                self.transactions.close()
             for group in list(self._agenda.groups_to_write):
                 group.write(now)
             self._agenda.groups_to_write.clear()
@@ -444,7 +461,7 @@ class QueueEngine:
                 except OSError as failure:
                     error = failure
                 self.sync_done(SyncJob(point, task), error, now)
-        self._closed = True
+        self._closed = self.transactions.closed = True
         closing = QueueError(QueueErrorCode.CLOSED, "the broker closed before the disk had confirmed")
         for point in points:
             point.abandon(closing)

@@ -29,6 +29,7 @@ def queue_stats(queue: DurableQueue, dead_letters: int) -> QueueStats:
         dropped=queue.limits.dropped,
         expired=queue.limits.expired,
         enqueued=queue.enqueued,
+        aborted=queue.aborted,
         refused=queue.refused,
         failed=failed or any(group.failure is not None for group in queue.groups.values()),
         groups=groups,

@@ -13,6 +13,7 @@ from reference_broker.config import Overflow, QueueConfig
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
 from reference_broker.core.queues.pending import EntryState, PendingEntry
 from reference_broker.core.queues.store import RetentionPolicy
+from reference_broker.core.queues.stored_message import HIDDEN
 from reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
@@ -255,6 +256,8 @@ class QueueLimits:
     def _expire_one(self, partition: QueuePartition, offset: int, stored: StoredMessage, now: float) -> None:
         expiry = partition.expiry
         assert expiry is not None
+        if stored is HIDDEN:
+            return
         groups = self._queue.groups.values()
         if not groups and offset >= partition.head:
             self._expire_loose(partition, offset, stored, now)
@@ -309,8 +312,12 @@ class QueueLimits:
     def expire_next(self, group: ConsumerGroup, place: GroupPartition, now: float) -> None:
         """The message at a cursor has expired: pass it, or give it to the dead-letter queue."""
         expiry = place.partition.expiry
+        hidden = place.partition.cached.get(place.cursor) is HIDDEN
         if expiry is not None and expiry.is_gone(place.cursor):
             place.cursor += 1
+        elif hidden:
+            # A record of another broker's transaction, which nobody counted out.
+            self._pass(group, place, place.cursor + 1)
         elif self._to_dead_letters:
             self.dead_letter_next(group, place, TTL_EXPIRED, now)
             return
@@ -340,6 +347,8 @@ class QueueLimits:
 
     def _expire_loose(self, partition: QueuePartition, offset: int, stored: StoredMessage, now: float) -> None:
         """A message of a queue without groups has expired."""
+        if stored is HIDDEN:
+            return
         if self._to_dead_letters:
             self._queue.loose_letters.move(partition, offset, stored, TTL_EXPIRED, now)
         else:
@@ -397,7 +406,8 @@ class QueueLimits:
         queue, policy = self._queue, self._retention
         past_groups = self._config.retention.past_groups
         lows = [None] * len(queue.partitions) if past_groups or not queue.groups else queue.low_watermarks()
-        for partition, needed_from in zip(queue.partitions, lows, strict=True):
+        for partition, low in zip(queue.partitions, lows, strict=True):
+            needed_from = partition.kept_from(low)
             try:
                 partition.log.retain(policy, now_ms=int(now * 1000), needed_from=needed_from)
             except LogError:

@@ -11,8 +11,9 @@ from reference_broker.core.queues.errors import LogError, QueueError, QueueError
 from reference_broker.core.queues.expiry import MessageSizes, PartitionExpiry
 from reference_broker.core.queues.lanes import NORMAL, PartitionLanes
 from reference_broker.core.queues.message_cache import MessageCache
+from reference_broker.core.queues.producers import PartitionProducers
 from reference_broker.core.queues.store import NewRecord, PartitionLog
-from reference_broker.core.queues.stored_message import MessageCodec, StoredMessage
+from reference_broker.core.queues.stored_message import HIDDEN, MessageCodec, StoredMessage
 
 _READ_AHEAD = 128
 
@@ -20,7 +21,7 @@ _READ_AHEAD = 128
 class _Unwritten:
     """What was published to a partition in this turn."""
 
-    __slots__ = ("confirms", "messages", "records", "told", "unlisted")
+    __slots__ = ("confirms", "messages", "records", "told", "transactional", "unlisted")
 
     def __init__(self) -> None:
         self.records: list[NewRecord] = []
@@ -30,6 +31,8 @@ class _Unwritten:
         """Who is told partition and offset of a message, by its position."""
         self.unlisted = False
         """Some message is to be listed in the partition's lanes, or as expiring."""
+        self.transactional = False
+        """Some of the records belong to a transaction, or end one."""
 
 
 class QueuePartition(SyncPoint):
@@ -52,6 +55,7 @@ class QueuePartition(SyncPoint):
         "index",
         "lanes",
         "log",
+        "produced",
         "sizes",
         "unreadable",
         "visible_end",
@@ -75,7 +79,10 @@ class QueuePartition(SyncPoint):
         self.log = log
         self.cached: dict[int, StoredMessage] = {}
         self.visible_end = log.next_offset
-        """Messages below it may be delivered: those that are as durable as their confirm says."""
+        """Messages below it may be delivered: those that are as durable as their confirm says, and in front of every
+        open transaction."""
+        self.produced: PartitionProducers | None = None
+        """Producers and transactions; None as long as there never was one."""
         self.head = log.start_offset
         """Messages below it have expired; only moves while the queue has no group."""
         self.unreadable = 0
@@ -125,6 +132,16 @@ class QueuePartition(SyncPoint):
         unwritten = self._unwritten or self._begin()
         unwritten.told.append((len(unwritten.records) - 1, told))
 
+    def add_marked(
+        self, record: NewRecord, message: StoredMessage, confirm: Confirm | None, *, transactional: bool
+    ) -> int:
+        """As :meth:`add` for a producer's record, or one that ends a transaction; returns the offset it will get."""
+        self.add(record, message, confirm)
+        unwritten = self._unwritten
+        assert unwritten is not None
+        unwritten.transactional |= transactional
+        return self.log.next_offset + len(unwritten.records) - 1
+
     def add_run(self, records: list[NewRecord], messages: list[StoredMessage], confirm: Confirm) -> None:
         """Enqueue many, which are confirmed together."""
         unwritten = self._unwritten or self._begin()
@@ -139,8 +156,12 @@ class QueuePartition(SyncPoint):
         if unwritten is None:
             return 0, []
         messages, confirms = unwritten.messages, unwritten.confirms
+        append = self.log.append
         try:
-            base_offset = self.log.append(unwritten.records)
+            if unwritten.transactional:
+                base_offset = append(unwritten.records, transactional=True)
+            else:
+                base_offset = append(unwritten.records)
         except LogError as error:
             if error.sticky:
                 self.fail(str(error))
@@ -162,13 +183,21 @@ class QueuePartition(SyncPoint):
                 self.sizes.put(offset, message.size)
         if not self._volatile:
             self._agenda.unsynced[self] = None
+        if self.produced is not None:
+            self._agenda.written_produced[self] = None
         if self._confirm_when_synced:
             self.waiting += confirms
             self._agenda.awaited_syncs[self] = None
         else:
-            self.visible_end = self.log.next_offset
+            self.show()
             call_all(confirms, None)
         return base_offset, messages
+
+    def open_expiry(self) -> PartitionExpiry:
+        """From now on the partition remembers messages that nobody gets."""
+        if self.expiry is None:
+            self.expiry = PartitionExpiry()
+        return self.expiry
 
     def open_lanes(self) -> PartitionLanes:
         """From now on the partition has lanes."""
@@ -181,9 +210,7 @@ class QueuePartition(SyncPoint):
         if message.lane != NORMAL:
             self.open_lanes().add(offset, message.lane)
         if message.message.expires_at:
-            if self.expiry is None:
-                self.expiry = PartitionExpiry()
-            self.expiry.add(offset, message.expires_at)
+            self.open_expiry().add(offset, message.expires_at)
 
     def scan(self, found: Callable[[int, StoredMessage], None]) -> None:
         """At opening: every readable message, oldest first. Raises :class:`LogError`."""
@@ -194,14 +221,9 @@ class QueuePartition(SyncPoint):
                     found(record.offset, self._codec.decode(record))
             at = records[-1].offset + 1
 
-    def drop_before(self, offset: int) -> None:
-        """Nobody needs what is below the offset any more."""
-        self.log.drop_before(offset)
-        self.forget_before(self.log.start_offset)
-
     @property
     def gone_count(self) -> int:
-        """Messages from the head on that expired before their turn."""
+        """Messages from the head on that expired before their turn, and records that nobody gets."""
         return len(self.expiry.gone(self.head, self.log.next_offset)) if self.expiry is not None else 0
 
     def forget_before(self, offset: int) -> None:
@@ -212,6 +234,8 @@ class QueuePartition(SyncPoint):
             self.expiry.drop_before(offset)
         if self.sizes is not None:
             self.sizes.drop_before(offset)
+        if self.produced is not None:
+            self.produced.forget_below(offset)
 
     def _traced(
         self, confirm: Confirm, trace: Callable[[int, int, StoredMessage], None], offset: int, message: StoredMessage
@@ -227,8 +251,24 @@ class QueuePartition(SyncPoint):
         """See :meth:`SyncPoint.finish_sync`; messages that are durable now become visible."""
         finished = super().finish_sync(error)
         if self._confirm_when_synced:
-            self.visible_end = self.log.durable_offset
+            self.show()
         return finished
+
+    def show(self) -> None:
+        """Let be delivered what may be delivered now."""
+        end = self.log.durable_offset if self._confirm_when_synced else self.log.next_offset
+        self.visible_end = end if self.produced is None else self.produced.stable_end(end)
+
+    def drop_before(self, offset: int) -> None:
+        """Nobody needs what is below the offset any more; what a start has to read stays."""
+        self.log.drop_before(offset if self.produced is None else min(offset, self.produced.covered))
+        self.forget_before(self.log.start_offset)
+
+    def kept_from(self, needed_from: int | None) -> int | None:
+        """What retention must keep, given what groups need."""
+        if self.produced is None:
+            return needed_from
+        return self.produced.covered if needed_from is None else min(needed_from, self.produced.covered)
 
     def load(self, offset: int) -> tuple[int, StoredMessage] | None:
         """Read the first message at or after an offset back; None when there is none. Raises :class:`LogError`."""
@@ -244,11 +284,20 @@ class QueuePartition(SyncPoint):
                 except ValueError:
                     # The checksum was right, so another program wrote it; skipping shows in the unreadable count.
                     continue
+                if message.expires_at < 0.0:
+                    message = self._judged(record.offset, message)
                 self._cache.put(self.cached, record.offset, message)
                 if first is None:
                     first = (record.offset, message)
             at = records[-1].offset + 1
         return first
+
+    def _judged(self, offset: int, message: StoredMessage) -> StoredMessage:
+        """A message that belongs to a transaction, if that was committed or is open still; otherwise nothing."""
+        if message is HIDDEN or self.produced is None or self.produced.is_aborted(offset):
+            return HIDDEN
+        message.expires_at = -message.expires_at
+        return message
 
     def get(self, offset: int) -> StoredMessage | None:
         """The message at exactly that offset; None when it is damaged or gone. Raises :class:`LogError`."""

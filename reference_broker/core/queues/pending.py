@@ -19,6 +19,8 @@ class EntryState(Enum):
     """With a consumer; only then can it be settled."""
     WAITING = "waiting"
     """Failed or given back; redelivered once due."""
+    COMMITTING = "committing"
+    """Settled as soon as the transaction is committed that it was acknowledged in; given back when that is aborted."""
     DEAD_LETTERING = "dead_lettering"
     """Settled as soon as the dead-letter queue has it durably."""
     SETTLED = "settled"

@@ -54,6 +54,11 @@ class PublishOptions(msgspec.Struct, frozen=True, kw_only=True):
     receipt: bool = False
     """Tell the publisher what the message became."""
 
+    @property
+    def is_produced(self) -> bool:
+        """It is numbered by a producer, or part of a transaction."""
+        return self.producer_id is not None or self.transaction_id is not None or self.sequence is not None
+
 
 def _whole(limit: int) -> Callable[[str], int]:
     def parse(text: str) -> int:

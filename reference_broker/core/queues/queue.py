@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from reference_broker.config import Durability, Ordering, QueueConfig
@@ -13,6 +13,7 @@ from reference_broker.core.queues.address import check_group_name, message_id_of
 from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.alerts import Alerts
 from reference_broker.core.queues.confirms import Confirm, Stored, StoredAs
+from reference_broker.core.queues.control_records import RecordMark, mark_headers
 from reference_broker.core.queues.dead_letters import alert_of, dead_letter_message
 from reference_broker.core.queues.delays import Delays
 from reference_broker.core.queues.delivery import QueueStats
@@ -30,7 +31,7 @@ from reference_broker.core.queues.partitioner import PARTITION_KEY, Partitioner
 from reference_broker.core.queues.pending import GroupPartition, PendingEntry
 from reference_broker.core.queues.publish_options import Priority, PublishOptions, bad_option, parse, with_ttl
 from reference_broker.core.queues.store import NewRecord, QueueFiles
-from reference_broker.core.queues.stored_message import MessageCodec, StoredMessage, is_plain, message_bytes
+from reference_broker.core.queues.stored_message import HIDDEN, MessageCodec, StoredMessage, is_plain, message_bytes
 from reference_broker.core.topics import TopicError, validate_filter
 from reference_broker.trace.schema import TraceKind
 
@@ -71,6 +72,11 @@ class DurableQueue:
         self._dispatchers: dict[ConsumerGroup, Dispatcher] = {}
         self.enqueued = 0
         self.refused = 0
+        self.volatile = files.volatile
+        self.has_producers = False
+        """Some partition remembers producers."""
+        self.aborted = 0
+        """Messages of transactions that were aborted."""
         self._files = files
         self._partitioner = Partitioner(config.partitioner, rng)
         self._agenda = agenda
@@ -183,11 +189,14 @@ class DurableQueue:
         options = parse(message) if properties else None
         if options is not None and options.ttl_ms is not None:
             message = with_ttl(message, options.ttl_ms, now)
+        if options is not None and self._agenda.produce is not None and options.is_produced:
+            self._agenda.produce(self, routing_key, message, options, now, on_confirmed, on_stored)
+            return
         if options is not None and self._is_kept(routing_key, message, size, options, now, on_confirmed, on_stored):
             return
         partition = self._add(routing_key, message, size, now, on_confirmed, options)
         if on_stored is not None:
-            self._tell_place(partition, on_stored)
+            self.tell_place(partition, on_stored)
 
     def _lane(self, priority: Priority) -> int:
         """The lane of a message. Raises :class:`QueueError` (STORAGE_FAILED)."""
@@ -204,17 +213,22 @@ class DurableQueue:
         now: float,
         on_confirmed: Confirm | None,
         options: PublishOptions | None = None,
+        mark: RecordMark | None = None,
     ) -> QueuePartition:
-        """Enqueue whatever its size; returns the partition that it goes to."""
+        """Enqueue whatever its size; returns the partition that it goes to.
+
+        ``mark``: it is from a producer, whose state the caller keeps.
+        """
         if self._room <= 0:
             self.limits.make_room(now)
             self._room = max(1, self.config.max_depth - self.staying)
         key = message.user_property(PARTITION_KEY) if message.user_properties else None
-        if options is None or options.partition is None:
-            chosen = self._partitioner.choose(key, len(self.partitions))
+        if mark is not None:
+            partition = self.partition_for(message, options, mark.producer)
+        elif options is None or options.partition is None:
+            partition = self.partitions[self._partitioner.choose(key, len(self.partitions))]
         else:
-            chosen = self._explicit(options.partition)
-        partition = self.partitions[chosen]
+            partition = self.partitions[self._explicit(options.partition)]
         if partition.failure is not None:
             self.refused += 1
             raise partition.failure
@@ -235,10 +249,76 @@ class DurableQueue:
         if self._counts_bytes:
             self.limits.add_bytes(size)
         record = NewRecord(timestamp_ms, b"" if key is None else key.encode(), message.payload, headers)
-        partition.add(record, stored, on_confirmed)
+        if mark is None:
+            partition.add(record, stored, on_confirmed)
+        else:
+            marked = record._replace(headers=headers + mark_headers(mark))
+            partition.add_marked(marked, stored, on_confirmed, transactional=mark.transaction is not None)
         self._room -= 1
         self._end_total += 1
         return partition
+
+    def partition_for(self, message: Message, options: PublishOptions | None, producer: int) -> QueuePartition:
+        """Where a producer's message goes: without a choice or a key always to one, so that it can number them.
+
+        Raises :class:`QueueError` (BAD_OPTION).
+        """
+        if options is not None and options.partition is not None:
+            return self.partitions[self._explicit(options.partition)]
+        key = message.user_property(PARTITION_KEY)
+        count = len(self.partitions)
+        return self.partitions[producer % count if key is None else self._partitioner.choose(key, count)]
+
+    def enqueue_marked(
+        self,
+        routing_key: str,
+        message: Message,
+        now: float,
+        on_confirmed: Confirm,
+        options: PublishOptions,
+        mark: RecordMark,
+        on_stored: Stored | None,
+    ) -> None:
+        """Enqueue a producer's message, which was found to fit. Raises :class:`QueueError` (FULL, STORAGE_FAILED)."""
+        partition = self._add(routing_key, message, message_bytes(message), now, on_confirmed, options, mark)
+        if on_stored is not None:
+            self.tell_place(partition, on_stored)
+
+    def add_control(self, partition: QueuePartition, record: NewRecord, confirm: Confirm) -> None:
+        """Enqueue the record that ends a transaction, whatever the limits."""
+
+        def told(_index: int, offset: int) -> None:
+            if partition.produced is not None:
+                partition.produced.hide(offset)
+            self.hide(partition, (offset,))
+
+        self._end_total += 1
+        self._room -= 1
+        partition.add_marked(record, HIDDEN, confirm, transactional=True)
+        partition.tell_place(told)
+
+    def hide(self, partition: QueuePartition, offsets: Iterable[int]) -> None:
+        """Records that nobody gets, and that count for no group: control records, and what was aborted."""
+        expiry = partition.open_expiry()
+        for offset in offsets:
+            if offset < partition.log.start_offset or expiry.is_gone(offset):
+                continue
+            lanes = partition.lanes
+            stored = partition.cached.get(offset)
+            if stored is not None:
+                partition.cached[offset] = HIDDEN
+            expiry.mark_gone(offset)
+            for group in self.groups.values():
+                home = group.places[partition.index]
+                place = home
+                if lanes is not None:
+                    place = next(lane for lane in home.lanes or (home,) if lanes.count(lane.lane, offset, offset + 1))
+                if offset >= place.cursor:
+                    group.cursor_total += 1
+                    if partition.sizes is not None:
+                        group.held_bytes -= partition.sizes.of(offset)
+            if not self.groups and partition.sizes is not None and offset >= partition.head:
+                self.limits.loose_bytes -= partition.sizes.of(offset)
 
     def _explicit(self, partition: int) -> int:
         """Raises :class:`QueueError` (BAD_OPTION)."""
@@ -247,7 +327,7 @@ class DurableQueue:
             raise bad_option(f"there is no partition {partition}: {self.name!r} has {len(self.partitions)}, from 0 on")
         return partition
 
-    def _tell_place(self, partition: QueuePartition, on_stored: Stored) -> None:
+    def tell_place(self, partition: QueuePartition, on_stored: Stored) -> None:
         def told(index: int, offset: int) -> None:
             on_stored(StoredAs.MESSAGE, message_id_of(self.name, index, offset))
 
@@ -335,6 +415,8 @@ class DurableQueue:
             for group in self.groups.values():
                 group.open_lanes(group.places[partition.index])
         self.enqueued += len(messages)
+        if partition.produced is not None:
+            self.enqueued -= messages.count(HIDDEN)
         self.refused += wanted - len(messages)
         self._end_total -= wanted - len(messages)
         if len(messages) < wanted:
@@ -371,7 +453,7 @@ class DurableQueue:
             self._tracer(kind, fields)
 
     def _trace(self, kind: TraceKind, partition: int, offset: int, stored: StoredMessage) -> None:
-        if self._tracer is not None:
+        if self._tracer is not None and stored is not HIDDEN:
             fields: dict[str, str | int] = {
                 "queue": self.name,
                 "partition": partition,

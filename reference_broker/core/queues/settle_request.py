@@ -8,7 +8,9 @@ import msgspec
 
 from reference_broker.core.queues.address import Verb
 from reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from reference_broker.core.queues.publish_options import PRODUCER_EPOCH, PRODUCER_ID, TRANSACTION_ID
 from reference_broker.core.queues.times import parse_duration_ms
+from reference_broker.core.queues.transaction import TransactionKey
 
 MESSAGE_ID: Final = "message-id"
 GROUP_ID: Final = "group-id"
@@ -46,6 +48,8 @@ class SettleRequest(msgspec.Struct, frozen=True, kw_only=True):
     extend_s: float | None = None
     """Extend: the new deadline is so long from now; None = the queue's delivery timeout."""
     reason: str = ""
+    within: TransactionKey | None = None
+    """Ack: count when this transaction is committed."""
 
 
 def parse(verb: Verb, properties: tuple[tuple[str, str], ...]) -> SettleRequest:
@@ -72,7 +76,8 @@ def parse(verb: Verb, properties: tuple[tuple[str, str], ...]) -> SettleRequest:
     return _parse(verb, tuple(ids), tuple(receipts), single)
 
 
-_SINGLE = frozenset((GROUP_ID, PARTITION, OFFSET, OFFSETS, DELAY, EXTEND, REASON))
+_TRANSACTION: Final = (PRODUCER_ID, PRODUCER_EPOCH, TRANSACTION_ID)
+_SINGLE = frozenset((GROUP_ID, PARTITION, OFFSET, OFFSETS, DELAY, EXTEND, REASON, *_TRANSACTION))
 _ONLY_GROUP = frozenset((GROUP_ID,))
 
 
@@ -106,7 +111,20 @@ def _parse(verb: Verb, ids: tuple[str, ...], receipts: tuple[str, ...], single: 
         delay_s=_seconds(single, DELAY, verb, Verb.NACK, MAX_NACK_DELAY_S),
         extend_s=_seconds(single, EXTEND, verb, Verb.EXTEND, MAX_EXTENSION_S),
         reason=single.get(REASON, ""),
+        within=_transaction(single, verb),
     )
+
+
+def _transaction(single: dict[str, str], verb: Verb) -> TransactionKey | None:
+    """The transaction that the settlement belongs to. Raises :class:`QueueError` (BAD_OPTION)."""
+    if TRANSACTION_ID not in single:
+        return None
+    if verb is not Verb.ACK:
+        raise _bad_option("in a transaction a delivery can be acknowledged, nothing else")
+    if PRODUCER_ID not in single or PRODUCER_EPOCH not in single:
+        raise _bad_option(f"{TRANSACTION_ID} needs {PRODUCER_ID} and {PRODUCER_EPOCH} beside it")
+    producer_id = whole_number(single[PRODUCER_ID], PRODUCER_ID)
+    return TransactionKey(producer_id, whole_number(single[PRODUCER_EPOCH], PRODUCER_EPOCH), single[TRANSACTION_ID])
 
 
 def parse_ranges(text: str) -> tuple[tuple[int, int], ...]:

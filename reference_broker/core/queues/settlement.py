@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from reference_broker.core.queues.address import Verb, message_id_of, parse_message_id, parse_receipt
 from reference_broker.core.queues.confirms import Confirm, JointConfirm, ignore
@@ -11,6 +11,7 @@ from reference_broker.core.queues.group import ConsumerGroup
 from reference_broker.core.queues.pending import EntryState, PendingEntry
 from reference_broker.core.queues.retry import backoff_s
 from reference_broker.core.queues.settle_request import SettleRequest, format_ranges
+from reference_broker.core.queues.transaction import TransactionKey
 from reference_broker.trace.schema import TraceKind
 
 REJECTED = "rejected by consumer"
@@ -113,6 +114,8 @@ def find_by_receipt(groups: Iterable[ConsumerGroup], queue: str, receipt: str) -
 
 
 _Found = dict[PendingEntry, ConsumerGroup]
+Hold = Callable[[TransactionKey, Mapping[PendingEntry, ConsumerGroup]], None]
+"""Acknowledges deliveries in a transaction."""
 _Missing = dict[int, list[int]]
 """Partition -> offsets."""
 _GONE = frozenset((QueueErrorCode.NOT_PENDING, QueueErrorCode.STALE_RECEIPT))
@@ -125,15 +128,16 @@ def settle_request(
     consumer_id: str | None,
     now: float,
     on_done: Confirm | None,
+    hold: Hold,
 ) -> None:
-    """Settle all deliveries that a request names.
+    """Settle all deliveries that a request names, or acknowledge them in a transaction by ``hold``.
 
     What is not pending is reported and keeps nothing else from being settled: ``on_done`` then gets NOT_PENDING with
     ``not-pending`` among its details. Raises :class:`QueueError`, with nothing done, when nothing at all is pending and
     for every other problem.
     """
     ids = request.message_ids
-    if len(ids) == 1 and request.delay_s is None and request.extend_s is None:
+    if len(ids) == 1 and request.delay_s is None and request.extend_s is None and request.within is None:
         # What nearly every settlement is.
         offset = request.ranges[0][0] if request.ranges else None
         partition, at = place_of(queue, ids[0], request.partition, offset)
@@ -170,7 +174,10 @@ def settle_request(
             raise problem
         raise _not_pending(queue, 0, missing)
     joint = JointConfirm(on_done or ignore)
-    _apply(found, request, now, joint)
+    if request.within is None:
+        _apply(found, request, now, joint)
+    else:
+        hold(request.within, found)
     if missing:
         joint.part()(_not_pending(queue, len(found), missing))
     joint.close()

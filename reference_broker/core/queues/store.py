@@ -92,8 +92,10 @@ class PartitionLog(Protocol):
     @property
     def stored_bytes(self) -> int: ...
 
-    def append(self, records: Sequence[NewRecord]) -> int:
+    def append(self, records: Sequence[NewRecord], *, transactional: bool = False) -> int:
         """Write records (at least one), visible to :meth:`read` at once; returns the offset of the first.
+
+        ``transactional``: some belong to a transaction or end one; the format has a flag for it.
 
         All or nothing: raises :class:`LogError` with nothing kept when the disk is full or failed.
         """
@@ -279,6 +281,39 @@ class QueueFiles(Protocol):
         """Open and recover, or create. Raises :class:`LogError`."""
 
 
+class KeyedState(Protocol):
+    """A durable mapping from keys to values. Changes show at once; a crash may take back unsynced ones.
+
+    A change is durable when :attr:`durable_offset` is greater than the offset that it returned.
+    """
+
+    @property
+    def state(self) -> Mapping[bytes, bytes]:
+        """All keys and values, unsynced changes included."""
+
+    @property
+    def next_offset(self) -> int:
+        """Offset of the next change."""
+
+    @property
+    def durable_offset(self) -> int:
+        """Changes below it survive power loss."""
+
+    def apply(self, changes: Sequence[tuple[bytes, bytes | None]], now_s: float) -> int:
+        """Make changes in order, None deletes; returns the offset of the last one.
+
+        Raises :class:`LogError` with nothing changed. A crash before the sync may keep the first of them only.
+        """
+
+    def start_sync(self, now_s: float) -> SyncTask | None:
+        """A sync of all changes so far; None when there is nothing to do or one is running."""
+
+    def finish_sync(self, error: OSError | None) -> None:
+        """The task ended. After an error every change is refused until the state is opened again."""
+
+    def close(self) -> None: ...
+
+
 class QueueStore(Protocol):
     """Where queues live."""
 
@@ -289,6 +324,12 @@ class QueueStore(Protocol):
         """Open, or create durably. A queue of durability ``memory`` is kept in memory. Raises :class:`LogError`.
 
         ``settings``: what is configured at run time, as part of the creation; None = as it is stored.
+        """
+
+    def open_state(self, name: str, *, create: bool) -> KeyedState | None:
+        """Keyed state that belongs to no queue, by a folder name; None when there is none and it is not to be created.
+
+        Raises :class:`LogError`.
         """
 
     def recovery_notes(self) -> list[RecoveryNote]:

@@ -11,6 +11,7 @@ import msgspec
 
 from reference_broker.core.message import Message
 from reference_broker.core.queues.address import topic_of
+from reference_broker.core.queues.control_records import PRODUCER_HEADER, TRANSACTION_HEADER, is_control_header
 from reference_broker.core.queues.lanes import LANES, NORMAL
 from reference_broker.core.queues.store import Headers, LogRecord
 
@@ -28,11 +29,16 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
     routing_key: str
     enqueued_at: float
     expires_at: float
-    """Nobody gets it from then on; ``inf`` = never."""
+    """Nobody gets it from then on; ``inf`` = never, below zero = a record that is not delivered (:data:`HIDDEN`)."""
     size: int
     """Bytes of payload and user properties."""
     lane: int = NORMAL
     """Its :class:`Priority`, as the queue took it."""
+
+
+HIDDEN = StoredMessage(Message(topic="", payload=b""), "", "", 0.0, float("-inf"), 0)
+"""Takes the place of a record that nobody may get: a control record, or one of an aborted transaction. It has always
+expired, so that the path of a delivery need not look for it."""
 
 
 def message_bytes(message: Message) -> int:
@@ -108,7 +114,10 @@ class MessageCodec:
         return tuple(headers), topic
 
     def decode(self, record: LogRecord) -> StoredMessage:
-        """The message of a record. Raises :class:`ValueError` when a header is not what the broker writes."""
+        """The message of a record; that of a transaction has its expiry negated, since it counts only if committed.
+
+        A control record gives :data:`HIDDEN`. Raises :class:`ValueError` when a header is not what the broker writes.
+        """
         headers = record.headers
         payload = record.value or b""
         enqueued_at = record.timestamp_ms / 1000
@@ -116,7 +125,7 @@ class MessageCodec:
         if known is None:
             stored = self._decode(record)
             message = stored.message
-            if is_plain(message) and len(message.topic) <= _CACHED_TOPIC_LENGTH:
+            if stored.expires_at >= 0.0 and is_plain(message) and len(message.topic) <= _CACHED_TOPIC_LENGTH:
                 if len(self._decoded) >= _CACHE_LIMIT:
                     self._decoded.clear()
                 size = stored.size - len(payload)
@@ -130,6 +139,7 @@ class MessageCodec:
     def _decode(self, record: LogRecord) -> StoredMessage:
         topic: str | None = None
         routing_key: str | None = None
+        in_transaction = False
         message = Message(topic="", payload=record.value or b"")
         properties: list[tuple[str, str]] = []
         lane = NORMAL
@@ -142,7 +152,11 @@ class MessageCodec:
                 routing_key = value.decode()
             elif name == PRIORITY_HEADER:
                 lane = lane_in(value)
-            elif not _set_field(message, name, value):
+            elif name == TRANSACTION_HEADER:
+                in_transaction = True
+            elif is_control_header(name, value):
+                return HIDDEN
+            elif name != PRODUCER_HEADER and not _set_field(message, name, value):
                 properties.append((name.removeprefix(b"_" if name.startswith(b"__") else b"").decode(), value.decode()))
         base = topic_of(self._queue, "")
         if routing_key is None:
@@ -151,12 +165,13 @@ class MessageCodec:
         message.topic = topic if topic is not None else delivery_topic
         message.user_properties = tuple(properties)
         enqueued_at = record.timestamp_ms / 1000
+        expires_at = self.expiry(enqueued_at, message.expires_at)
         return StoredMessage(
             message,
             delivery_topic,
             routing_key,
             enqueued_at,
-            self.expiry(enqueued_at, message.expires_at),
+            -expires_at if in_transaction else expires_at,
             message_bytes(message),
             lane,
         )

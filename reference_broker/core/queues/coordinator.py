@@ -1,0 +1,222 @@
+"""The durable memory of producers and transactions: ids, epochs, decisions to commit, snapshots of partitions.
+
+Abort is presumed: nothing is written before a commit is decided, and a transaction without a decision is aborted when
+the broker starts. The state has these keys:
+
+=========================== ==========================================================================================
+``ids``                     the first number that was never given out
+``p:<transactional id>``    :class:`Producer`: id, epoch, last transaction that it committed
+``t:<transaction id>``      :class:`Decision`: the transaction is committed, and its parts may still have to be told
+``q:<queue>:<partition>``   a snapshot of :class:`reference_broker.core.queues.producers.PartitionProducers`
+=========================== ==========================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from reference_broker.core.queues.agenda import Agenda
+from reference_broker.core.queues.confirms import Confirm, SyncPoint
+from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from reference_broker.core.queues.store import KeyedState, QueueStore, SyncTask
+
+if TYPE_CHECKING:
+    from reference_broker.core.queues.transaction import Transaction
+
+FOLDER: Final = "transactions"
+_IDS = b"ids"
+_PRODUCER = b"p:"
+_DECISION = b"t:"
+_PARTITION = b"q:"
+_BLOCK = 1_000
+"""Numbers are reserved durably so many at a time."""
+
+
+class Producer(msgspec.Struct, array_like=True):
+    """A producer with a transactional id, which outlives the processes that use it."""
+
+    id: int
+    epoch: int
+    used_at_s: float
+    last_committed: str = ""
+    """The last transaction that was committed: to be told so again to whoever missed the answer."""
+
+
+class HeldOffset(msgspec.Struct, array_like=True, frozen=True):
+    """A message that was acknowledged in a transaction."""
+
+    queue: str
+    group: str
+    partition: int
+    offset: int
+
+
+class Decision(msgspec.Struct, array_like=True, frozen=True):
+    """A transaction is committed, whatever happens from now on."""
+
+    producer: int
+    epoch: int
+    transactional_id: str
+    partitions: list[tuple[str, int]]
+    """Queue and partition of its messages."""
+    held: list[HeldOffset]
+
+
+class _TimedState:
+    """Keyed state as a log that syncs by the engine's clock."""
+
+    def __init__(self, state: KeyedState, agenda: Agenda) -> None:
+        self._state = state
+        self._agenda = agenda
+        self._syncing_to = 0
+        self.is_unverified = state.next_offset > 0
+        """A broker that was killed may have left changes to the operating system: the first sync covers them."""
+
+    @property
+    def needs_sync(self) -> bool:
+        if self.is_unverified:
+            return not self._syncing_to
+        return self._state.next_offset > max(self._state.durable_offset, self._syncing_to)
+
+    def start_sync(self) -> SyncTask | None:
+        end = self._state.next_offset
+        task = self._state.start_sync(self._agenda.now)
+        if task is not None:
+            self._syncing_to = end
+        return task
+
+    def finish_sync(self, error: OSError | None) -> None:
+        self._state.finish_sync(error)
+        self.is_unverified = False
+        self._syncing_to = 0
+
+    def close(self) -> None:
+        self._state.close()
+
+
+class Coordinator(SyncPoint):
+    """The state, decoded. Changes show at once; :meth:`when_durable` tells when they may be relied on."""
+
+    def __init__(self, state: KeyedState, agenda: Agenda) -> None:
+        """Raises :class:`LogError` when the state is not what this broker writes."""
+        self._timed = _TimedState(state, agenda)
+        super().__init__(self._timed)
+        self._state = state
+        self._agenda = agenda
+        self.producers: dict[str, Producer] = {}
+        """By transactional id."""
+        self.names: dict[int, str] = {}
+        """Producer id -> transactional id."""
+        self.decisions: dict[str, Decision] = {}
+        """By transaction: committed ones that are not complete."""
+        self.partitions: dict[tuple[str, int], bytes] = {}
+        """Queue and partition -> snapshot, as found at opening."""
+        self.open: dict[int, Transaction] = {}
+        """By producer id."""
+        self._reserved = 1
+        self._reservation = -1
+        try:
+            for key, value in state.state.items():
+                self._take(key, value)
+        except (ValueError, UnicodeDecodeError) as error:
+            message = f"the state in {FOLDER} cannot be read: {error}; move its folder away to start without it"
+            raise LogError(message) from error
+        self._next = self._reserved
+
+    def _take(self, key: bytes, value: bytes) -> None:
+        if key == _IDS:
+            self._reserved = int(value)
+        elif key.startswith(_PRODUCER):
+            name = key[len(_PRODUCER) :].decode()
+            producer = self.producers[name] = msgspec.msgpack.decode(value, type=Producer)
+            self.names[producer.id] = name
+        elif key.startswith(_DECISION):
+            self.decisions[key[len(_DECISION) :].decode()] = msgspec.msgpack.decode(value, type=Decision)
+        elif key.startswith(_PARTITION):
+            queue, _, index = key[len(_PARTITION) :].decode().rpartition(":")
+            self.partitions[queue, int(index)] = value
+
+    # -- changes -------------------------------------------------------------------------------------------------
+
+    def _apply(self, changes: Sequence[tuple[bytes, bytes | None]]) -> int:
+        """Raises :class:`QueueError` (STORAGE_FAILED) with nothing changed."""
+        if self.failure is not None:
+            raise self.failure
+        try:
+            offset = self._state.apply(changes, self._agenda.now)
+        except LogError as error:
+            if error.sticky:
+                self.fail(str(error))
+            raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
+        self._agenda.unsynced[self] = None
+        return offset
+
+    def when_durable(self, confirm: Confirm) -> None:
+        """Call it once all changes so far are durable, or with the error."""
+        if self.failure is not None:
+            confirm(self.failure)
+        elif self.when_synced(confirm):
+            self._agenda.awaited_syncs[self] = None
+        else:
+            confirm(None)
+
+    def take_number(self) -> int:
+        """A number that was never given out; reliable once :attr:`numbers_are_safe`. Raises :class:`QueueError`."""
+        if self._next >= self._reserved:
+            end = self._next + _BLOCK
+            self._reservation = self._apply([(_IDS, b"%d" % end)])
+            self._reserved = end
+        self._next += 1
+        return self._next - 1
+
+    @property
+    def numbers_are_safe(self) -> bool:
+        """No power loss makes the numbers given out so far be given out again."""
+        return self._state.durable_offset > self._reservation and not self._timed.is_unverified
+
+    def was_given_out(self, number: int) -> bool:
+        return 0 < number < self._next
+
+    def save_producer(self, name: str, producer: Producer) -> None:
+        """Raises :class:`QueueError`."""
+        self._apply([(_PRODUCER + name.encode(), msgspec.msgpack.encode(producer))])
+        previous = self.producers.get(name)
+        if previous is not None:
+            self.names.pop(previous.id, None)
+        self.producers[name] = producer
+        self.names[producer.id] = name
+
+    def forget_producer(self, name: str) -> None:
+        """Raises :class:`QueueError`."""
+        self._apply([(_PRODUCER + name.encode(), None)])
+        self.names.pop(self.producers.pop(name).id, None)
+
+    def decide(self, transaction: str, decision: Decision) -> None:
+        """Raises :class:`QueueError`."""
+        self._apply([(_DECISION + transaction.encode(), msgspec.msgpack.encode(decision))])
+        self.decisions[transaction] = decision
+
+    def complete(self, transaction: str) -> None:
+        """Every part of it knows, durably. Raises :class:`QueueError`."""
+        decision = self.decisions[transaction]
+        name = decision.transactional_id
+        changes: list[tuple[bytes, bytes | None]] = []
+        producer = self.producers.get(name)
+        if producer is not None and producer.id == decision.producer:
+            producer.last_committed = transaction
+            changes.append((_PRODUCER + name.encode(), msgspec.msgpack.encode(producer)))
+        self._apply([*changes, (_DECISION + transaction.encode(), None)])
+        del self.decisions[transaction]
+
+    def save_partition(self, queue: str, partition: int, snapshot: bytes | None) -> None:
+        """None: the partition does not exist any more. Raises :class:`QueueError`."""
+        self._apply([(_PARTITION + f"{queue}:{partition}".encode(), snapshot)])
+
+
+def open_coordinator(store: QueueStore, agenda: Agenda, *, create: bool) -> Coordinator | None:
+    """The coordinator's state; None when there is none and it is not to be created. Raises :class:`LogError`."""
+    state = store.open_state(FOLDER, create=create)
+    return None if state is None else Coordinator(state, agenda)

@@ -1,0 +1,606 @@
+"""Transactions: all of it or nothing, for whoever reads; producers, epochs, sequence numbers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from reference_broker.config import Durability, QueuesConfig, TransactionsConfig
+from reference_broker.core.message import Message
+from reference_broker.core.queues import Delivery, LogError, QueueEngine, QueueError, QueueErrorCode, Verb
+from reference_broker.core.queues.settle_request import parse
+from reference_broker.core.queues.transaction import TRANSITIONS, TransactionState
+from reference_broker.core.queues.transactions import ProducerIdentity
+from reference_broker.storage.batch import BatchFlag, decode_header
+from reference_broker.storage.memory_disk import MemoryDisk
+from reference_broker.storage.queue_store import LogQueueStore
+from tests.core.queues.conftest import Outcome, QueueBench
+
+
+class Actor:
+    """One producer at a bench."""
+
+    def __init__(self, bench: QueueBench, name: str | None = "app") -> None:
+        self.bench = bench
+        self.name = name
+        self.identity = ProducerIdentity(-1, -1)
+        self.sequence = 0
+        self.init()
+
+    def init(self) -> None:
+        found: list[ProducerIdentity | None] = []
+        self.bench.engine.transactions.init_producer(
+            self.name, self.bench.now, lambda error, identity: found.append(identity)
+        )
+        self.bench.turn()
+        assert len(found) == 1
+        assert found[0] is not None
+        self.identity = found[0]
+        self.sequence = 0
+
+    def begin(self, timeout_s: float | None = None) -> str:
+        found: list[str] = []
+        self.bench.engine.transactions.begin(
+            *self.identity, self.bench.now, lambda error, name: found.append(name), timeout_s=timeout_s
+        )
+        self.bench.turn()
+        assert len(found) == 1
+        return found[0]
+
+    def publish(
+        self,
+        value: str,
+        transaction: str | None = None,
+        *,
+        topic: str = "$queue/q",
+        sequence: int | None = None,
+        **more: Any,
+    ) -> Outcome:
+        properties = [("producer-id", str(self.identity[0])), ("producer-epoch", str(self.identity[1]))]
+        if sequence is not None:
+            properties.append(("sequence", str(sequence)))
+        if transaction is not None:
+            properties.append(("transaction-id", transaction))
+        return self.bench.publish(value, topic, user_properties=tuple(properties), **more)
+
+    def commit(self, transaction: str) -> Outcome:
+        outcome = Outcome()
+        self.bench.engine.transactions.commit(*self.identity, transaction, self.bench.now, outcome)
+        return outcome
+
+    def abort(self, transaction: str) -> Outcome:
+        outcome = Outcome()
+        self.bench.engine.transactions.abort(*self.identity, transaction, self.bench.now, outcome)
+        return outcome
+
+    def ack(self, delivery: Delivery, consumer: str, transaction: str, verb: Verb = Verb.ACK) -> None:
+        properties = (
+            ("message-id", delivery.message_id),
+            ("producer-id", str(self.identity.producer_id)),
+            ("producer-epoch", str(self.identity.epoch)),
+            ("transaction-id", transaction),
+        )
+        request = parse(verb, properties)
+        self.bench.engine.settle_request(delivery.queue, request, consumer_id=consumer, now=self.bench.now)
+
+
+@pytest.fixture(params=[Durability.MEMORY, Durability.INTERVAL, Durability.FSYNC])
+def either(request: pytest.FixtureRequest, bench_with: Callable[..., QueueBench]) -> QueueBench:
+    return bench_with(MemoryDisk(), durability=request.param)
+
+
+# -- transactions ----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_an_open_transaction_shows_and_all_of_it_once_it_is_committed(either: QueueBench) -> None:
+    consumer, other = either.consumer(), either.consumer("o", queue="r")
+    actor = Actor(either)
+    either.publish("before")
+    transaction = actor.begin()
+    actor.publish("a", transaction)
+    actor.publish("b", transaction, topic="$queue/r")
+    either.publish("behind")
+    either.turn()
+    assert consumer.values == ["before"]
+    assert other.values == []
+    outcome = actor.commit(transaction)
+    either.turn()
+    assert outcome.confirmed
+    assert consumer.values == ["before", "a", "behind"]
+    assert other.values == ["b"]
+    for delivery in [*consumer.got]:
+        consumer.ack(delivery)
+    either.turn()
+    assert either.engine.stats("q").depth == 0
+    assert either.engine.stats("q").enqueued == 3
+
+
+def test_an_aborted_transaction_never_shows_and_counts_for_nothing(either: QueueBench) -> None:
+    consumer = either.consumer()
+    actor = Actor(either)
+    transaction = actor.begin()
+    for value in "ab":
+        actor.publish(value, transaction)
+    either.publish("behind")
+    either.turn()
+    assert either.engine.stats("q").depth == 3
+    outcome = actor.abort(transaction)
+    either.turn()
+    assert outcome.confirmed
+    assert consumer.values == ["behind"]
+    stats = either.engine.stats("q")
+    assert (stats.depth, stats.enqueued, stats.aborted) == (1, 3, 2)
+    assert stats.groups[0].expired == 0
+    late = either.consumer("late", group="h")
+    either.turn()
+    assert late.values == ["behind"]
+    assert either.engine.stats("q").groups[1].lag == 0
+
+
+def test_what_an_aborted_transaction_wrote_stays_hidden_after_a_restart(durable: QueueBench) -> None:
+    actor = Actor(durable)
+    transaction = actor.begin()
+    actor.publish("a", transaction)
+    durable.turn()
+    actor.abort(transaction)
+    durable.publish("b")
+    durable.turn()
+    durable.engine.close(durable.now)
+    durable.restart()
+    consumer = durable.consumer()
+    durable.turn()
+    assert consumer.values == ["b"]
+    assert durable.engine.stats("q").depth == 1
+
+
+def test_a_restart_aborts_what_was_not_decided_and_says_so(durable: QueueBench) -> None:
+    actor = Actor(durable)
+    transaction = actor.begin()
+    actor.publish("a", transaction)
+    durable.publish("b")
+    durable.turn()
+    durable.restart()
+    consumer = durable.consumer()
+    durable.turn()
+    assert consumer.values == ["b"]
+    assert durable.engine.transactions.list() == []
+    with pytest.raises(QueueError) as refused:
+        actor.commit(transaction)
+    assert refused.value.code is QueueErrorCode.UNKNOWN_TRANSACTION
+
+
+def test_a_commit_twice_is_told_the_same_also_after_a_restart(durable: QueueBench) -> None:
+    actor = Actor(durable)
+    transaction = actor.begin()
+    actor.publish("a", transaction)
+    first, second = actor.commit(transaction), actor.commit(transaction)
+    durable.turn()
+    third = actor.commit(transaction)
+    assert first.confirmed
+    assert second.confirmed
+    assert third.confirmed
+    with pytest.raises(QueueError, match="is committed already") as refused:
+        actor.abort(transaction)
+    assert refused.value.code is QueueErrorCode.TRANSACTION_STATE
+    durable.advance(5)
+    durable.restart()
+    assert actor.commit(transaction).confirmed
+
+
+def test_a_commit_after_an_abort_names_what_happened(either: QueueBench) -> None:
+    actor = Actor(either)
+    transaction = actor.begin()
+    actor.publish("a", transaction)
+    assert actor.abort(transaction).calls == []
+    either.turn()
+    with pytest.raises(QueueError, match="is aborted: aborted by its producer") as refused:
+        actor.commit(transaction)
+    assert refused.value.code is QueueErrorCode.TRANSACTION_STATE
+    assert actor.abort(transaction).confirmed
+    with pytest.raises(QueueError) as late:
+        actor.publish("b", transaction)
+    assert late.value.code is QueueErrorCode.TRANSACTION_STATE
+
+
+def test_an_empty_transaction_commits(either: QueueBench) -> None:
+    actor = Actor(either)
+    assert actor.commit(actor.begin()).confirmed
+
+
+def test_a_transaction_times_out_and_the_commit_that_comes_late_says_so(either: QueueBench) -> None:
+    consumer = either.consumer()
+    actor = Actor(either)
+    transaction = actor.begin(timeout_s=10)
+    actor.publish("a", transaction)
+    either.publish("b")
+    either.advance(9)
+    assert consumer.values == []
+    either.advance(2)
+    assert consumer.values == ["b"]
+    with pytest.raises(QueueError, match="timed out after 10 s"):
+        actor.commit(transaction)
+    assert actor.begin() != transaction
+
+
+def test_the_default_timeout_is_a_minute_and_the_longest_is_bounded(either: QueueBench) -> None:
+    actor = Actor(either)
+    actor.begin()
+    [info] = either.engine.transactions.list()
+    assert info.ends_by - info.began_at == 60
+    with pytest.raises(QueueError) as refused:
+        Actor(either, "other").begin(timeout_s=901)
+    assert refused.value.code is QueueErrorCode.BAD_OPTION
+
+
+def test_a_producer_has_one_transaction_at_a_time(either: QueueBench) -> None:
+    actor = Actor(either)
+    transaction = actor.begin()
+    with pytest.raises(QueueError) as refused:
+        actor.begin()
+    assert refused.value.code is QueueErrorCode.TRANSACTION_STATE
+    assert either.engine.transactions.describe(transaction).state == "open"
+
+
+def test_a_transaction_of_another_producer_is_unknown(either: QueueBench) -> None:
+    actor, other = Actor(either), Actor(either, "other")
+    transaction = actor.begin()
+    with pytest.raises(QueueError) as refused:
+        other.publish("a", transaction)
+    assert refused.value.code is QueueErrorCode.UNKNOWN_TRANSACTION
+
+
+def test_transactions_in_one_partition_hold_each_other_back_in_order(either: QueueBench) -> None:
+    consumer = either.consumer()
+    one, two = Actor(either, "one"), Actor(either, "two")
+    first, second = one.begin(), two.begin()
+    one.publish("a", first)
+    two.publish("b", second)
+    one.publish("c", first)
+    either.turn()
+    two.commit(second)
+    either.turn()
+    assert consumer.values == []
+    one.abort(first)
+    either.turn()
+    assert consumer.values == ["b"]
+
+
+def test_an_acknowledgement_in_a_transaction_counts_when_that_is_committed(either: QueueBench) -> None:
+    consumer = either.consumer()
+    actor = Actor(either)
+    either.publish("in")
+    either.turn()
+    transaction = actor.begin()
+    actor.ack(consumer.got[0], "c", transaction)
+    actor.publish("out", transaction, topic="$queue/r")
+    either.advance(40)
+    assert consumer.counts == [1], "it does not time out meanwhile"
+    assert either.engine.stats("q").depth == 1
+    actor.commit(transaction)
+    either.turn()
+    assert either.engine.stats("q").depth == 0
+    assert either.engine.stats("q").groups[0].acked == 1
+
+
+def test_an_aborted_acknowledgement_is_delivered_again(either: QueueBench) -> None:
+    consumer = either.consumer()
+    actor = Actor(either)
+    either.publish("in")
+    either.turn()
+    transaction = actor.begin()
+    actor.ack(consumer.got[0], "c", transaction)
+    with pytest.raises(QueueError) as twice:
+        consumer.ack(consumer.got[0])
+    assert twice.value.code is QueueErrorCode.NOT_PENDING
+    actor.abort(transaction)
+    either.turn()
+    assert consumer.counts == [1, 2]
+
+
+def test_only_acknowledgements_can_be_in_a_transaction(bench: QueueBench) -> None:
+    consumer = bench.consumer()
+    actor = Actor(bench)
+    bench.publish("in")
+    bench.turn()
+    transaction = actor.begin()
+    with pytest.raises(QueueError) as refused:
+        actor.ack(consumer.got[0], "c", transaction, Verb.NACK)
+    assert refused.value.code is QueueErrorCode.BAD_OPTION
+
+
+def test_the_log_says_which_batches_are_transactional_and_how_they_ended(durable: QueueBench) -> None:
+    actor = Actor(durable)
+    durable.publish("plain")
+    durable.turn()
+    transaction = actor.begin()
+    actor.publish("a", transaction)
+    durable.turn()
+    actor.commit(transaction)
+    durable.turn()
+    assert isinstance(durable.disk, MemoryDisk)
+    data = durable.disk.open("queues/q/partitions/0/00000000000000000000.seg").read_at(0, 10_000)
+    flags = []
+    while data:
+        header = decode_header(data)
+        flags.append(bool(header.flags & BatchFlag.TRANSACTIONAL))
+        data = data[header.total_bytes :]
+    assert flags == [False, True, True]
+
+
+# -- limits ----------------------------------------------------------------------------------------------------------
+
+
+def _limited(**limits: Any) -> QueueEngine:
+    config = QueuesConfig(defaults={"partitions": 2}, transactions=TransactionsConfig(**limits))
+    return QueueEngine(config, LogQueueStore(None), random.Random(1), 0.0)
+
+
+def _run(engine: QueueEngine) -> None:
+    for _ in range(5):
+        engine.dispatch(0.0)
+        for job in engine.take_sync_jobs(0.0):
+            job.run()
+            engine.sync_done(job, None, 0.0)
+
+
+def _producer(engine: QueueEngine, name: str) -> ProducerIdentity:
+    found: list[ProducerIdentity | None] = []
+    engine.transactions.init_producer(name, 0.0, lambda error, identity: found.append(identity))
+    _run(engine)
+    assert found[0] is not None
+    return found[0]
+
+
+def _begun(engine: QueueEngine, identity: ProducerIdentity) -> str:
+    found: list[str] = []
+    engine.transactions.begin(*identity, 0.0, lambda error, name: found.append(name))
+    _run(engine)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("limits", "partitions", "count"),
+    [({"max_messages": 3}, (0, 0, 0, 0), 3), ({"max_bytes": 10}, (0, 0, 0), 2), ({"max_partitions": 1}, (0, 1), 1)],
+)
+def test_a_transaction_is_bounded(limits: dict[str, int], partitions: tuple[int, ...], count: int) -> None:
+    engine = _limited(**limits)
+    identity = _producer(engine, "app")
+    transaction = _begun(engine, identity)
+
+    def publish(partition: int) -> None:
+        properties = (
+            ("producer-id", str(identity.producer_id)),
+            ("producer-epoch", "0"),
+            ("transaction-id", transaction),
+            ("partition", str(partition)),
+        )
+        message = Message(topic="$queue/q", payload=b"12345", user_properties=properties)
+        engine.publish(engine.address("$queue/q"), message, 0.0)
+
+    for partition in partitions[:-1]:
+        publish(partition)
+    with pytest.raises(QueueError) as refused:
+        publish(partitions[-1])
+    assert refused.value.code is QueueErrorCode.LIMIT
+    assert engine.transactions.describe(transaction).messages == count
+
+
+def test_open_transactions_and_transactional_ids_are_bounded() -> None:
+    engine = _limited(max_open=1, max_transactional_ids=2)
+    one, two = _producer(engine, "one"), _producer(engine, "two")
+    _begun(engine, one)
+    with pytest.raises(QueueError) as refused:
+        engine.transactions.begin(*two, 0.0, lambda error, name: None)
+    assert refused.value.code is QueueErrorCode.LIMIT
+    with pytest.raises(QueueError) as full:
+        engine.transactions.init_producer("three", 0.0, lambda error, identity: None)
+    assert full.value.code is QueueErrorCode.LIMIT
+    engine.transactions.init_producer("one", 700_000.0, lambda error, identity: None)
+    engine.transactions.init_producer("three", 700_000.0, lambda error, identity: None)
+    with pytest.raises(QueueError) as forgotten:
+        engine.transactions.begin(*two, 700_000.0, lambda error, name: None)
+    assert "has no transactional id" in forgotten.value.text
+
+
+# -- producers -------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_epoch_fences_the_old_and_aborts_its_transaction(either: QueueBench) -> None:
+    consumer = either.consumer()
+    old = Actor(either)
+    transaction = old.begin()
+    old.publish("a", transaction)
+    either.publish("b")
+    either.turn()
+    new = Actor(either)
+    assert new.identity == (old.identity.producer_id, old.identity.epoch + 1)
+    assert consumer.values == ["b"]
+    for act in (
+        lambda: old.publish("c", transaction),
+        lambda: old.commit(transaction),
+        lambda: old.abort(transaction),
+        lambda: old.begin(),
+        lambda: old.publish("d", sequence=0),
+    ):
+        with pytest.raises(QueueError) as refused:
+            act()
+        assert refused.value.code is QueueErrorCode.FENCED
+    assert new.commit(new.begin()).confirmed
+
+
+def test_an_epoch_or_producer_that_never_was_is_unknown(either: QueueBench) -> None:
+    actor = Actor(either)
+    for identity in (ProducerIdentity(actor.identity.producer_id, 7), ProducerIdentity(10**9, 0)):
+        actor.identity = identity
+        with pytest.raises(QueueError) as refused:
+            actor.publish("a", sequence=0)
+        assert refused.value.code is QueueErrorCode.UNKNOWN_PRODUCER
+
+
+def test_ids_and_epochs_survive_a_power_loss(durable: QueueBench) -> None:
+    actor, other = Actor(durable), Actor(durable, None)
+    durable.restart()
+    again, more = Actor(durable), Actor(durable, None)
+    assert again.identity == (actor.identity.producer_id, 1)
+    assert more.identity.producer_id > other.identity.producer_id
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_repeated_sequence_is_confirmed_with_the_first_offset(either: QueueBench, restart: bool) -> None:
+    actor = Actor(either, None)
+    consumer = either.consumer()
+    for number in range(4):
+        actor.publish(str(number), sequence=number)
+    either.turn()
+    if restart and either.config.defaults["durability"] != "memory":
+        either.restart()
+        consumer = either.consumer()
+    told: list[str] = []
+    outcome = Outcome()
+    properties = (
+        ("producer-id", str(actor.identity.producer_id)),
+        ("producer-epoch", "0"),
+        ("sequence", "2"),
+    )
+    message = Message(topic="$queue/q", payload=b"2", user_properties=properties)
+    either.engine.publish(
+        either.engine.address("$queue/q"), message, either.now, outcome, lambda kind, name: told.append(name)
+    )
+    either.turn()
+    assert outcome.confirmed
+    assert told == ["q:0:2"]
+    assert consumer.values == ["0", "1", "2", "3"]
+    assert actor.publish("4", sequence=4).calls in ([], [None])
+
+
+def test_a_repetition_in_the_same_turn_is_confirmed_no_sooner_than_the_first(durable: QueueBench) -> None:
+    actor = Actor(durable, None)
+    outcomes = [actor.publish("a", sequence=0) for _ in range(3)]
+    assert [outcome.calls for outcome in outcomes] == [[], [], []]
+    durable.engine.dispatch(durable.now)
+    assert [outcome.calls for outcome in outcomes] == [[], [], []]
+    durable.turn()
+    assert all(outcome.confirmed for outcome in outcomes)
+    assert durable.engine.stats("q").depth == 1
+
+
+@pytest.mark.parametrize("sequence", [1, 2, 10**6])
+def test_a_gap_is_refused_and_nothing_is_enqueued(either: QueueBench, sequence: int) -> None:
+    actor = Actor(either, None)
+    with pytest.raises(QueueError) as refused:
+        actor.publish("a", sequence=sequence)
+    assert refused.value.code is QueueErrorCode.OUT_OF_SEQUENCE
+    either.turn()
+    assert either.engine.stats("q").depth == 0
+
+
+def test_a_repetition_that_is_too_old_is_refused_not_enqueued(either: QueueBench) -> None:
+    actor = Actor(either, None)
+    for number in range(33):
+        actor.publish(str(number), sequence=number)
+    either.turn()
+    assert actor.publish("1", sequence=1).confirmed
+    with pytest.raises(QueueError) as refused:
+        actor.publish("0", sequence=0)
+    assert refused.value.code is QueueErrorCode.OUT_OF_SEQUENCE
+
+
+def test_sequences_count_per_partition_and_an_epoch_begins_anew(bench_with: Callable[..., QueueBench]) -> None:
+    bench = bench_with(MemoryDisk(), partitions=3)
+    actor = Actor(bench)
+    for partition in range(3):
+        properties = (("partition", str(partition)), ("producer-id", "1"), ("producer-epoch", "0"), ("sequence", "0"))
+        bench.publish("a", user_properties=properties)
+    actor.publish("b", sequence=1)
+    bench.turn()
+    actor.init()
+    actor.publish("c", sequence=0)
+    bench.turn()
+    assert bench.engine.stats("q").depth == 5
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        (("sequence", "0"),),
+        (("transaction-id", "1"),),
+        (("producer-id", "1"), ("sequence", "0")),
+        (("producer-id", "1"), ("producer-epoch", "0")),
+        (("producer-id", "1"), ("producer-epoch", "0"), ("sequence", "0"), ("delay", "1s")),
+        (("producer-id", "1"), ("producer-epoch", "0"), ("sequence", "0"), ("partition", "9")),
+    ],
+)
+def test_half_a_producer_is_refused(bench: QueueBench, properties: tuple[tuple[str, str], ...]) -> None:
+    Actor(bench)
+    with pytest.raises(QueueError) as refused:
+        bench.publish("a", user_properties=properties)
+    assert refused.value.code is QueueErrorCode.BAD_OPTION
+
+
+def test_a_write_that_failed_takes_its_sequence_back(bench_with: Callable[..., QueueBench]) -> None:
+    disk = MemoryDisk()
+    bench = bench_with(disk)
+    actor = Actor(bench)
+    actor.publish("0", sequence=0)
+    bench.turn()
+    transaction = actor.begin()
+    partition = bench.engine._queues["q"].partitions[0]
+    append = partition.log.append
+
+    def refuse(*records: Any, **more: Any) -> int:
+        raise LogError("the disk is full")
+
+    partition.log.append = refuse  # type: ignore[method-assign]
+    lost = [actor.publish("1", transaction, sequence=1), actor.publish("2", transaction, sequence=2)]
+    bench.turn()
+    assert all(outcome.failed for outcome in lost)
+    partition.log.append = append  # type: ignore[method-assign]
+    with pytest.raises(QueueError, match="a message of it was lost"):
+        actor.commit(transaction)
+    bench.turn()
+    assert actor.publish("1", sequence=1).calls == []
+    consumer = bench.consumer()
+    bench.turn()
+    assert consumer.values == ["0", "1"]
+    assert bench.engine.stats("q").depth == 2
+
+
+# -- bounded recovery ------------------------------------------------------------------------------------------------
+
+
+def test_opening_reads_only_the_end_of_a_log(durable: QueueBench) -> None:
+    actor = Actor(durable, None)
+    for number in range(5_000):
+        actor.publish(str(number), sequence=number)
+        if number % 100 == 0:
+            durable.turn()
+    durable.turn()
+    durable.advance(5)
+    durable.restart()
+    produced = durable.engine._queues["q"].partitions[0].produced
+    assert produced is not None
+    assert 3_500 < produced.covered <= 5_000
+    assert actor.publish("4990", sequence=4_990).calls in ([], [None])
+    durable.turn()
+    assert durable.engine.stats("q").depth == 5_000
+
+
+def test_a_broker_without_transactions_keeps_nothing_and_reads_nothing(durable: QueueBench) -> None:
+    durable.publish("a")
+    durable.turn()
+    assert isinstance(durable.disk, MemoryDisk)
+    assert not durable.disk.exists("transactions")
+    durable.restart()
+    assert durable.engine.transactions.memory.found is None
+    assert durable.engine._queues["q"].partitions[0].produced is None
+
+
+def test_the_table_of_states_ends_and_is_whole() -> None:
+    assert set(TRANSITIONS) == set(TransactionState)
+    assert [state for state, onward in TRANSITIONS.items() if not onward] == [
+        TransactionState.COMMITTED,
+        TransactionState.ABORTED,
+    ]
