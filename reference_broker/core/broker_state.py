@@ -85,6 +85,7 @@ class BrokerState:
         self.tracer = tracer
         self.sessions: dict[str, Session] = {}
         self.tree: SubscriptionTree = self.tree_class()
+        engine.on_bindings_changed = self.tree.invalidate_plans
         self.access: AccessControl | None = AccessControl(config.acl) if config.acl is not None else None
         self.retained: RetainedStore = RetainedStore(config.mqtt.max_retained_messages)
         self.journal: SessionJournal | None = None
@@ -290,6 +291,8 @@ class BrokerState:
                 member.deliver(
                     message, min(qos, subscription.qos), retain and subscription.retain_as_published, identifiers
                 )
+        if self.engine.captures is not None:
+            self.engine.capture(message, self.now)
         return bool(route.entries or route.groups)
 
     def publish_to_queue(

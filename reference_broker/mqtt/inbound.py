@@ -241,7 +241,7 @@ class Inbound:
         if self._broker.tracer is not None or plan.topic[0] == "$" or frame_bytes > self._max_payload_bytes:
             # The general way looks at the payload itself.
             return
-        if not plan.as_it_is:
+        if not plan.as_it_is or self._broker.engine.is_captured(plan.topic):
             return
         if connection.grants is not None and not connection.grants.may_publish(plan.topic):
             return

@@ -42,6 +42,8 @@ class QueueAddress(msgspec.Struct, frozen=True, kw_only=True):
     routing_key: str
     """The levels after the queue name; a filter when the topic is a subscription's."""
     verb: Verb | None
+    bound: tuple[str, ...] = ()
+    """Other queues whose filters match the topic."""
 
 
 def is_dead_letter(queue: str) -> bool:

@@ -150,4 +150,10 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[GroupStats, ...]
     delayed: int = 0
     """Messages that wait for their time; not part of the depth."""
+    captured: int = 0
+    """Messages of ordinary topics that a binding brought."""
+    capture_failures: int = 0
+    """Likewise, but refused by the queue or the disk."""
+    capture_dropped: int = 0
+    """Likewise, but not taken since too many waited for the disk."""
     delays: DelayStats = DelayStats()

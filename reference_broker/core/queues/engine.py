@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from reference_broker.config import QueueConfig, QueuesConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues import settlement
@@ -13,10 +15,12 @@ from reference_broker.core.queues.address import (
     QueueAddress,
     Verb,
     dead_letter_name,
+    is_dead_letter,
     parse_address,
 )
 from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.alerts import Alerts
+from reference_broker.core.queues.bindings import Bindings, publish_to_all
 from reference_broker.core.queues.confirms import Confirm, JointConfirm, Stored, SyncPoint, ignore
 from reference_broker.core.queues.consumer import Consumer, Deliver
 from reference_broker.core.queues.delay_store import DELAY_ID, DelayedMessage
@@ -62,6 +66,12 @@ class QueueEngine:
         self._sync_is_due = False
         self._retain_due_at: float | None = None
         self._closed = False
+        self.captures: Bindings | None = None
+        """Set while some queue gets messages of ordinary topics: see :meth:`capture`."""
+        self.on_bindings_changed: Callable[[], None] | None = None
+        """Called after it: who gets a topic may be another than before."""
+        self._bindings: Bindings | None = None
+        self._filters: list[tuple[str, tuple[str, ...]]] = []
         self._registry = QueueRegistry(config, store, self._agenda, self.alerts, rng, tracer, self._queues_changed)
         self._queues = self._registry.queues
         self.transactions = Transactions(config.transactions, store, self._agenda, self._queues)
@@ -74,6 +84,13 @@ class QueueEngine:
         self._addresses.clear()
         if self._retain_due_at is None and any(queue.config.retention.has_limits for queue in self._queues.values()):
             self._retain_due_at = self._agenda.now
+        filters = [(queue.name, queue.config.topics) for queue in self._queues.values() if queue.config.topics]
+        if filters != self._filters:
+            self._filters = filters
+            self._bindings = Bindings(filters) if filters else None
+            self.captures = self._bindings if self._bindings is not None and self._bindings.has_ordinary else None
+            if self.on_bindings_changed is not None:
+                self.on_bindings_changed()
 
     def _queue(self, name: str) -> DurableQueue:
         """An existing queue, or one created now. Raises :class:`QueueError`."""
@@ -92,6 +109,9 @@ class QueueEngine:
         known = self._addresses.get(topic)
         if known is None:
             known = parse_address(topic, self._exists)
+            if self._bindings is not None and known.verb is None and not is_dead_letter(known.queue):
+                bound = tuple(name for name in self._bindings.match(topic) if name != known.queue)
+                known = msgspec.structs.replace(known, bound=bound)
             if len(topic) <= _CACHED_TOPIC_LENGTH:
                 if len(self._addresses) >= _ADDRESS_CACHE:
                     self._addresses.clear()
@@ -118,6 +138,9 @@ class QueueEngine:
         """
         if address.verb is not None:
             raise QueueError(QueueErrorCode.BAD_ADDRESS, "a settlement topic takes no messages")
+        if address.bound:
+            publish_to_all(self, address, message, now, on_confirmed, on_stored)
+            return
         self._agenda.now = now
         queue = self._queues.get(address.queue)
         if queue is None or self._closed:
@@ -150,10 +173,21 @@ class QueueEngine:
         ``part`` is told the size of each block, in order, and gives its confirm.
         """
         queue = self._queues.get(address.queue)
-        if queue is None or self._closed or address.verb is not None:
+        if queue is None or self._closed or address.verb is not None or address.bound:
             return False
         self._agenda.now = now
         return queue.publish_run(address.routing_key, messages, now, part)
+
+    def is_captured(self, topic: str) -> bool:
+        """Whether some queue gets the messages of an ordinary topic."""
+        return self.captures is not None and bool(self.captures.match(topic))
+
+    def capture(self, message: Message, now: float) -> None:
+        """Give a message of an ordinary topic to the queues whose filters match it. Never raises: see ``bindings``."""
+        if self.captures is not None and not self._closed:
+            self._agenda.now = now
+            for name in self.captures.match(message.topic):
+                self._queues[name].captures.take(message, now)
 
     # -- consuming -----------------------------------------------------------------------------------------------
 

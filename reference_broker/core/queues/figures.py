@@ -34,6 +34,9 @@ def queue_stats(queue: DurableQueue, dead_letters: int) -> QueueStats:
         failed=failed or any(group.failure is not None for group in queue.groups.values()),
         groups=groups,
         delayed=len(queue.delays),
+        captured=queue.captures.captured,
+        capture_failures=queue.captures.failed,
+        capture_dropped=queue.captures.dropped,
         delays=queue.delays.stats(),
     )
 

@@ -12,6 +12,7 @@ from reference_broker.core.queues import settlement
 from reference_broker.core.queues.address import check_group_name, message_id_of
 from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.alerts import Alerts
+from reference_broker.core.queues.bindings import Captures
 from reference_broker.core.queues.confirms import Confirm, Stored, StoredAs
 from reference_broker.core.queues.control_records import RecordMark, mark_headers
 from reference_broker.core.queues.dead_letters import alert_of, dead_letter_message
@@ -77,6 +78,7 @@ class DurableQueue:
         """Some partition remembers producers."""
         self.aborted = 0
         """Messages of transactions that were aborted."""
+        self.captures = Captures(self)
         self._files = files
         self._partitioner = Partitioner(config.partitioner, rng)
         self._agenda = agenda

@@ -1,0 +1,52 @@
+"""Ordinary topics that a queue captures, over MQTT."""
+
+from __future__ import annotations
+
+from reference_broker.config import parse_config
+from reference_broker.mqtt import packets as p
+from tests.mqtt.conftest import World
+
+
+def run_of(topic: str, count: int, qos: int = 1) -> list[p.Publish]:
+    return [p.Publish(topic=topic, payload=b"%d" % n, qos=qos, packet_id=n + 1) for n in range(count)]
+
+
+def test_runs_are_captured_and_forwarded_alike(make_world: type[World]) -> None:
+    world = make_world(parse_config({"queues": {"configured": [{"name": "q", "topics": ["a/#"], "partitions": 1}]}}))
+    watcher = world.subscribed("a/b", qos=1)
+    publisher = world.connect("p")
+    acks = publisher.send(*run_of("a/b", 9))
+    assert [ack.reason for ack in acks if isinstance(ack, p.Acknowledgement)] == [0] * 9
+    publisher.send(*run_of("a/b", 9, qos=0))
+    assert len(watcher.publishes()) == 18
+    assert world.node.engine.stats("q").captured == 18
+
+
+def test_a_binding_takes_hold_of_plans_that_are_remembered(world: World) -> None:
+    watcher = world.subscribed("a/b", qos=1)
+    publisher = world.connect("p")
+    publisher.send(*run_of("a/b", 9, qos=0))
+    world.node.engine.create_queue("q", {"topics": ["a/b"]}, world.now)
+    publisher.send(*run_of("a/b", 9, qos=0))
+    assert world.node.engine.stats("q").captured == 9
+    world.node.engine.update_queue("q", {"topics": []}, world.now)
+    publisher.send(*run_of("a/b", 9, qos=0))
+    assert world.node.engine.stats("q").captured == 9
+    assert len(watcher.publishes()) == 27
+
+
+def test_a_queue_that_refuses_changes_nothing_for_publishers(make_world: type[World]) -> None:
+    entry = {"name": "q", "topics": ["#"], "max_depth": 1}
+    world = make_world(parse_config({"queues": {"configured": [entry]}}))
+    watcher = world.subscribed("a", qos=1)
+    publisher = world.connect("p")
+    for number in range(3):
+        (ack,) = publisher.send(p.Publish(topic="a", payload=b"m", qos=1, packet_id=number + 1))
+        assert isinstance(ack, p.Acknowledgement)
+        assert ack.reason == 0
+    (ack,) = publisher.send(p.Publish(topic="nobody", payload=b"m", qos=1, packet_id=9))
+    assert isinstance(ack, p.Acknowledgement)
+    assert ack.reason == 0x10, "no matching subscribers, as without the queue"
+    assert len(watcher.publishes()) == 3
+    stats = world.node.engine.stats("q")
+    assert (stats.captured, stats.capture_failures) == (1, 3)
