@@ -24,15 +24,14 @@ from reference_broker.core.broker_state import is_queue_topic
 from reference_broker.core.message import Message
 from reference_broker.core.queues import QueueError, QueueStats
 from reference_broker.core.topics import validate_topic
+from reference_broker.embedded.aio import AsyncQueues
+from reference_broker.embedded.blocking import LoopCaller, Queues
+from reference_broker.embedded.errors import BrokerClosedError as BrokerClosedError
 from reference_broker.server.listeners import ListenerAddress
 from reference_broker.server.running import RunningBroker
 
 _T = TypeVar("_T")
 DEFAULT_TIMEOUT_S = 30.0
-
-
-class BrokerClosedError(RuntimeError):
-    """The broker is not running (any more)."""
 
 
 class BrokerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +64,11 @@ class Broker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._stop_thread: Callable[[], object] | None = None
+        self._caller = LoopCaller(self._running_loop)
+        self.queues_async = AsyncQueues(lambda: self._get().driver)
+        """The durable queues, for code in the broker's event loop."""
+        self.queues = Queues(self.queues_async, self._caller)
+        """The durable queues, for any other thread."""
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -99,11 +103,16 @@ class Broker:
             self._running = running
             ready.set_result(None)
             await stop.wait()
+            await self.queues_async.close()
             self._running = None
             await running.stop()
 
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(main())
+        try:
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                runner.run(main())
+        finally:
+            self._loop = None
+            self._caller.abandon()
 
     def stop(self) -> None:
         """Stop and wait; twice is fine."""
@@ -130,9 +139,11 @@ class Broker:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        await self.queues_async.close()
         running, self._running = self._running, None
         if running is not None:
             await running.stop()
+        self._caller.abandon()
 
     # -- where ---------------------------------------------------------------------------------------------------
 
@@ -265,8 +276,13 @@ class Broker:
             queues=tuple(node.engine.stats(queue) for queue in node.engine.queues()),
         )
 
-    def _call(self, make: Callable[[], Coroutine[Any, Any, _T]], timeout_s: float) -> _T:
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
         self._get()
         loop = self._loop
-        assert loop is not None
-        return asyncio.run_coroutine_threadsafe(make(), loop).result(timeout_s)
+        if loop is None:
+            message = "the broker stopped"
+            raise BrokerClosedError(message)
+        return loop
+
+    def _call(self, make: Callable[[], Coroutine[Any, Any, _T]], timeout_s: float) -> _T:
+        return self._caller.call(make, timeout_s)

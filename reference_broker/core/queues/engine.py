@@ -21,17 +21,19 @@ from reference_broker.core.queues.address import (
 from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.alerts import Alerts
 from reference_broker.core.queues.bindings import Bindings, publish_to_all
+from reference_broker.core.queues.browse import browse
 from reference_broker.core.queues.confirms import Confirm, JointConfirm, Stored, SyncPoint, ignore
 from reference_broker.core.queues.consumer import Consumer, Deliver
 from reference_broker.core.queues.delay_store import DELAY_ID, DelayedMessage
 from reference_broker.core.queues.delivery import Delivery, QueueStats, delivery_properties
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
 from reference_broker.core.queues.group import ConsumerGroup
 from reference_broker.core.queues.publish_options import bad_option
 from reference_broker.core.queues.queue import DurableQueue
 from reference_broker.core.queues.registry import QueueRegistry
 from reference_broker.core.queues.settle_request import SettleRequest
 from reference_broker.core.queues.store import QueueStore
+from reference_broker.core.queues.stored_message import StoredMessage
 from reference_broker.core.queues.sync_job import SyncJob
 from reference_broker.core.queues.transactions import Transactions
 from reference_broker.trace.schema import TraceKind
@@ -452,6 +454,17 @@ class QueueEngine:
     def queues(self) -> list[str]:
         """Names of all queues, dead-letter queues included, sorted."""
         return sorted(self._queues)
+
+    def browse(self, queue: str, limit: int) -> list[tuple[str, StoredMessage]]:
+        """See :func:`reference_broker.core.queues.browse.browse`. Raises :class:`QueueError`."""
+        try:
+            return browse(self._existing(queue), limit)
+        except LogError as error:
+            raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
+
+    def config_of(self, queue: str) -> QueueConfig:
+        """The configuration of an existing queue, or the one that it would get."""
+        return self._registry.config_of(queue)
 
     def stats(self, queue: str) -> QueueStats:
         """Raises :class:`QueueError` (UNKNOWN_QUEUE)."""

@@ -544,6 +544,13 @@ class DurableQueue:
         kept = [end - int((end - start) * share) for start, end in zip(starts, ends, strict=True)]
         return [min(start, low) for start, low in zip(kept, needed, strict=True)]
 
+    def unsettled_starts(self) -> list[tuple[QueuePartition, int]]:
+        """Every partition, with the lowest offset that some group has not settled, or the lowest that is kept."""
+        starts = self.low_watermarks() if self.groups else [partition.head for partition in self.partitions]
+        return [
+            (partition, max(start, partition.head)) for partition, start in zip(self.partitions, starts, strict=True)
+        ]
+
     def low_watermarks(self) -> list[int]:
         """Per partition, the lowest offset that some group has not settled."""
         return [min(group.low(index) for group in self.groups.values()) for index in self._indexes]

@@ -87,6 +87,11 @@ class QueueRegistry:
 
     # -- configurations ------------------------------------------------------------------------------------------
 
+    def config_of(self, name: str) -> QueueConfig:
+        """The configuration of an existing queue, or the one that it would get."""
+        found = self.queues.get(name)
+        return found.config if found is not None else self._config_of(name, {})
+
     def _config_of(self, name: str, settings: dict[str, Any]) -> QueueConfig:
         """Raises :class:`QueueError` (BAD_OPTION)."""
         try:

@@ -1,0 +1,57 @@
+"""The queues of an embedded broker, called from Python: blocking from any thread, or in the broker's event loop.
+
+>>> with Broker() as broker:                                       # doctest: +SKIP
+...     broker.queues.publish("orders", b"...", key="user-1", priority=Priority.HIGH)
+...     with broker.queues.subscribe("orders", group="workers") as subscription:
+...         for received in subscription:
+...             received.ack()
+"""
+
+from reference_broker.core.queues.publish_options import Priority
+from reference_broker.embedded.aio import AsyncQueues, AsyncSubscription
+from reference_broker.embedded.blocking import Queues, Subscription
+from reference_broker.embedded.errors import (
+    AmbiguousSettlementError,
+    BrokerClosedError,
+    InvalidAddressError,
+    InvalidOptionError,
+    LimitReachedError,
+    MessageTooLargeError,
+    NotAllowedError,
+    NotPendingError,
+    QueueExistsError,
+    QueueFullError,
+    StaleReceiptError,
+    StorageFailedError,
+    UnknownQueueError,
+)
+from reference_broker.embedded.health import DeadLetterStats, HealthSnapshot, HealthStatus
+from reference_broker.embedded.messages import AckPolicy, NewMessage, Published, StoredCopy
+
+__all__ = [
+    "AckPolicy",
+    "AmbiguousSettlementError",
+    "AsyncQueues",
+    "AsyncSubscription",
+    "BrokerClosedError",
+    "DeadLetterStats",
+    "HealthSnapshot",
+    "HealthStatus",
+    "InvalidAddressError",
+    "InvalidOptionError",
+    "LimitReachedError",
+    "MessageTooLargeError",
+    "NewMessage",
+    "NotAllowedError",
+    "NotPendingError",
+    "Priority",
+    "Published",
+    "QueueExistsError",
+    "QueueFullError",
+    "Queues",
+    "StaleReceiptError",
+    "StorageFailedError",
+    "StoredCopy",
+    "Subscription",
+    "UnknownQueueError",
+]

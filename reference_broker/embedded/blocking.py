@@ -1,0 +1,259 @@
+"""The queues for any thread: every call blocks until it is done."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+from reference_broker.core.queues import QueueError, QueueStats
+from reference_broker.embedded.aio import AsyncQueues, AsyncReceived, AsyncSubscription, ReceivedMessage
+from reference_broker.embedded.errors import BrokerClosedError
+from reference_broker.embedded.health import DeadLetterStats, HealthSnapshot
+from reference_broker.embedded.messages import MessageOptions, NewMessage, Published, StoredCopy
+
+log = logging.getLogger(__name__)
+DEFAULT_TIMEOUT_S = 30.0
+_T = TypeVar("_T")
+
+
+class LoopCaller:
+    """Runs coroutines in the broker's event loop, from any other thread."""
+
+    def __init__(self, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+        """``loop`` raises :class:`BrokerClosedError` when there is none."""
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._running: set[concurrent.futures.Future[Any]] = set()
+
+    def call(self, make: Callable[[], Coroutine[Any, Any, _T]], timeout_s: float | None) -> _T:
+        """The coroutine's result. Raises what it raises, :class:`TimeoutError`, :class:`BrokerClosedError`."""
+        loop = self._loop()
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            if here is loop:
+                message = "this would block the broker's own event loop: use queues_async there"
+                raise RuntimeError(message)
+        made = make()
+        try:
+            future = asyncio.run_coroutine_threadsafe(made, loop)
+        except RuntimeError as error:
+            made.close()
+            message = "the broker stopped"
+            raise BrokerClosedError(message) from error
+        with self._lock:
+            self._running.add(future)
+        try:
+            return future.result(timeout_s)
+        except concurrent.futures.CancelledError as error:
+            message = "the broker stopped"
+            raise BrokerClosedError(message) from error
+        except concurrent.futures.TimeoutError:
+            future.cancel()
+            raise
+        finally:
+            with self._lock:
+                self._running.discard(future)
+
+    def abandon(self) -> None:
+        """The loop has ended: whoever still waits for it is told so."""
+        with self._lock:
+            running = list(self._running)
+        for future in running:
+            future.cancel()
+
+
+class Queues:
+    """All queues of a running broker, from any thread but the broker's own. ``timeout_s`` bounds each call.
+
+    Raises the errors of :mod:`reference_broker.embedded.errors`, and :class:`TimeoutError`: then it is not known
+    whether it was done.
+    """
+
+    def __init__(self, queues: AsyncQueues, caller: LoopCaller) -> None:
+        self._queues = queues
+        self._caller = caller
+
+    def publish(
+        self,
+        queue: str,
+        message: bytes | NewMessage,
+        *,
+        wait: bool = True,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        **options: Unpack[MessageOptions],
+    ) -> Published | None:
+        """See :meth:`AsyncQueues.publish`."""
+        return self._caller.call(lambda: self._queues.publish(queue, message, wait=wait, **options), timeout_s)
+
+    def publish_batch(
+        self, queue: str, messages: Sequence[bytes | NewMessage], *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> int:
+        """See :meth:`AsyncQueues.publish_batch`."""
+        return self._caller.call(lambda: self._queues.publish_batch(queue, messages), timeout_s)
+
+    def subscribe(
+        self,
+        queue: str,
+        *,
+        group: str = "",
+        pattern: str = "",
+        consumer_id: str = "",
+        buffer_size: int = 16,
+        callback: Callable[[Received], None] | None = None,
+    ) -> Subscription:
+        """See :meth:`AsyncQueues.subscribe`. A callback runs in a thread of its own, one delivery at a time."""
+        inner = self._queues.subscribe(
+            queue, group=group, pattern=pattern, consumer_id=consumer_id, buffer_size=buffer_size
+        )
+        return Subscription(inner, self._caller, callback)
+
+    def dead_letter(
+        self, queue: str, message: bytes | NewMessage, reason: str, *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> Published | None:
+        """See :meth:`AsyncQueues.dead_letter`."""
+        return self._caller.call(lambda: self._queues.dead_letter(queue, message, reason), timeout_s)
+
+    def dead_letter_stats(self, queue: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> DeadLetterStats:
+        """See :meth:`AsyncQueues.dead_letter_stats`."""
+        return self._caller.call(lambda: self._queues.dead_letter_stats(queue), timeout_s)
+
+    def recover(self, queue: str, limit: int = 100, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[StoredCopy]:
+        """See :meth:`AsyncQueues.recover`."""
+        return self._caller.call(lambda: self._queues.recover(queue, limit), timeout_s)
+
+    def stats(self, queue: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> QueueStats:
+        """See :meth:`AsyncQueues.stats`."""
+        return self._caller.call(lambda: self._queues.stats(queue), timeout_s)
+
+    def health(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> HealthSnapshot:
+        """See :meth:`AsyncQueues.health`."""
+        return self._caller.call(self._queues.health, timeout_s)
+
+
+class Received(ReceivedMessage):
+    """A delivery, with blocking calls to settle it; from any thread."""
+
+    __slots__ = ("_caller", "_inner")
+
+    def __init__(self, inner: AsyncReceived, caller: LoopCaller) -> None:
+        super().__init__(inner.delivery, inner.consumer_id)
+        self.settled = inner.settled
+        self._inner = inner
+        self._caller = caller
+
+    def _call(self, make: Callable[[], Coroutine[Any, Any, None]], timeout_s: float) -> None:
+        self._caller.call(make, timeout_s)
+        self.settled = self._inner.settled
+
+    def ack(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """See :meth:`AsyncReceived.ack`."""
+        self._call(self._inner.ack, timeout_s)
+
+    def nack(self, delay_s: float | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """See :meth:`AsyncReceived.nack`."""
+        self._call(lambda: self._inner.nack(delay_s), timeout_s)
+
+    def reject(self, reason: str = "rejected by consumer", *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """See :meth:`AsyncReceived.reject`."""
+        self._call(lambda: self._inner.reject(reason), timeout_s)
+
+    def extend(self, seconds: float | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """See :meth:`AsyncReceived.extend`."""
+        self._call(lambda: self._inner.extend(seconds), timeout_s)
+
+
+class Subscription:
+    """One consumer; iterate over it in one thread, settle and cancel in any."""
+
+    def __init__(
+        self, inner: AsyncSubscription, caller: LoopCaller, callback: Callable[[Received], None] | None
+    ) -> None:
+        self._inner = inner
+        self._caller = caller
+        self._callback = callback
+        self._taken: deque[AsyncReceived] = deque()
+        self._thread: threading.Thread | None = None
+        self._cancelled = False
+
+    @property
+    def consumer_id(self) -> str:
+        return self._inner.consumer_id
+
+    @property
+    def group(self) -> str:
+        return self._inner.group
+
+    def start(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Self:
+        """Join the group; ``with`` does it."""
+        self._caller.call(self._inner.start, timeout_s)
+        if self._callback is not None:
+            name = f"assay-{self.consumer_id}"
+            self._thread = threading.Thread(target=self._run, args=(self._callback,), name=name, daemon=True)
+            self._thread.start()
+        return self
+
+    def get(self, timeout_s: float | None = None) -> Received | None:
+        """The next delivery; None when the subscription has ended. Raises :class:`TimeoutError`."""
+        if not self._taken and not self._cancelled:
+            try:
+                # The time runs out in the loop: what a caller outside no longer waits for would be lost.
+                self._taken.extend(self._caller.call(lambda: self._inner.take(timeout_s=timeout_s), None))
+            except BrokerClosedError:
+                return None
+        if self._cancelled or not self._taken:
+            return None
+        return Received(self._taken.popleft(), self._caller)
+
+    def __iter__(self) -> Iterator[Received]:
+        return self
+
+    def __next__(self) -> Received:
+        received = self.get()
+        if received is None:
+            raise StopIteration
+        return received
+
+    def _run(self, callback: Callable[[Received], None]) -> None:
+        for received in self:
+            try:
+                callback(received)
+            except Exception:
+                log.exception("a subscriber's callback failed on %s", received.message_id)
+                self._settle(received, received.nack)
+            else:
+                self._settle(received, received.ack)
+
+    @staticmethod
+    def _settle(received: Received, settle: Callable[[], None]) -> None:
+        if received.settled:
+            return
+        try:
+            settle()
+        except (QueueError, BrokerClosedError, TimeoutError) as error:
+            log.info("a delivery could not be settled: %s", error)
+
+    def cancel(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Leave the group; what is not settled is ready for others at once. Twice is fine, in the callback, too."""
+        self._cancelled = True
+        with contextlib.suppress(BrokerClosedError):  # which ended the subscription
+            self._caller.call(self._inner.cancel, timeout_s)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.cancel()

@@ -1,0 +1,81 @@
+"""What can go wrong, by name. All but :class:`BrokerClosedError` are a :class:`QueueError` with its code."""
+
+from __future__ import annotations
+
+from reference_broker.core.queues import QueueError, QueueErrorCode
+
+
+class BrokerClosedError(RuntimeError):
+    """The broker is not running (any more)."""
+
+
+class InvalidAddressError(QueueError):
+    """The name of the queue, the filter, the message id or the partition is malformed."""
+
+
+class InvalidOptionError(QueueError):
+    """An option has a value that cannot be honoured: a delay that is too long, an unknown priority."""
+
+
+class UnknownQueueError(QueueError):
+    """There is no such queue, and it is not created by itself."""
+
+
+class QueueExistsError(QueueError):
+    """There is a queue of that name already."""
+
+
+class MessageTooLargeError(QueueError):
+    """The message is larger than the queue takes."""
+
+
+class QueueFullError(QueueError):
+    """The queue holds as much as it may."""
+
+
+class NotPendingError(QueueError):
+    """The delivery is settled, timed out, or was never made."""
+
+
+class StaleReceiptError(QueueError):
+    """The delivery was made again since."""
+
+
+class AmbiguousSettlementError(QueueError):
+    """Several groups hold the message: name one."""
+
+
+class LimitReachedError(QueueError):
+    """So many queues, groups or consumers there may be."""
+
+
+class NotAllowedError(QueueError):
+    """That is not allowed, whatever the state."""
+
+
+class StorageFailedError(QueueError):
+    """The disk refused a write or a sync."""
+
+
+NAMES: dict[QueueErrorCode, type[QueueError]] = {
+    QueueErrorCode.BAD_ADDRESS: InvalidAddressError,
+    QueueErrorCode.BAD_OPTION: InvalidOptionError,
+    QueueErrorCode.UNKNOWN_QUEUE: UnknownQueueError,
+    QueueErrorCode.EXISTS: QueueExistsError,
+    QueueErrorCode.TOO_LARGE: MessageTooLargeError,
+    QueueErrorCode.FULL: QueueFullError,
+    QueueErrorCode.NOT_PENDING: NotPendingError,
+    QueueErrorCode.STALE_RECEIPT: StaleReceiptError,
+    QueueErrorCode.AMBIGUOUS: AmbiguousSettlementError,
+    QueueErrorCode.LIMIT: LimitReachedError,
+    QueueErrorCode.NOT_ALLOWED: NotAllowedError,
+    QueueErrorCode.STORAGE_FAILED: StorageFailedError,
+}
+
+
+def named(error: QueueError) -> Exception:
+    """The error under its own name."""
+    if error.code is QueueErrorCode.CLOSED:
+        return BrokerClosedError(error.text)
+    kind = NAMES.get(error.code, QueueError)
+    return error if isinstance(error, kind) else kind(error.code, error.text, error.details)
