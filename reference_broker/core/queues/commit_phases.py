@@ -80,7 +80,8 @@ class CommitPhases:
             self._end(transaction, Outcome.ABORTED)
         for transaction in [each for each in self._preparing if each.is_written]:
             del self._preparing[transaction]
-            points = [*transaction.partitions, *transaction.also, *transaction.held.values()]
+            # The coordinator, too: a power loss may keep the decision and lose what was written just before it.
+            points = [self._memory.coordinator, *transaction.partitions, *transaction.also, *transaction.held.values()]
             self._when_all_durable(points, partial(self._prepared, transaction), lazily=False)
         for transaction in [each for each in self._completing if not each.markers and each.is_written]:
             del self._completing[transaction]

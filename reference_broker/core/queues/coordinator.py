@@ -128,11 +128,13 @@ class Coordinator(SyncPoint):
 
     def _take(self, key: bytes, value: bytes) -> None:
         if key == _IDS:
-            self._reserved = int(value)
+            self._reserved = max(self._reserved, int(value))
         elif key.startswith(_PRODUCER):
             name = key[len(_PRODUCER) :].decode()
             producer = self.producers[name] = msgspec.msgpack.decode(value, type=Producer)
             self.names[producer.id] = name
+            # The reservation may be lost and the producer not, while nothing was durable.
+            self._reserved = max(self._reserved, producer.id + 1)
         elif key.startswith(_DECISION):
             self.decisions[key[len(_DECISION) :].decode()] = msgspec.msgpack.decode(value, type=Decision)
         elif key.startswith(_PARTITION):
