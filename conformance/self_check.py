@@ -80,6 +80,11 @@ class SelfCheck(msgspec.Struct, frozen=True, kw_only=True):
         return ExitCode.FAILED if self.without_mutant else ExitCode.OK
 
 
+async def _run_alone(engine: Engine, case: Case) -> list[Outcome]:
+    """Without a bystander: a broker that is killed serves nobody."""
+    return [await engine.run(case)]
+
+
 def _run_cases(
     nursery: Nursery, target: Target, mutant: str, cases: Sequence[Case], options: RunOptions
 ) -> tuple[list[Outcome], str]:
@@ -92,7 +97,8 @@ def _run_cases(
     for owner, group in groups:
         with nursery.broker(target, mutant, owner) as broker:
             engine = Engine(broker, probe(broker.target, broker.endpoint), options)
-            outcomes += asyncio.run(engine.run_all(group, lambda _outcome: None))
+            run = engine.run_all(group, lambda _outcome: None) if owner is None else _run_alone(engine, owner)
+            outcomes += asyncio.run(run)
             _, crash, text = broker.log_tail(LOG_BYTES).partition(CRASH)
         problem = problem or (f"the broker crashed: {crash}{text[:LOG_SHOWN]}" if crash else "")
     return outcomes, problem

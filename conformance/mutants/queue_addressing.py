@@ -7,12 +7,14 @@ from collections.abc import Callable
 import msgspec
 
 from conformance.mutants import Patch, mutant
+from reference_broker.config import QueuesConfig
 from reference_broker.core.broker_state import BrokerState
 from reference_broker.core.message import Message
 from reference_broker.core.queues import address as addresses
-from reference_broker.core.queues import dead_letters, dispatcher, engine
+from reference_broker.core.queues import dead_letters, dispatcher, registry
 from reference_broker.core.queues.address import DEAD_LETTER_PREFIX, QueueAddress
 from reference_broker.core.queues.engine import QueueEngine
+from reference_broker.core.queues.registry import QueueRegistry
 from reference_broker.core.session import Session
 from reference_broker.core.topics import matches
 from reference_broker.mqtt.inbound import Inbound
@@ -47,7 +49,7 @@ def any_name(patch: Patch) -> None:
         if "" in name.split("/"):
             original(name)
 
-    for module in (addresses, engine):
+    for module in (addresses, registry):
         patch.replace(module, "check_queue_name", lenient)
 
 
@@ -61,7 +63,7 @@ def by_prefix(patch: Patch) -> None:
     def name(queue: str) -> str:
         return DEAD_LETTER_PREFIX + (queue.rpartition("-")[0] or queue)
 
-    for module in (dead_letters, engine):
+    for module in (dead_letters, registry):
         patch.replace(module, "dead_letter_name", name)
 
 
@@ -125,10 +127,9 @@ def fan_out(patch: Patch) -> None:
 @mutant("queue-created-although-switched-off", "auto_create is read nowhere")
 def created_anyway(patch: Patch) -> None:
     def make(original: Callable[..., None]) -> Callable[..., None]:
-        def build(self: QueueEngine, config: object, *rest: object) -> None:
-            original(self, config, *rest)
-            self._config = msgspec.structs.replace(self._config, auto_create=True)
+        def build(self: QueueRegistry, config: QueuesConfig, *rest: object) -> None:
+            original(self, msgspec.structs.replace(config, auto_create=True), *rest)
 
         return build
 
-    patch.wrap(QueueEngine, "__init__", make)
+    patch.wrap(QueueRegistry, "__init__", make)

@@ -64,9 +64,9 @@ def puback_settles_nothing(patch: Patch) -> None:
 def settlements_enqueued(patch: Patch) -> None:
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def publish_to_queue(
-            self: BrokerState, message: Message, publisher: Session | None, now: float, done: Confirm
+            self: BrokerState, message: Message, publisher: Session | None, now: float, *rest: object
         ) -> None:
-            original(self, message, publisher, now, done)
+            original(self, message, publisher, now, *rest)
             address = self.engine.address(message.topic)
             if address.verb is not None:
                 stored = QueueAddress(queue=address.queue, routing_key=address.routing_key, verb=None)
