@@ -9,32 +9,41 @@
 
 from reference_broker.core.queues.publish_options import Priority
 from reference_broker.embedded.aio import AsyncQueues, AsyncSubscription
-from reference_broker.embedded.blocking import Queues, Subscription
+from reference_broker.embedded.blocking import BlockingTransaction, Queues, Subscription
 from reference_broker.embedded.errors import (
     AmbiguousSettlementError,
     BrokerClosedError,
+    FencedError,
     InvalidAddressError,
     InvalidOptionError,
     LimitReachedError,
     MessageTooLargeError,
     NotAllowedError,
     NotPendingError,
+    OutOfSequenceError,
     QueueExistsError,
     QueueFullError,
     StaleReceiptError,
     StorageFailedError,
+    TransactionStateError,
+    UnknownProducerError,
     UnknownQueueError,
+    UnknownTransactionError,
 )
 from reference_broker.embedded.health import DeadLetterStats, HealthSnapshot, HealthStatus
 from reference_broker.embedded.messages import AckPolicy, NewMessage, Published, StoredCopy
+from reference_broker.embedded.transaction import AsyncTransaction
 
 __all__ = [
     "AckPolicy",
     "AmbiguousSettlementError",
     "AsyncQueues",
     "AsyncSubscription",
+    "AsyncTransaction",
+    "BlockingTransaction",
     "BrokerClosedError",
     "DeadLetterStats",
+    "FencedError",
     "HealthSnapshot",
     "HealthStatus",
     "InvalidAddressError",
@@ -44,6 +53,7 @@ __all__ = [
     "NewMessage",
     "NotAllowedError",
     "NotPendingError",
+    "OutOfSequenceError",
     "Priority",
     "Published",
     "QueueExistsError",
@@ -53,5 +63,8 @@ __all__ = [
     "StorageFailedError",
     "StoredCopy",
     "Subscription",
+    "TransactionStateError",
+    "UnknownProducerError",
     "UnknownQueueError",
+    "UnknownTransactionError",
 ]

@@ -18,6 +18,7 @@ from reference_broker.core.queues.confirms import Confirm, StoredAs
 from reference_broker.core.queues.dead_letters import ORIGINAL_QUEUE, REASON
 from reference_broker.core.queues.settle_request import SettleRequest
 from reference_broker.core.queues.times import parse_duration_ms
+from reference_broker.core.queues.transaction import TransactionKey
 from reference_broker.embedded.errors import BrokerClosedError, named
 from reference_broker.embedded.health import DeadLetterStats, HealthSnapshot, health_of
 from reference_broker.embedded.messages import (
@@ -33,6 +34,7 @@ from reference_broker.embedded.messages import (
     new_message,
     topic_of,
 )
+from reference_broker.embedded.transaction import AsyncTransaction, Producers
 
 if TYPE_CHECKING:
     from reference_broker.server.tcp import NodeDriver
@@ -51,6 +53,7 @@ class AsyncQueues:
         self._driver = driver
         self._subscriptions: set[AsyncSubscription] = set()
         self._count = 0
+        self._producers = Producers()
 
     def turn(self) -> tuple[NodeDriver, float]:
         """The driver and the time; what is done before the next await belongs to one turn."""
@@ -163,6 +166,16 @@ class AsyncQueues:
         """End every subscription; the broker is about to stop. Twice is fine."""
         for subscription in list(self._subscriptions):
             await subscription.cancel()
+
+    # -- transactions --------------------------------------------------------------------------------------------
+
+    def transaction(self, transactional_id: str | None = None, *, timeout_s: float | None = None) -> AsyncTransaction:
+        """All that is published and acknowledged by it shows at the end of the ``async with`` block, or nothing.
+
+        ``transactional_id``: whose transactions these are; a new one fences what an earlier holder of the name has
+        open, which is what a restarted worker wants. ``timeout_s``: aborted if it is still open then.
+        """
+        return AsyncTransaction(self, self._producers, transactional_id, timeout_s)
 
     # -- dead letters and stored messages ------------------------------------------------------------------------
 
@@ -441,7 +454,7 @@ class AsyncReceived(ReceivedMessage):
         except (QueueError, ValueError) as error:
             log.info("the ack policy of %s cannot be kept: %s", self.message_id, error)
 
-    def _request(self, verb: Verb, **options: float | str | None) -> SettleRequest:
+    def _request(self, verb: Verb, **options: float | str | TransactionKey | None) -> SettleRequest:
         return SettleRequest(verb=verb, message_ids=(self.message_id,), group=self.delivery.group, **options)  # type: ignore[arg-type]
 
     async def _settle(self, request: SettleRequest) -> None:
@@ -454,9 +467,10 @@ class AsyncReceived(ReceivedMessage):
         )
         self.settled = self.settled or request.verb is not Verb.EXTEND
 
-    async def ack(self) -> None:
-        """Done with it. Returns when that is as durable as the queue promises."""
-        await self._settle(self._request(Verb.ACK))
+    async def ack(self, *, within: TransactionKey | None = None) -> None:
+        """Done with it. Returns when that is as durable as the queue promises; ``within`` a transaction, when that has
+        it."""
+        await self._settle(self._request(Verb.ACK, within=within))
 
     async def nack(self, delay_s: float | None = None) -> None:
         """Deliver it again: by the queue's rule, or no earlier than ``delay_s`` from now."""

@@ -13,10 +13,12 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from reference_broker.core.queues import QueueError, QueueStats
+from reference_broker.core.queues.transaction import TransactionKey
 from reference_broker.embedded.aio import AsyncQueues, AsyncReceived, AsyncSubscription, ReceivedMessage
 from reference_broker.embedded.errors import BrokerClosedError
 from reference_broker.embedded.health import DeadLetterStats, HealthSnapshot
 from reference_broker.embedded.messages import MessageOptions, NewMessage, Published, StoredCopy
+from reference_broker.embedded.transaction import AsyncTransaction
 
 log = logging.getLogger(__name__)
 DEFAULT_TIMEOUT_S = 30.0
@@ -117,6 +119,12 @@ class Queues:
         )
         return Subscription(inner, self._caller, callback)
 
+    def transaction(
+        self, transactional_id: str | None = None, *, timeout_s: float | None = None
+    ) -> BlockingTransaction:
+        """See :meth:`AsyncQueues.transaction`; ``with`` it. ``timeout_s`` is the transaction's own."""
+        return BlockingTransaction(self._queues.transaction(transactional_id, timeout_s=timeout_s), self._caller)
+
     def dead_letter(
         self, queue: str, message: bytes | NewMessage, reason: str, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> Published | None:
@@ -155,9 +163,9 @@ class Received(ReceivedMessage):
         self._caller.call(make, timeout_s)
         self.settled = self._inner.settled
 
-    def ack(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def ack(self, *, within: TransactionKey | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """See :meth:`AsyncReceived.ack`."""
-        self._call(self._inner.ack, timeout_s)
+        self._call(lambda: self._inner.ack(within=within), timeout_s)
 
     def nack(self, delay_s: float | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """See :meth:`AsyncReceived.nack`."""
@@ -257,3 +265,43 @@ class Subscription:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.cancel()
+
+
+class BlockingTransaction:
+    """One transaction: all of it shows at the end of the ``with`` block, or nothing. For one thread at a time."""
+
+    def __init__(self, inner: AsyncTransaction, caller: LoopCaller) -> None:
+        self._inner = inner
+        self._caller = caller
+
+    def publish(
+        self,
+        queue: str,
+        message: bytes | NewMessage,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        **options: Unpack[MessageOptions],
+    ) -> Published | None:
+        """See :meth:`AsyncTransaction.publish`."""
+        return self._caller.call(lambda: self._inner.publish(queue, message, **options), timeout_s)
+
+    def ack(self, received: Received, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """See :meth:`AsyncTransaction.ack`."""
+        received.ack(within=self._inner.key, timeout_s=timeout_s)
+
+    def commit(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """See :meth:`AsyncTransaction.commit`."""
+        self._caller.call(self._inner.commit, timeout_s)
+
+    def abort(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """See :meth:`AsyncTransaction.abort`."""
+        self._caller.call(self._inner.abort, timeout_s)
+
+    def __enter__(self) -> Self:
+        self._caller.call(self._inner.begin, DEFAULT_TIMEOUT_S)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._caller.call(lambda: self._inner.end(failed=kind is not None), DEFAULT_TIMEOUT_S)

@@ -53,6 +53,26 @@ class NotAllowedError(QueueError):
     """That is not allowed, whatever the state."""
 
 
+class UnknownProducerError(QueueError):
+    """No producer of that id was initialised, or it was forgotten."""
+
+
+class FencedError(QueueError):
+    """A newer producer of that name has begun."""
+
+
+class OutOfSequenceError(QueueError):
+    """Neither the producer's next message nor one of the last ones again."""
+
+
+class UnknownTransactionError(QueueError):
+    """The transaction never began, or was aborted when the broker stopped."""
+
+
+class TransactionStateError(QueueError):
+    """The transaction has ended, by its timeout for one, or another of that name is open; the text says which."""
+
+
 class StorageFailedError(QueueError):
     """The disk refused a write or a sync."""
 
@@ -69,6 +89,11 @@ NAMES: dict[QueueErrorCode, type[QueueError]] = {
     QueueErrorCode.AMBIGUOUS: AmbiguousSettlementError,
     QueueErrorCode.LIMIT: LimitReachedError,
     QueueErrorCode.NOT_ALLOWED: NotAllowedError,
+    QueueErrorCode.UNKNOWN_PRODUCER: UnknownProducerError,
+    QueueErrorCode.FENCED: FencedError,
+    QueueErrorCode.OUT_OF_SEQUENCE: OutOfSequenceError,
+    QueueErrorCode.UNKNOWN_TRANSACTION: UnknownTransactionError,
+    QueueErrorCode.TRANSACTION_STATE: TransactionStateError,
     QueueErrorCode.STORAGE_FAILED: StorageFailedError,
 }
 

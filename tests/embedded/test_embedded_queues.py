@@ -18,6 +18,7 @@ from reference_broker.embedded import (
     AckPolicy,
     AsyncSubscription,
     BrokerClosedError,
+    FencedError,
     HealthStatus,
     InvalidAddressError,
     InvalidOptionError,
@@ -28,6 +29,7 @@ from reference_broker.embedded import (
     Priority,
     QueueFullError,
     Subscription,
+    TransactionStateError,
     UnknownQueueError,
 )
 from reference_broker.embedded.aio import AsyncReceived
@@ -254,6 +256,92 @@ def test_the_buffer_bounds_what_waits(broker: Broker) -> None:
     for size in (0, 65_537):
         with pytest.raises(ValueError, match="buffer_size"):
             broker.queues.subscribe("jobs", buffer_size=size)
+
+
+# -- transactions
+
+
+def test_a_transaction_shows_as_a_whole_or_not_at_all(broker: Broker) -> None:
+    queues = broker.queues
+    queues.publish("in", b"order")
+    with queues.subscribe("in", group="g") as source, queues.subscribe("out", group="g") as out:
+        received = _next(source)
+        with queues.transaction() as transaction:
+            transaction.publish("out", b"1")
+            transaction.publish("audit", b"1", key="k")
+            transaction.ack(received)
+            with pytest.raises(TimeoutError):
+                out.get(0.05)
+        assert _next(out).payload == b"1"
+        assert queues.stats("audit").depth == 1
+        assert queues.stats("in").depth == 0
+
+
+def test_a_transaction_that_raises_leaves_nothing(broker: Broker) -> None:
+    queues = broker.queues
+    queues.publish("in", b"order")
+    with queues.subscribe("in", group="g") as source, queues.subscribe("out", group="g") as out:
+        received = _next(source)
+
+        def fail() -> None:
+            with queues.transaction() as failing:
+                failing.publish("out", b"never")
+                failing.ack(received)
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        with queues.transaction() as transaction:
+            transaction.publish("out", b"later")
+        assert _next(out).payload == b"later"
+        assert queues.stats("in").depth == 1
+
+
+def test_commit_and_abort_within_the_block(broker: Broker) -> None:
+    queues = broker.queues
+    with queues.transaction("worker") as transaction:
+        transaction.publish("out", b"committed")
+        transaction.commit()
+        transaction.commit()
+        with pytest.raises(TransactionStateError):
+            transaction.publish("out", b"too late")
+    with queues.transaction("worker") as transaction:
+        transaction.publish("out", b"aborted")
+        transaction.abort()
+    with queues.subscribe("out") as out:
+        assert _next(out).payload == b"committed"
+        with pytest.raises(TimeoutError):
+            out.get(0.05)
+    with pytest.raises(RuntimeError, match="context manager"):
+        transaction.publish("out", b"x")
+
+
+def test_a_second_holder_of_a_name_fences_the_first(broker: Broker) -> None:
+    def overlap() -> None:
+        with broker.queues.transaction("worker") as zombie:
+            zombie.publish("out", b"never")
+            with broker.queues.transaction("worker") as successor:
+                successor.publish("out", b"mine")
+            zombie.publish("out", b"never")
+
+    with pytest.raises(FencedError):
+        overlap()
+    with broker.queues.subscribe("out") as out:
+        assert _next(out).payload == b"mine"
+
+
+def test_transactions_of_many_threads(broker: Broker) -> None:
+    def work(number: int) -> None:
+        for turn in range(5):
+            with broker.queues.transaction() as transaction:
+                transaction.publish("a", b"%d-%d" % (number, turn))
+                transaction.publish("b", b"%d-%d" % (number, turn))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert (broker.queues.stats("a").enqueued, broker.queues.stats("b").enqueued) >= (20, 20)
+    with broker.queues.subscribe("a", buffer_size=32) as out:
+        assert len({_next(out).payload for _ in range(20)}) == 20
 
 
 # -- stored messages and health
