@@ -383,6 +383,26 @@ class LogQueueFiles:
                 found.append(StoredGroup(group=header[0], pattern=header[1]))
         return sorted(found, key=lambda group: group.group)
 
+    def remove_group(self, group: str) -> None:
+        """See :meth:`QueueFiles.remove_group`."""
+        name = encode_name(group)
+        folder = f"{self._folder}/consumers/{name}"
+        log = f"{name}{_LOG_SUFFIX}"
+        try:
+            # Without its log a group does not exist, whatever else is left of it: the log goes last of the two that a
+            # later group of that name might go on with, and everything else once that is durable.
+            files = self._disk.list(folder)
+            for file in (f"{log}.next", log):
+                if file in files:
+                    self._disk.remove(f"{folder}/{file}")
+            self._disk.sync_folder(folder)
+            for file in self._disk.list(folder):
+                self._disk.remove(f"{folder}/{file}")
+            self._disk.sync_folder(folder)
+        except OSError as error:
+            message = f"cannot delete {folder}: {error.strerror or error}"
+            raise LogError(message) from error
+
     def open_group(self, group: str, pattern: str) -> PendingLogFile:
         """See :meth:`QueueFiles.open_group`."""
         name = encode_name(group)

@@ -29,6 +29,10 @@ class Verb(StrEnum):
     """Keep the delivery longer before it times out."""
     CANCEL = "cancel"
     """Not of a delivery: a delayed message shall never be published."""
+    COMMIT = "commit"
+    """Settle everything of a partition below an offset."""
+    CLAIM = "claim"
+    """Take over deliveries that another consumer has had for long."""
 
 
 _VERB_LEVELS = {f"${verb.value}": verb for verb in Verb}

@@ -65,6 +65,13 @@ class Agenda:
             self._wake_count += 1
             heapq.heappush(self._wakes, (at, self._wake_count, group))
 
+    def forget(self, group: ConsumerGroup) -> None:
+        """The group is deleted: nothing is to be done for it any more."""
+        for todo in (self.groups_to_serve, self.groups_to_write, self.awaited_syncs, self.unsynced):
+            todo.pop(group, None)
+        # No time comes before it, so none is awaited.
+        group.wake_at = float("-inf")
+
     def next_wake(self) -> float | None:
         return self._wakes[0][0] if self._wakes else None
 

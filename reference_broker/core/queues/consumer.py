@@ -5,12 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from reference_broker.core.queues.delivery import Delivery
+from reference_broker.core.queues.subscribe_options import DEFAULT_OPTIONS, AckMode, SubscribeOptions
 
 if TYPE_CHECKING:
     from reference_broker.core.queues.pending import GroupPartition
 
 Deliver = Callable[[Delivery], bool]
+
+
+class AssignmentEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """What a consumer is told after each rebalance of its group."""
+
+    queue: str
+    group: str
+    consumer: str
+    generation: int
+    """To be named by operations that are to be refused once this assignment is not the latest."""
+    partitions: tuple[int, ...]
+    """All that it serves now."""
+    assigned: tuple[int, ...]
+    """Those among them that are new."""
+    revoked: tuple[int, ...]
+    """Those that it served before. What it holds of them is to be settled soon, or goes to others."""
+
+
+Notify = Callable[[AssignmentEvent], None]
 
 
 class Consumer:
@@ -25,12 +47,23 @@ class Consumer:
         "in_flight",
         "limit",
         "next_turn",
+        "notify",
+        "options",
         "places",
         "queue",
+        "received",
         "served_at",
     )
 
-    def __init__(self, queue: str, group: str, consumer_id: str, deliver: Deliver) -> None:
+    def __init__(
+        self,
+        queue: str,
+        group: str,
+        consumer_id: str,
+        deliver: Deliver,
+        options: SubscribeOptions = DEFAULT_OPTIONS,
+        notify: Notify | None = None,
+    ) -> None:
         self.queue = queue
         self.group = group
         """Effective group id."""
@@ -49,5 +82,10 @@ class Consumer:
         """False once unsubscribed or replaced by a newer subscription of the same id."""
         self.places: list[GroupPartition] = []
         """The partitions assigned to it."""
+        self.options = options
+        self.notify = notify
+        """Told each new assignment, when the next turn delivers."""
+        self.received: list[tuple[int, int]] | None = [] if options.ack_mode is AckMode.AUTO else None
+        """Automatic commit: partition and offset of deliveries that it has and that are not committed yet."""
         self.next_turn = 0
         """Which of its partitions is served first next time."""

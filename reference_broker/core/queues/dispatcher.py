@@ -355,6 +355,37 @@ class Dispatcher:
         group.agenda.groups_to_write[group] = None
         return True
 
+    def take_over(self, entry: PendingEntry, consumer: Consumer, now: float) -> bool:
+        """Deliver to a consumer what another one, or itself, has; False when it took nothing or the message is gone.
+
+        Raises :class:`LogError`.
+        """
+        group = self._group
+        holder, deadline, claimed_at = entry.consumer, entry.deadline, entry.claimed_at
+        stored = entry.place.partition.get(entry.offset)
+        if stored is None:
+            group.counts.unreadable += 1
+            group.discard(entry, "unreadable")
+            return False
+        if now >= stored.expires_at:
+            group.counts.expired += 1
+            group.discard(entry, "expired")
+            return False
+        entry.enqueued_at = stored.enqueued_at
+        entry.delivery_count += 1
+        if not self._hand_over(entry, stored, consumer, now):
+            entry.delivery_count -= 1
+            entry.consumer, entry.deadline, entry.claimed_at = holder, deadline, claimed_at
+            return False
+        if holder is not None:
+            group.let_go(holder, entry.place)
+        group.log.claim(entry.place.number, entry.offset, consumer.consumer_id, int(now * 1000), entry.delivery_count)
+        self._log_what_the_call_did(entry)
+        group.counts.redelivered += 1
+        group.counts.claimed += 1
+        group.agenda.groups_to_write[group] = None
+        return True
+
     def _log_what_the_call_did(self, entry: PendingEntry) -> None:
         """A settlement within the delivery call: in the log it must follow the delivery."""
         if entry.state is EntryState.SETTLED:

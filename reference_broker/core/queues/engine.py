@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from reference_broker.config import QueueConfig, QueuesConfig
+from reference_broker.config import GroupStart, QueueConfig, QueuesConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues import settlement
 from reference_broker.core.queues.address import (
@@ -23,17 +23,19 @@ from reference_broker.core.queues.alerts import Alerts
 from reference_broker.core.queues.bindings import Bindings, publish_to_all
 from reference_broker.core.queues.browse import browse
 from reference_broker.core.queues.confirms import Confirm, JointConfirm, Stored, SyncPoint, ignore
-from reference_broker.core.queues.consumer import Consumer, Deliver
+from reference_broker.core.queues.consumer import Consumer, Deliver, Notify
 from reference_broker.core.queues.delay_store import DELAY_ID, DelayedMessage
 from reference_broker.core.queues.delivery import Delivery, QueueStats, delivery_properties
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
 from reference_broker.core.queues.group import ConsumerGroup
+from reference_broker.core.queues.group_operations import GroupOperations
 from reference_broker.core.queues.publish_options import bad_option
 from reference_broker.core.queues.queue import DurableQueue
 from reference_broker.core.queues.registry import QueueRegistry
 from reference_broker.core.queues.settle_request import SettleRequest
 from reference_broker.core.queues.store import QueueStore
 from reference_broker.core.queues.stored_message import StoredMessage
+from reference_broker.core.queues.subscribe_options import DEFAULT_OPTIONS, SubscribeOptions
 from reference_broker.core.queues.sync_job import SyncJob
 from reference_broker.core.queues.transactions import Transactions
 from reference_broker.trace.schema import TraceKind
@@ -76,6 +78,7 @@ class QueueEngine:
         self._filters: list[tuple[str, tuple[str, ...]]] = []
         self._registry = QueueRegistry(config, store, self._agenda, self.alerts, rng, tracer, self._queues_changed)
         self._queues = self._registry.queues
+        self.groups: GroupOperations = GroupOperations(self._queues, self._agenda, self._check_open)
         self.transactions = Transactions(config.transactions, store, self._agenda, self._queues)
         self._agenda.produce = self.transactions.publish
         self._registry.open_all(now)
@@ -194,16 +197,37 @@ class QueueEngine:
     # -- consuming -----------------------------------------------------------------------------------------------
 
     def subscribe(
-        self, queue: str, *, pattern: str, group: str, consumer_id: str, deliver: Deliver, now: float
+        self,
+        queue: str,
+        *,
+        pattern: str,
+        group: str,
+        consumer_id: str,
+        deliver: Deliver,
+        now: float,
+        options: SubscribeOptions = DEFAULT_OPTIONS,
+        notify: Notify | None = None,
+        heartbeats: bool = False,
     ) -> Consumer:
-        """Join a group of a queue; a new group starts at the earliest message.
+        """Join a group of a queue; a new group starts where ``options`` say, else as the queue is configured.
+
+        ``heartbeats``: the consumer is bound to no connection; it is removed when it is silent for the session timeout
+        of the queue (see :meth:`GroupOperations.heartbeat`). ``notify`` is told each assignment.
 
         ``pattern`` filters routing keys (an MQTT filter; empty = all) and makes a group of its own. ``deliver`` is
         only called by :meth:`dispatch`; it may settle or publish, and returns False when it has no room: the message is
         kept back until :meth:`resume`. The same id subscribing again replaces the consumer. Raises :class:`QueueError`.
         """
         self._agenda.now = now
-        return self._queue(queue).group(group, pattern).join(consumer_id, deliver, now)
+        found = self._queue(queue)
+        if options.cursor is not None or found.config.group.start is GroupStart.LATEST:
+            # What was published before lies before.
+            found.write_waiting()
+        joined = found.group(group, pattern, options.cursor)
+        consumer = joined.join(consumer_id, deliver, now, options, notify)
+        if heartbeats:
+            joined.membership.expect_heartbeats(consumer, now)
+        return consumer
 
     def resume(self, consumer: Consumer, now: float) -> None:
         """The consumer has room again."""
@@ -216,7 +240,7 @@ class QueueEngine:
     def unsubscribe(self, consumer: Consumer, now: float) -> None:
         """Leave the group: what the consumer holds is ready again at once. Twice is fine."""
         self._agenda.now = now
-        if not self._closed and (queue := self._queues.get(consumer.queue)) is not None:
+        if not self._closed and consumer.active and (queue := self._queues.get(consumer.queue)) is not None:
             queue.groups[consumer.group].leave(consumer, now)
 
     def settle(

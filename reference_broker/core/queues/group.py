@@ -10,15 +10,17 @@ from reference_broker.config import Ordering, QueueConfig
 from reference_broker.core.queues.address import is_dead_letter, message_id_of
 from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.confirms import Confirm, SyncPoint, call_all
-from reference_broker.core.queues.consumer import Consumer, Deliver
+from reference_broker.core.queues.consumer import Consumer, Deliver, Notify
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
 from reference_broker.core.queues.group_counts import GroupCounts
 from reference_broker.core.queues.lanes import LaneScheduler
+from reference_broker.core.queues.membership import Membership
 from reference_broker.core.queues.partition import QueuePartition
 from reference_broker.core.queues.pending import EntryState, GroupPartition, PendingEntry
 from reference_broker.core.queues.rebalance import Rebalance
 from reference_broker.core.queues.retry import exhausted_reason
 from reference_broker.core.queues.store import CursorRecord, PendingLog, PendingRecord
+from reference_broker.core.queues.subscribe_options import DEFAULT_OPTIONS, SubscribeOptions
 from reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
@@ -124,6 +126,7 @@ class ConsumerGroup(SyncPoint):
         """Deliveries with consumers; only counted under a shared limit."""
         self._max_pending = config.group.max_pending
         self._moves = self.rebalance.moves
+        self.membership = Membership(self)
         self.scheduler: LaneScheduler | None = None
         """Once a partition has lanes."""
         for place in self.places:
@@ -175,7 +178,7 @@ class ConsumerGroup(SyncPoint):
                 if cursor:
                     self.log.move_cursor(lane.number, cursor)
         self.cursor_total = sum(cursors)
-        self._count_what_is_there()
+        self.count_what_is_there()
         if self._counts_bytes:
             self.held_bytes += sum(place.partition.unwritten_bytes for place in self.places)
         self.agenda.groups_to_write[self] = None
@@ -212,11 +215,17 @@ class ConsumerGroup(SyncPoint):
             place.pending[record.offset] = entry
             self.unsettled += 1
             self._wait(entry, now)
-        self._count_what_is_there()
+        self.count_what_is_there()
         if beyond:
             self.log.rewind(beyond)
 
-    def _count_what_is_there(self) -> None:
+    def recount(self) -> None:
+        """Cursors were set anew: count again what depends on them."""
+        self.cursor_total = sum(place.passed for place in self.places)
+        self.held_bytes = 0
+        self.count_what_is_there()
+
+    def count_what_is_there(self) -> None:
         """Take out what has expired before its turn, and sum up the bytes."""
         for place in self.every_place:
             partition = place.partition
@@ -234,7 +243,14 @@ class ConsumerGroup(SyncPoint):
 
     # -- members -------------------------------------------------------------------------------------------------
 
-    def join(self, consumer_id: str, deliver: Deliver, now: float) -> Consumer:
+    def join(
+        self,
+        consumer_id: str,
+        deliver: Deliver,
+        now: float,
+        options: SubscribeOptions = DEFAULT_OPTIONS,
+        notify: Notify | None = None,
+    ) -> Consumer:
         """Add a consumer; one of the same id is replaced. Raises :class:`QueueError` (LIMIT)."""
         if consumer_id not in self.consumers and len(self.consumers) >= MAX_CONSUMERS:
             text = f"the group {self.group_id!r} has {MAX_CONSUMERS} consumers, which is the limit"
@@ -242,8 +258,8 @@ class ConsumerGroup(SyncPoint):
         previous = self.consumers.get(consumer_id)
         if previous is not None:
             self._detach(previous, now)
-        consumer = Consumer(self.config.name, self.group_id, consumer_id, deliver)
-        consumer.limit = self.config.max_in_flight
+        consumer = Consumer(self.config.name, self.group_id, consumer_id, deliver, options, notify)
+        consumer.limit = min(options.prefetch or self.config.max_in_flight, self.config.max_in_flight)
         self.consumers[consumer_id] = consumer
         self.rebalance.request()
         return consumer
@@ -256,6 +272,7 @@ class ConsumerGroup(SyncPoint):
 
     def _detach(self, consumer: Consumer, now: float) -> None:
         consumer.active = False
+        self.membership.left(consumer)
         del self.consumers[consumer.consumer_id]
         held = [entry for place in self.every_place for entry in place.pending.values() if entry.consumer is consumer]
         for entry in held:
@@ -299,14 +316,26 @@ class ConsumerGroup(SyncPoint):
         consumer = entry.consumer
         if consumer is not None:
             entry.consumer = None
-            if self.shared_limit:
-                self.in_flight -= 1
-                self.agenda.groups_to_serve[self] = None
-            elif consumer.in_flight >= consumer.limit:
-                self.agenda.groups_to_serve[self] = None
-            consumer.in_flight -= 1
-            if self._moves:
-                self.rebalance.released(consumer, entry.place)
+            self.let_go(consumer, entry.place)
+
+    def let_go(self, consumer: Consumer, place: GroupPartition) -> None:
+        """A consumer holds one delivery less."""
+        if self.shared_limit:
+            self.in_flight -= 1
+            self.agenda.groups_to_serve[self] = None
+        elif consumer.in_flight >= consumer.limit:
+            self.agenda.groups_to_serve[self] = None
+        consumer.in_flight -= 1
+        if self._moves:
+            self.rebalance.released(consumer, place)
+
+    def forget(self, entry: PendingEntry) -> None:
+        """Nothing becomes of it: where the group stands is set anew."""
+        self.release(entry)
+        entry.state = EntryState.SETTLED
+        del entry.place.pending[entry.offset]
+        self.unsettled -= 1
+        self.log.ack(entry.place.number, entry.offset)
 
     def remove(self, entry: PendingEntry, on_done: Confirm | None) -> None:
         """Settle for good; ``on_done`` is called when that is as durable as the queue promises."""
@@ -363,6 +392,10 @@ class ConsumerGroup(SyncPoint):
 
     def dead_lettered(self, entry: PendingEntry, reason: str, on_done: Confirm | None) -> None:
         """The dead-letter queue has it."""
+        if entry.state is not EntryState.DEAD_LETTERING:
+            # The group was reset meanwhile.
+            self.confirm_when_written(on_done)
+            return
         self.counts.dead_lettered += 1
         self.leaving -= not entry.delivery_count
         self.trace(TraceKind.DEAD_LETTERED, entry, reason)
@@ -506,6 +539,7 @@ class ConsumerGroup(SyncPoint):
             self.agenda.wake(self, self._dead_letter_retries[0][0])
         if self._moves:
             self.agenda.wake(self, self.rebalance.deadline)
+        self.membership.rearm()
 
     def prune_timeouts(self) -> None:
         """Forget settled deliveries: those in front, and all once they are the most."""

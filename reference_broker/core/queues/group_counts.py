@@ -8,6 +8,7 @@ class GroupCounts:
 
     __slots__ = (
         "acked",
+        "claimed",
         "dead_lettered",
         "delivered",
         "discarded",
@@ -16,6 +17,9 @@ class GroupCounts:
         "nacked",
         "redelivered",
         "rejected",
+        "rewound",
+        "sessions_ended",
+        "skipped",
         "timed_out",
         "unreadable",
     )
@@ -32,3 +36,11 @@ class GroupCounts:
         self.discarded = 0
         self.dropped = 0
         self.unreadable = 0
+        self.claimed = 0
+        """Deliveries taken over by a claim; they count as redelivered, too."""
+        self.rewound = 0
+        """Settled messages that became ready again since the group was set back."""
+        self.skipped = 0
+        """Unsettled messages that the group was set past."""
+        self.sessions_ended = 0
+        """Members removed since no heartbeat came."""

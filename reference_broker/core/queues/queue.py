@@ -15,6 +15,7 @@ from reference_broker.core.queues.alerts import Alerts
 from reference_broker.core.queues.bindings import Captures
 from reference_broker.core.queues.confirms import Confirm, Stored, StoredAs
 from reference_broker.core.queues.control_records import RecordMark, mark_headers
+from reference_broker.core.queues.cursors import starting_cursors
 from reference_broker.core.queues.dead_letters import alert_of, dead_letter_message
 from reference_broker.core.queues.delays import Delays
 from reference_broker.core.queues.delivery import QueueStats
@@ -33,6 +34,7 @@ from reference_broker.core.queues.pending import GroupPartition, PendingEntry
 from reference_broker.core.queues.publish_options import Priority, PublishOptions, bad_option, parse, with_ttl
 from reference_broker.core.queues.store import NewRecord, QueueFiles
 from reference_broker.core.queues.stored_message import HIDDEN, MessageCodec, StoredMessage, is_plain, message_bytes
+from reference_broker.core.queues.subscribe_options import CursorPosition
 from reference_broker.core.topics import TopicError, validate_filter
 from reference_broker.trace.schema import TraceKind
 
@@ -477,9 +479,10 @@ class DurableQueue:
 
     # -- groups --------------------------------------------------------------------------------------------------
 
-    def group(self, group: str, pattern: str) -> ConsumerGroup:
+    def group(self, group: str, pattern: str, position: CursorPosition | None = None) -> ConsumerGroup:
         """The group of that name and routing-key filter, created when it is new. Raises :class:`QueueError`.
 
+        A new group starts at ``position``; None = where the queue's configuration says.
         A filter makes a group of its own, ``<group>@<filter>``, since each group has one cursor per partition.
         """
         check_group_name(group)
@@ -499,12 +502,12 @@ class DurableQueue:
         if len(self.groups) >= MAX_GROUPS:
             text = f"the queue {self.name!r} has {MAX_GROUPS} consumer groups, which is the limit"
             raise QueueError(QueueErrorCode.LIMIT, text)
-        cursors = self._starting_cursors()
+        starts = starting_cursors(self, position)
         try:
             created = self._open_group(group_id, pattern)
         except LogError as error:
             raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
-        created.start_at(cursors)
+        created.start_at(starts)
         self._room = 0
         return created
 
@@ -526,24 +529,6 @@ class DurableQueue:
         self._dispatchers[group] = Dispatcher(group)
         return group
 
-    def _starting_cursors(self) -> list[int]:
-        """A new group starts at the earliest message.
-
-        Messages that every group has settled may still be in the log. They count for a new group only as far as
-        ``max_depth`` allows, or its arrival would close the queue to publishers.
-        """
-        starts = [partition.head for partition in self.partitions]
-        if not self.groups:
-            return starts
-        ends = [partition.log.next_offset for partition in self.partitions]
-        total = sum(ends) - sum(starts)
-        if total <= self.config.max_depth:
-            return starts
-        needed = self.low_watermarks()
-        share = self.config.max_depth / total
-        kept = [end - int((end - start) * share) for start, end in zip(starts, ends, strict=True)]
-        return [min(start, low) for start, low in zip(kept, needed, strict=True)]
-
     def unsettled_starts(self) -> list[tuple[QueuePartition, int]]:
         """Every partition, with the lowest offset that some group has not settled, or the lowest that is kept."""
         starts = self.low_watermarks() if self.groups else [partition.head for partition in self.partitions]
@@ -558,6 +543,30 @@ class DurableQueue:
     @property
     def _indexes(self) -> range:
         return range(len(self.partitions))
+
+    def delete_group(self, group: ConsumerGroup) -> None:
+        """Delete a group that has no consumers and no sync under way. Raises :class:`LogError`."""
+        self._agenda.forget(group)
+        del self.groups[group.group_id]
+        del self._dispatchers[group]
+        group.close_log()
+        self._files.remove_group(group.group_id)
+        self.trim()
+        self.recount()
+
+    def dispatcher(self, group: ConsumerGroup) -> Dispatcher:
+        return self._dispatchers[group]
+
+    def write_waiting(self) -> None:
+        """Write what was published this turn, so that it has offsets."""
+        for partition in self.partitions:
+            if partition.unwritten:
+                self._agenda.partitions_to_write.pop(partition, None)
+                self.write(partition)
+
+    def recount(self) -> None:
+        """Groups moved: what room there is has to be counted again."""
+        self._room = 0
 
     def serve(self, group: ConsumerGroup, now: float) -> None:
         """Deliver what the group's consumers have room for."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from reference_broker.config import GroupConfig, RebalanceProtocol
 from reference_broker.core.queues.assignment import Assignment, assign
+from reference_broker.core.queues.consumer import AssignmentEvent
 from reference_broker.core.queues.pending import EntryState
 
 if TYPE_CHECKING:
@@ -67,6 +68,12 @@ class Rebalance:
     def reconfigure(self, config: GroupConfig) -> None:
         """Other settings hold from the next assignment on."""
         self._config = config
+
+    def serves(self, consumer: Consumer, partition: int, now: float) -> bool:
+        """The partition is the consumer's, also while it is being revoked, or everybody's."""
+        if self.is_due:
+            self.run(now)
+        return not self._group.ordered or self.owner(partition) is consumer
 
     def request(self) -> None:
         """Consumers or partitions changed."""
@@ -142,7 +149,23 @@ class Rebalance:
             if owner is not None and place not in self.moves:
                 served[owner].append(place)
         for consumer, places in served.items():
-            consumer.places = places
+            before, consumer.places = consumer.places, places
+            if consumer.notify is not None:
+                consumer.notify(self.event(consumer, before))
+
+    def event(self, consumer: Consumer, before: Iterable[GroupPartition] | None = None) -> AssignmentEvent:
+        """What a consumer serves now, and how that differs from before."""
+        has = [place.index for place in consumer.places]
+        had = has if before is None else [place.index for place in before]
+        return AssignmentEvent(
+            queue=consumer.queue,
+            group=consumer.group,
+            consumer=consumer.consumer_id,
+            generation=self.generation,
+            partitions=tuple(has),
+            assigned=tuple(index for index in has if index not in had),
+            revoked=tuple(index for index in had if index not in has),
+        )
 
 
 def _held(place: GroupPartition, consumer: Consumer) -> list[PendingEntry]:

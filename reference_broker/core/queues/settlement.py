@@ -288,6 +288,7 @@ def pass_time(group: ConsumerGroup, now: float) -> None:
         if entry.state is EntryState.DEAD_LETTERING:
             group.owner.dead_letter(group, entry, reason, now, None)
     group.rebalance.pass_time(now)
+    group.membership.pass_time(now)
     if group.stalled_until <= now:
         group.agenda.groups_to_write[group] = None
         group.agenda.groups_to_serve[group] = None

@@ -106,6 +106,12 @@ class PartitionLog(Protocol):
     def read(self, offset: int, limit: int) -> list[LogRecord]:
         """Up to about ``limit`` records from ``offset`` on, in order; empty at the end. Raises :class:`LogError`."""
 
+    def offset_at(self, timestamp_ms: int) -> int:
+        """Offset of the first record that is not earlier than a time; ``next_offset`` when all are.
+
+        Raises :class:`LogError`.
+        """
+
     def start_sync(self) -> SyncTask | None:
         """A sync of everything appended so far; None when nothing is unsynced or a sync is already running."""
 
@@ -279,6 +285,9 @@ class QueueFiles(Protocol):
 
     def open_group(self, group: str, pattern: str) -> PendingLog:
         """Open and recover, or create. Raises :class:`LogError`."""
+
+    def remove_group(self, group: str) -> None:
+        """Delete what is stored of a group whose log is closed; durable on return. Raises :class:`LogError`."""
 
 
 class KeyedState(Protocol):

@@ -1,0 +1,544 @@
+"""Membership, cursors, commits, resets, claims and deletion of groups."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from reference_broker.core.queues import QueueError, QueueErrorCode, Verb
+from reference_broker.core.queues.cursors import resolve
+from reference_broker.core.queues.group_operations import Claim
+from reference_broker.core.queues.membership import new_member_id
+from reference_broker.core.queues.subscribe_options import LATEST, CursorKind, CursorPosition, parse, parse_cursor
+from reference_broker.storage.memory_disk import MemoryDisk
+from tests.core.queues.conftest import BenchConsumer, QueueBench
+
+BenchWith = Callable[..., QueueBench]
+
+
+def join(bench: QueueBench, consumer_id: str = "c", group: str = "g", room: int = 10**9, **more: Any) -> BenchConsumer:
+    """A consumer with options, as user properties; ``notify`` and ``heartbeats`` as for the engine."""
+    properties = tuple((name.replace("_", "-"), value) for name, value in more.pop("asks", {}).items())
+    consumer = BenchConsumer(bench, consumer_id, room)
+    consumer.handle = bench.engine.subscribe(
+        "q",
+        pattern="",
+        group=group,
+        consumer_id=consumer_id,
+        deliver=consumer.deliver,
+        now=bench.now,
+        options=parse(properties),
+        **more,
+    )
+    return consumer
+
+
+def publish(bench: QueueBench, *values: str) -> None:
+    for value in values:
+        bench.publish(value)
+    bench.turn()
+
+
+def code_of(call: Callable[[], object]) -> QueueErrorCode:
+    with pytest.raises(QueueError) as caught:
+        call()
+    return caught.value.code
+
+
+# -- members -----------------------------------------------------------------------------------------------------
+
+
+def test_a_member_without_connection_is_removed_when_it_is_silent(bench_with: BenchWith) -> None:
+    bench = bench_with(delivery_timeout_s=600)
+    quiet = join(bench, "quiet", heartbeats=True)
+    publish(bench, "a")
+    assert quiet.values == ["a"]
+    other = join(bench, "other")
+    bench.advance(29.9)
+    assert bench.engine.stats("q").groups[0].consumers == 2
+    bench.advance(0.2)
+    group = bench.engine.groups.details("q", "g")
+    assert [member.consumer for member in group.members] == ["other"]
+    assert group.generation == 3
+    assert other.counts == [2], "what it held goes to who is left"
+    assert code_of(lambda: bench.engine.groups.heartbeat("q", "g", "quiet", 3, bench.now)) is (
+        QueueErrorCode.UNKNOWN_MEMBER
+    )
+
+
+def test_heartbeats_keep_a_member_and_tell_its_partitions(bench_with: BenchWith) -> None:
+    bench = bench_with(partitions=4)
+    join(bench, "m", heartbeats=True)
+    for _ in range(10):
+        bench.advance(25)
+        event = bench.engine.groups.heartbeat("q", "g", "m", 1, bench.now)
+    assert (event.generation, event.partitions) == (1, (0, 1, 2, 3))
+
+
+def test_a_connected_consumer_needs_no_heartbeat(bench: QueueBench) -> None:
+    """F32: an idle consumer stays for as long as it is connected."""
+    join(bench, "idle")
+    bench.advance(3 * 30)
+    assert bench.engine.stats("q").groups[0].consumers == 1
+    publish(bench, "m")
+    assert bench.engine.stats("q").groups[0].in_flight == 1
+
+
+def test_a_heartbeat_of_an_old_generation_is_refused_and_keeps_the_member(bench: QueueBench) -> None:
+    join(bench, "m", heartbeats=True)
+    join(bench, "n")
+    bench.advance(20)
+    assert code_of(lambda: bench.engine.groups.heartbeat("q", "g", "m", 1, bench.now)) is (
+        QueueErrorCode.STALE_GENERATION
+    )
+    bench.advance(20)
+    assert bench.engine.stats("q").groups[0].consumers == 2
+
+
+def test_member_ids_do_not_repeat() -> None:
+    rng = random.Random(1)
+    ids = {new_member_id("client", rng) for _ in range(1_000)}
+    assert len(ids) == 1_000
+    assert all(member.startswith("client-") for member in ids)
+
+
+def test_consumers_are_told_what_they_are_assigned(bench_with: BenchWith) -> None:
+    bench = bench_with(partitions=4)
+    told: list[Any] = []
+    join(bench, "a", notify=told.append)
+    bench.turn()
+    join(bench, "b")
+    bench.turn()
+    assert [(event.generation, event.partitions, event.assigned, event.revoked) for event in told] == [
+        (1, (0, 1, 2, 3), (0, 1, 2, 3), ()),
+        (2, (0, 1), (), (2, 3)),
+    ]
+    assert (told[0].queue, told[0].group, told[0].consumer) == ("q", "g", "a")
+
+
+# -- where a group begins ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cursor", "expected"),
+    [
+        ("earliest", ["0", "1", "2", "3", "new"]),
+        ("latest", ["new"]),
+        ("committed", ["0", "1", "2", "3", "new"]),
+        ("0", ["0", "1", "2", "3", "new"]),
+        ("2", ["2", "3", "new"]),
+        ("99", ["new"]),
+    ],
+)
+def test_a_new_group_begins_where_it_asks(bench: QueueBench, cursor: str, expected: list[str]) -> None:
+    publish(bench, "0", "1", "2", "3")
+    consumer = join(bench, asks={"cursor": cursor})
+    publish(bench, "new")
+    assert consumer.values == expected
+
+
+def test_latest_means_behind_what_was_published_in_the_same_turn(bench: QueueBench) -> None:
+    bench.publish("before")
+    consumer = join(bench, asks={"cursor": "latest"})
+    bench.publish("after")
+    bench.turn()
+    assert consumer.values == ["after"]
+
+
+def test_a_queue_says_where_groups_begin(bench_with: BenchWith) -> None:
+    bench = bench_with(group={"start": "latest"})
+    publish(bench, "old")
+    late, early = join(bench, "l"), join(bench, "e", group="e", asks={"cursor": "earliest"})
+    publish(bench, "new")
+    assert late.values == ["new"]
+    assert early.values == ["old", "new"]
+
+
+def test_a_time_means_the_first_message_that_is_not_earlier(bench: QueueBench) -> None:
+    times = []
+    for number in range(50):
+        times.append(int(bench.now * 1000))
+        publish(bench, str(number))
+        bench.advance(0.001 + number % 7 * 0.4)
+    partition = bench.engine._queues["q"].partitions[0]
+    for at in [*times, *(time + 1 for time in times), *(time - 1 for time in times), 0, times[-1] + 10_000]:
+        position = CursorPosition(kind=CursorKind.TIME, value=at)
+        wanted = next((offset for offset, time in enumerate(times) if time >= at), len(times))
+        assert resolve(position, partition, 0) == wanted
+
+
+def test_a_cursor_is_only_for_a_group_without_position(durable: QueueBench) -> None:
+    publish(durable, "0", "1")
+    first = join(durable)
+    durable.turn()
+    first.ack(first.take()[0])
+    durable.turn()
+    first.leave()
+    again = join(durable, asks={"cursor": "latest"})
+    durable.turn()
+    assert again.values == ["1"]
+    durable.restart()
+    once_more = join(durable, asks={"cursor": "earliest"})
+    durable.turn()
+    assert once_more.values == ["1"]
+
+
+def test_where_a_group_began_survives_a_restart(durable: QueueBench) -> None:
+    publish(durable, "0", "1", "2")
+    join(durable, asks={"cursor": "2"})
+    durable.turn()
+    durable.restart()
+    again = join(durable)
+    durable.turn()
+    assert again.values == ["2"]
+
+
+@pytest.mark.parametrize("text", ["", "first", "-1", "١", "2026-01-31", "1" * 20, "2026-13-01T00:00:00Z"])
+def test_bad_cursors_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"cursor|digits"):
+        parse_cursor(text)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [("ack-mode", "never"), ("prefetch", "0"), ("prefetch", "65536"), ("notify", "yes"), ("cursor", "x")],
+)
+def test_bad_subscribe_options_are_refused(pair: tuple[str, str]) -> None:
+    assert code_of(lambda: parse((pair,))) is QueueErrorCode.BAD_OPTION
+    assert code_of(lambda: parse((("notify", "1"), ("notify", "1")))) is QueueErrorCode.BAD_OPTION
+
+
+# -- commits -----------------------------------------------------------------------------------------------------
+
+
+def commit(bench: QueueBench, offset: int, consumer: str | None = "c", partition: int = 0) -> int:
+    return bench.engine.groups.commit("q", "g", partition, offset, consumer_id=consumer, now=bench.now)
+
+
+def test_a_commit_settles_all_below_it(durable: QueueBench) -> None:
+    consumer = join(durable)
+    publish(durable, *"abcde")
+    consumer.nack(consumer.got[1])
+    consumer.room = 0
+    durable.turn()
+    assert commit(durable, 3) == 3
+    assert commit(durable, 3) == 0, "what is committed may be committed again"
+    details = durable.engine.groups.details("q", "g").partitions[0]
+    assert (details.committed, details.cursor, details.in_flight, details.waiting) == (3, 5, 2, 0)
+    assert code_of(lambda: consumer.ack(consumer.got[0])) is QueueErrorCode.NOT_PENDING
+    durable.turn()
+    durable.restart()
+    again = join(durable)
+    durable.turn()
+    assert list(zip(again.values, again.counts, strict=True)) == [("d", 2), ("e", 2)]
+
+
+def test_a_commit_goes_neither_back_nor_beyond_the_deliveries(bench: QueueBench) -> None:
+    consumer = join(bench, room=3)
+    publish(bench, *"abcde")
+    assert len(consumer.got) == 3
+    assert commit(bench, 2) == 2
+    assert code_of(lambda: commit(bench, 1)) is QueueErrorCode.BAD_CURSOR
+    assert code_of(lambda: commit(bench, 4)) is QueueErrorCode.BAD_CURSOR
+    assert commit(bench, 3) == 1
+
+
+def test_only_the_consumer_of_a_partition_commits_it(bench_with: BenchWith) -> None:
+    bench = bench_with(partitions=2)
+    join(bench, "a"), join(bench, "b")
+    assert code_of(lambda: commit(bench, 0, "a", 1)) is QueueErrorCode.NOT_ALLOWED
+    assert code_of(lambda: commit(bench, 0, "x", 1)) is QueueErrorCode.UNKNOWN_MEMBER
+    assert code_of(lambda: commit(bench, 0, "a", 2)) is QueueErrorCode.BAD_ADDRESS
+    assert commit(bench, 0, "b", 1) == 0
+    assert commit(bench, 0, None, 0) == 0, "an administrator may"
+
+
+# -- automatic commit --------------------------------------------------------------------------------------------
+
+
+def receive(bench: QueueBench, consumer: BenchConsumer, *deliveries: Any) -> None:
+    assert consumer.handle is not None
+    for delivery in deliveries:
+        bench.engine.groups.received(consumer.handle, delivery.partition, delivery.offset, bench.now)
+
+
+def test_what_was_received_is_committed_every_interval(bench: QueueBench) -> None:
+    consumer = join(bench, asks={"ack_mode": "auto"})
+    publish(bench, "a", "b", "c")
+    receive(bench, consumer, *consumer.got[:2])
+    bench.advance(4.9)
+    assert bench.engine.stats("q").groups[0].acked == 0
+    bench.advance(0.2)
+    stats = bench.engine.stats("q").groups[0]
+    assert (stats.acked, stats.in_flight) == (2, 1)
+    receive(bench, consumer, consumer.got[2])
+    bench.advance(5.1)
+    assert bench.engine.stats("q").depth == 0
+
+
+def test_what_is_not_committed_comes_again(bench: QueueBench) -> None:
+    first = join(bench, "first", asks={"ack_mode": "auto"})
+    publish(bench, "a", "b")
+    receive(bench, first, first.got[0])
+    bench.advance(5.1)
+    publish(bench, "c")
+    receive(bench, first, *first.got[1:])
+    bench.advance(3)
+    first.leave()
+    second = join(bench, "second", asks={"ack_mode": "auto"})
+    bench.advance(30)
+    assert list(zip(second.values, second.counts, strict=True))[:2] == [("b", 2), ("c", 2)]
+
+
+def test_automatic_commit_does_not_limit_the_rate(bench_with: BenchWith) -> None:
+    bench = bench_with(max_in_flight=10)
+    consumer = join(bench, asks={"ack_mode": "auto"})
+    publish(bench, *map(str, range(100)))
+    for _ in range(100):
+        receive(bench, consumer, *consumer.take())
+        bench.turn()
+    assert bench.engine.stats("q").groups[0].delivered == 100
+
+
+def test_a_delivery_that_was_taken_back_is_not_committed(bench_with: BenchWith) -> None:
+    bench = bench_with(delivery_timeout_s=2, retry={"initial_backoff_s": 60})
+    consumer = join(bench, asks={"ack_mode": "auto"})
+    publish(bench, "a")
+    receive(bench, consumer, consumer.got[0])
+    bench.advance(10)
+    stats = bench.engine.stats("q").groups[0]
+    assert (stats.acked, stats.timed_out) == (0, 1)
+
+
+# -- resets ------------------------------------------------------------------------------------------------------
+
+
+def reset(bench: QueueBench, cursor: str, partition: int | None = None) -> dict[int, int]:
+    return bench.engine.groups.reset("q", "g", parse_cursor(cursor), partition=partition, now=bench.now)
+
+
+@pytest.mark.parametrize(
+    ("cursor", "expected"), [("earliest", "abcd"), ("1", "bcd"), ("committed", "bcd"), ("3", "d"), ("latest", "")]
+)
+def test_a_reset_sets_the_group_back_or_forth(durable: QueueBench, cursor: str, expected: str) -> None:
+    consumer = join(durable, room=3)
+    publish(durable, *"abcd")
+    consumer.ack(consumer.got[0])
+    held = consumer.take()
+    reset(durable, cursor)
+    for delivery in held[1:]:
+        with pytest.raises(QueueError, match="not pending"):
+            consumer.ack(delivery)
+    consumer.room = 10**9
+    assert consumer.handle is not None
+    durable.engine.resume(consumer.handle, durable.now)
+    durable.turn()
+    assert (consumer.values, set(consumer.counts) <= {1}) == (list(expected), True)
+    assert durable.engine.stats("q").depth == len(expected)
+    durable.restart()
+    again = join(durable)
+    durable.turn()
+    assert again.values == list(expected)
+
+
+def test_a_reset_keeps_the_counts_whole(bench: QueueBench) -> None:
+    consumer = join(bench)
+    publish(bench, *"abcd")
+    for delivery in consumer.got[:3]:
+        consumer.ack(delivery)
+    consumer.room = 0
+    reset(bench, "earliest")
+    counts = bench.engine._queues["q"].groups["g"].counts
+    assert (counts.rewound, counts.skipped) == (3, 0)
+    reset(bench, "latest")
+    assert (counts.rewound, counts.skipped) == (3, 4)
+    stats = bench.engine.stats("q")
+    assert (stats.depth, stats.ready, stats.in_flight) == (0, 0, 0)
+
+
+def test_a_reset_of_one_partition_leaves_the_others(bench_with: BenchWith) -> None:
+    bench = bench_with(partitions=2)
+    consumer = join(bench)
+    publish(bench, *map(str, range(20)))
+    for delivery in consumer.take():
+        consumer.ack(delivery)
+    assert reset(bench, "earliest", 1) == {1: 0}
+    bench.turn()
+    assert {delivery.partition for delivery in consumer.got} == {1}
+    assert code_of(lambda: reset(bench, "earliest", 2)) is QueueErrorCode.BAD_ADDRESS
+
+
+def test_a_dead_letter_that_is_under_way_survives_a_reset(durable: QueueBench) -> None:
+    consumer = join(durable)
+    publish(durable, "a")
+    outcome = consumer.reject(consumer.take()[0])
+    reset(durable, "earliest")
+    durable.turn()
+    assert outcome.confirmed
+    assert durable.engine.stats("q").dead_letters == 1
+    assert consumer.values == ["a"]
+
+
+# -- claims ------------------------------------------------------------------------------------------------------
+
+
+def claim(bench: QueueBench, consumer: str, **wanted: Any) -> int:
+    return bench.engine.groups.claim("q", "g", Claim(**wanted), consumer_id=consumer, now=bench.now)
+
+
+def test_a_claim_takes_what_was_idle_and_counts_once(durable: QueueBench) -> None:
+    slow = join(durable, "a")
+    publish(durable, "x", "y")
+    fast = join(durable, "b")
+    durable.advance(10)
+    assert code_of(lambda: claim(durable, "b", min_idle_s=10.5)) is QueueErrorCode.NOT_PENDING
+    assert code_of(lambda: claim(durable, "b", place=(0, 0), min_idle_s=10.5)) is QueueErrorCode.NOT_IDLE
+    assert claim(durable, "b", place=(0, 0), min_idle_s=10) == 1
+    assert [(delivery.offset, delivery.delivery_count) for delivery in fast.got] == [(0, 2)]
+    assert code_of(lambda: slow.ack(slow.got[0])) is QueueErrorCode.NOT_PENDING, "one of them wins"
+    fast.ack(fast.got[0])
+    assert code_of(lambda: claim(durable, "a", place=(0, 0))) is QueueErrorCode.NOT_PENDING
+    slow.ack(slow.got[1])
+    durable.turn()
+    assert durable.engine.stats("q").depth == 0
+    assert slow.handle is not None
+    assert fast.handle is not None
+    assert (slow.handle.in_flight, fast.handle.in_flight) == (0, 0)
+
+
+def test_a_claim_may_take_what_is_its_own(bench: QueueBench) -> None:
+    """R1: the only consumer of a group gets its own entries, too."""
+    only = join(bench, "a")
+    publish(bench, "x")
+    bench.advance(5)
+    assert claim(bench, "a", min_idle_s=5) == 1
+    assert only.counts == [1, 2]
+    assert only.handle is not None
+    assert only.handle.in_flight == 1
+    bench.advance(26)
+    assert bench.engine.stats("q").groups[0].timed_out == 0, "its time runs anew"
+    only.ack(only.got[1])
+    assert bench.engine.stats("q").depth == 0
+
+
+def test_claims_are_taken_by_offset_up_to_their_number(bench: QueueBench) -> None:
+    join(bench, "a")
+    publish(bench, *"vwxyz")
+    fast = join(bench, "b")
+    bench.turn()
+    assert claim(bench, "b", limit=3) == 3
+    assert [delivery.offset for delivery in fast.got] == [0, 1, 2]
+
+
+def test_a_claim_without_room_changes_nothing(bench: QueueBench) -> None:
+    slow = join(bench, "a")
+    publish(bench, "x")
+    full = join(bench, "b", room=0)
+    bench.turn()
+    assert code_of(lambda: claim(bench, "b")) is QueueErrorCode.LIMIT
+    assert full.got == []
+    assert slow.ack(slow.got[0]).failed is False
+    bench.turn()
+    assert bench.engine.stats("q").depth == 0
+
+
+def test_a_claim_of_what_used_up_its_deliveries_goes_to_the_dead_letters(bench_with: BenchWith) -> None:
+    bench = bench_with(retry={"max_retries": 1})
+    first = join(bench, "a")
+    publish(bench, "x")
+    join(bench, "b")
+    bench.turn()
+    assert claim(bench, "b") == 1
+    assert code_of(lambda: claim(bench, "a")) is QueueErrorCode.NOT_PENDING
+    bench.turn()
+    assert bench.engine.stats("q").dead_letters == 1
+    assert len(first.got) == 1
+
+
+def test_claims_survive_a_restart(durable: QueueBench) -> None:
+    join(durable, "a")
+    publish(durable, "x")
+    join(durable, "b")
+    assert claim(durable, "b") == 1
+    durable.turn()
+    durable.restart()
+    again = join(durable)
+    durable.turn()
+    assert again.counts == [3]
+
+
+# -- deletion ----------------------------------------------------------------------------------------------------
+
+
+def test_a_group_is_deleted_for_good(durable: QueueBench) -> None:
+    """R11: nothing that is left on the disk brings a deleted group back."""
+    consumer = join(durable)
+    publish(durable, "a", "b")
+    consumer.ack(consumer.got[0])
+    durable.turn()
+    assert code_of(lambda: durable.engine.groups.delete("q", "g", durable.now)) is QueueErrorCode.IN_USE
+    consumer.leave()
+    durable.turn()
+    durable.engine.groups.delete("q", "g", durable.now)
+    assert durable.engine.stats("q").groups == ()
+    assert code_of(lambda: durable.engine.groups.details("q", "g")) is QueueErrorCode.UNKNOWN_GROUP
+    consumer.leave()
+    durable.advance(100)
+    durable.restart()
+    assert durable.engine.stats("q").groups == ()
+    again = join(durable, asks={"cursor": "earliest"})
+    durable.turn()
+    assert list(zip(again.values, again.counts, strict=True)) == [("a", 1), ("b", 1)]
+    durable.restart()
+    assert [group.group for group in durable.engine.stats("q").groups] == ["g"]
+
+
+def test_operations_name_a_group_that_exists(bench: QueueBench) -> None:
+    groups = bench.engine.groups
+    assert code_of(lambda: groups.details("none", "g")) is QueueErrorCode.UNKNOWN_QUEUE
+    publish(bench, "a")
+    assert code_of(lambda: groups.reset("q", "g", LATEST, partition=None, now=bench.now)) is (
+        QueueErrorCode.UNKNOWN_GROUP
+    )
+
+
+def test_lag_is_told_per_partition(bench_with: BenchWith) -> None:
+    bench = bench_with(MemoryDisk(), partitions=3)
+    consumer = join(bench, room=7)
+    publish(bench, *map(str, range(30)))
+    (details,) = bench.engine.groups.all_details("q")
+    assert details.lag == sum(part.lag for part in details.partitions) == 30 - len(consumer.got)
+    assert sum(part.end for part in details.partitions) == 30
+    assert {part.consumer for part in details.partitions} == {"c"}
+    assert sum(part.in_flight for part in details.partitions) == len(consumer.got)
+    bench.advance(2)
+    assert max(part.oldest_in_flight_s for part in bench.engine.groups.details("q", "g").partitions) == 2
+
+
+# -- what consumers write ----------------------------------------------------------------------------------------
+
+
+def request(bench: QueueBench, verb: Verb, consumer: str | None = "c", **properties: str) -> None:
+    pairs = tuple((name.replace("_", "-"), value) for name, value in properties.items())
+    bench.engine.groups.request(verb, "q", pairs, consumer_id=consumer, now=bench.now, on_done=lambda error: None)
+
+
+def test_commit_and_claim_as_consumers_write_them(bench: QueueBench) -> None:
+    consumer = join(bench)
+    publish(bench, *"abc")
+    request(bench, Verb.COMMIT, offset="1")
+    request(bench, Verb.COMMIT, partition="0", offset="2", group_id="g", generation="1")
+    request(bench, Verb.CLAIM, message_id="q:0:2", min_idle="0")
+    assert consumer.counts == [1, 1, 1, 2]
+    bad = QueueErrorCode.BAD_ADDRESS
+    assert code_of(lambda: request(bench, Verb.COMMIT)) is bad
+    assert code_of(lambda: request(bench, Verb.COMMIT, offset="x")) is bad
+    assert code_of(lambda: request(bench, Verb.CLAIM, message_id="other:0:2")) is bad
+    assert code_of(lambda: request(bench, Verb.CLAIM, min_idle="soon")) is QueueErrorCode.BAD_OPTION
+    assert code_of(lambda: request(bench, Verb.CLAIM, count="0")) is QueueErrorCode.BAD_OPTION
+    assert code_of(lambda: request(bench, Verb.CLAIM, "stranger")) is QueueErrorCode.UNKNOWN_MEMBER
+    join(bench, "late")
+    assert code_of(lambda: request(bench, Verb.COMMIT, offset="3", generation="1")) is (QueueErrorCode.STALE_GENERATION)
