@@ -100,6 +100,8 @@ class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
     """Exhausted or rejected while the queue keeps no dead letters."""
     dropped: int
     """Given up for newer messages by ``overflow``."""
+    unmatched: int
+    """Passed over since the group's filter does not want their routing keys."""
     unreadable: int
     """Skipped since their bytes in the log are damaged."""
 

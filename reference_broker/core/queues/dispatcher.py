@@ -240,6 +240,7 @@ class Dispatcher:
                 continue
             if self._group.pattern and not self._matches(stored.routing_key):
                 self._skip(place)
+                self._group.counts.unmatched += 1
                 continue
             if not self._deliver_first(place, stored, consumer, now):
                 return False

@@ -63,6 +63,7 @@ def group_stats(queue: DurableQueue, group: ConsumerGroup) -> GroupStats:
         expired=counts.expired,
         dead_lettered=counts.dead_lettered,
         discarded=counts.discarded,
+        unmatched=counts.unmatched,
         dropped=counts.dropped,
         unreadable=counts.unreadable,
     )

@@ -218,6 +218,9 @@ class ConsumerGroup(SyncPoint):
         self.count_what_is_there()
         if beyond:
             self.log.rewind(beyond)
+        if self.log.needs_sync and not self._volatile:
+            # The process that wrote it may have been killed before its sync, and an idle group writes nothing more.
+            self.agenda.unsynced[self] = None
 
     def recount(self) -> None:
         """Cursors were set anew: count again what depends on them."""
@@ -358,18 +361,18 @@ class ConsumerGroup(SyncPoint):
             self._confirms.append(on_done)
         self.agenda.groups_to_write[self] = None
 
-    def retry(self, entry: PendingEntry, due: float, now: float, cause: str) -> None:
+    def retry(self, entry: PendingEntry, due: float, now: float, cause: str, on_done: Confirm | None = None) -> None:
         """A delivery failed: wait for the next, or dead-letter when it was the last."""
         if entry.consumer is not None:
             entry.last_consumer = entry.consumer.consumer_id
         self.release(entry)
         reason = exhausted_reason(self.config.retry, entry.delivery_count, now - entry.enqueued_at)
         if reason is not None and not self.keeps_exhausted:
-            self.dead_letter(entry, reason, now, None)
+            self.dead_letter(entry, reason, now, on_done)
             return
         entry.deadline = due
         self.log.expire(entry.place.number, entry.offset, int(due * 1000))
-        self.agenda.groups_to_write[self] = None
+        self.confirm_when_written(on_done)
         self.trace(TraceKind.RETRY_SCHEDULED, entry, cause)
         self._wait(entry, now)
 

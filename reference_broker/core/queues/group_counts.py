@@ -21,6 +21,7 @@ class GroupCounts:
         "sessions_ended",
         "skipped",
         "timed_out",
+        "unmatched",
         "unreadable",
     )
 
@@ -35,6 +36,7 @@ class GroupCounts:
         self.dead_lettered = 0
         self.discarded = 0
         self.dropped = 0
+        self.unmatched = 0
         self.unreadable = 0
         self.claimed = 0
         """Deliveries taken over by a claim; they count as redelivered, too."""

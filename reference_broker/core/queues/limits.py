@@ -259,6 +259,8 @@ class QueueLimits:
         if stored is HIDDEN:
             return
         groups = self._queue.groups.values()
+        # It comes back for the sake of a group that had it in flight; the others have counted it.
+        was_gone = expiry.is_gone(offset)
         if not groups and offset >= partition.head:
             self._expire_loose(partition, offset, stored, now)
             expiry.mark_gone(offset)
@@ -269,6 +271,8 @@ class QueueLimits:
                 entry = place.pending.get(offset)
                 if entry is not None and entry.state is EntryState.DELIVERED and entry.deadline != _NEVER:
                     expiry.add(offset, max(entry.deadline, now + _SWEEP_INTERVAL_S))
+                continue
+            if was_gone:
                 continue
             if self._to_dead_letters:
                 self._queue.loose_letters.move(partition, offset, stored, TTL_EXPIRED, now, group.group_id)

@@ -253,8 +253,7 @@ def nack(
     retry = group.config.retry
     if delay_s is None:
         delay_s = 0.0 if retry.nack_immediately else backoff_s(retry, entry.delivery_count)
-    group.retry(entry, now + delay_s, now, "nacked")
-    group.confirm_when_written(on_done)
+    group.retry(entry, now + delay_s, now, "nacked", on_done)
 
 
 def settle(

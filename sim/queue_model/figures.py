@@ -1,0 +1,62 @@
+"""What the figures of a queue may be, and that they add up."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sim.queue_model.state import BUCKETS, ENDS, Group, Kind, Queue, Sent, ViolationError, bucket_of
+
+_THROUGH: Final = "through"
+_ALL: Final = (*BUCKETS, _THROUGH)
+
+
+def is_passed_over(group: Group, sent: Sent, now: float) -> bool:
+    """The group is through with it as soon as it is its turn."""
+    return sent.expires_at <= now or not group.wants(sent.routing_key)
+
+
+def census(group: Group, now: float) -> dict[str, tuple[int, int]]:
+    """How many messages are in each bucket, at least and at most."""
+    least, most = dict.fromkeys(_ALL, 0), dict.fromkeys(_ALL, 0)
+    for sent, copy in group.copies.items():
+        buckets = {bucket_of(spot) for spot in copy.spots}
+        if copy.may(Kind.MOVING) or (copy.may(Kind.READY) and is_passed_over(group, sent, now)):
+            buckets.add(_THROUGH)
+        for bucket in buckets:
+            most[bucket] += 1
+            least[bucket] += len(buckets) == 1
+    return {bucket: (least[bucket], most[bucket]) for bucket in _ALL}
+
+
+def depth(queue: Queue, now: float) -> tuple[int, int]:
+    """Messages that some group is not through with, at least and at most; all that are kept while there is none."""
+    if not queue.groups:
+        return sum(not sent.unsure and sent.expires_at > now for sent in queue.messages), len(queue.messages)
+    through = [census(group, now)[_THROUGH] for group in queue.groups.values()]
+    total = len(queue.messages)
+    return total - min(most for _, most in through), total - min(least for least, _ in through)
+
+
+def check(queue: Queue, stats: Any, *, now: float, written: int) -> None:
+    """Hold the engine's figures to what they may be, and conserve every message. Raises :class:`ViolationError`.
+
+    ``written``: messages published after that step are not counted as enqueued yet.
+    """
+    least, most = depth(queue, now)
+    if not least <= stats.depth <= most:
+        raise ViolationError(f"{queue.name}: depth {stats.depth}, not within {least}..{most}")
+    unwritten = sum(sent.number > written for sent in queue.messages)
+    for figures in stats.groups:
+        group = queue.groups[figures.group]
+        where = f"{queue.name}/{figures.group}"
+        for bucket, (low, high) in census(group, now).items():
+            if bucket != _THROUGH and not low <= getattr(figures, bucket) <= high:
+                raise ViolationError(f"{where}: {bucket} {getattr(figures, bucket)}, not within {low}..{high}")
+        for count, value in group.counts.items():
+            if getattr(figures, count) != value:
+                raise ViolationError(f"{where}: {count} {getattr(figures, count)}, not {value}")
+        total = sum(getattr(figures, field) for field in (*BUCKETS, *ENDS)) - stats.enqueued - unwritten
+        if group.total is None:
+            group.total = total
+        if total != group.total:
+            raise ViolationError(f"{where}: {total - group.total:+} messages")

@@ -1,0 +1,383 @@
+"""One life of a queue engine: what clients, time and disasters do to it, each told to the oracle as it happens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from reference_broker.config import Durability, Ordering, Profile, QueueConfig, QueuesConfig, RetryConfig
+from reference_broker.core.message import Message
+from reference_broker.core.queues import Consumer, Delivery, QueueEngine, QueueError, QueueErrorCode, SyncJob, Verb
+from reference_broker.core.queues.retry import backoff_s
+from reference_broker.core.topics import matches
+from reference_broker.storage.log import LogOptions
+from reference_broker.storage.queue_store import LogQueueStore
+from sim.disk import DiskProfile, Persistence, SimDisk
+from sim.queue_model.figures import check
+from sim.queue_model.oracle import Oracle
+from sim.queue_model.state import Rules, Sent, ViolationError
+
+QUEUE: Final = "q"
+LETTERS: Final = "$dlq/q"
+START: Final = 1_700_000_000.0
+_TURNS: Final = 30
+_PROFILE: Final = DiskProfile(stall_rate=0.0)
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """The configuration of the queue of a life. Times are chosen so that steps of time of a few seconds matter."""
+
+    durability: str = "fsync"
+    ordered: bool = True
+    partitions: int = 1
+    max_retries: int = 1
+    nack_waits: bool = False
+    dead_letters: bool = True
+    max_depth: int = 1_000
+    ttl_s: float = 0.0
+    max_in_flight: int = 1_000
+    segment_bytes: int = 400
+
+    def configured(self) -> tuple[QueueConfig, QueueConfig]:
+        """The queue and its dead-letter queue."""
+        queue = QueueConfig(
+            name=QUEUE,
+            partitions=self.partitions,
+            durability=Durability(self.durability),
+            ordering=Ordering.PARTITION if self.ordered else Ordering.NONE,
+            delivery_timeout_s=4.0,
+            retry=RetryConfig(
+                max_retries=self.max_retries,
+                initial_backoff_s=2.0,
+                max_backoff_s=6.0,
+                total_timeout_s=0.0,
+                nack_immediately=not self.nack_waits,
+            ),
+            dead_letters=self.dead_letters,
+            max_depth=self.max_depth,
+            message_ttl_s=self.ttl_s,
+            max_in_flight=self.max_in_flight,
+        )
+        letters = msgspec.structs.replace(
+            queue, name=LETTERS, partitions=1, dead_letters=False, message_ttl_s=0.0, max_depth=100_000
+        )
+        return queue, letters
+
+
+def rules_of(config: QueueConfig) -> Rules:
+    """What the oracle needs of a configuration."""
+    return Rules(
+        durability=config.durability.value,
+        ordered=config.ordering is not Ordering.NONE,
+        partitions=config.partitions,
+        timeout_s=config.delivery_timeout_s,
+        max_retries=float("inf") if config.name == LETTERS else config.retry.max_retries,
+        backoff_s=partial(backoff_s, config.retry),
+        nack_waits=not config.retry.nack_immediately,
+        dead_letters=LETTERS if config.dead_letters and config.name == QUEUE else None,
+        max_depth=config.max_depth,
+        ttl_s=config.message_ttl_s,
+        max_in_flight=config.max_in_flight,
+    )
+
+
+class Held(msgspec.Struct, frozen=True):
+    """A delivery and what the oracle knows it as."""
+
+    delivery: Delivery
+    sent: Sent
+
+
+class Member:
+    """A consumer of a group. It takes up to ``room`` deliveries; an eager one acks within the call."""
+
+    def __init__(self, life: QueueLife, queue: str, group: str, name: str, room: int, *, is_eager: bool) -> None:
+        self.life = life
+        self.queue = queue
+        self.group = group
+        self.name = name
+        self.room = room
+        self.is_eager = is_eager
+        self.handle: Consumer
+        self.got: list[Held] = []
+        """What it was given, oldest first; settled deliveries stay, to be settled wrongly a second time."""
+
+    def deliver(self, delivery: Delivery) -> bool:
+        life = self.life
+        members = life.oracle.queues[self.queue].groups[self.group].members
+        if self.room <= 0:
+            return False
+        self.room -= 1
+        members[self.name] = self.room > 0
+        payload = delivery.message.payload.decode()
+        letter_of = delivery.message.user_property("_dlq_group")
+        sent = life.oracle.deliver(
+            self.queue,
+            self.group,
+            self.name,
+            payload if letter_of is None else f"{letter_of}>{payload}",
+            (delivery.partition, delivery.offset),
+            delivery.delivery_count,
+        )
+        self.got.append(Held(delivery, sent))
+        if self.is_eager:
+            life.settle(self, len(self.got) - 1, Verb.ACK)
+        return True
+
+
+class QueueLife:
+    """An engine, its clients, its disk and its clock; every method is a step that :mod:`machine` may choose."""
+
+    def __init__(self, setup: Setup, seed: int = 0) -> None:
+        self.rng = random.Random(seed)
+        self.disk = SimDisk(self.rng, _PROFILE)
+        self.config = QueuesConfig(
+            profile=Profile.FLUXMQ, configured=setup.configured(), auto_create=False, segment_bytes=setup.segment_bytes
+        )
+        self.names = tuple(queue.name for queue in self.config.configured)
+        self.now = START
+        self.oracle = Oracle({queue.name: rules_of(queue) for queue in self.config.configured}, self.now)
+        self.sent = 0
+        self.steps = 0
+        self._start()
+
+    def _start(self) -> None:
+        store = LogQueueStore(self.disk, options=LogOptions(segment_bytes=self.config.segment_bytes))
+        self.engine = QueueEngine(self.config, store, self.rng, self.now)
+        self.members: dict[tuple[str, str, str], Member] = {}
+        self.jobs: list[SyncJob] = []
+        """Syncs that have begun, and that nobody has carried out yet."""
+        self.done: list[SyncJob] = []
+        """Syncs that were carried out, which the engine does not know yet."""
+        self.waiting: set[str] = set()
+        """What must still be confirmed."""
+        self._written: list[tuple[float, int]] = []
+        """(time, step) of each dispatch that no sync is known to cover."""
+
+    # -- clients -------------------------------------------------------------------------------------------------
+
+    def publish(self, key: str | None = None, routing_key: str = "", expires_in_s: float = 0.0) -> None:
+        self.sent += 1
+        label = f"m{self.sent}"
+        topic = f"$queue/{QUEUE}/{routing_key}" if routing_key else f"$queue/{QUEUE}"
+        message = Message(
+            topic=topic,
+            payload=label.encode(),
+            expires_at=self.now + expires_in_s if expires_in_s else 0.0,
+            user_properties=() if key is None else (("partition-key", key),),
+        )
+        outcome = Outcome(self, label)
+        try:
+            self.engine.publish(self.engine.address(topic), message, self.now, outcome)
+        except QueueError as error:
+            if error.code is not QueueErrorCode.FULL:
+                raise
+            self.oracle.refused(QUEUE)
+            return
+        sent = self.oracle.publish(QUEUE, label, key, routing_key, message.expires_at or float("inf"))
+        outcome.accepted(partial(setattr, sent, "confirmed", True))
+
+    def join(
+        self, queue: str, group: str, name: str, *, pattern: str = "", room: int = 1_000, is_eager: bool = False
+    ) -> Member:
+        group_id = f"{group}@{pattern}" if pattern else group
+        member = Member(self, queue, group_id, name, room, is_eager=is_eager)
+        member.handle = self.engine.subscribe(
+            queue, pattern=pattern, group=group, consumer_id=name, deliver=member.deliver, now=self.now
+        )
+        self.oracle.join(queue, group_id, name, partial(matches, pattern) if pattern else _wants_all)
+        self.members[queue, group_id, name] = member
+        return member
+
+    def leave(self, member: Member) -> None:
+        self.engine.unsubscribe(member.handle, self.now)
+        self.oracle.leave(member.queue, member.group, member.name)
+        del self.members[member.queue, member.group, member.name]
+
+    def make_room(self, member: Member, room: int) -> None:
+        member.room = room
+        self.oracle.queues[member.queue].groups[member.group].members[member.name] = room > 0
+        if room > 0:
+            self.engine.resume(member.handle, self.now)
+
+    def settle(
+        self, member: Member, index: int, verb: Verb, *, by_place: bool = False, any_group: bool = False
+    ) -> None:
+        """Settle one of the deliveries that a consumer got, be it settled, timed out or lost by now."""
+        delivery, sent = (held := member.got[index]).delivery, held.sent
+        holders = self.oracle.holders(member.queue, sent, member.name)
+        outcome = Outcome(self, f"{verb} of {sent.label}")
+        try:
+            self.engine.settle(
+                verb,
+                queue=delivery.queue,
+                message_id=None if by_place else delivery.message_id,
+                partition=delivery.partition if by_place else None,
+                offset=delivery.offset if by_place else None,
+                group=None if any_group else delivery.group,
+                consumer_id=member.name,
+                reason="bad",
+                now=self.now,
+                on_done=outcome,
+            )
+        except QueueError as error:
+            is_held = bool(holders) if any_group else member.group in holders
+            is_ambiguous = any_group and len(holders) > 1
+            if error.code is QueueErrorCode.AMBIGUOUS and is_ambiguous:
+                return
+            if error.code is not QueueErrorCode.NOT_PENDING or is_held:
+                raise ViolationError(f"{verb} of {sent.label} by {member.name}: {error}") from error
+            return
+        if len(holders) != 1 if any_group else member.group not in holders:
+            raise ViolationError(f"{verb} of {sent.label} by {member.name} is accepted; it is held in {holders}")
+        outcome.accepted(self.oracle.settle(member.queue, holders[0] if any_group else member.group, sent, verb.value))
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    def turn(self, *, sync: bool = True) -> None:
+        """A turn of the driver's loop. Without ``sync`` what the disk has to do stays undone."""
+        self._begin_turn()
+        if sync:
+            self.run_syncs()
+            self.report_syncs()
+
+    def _begin_turn(self) -> None:
+        self.oracle.tick(self.now)
+        self.engine.tick(self.now)
+        self.engine.dispatch(self.now)
+        self.oracle.written = self.oracle.step
+        self._written.append((self.now, self.oracle.step))
+        self.jobs += self.engine.take_sync_jobs(self.now)
+
+    def run_syncs(self) -> None:
+        """The disk does what it was asked to."""
+        for job in self.jobs:
+            job.run()
+        self.done += self.jobs
+        self.jobs = []
+
+    def report_syncs(self) -> None:
+        """The engine learns which syncs are done."""
+        done, self.done = self.done, []
+        for job in done:
+            self.engine.sync_done(job, None, self.now)
+
+    def rest(self) -> None:
+        """Turns until nothing is left to do now; then everything that had to happen has happened."""
+        was_syncing = bool(self.jobs or self.done)
+        for _ in range(_TURNS):
+            self._begin_turn()
+            had_syncs = bool(self.jobs or self.done)
+            self.run_syncs()
+            self.report_syncs()
+            deadline = self.engine.next_deadline()
+            if not had_syncs and (deadline is None or deadline > self.now):
+                break
+        else:
+            raise ViolationError("the engine does not come to rest")
+        if self.waiting:
+            raise ViolationError(f"never confirmed: {sorted(self.waiting)}")
+        if not was_syncing:
+            covered = [step for time, step in self._written if time <= self.now - self.config.sync_interval_s]
+            self.oracle.synced = max(self.oracle.synced, *covered[-1:], 0)
+            self._written = self._written[len(covered) :]
+        self.oracle.rest()
+        due = self.oracle.next_due()
+        if due < float("inf") and (deadline is None or deadline > due):
+            raise ViolationError(f"the engine sleeps until {deadline}, but something is due at {due}")
+
+    def wait(self, seconds: float) -> None:
+        """Time passes; nobody looks at the clock meanwhile."""
+        self.now += seconds
+
+    # -- disasters -----------------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """The process is gone; what it wrote is there."""
+        self.disk.crash()
+        self._reopen(power=False)
+
+    def lose_power(self, mode: Persistence | None = None) -> None:
+        """What was not synced is gone, in one of the ways of :class:`Persistence`."""
+        self.disk.power_loss(*(() if mode is None else ((mode,),)))
+        self._reopen(power=True)
+
+    def close(self) -> None:
+        """The engine is closed in an orderly way."""
+        self.run_syncs()
+        self.report_syncs()
+        self.engine.close(self.now)
+        if self.waiting:
+            raise ViolationError(f"closed without an answer to {sorted(self.waiting)}")
+        self.oracle.written = self.oracle.synced = self.oracle.step
+        self._reopen(power=False)
+
+    def _reopen(self, *, power: bool) -> None:
+        self.oracle.now = self.now
+        mark = self.oracle.crash(power=power)
+        self._start()
+        for name in self.names:
+            self.oracle.reopened(name, [group.group for group in self.engine.stats(name).groups], mark)
+
+    # -- checks --------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """After every step."""
+        self.steps += 1
+        for name in self.names:
+            queue = self.oracle.queues[name]
+            check(queue, self.engine.stats(name), now=self.now, written=self.oracle.written)
+
+    def drain(self) -> None:
+        """At the end every group takes and acks all that it can get, and the dead letters are read."""
+        for member in list(self.members.values()):
+            self.leave(member)
+        for name in self.names:
+            queue = self.oracle.queues[name]
+            if not queue.groups:
+                self.join(name, "last", "z", is_eager=True)
+                continue
+            for group_id in queue.groups:
+                group, _, pattern = group_id.partition("@")
+                self.join(name, group, "z", pattern=pattern, is_eager=True)
+        for _ in range(_TURNS):
+            self.rest()
+            self.check()
+            if not self.oracle.is_open:
+                break
+            self.now += 2.0
+        self.oracle.finish()
+
+
+class Outcome:
+    """Waits for one answer, which must come once and be good."""
+
+    def __init__(self, life: QueueLife, what: str) -> None:
+        self._life = life
+        self._what = f"{what} ({life.oracle.step})"
+        self._then: Callable[[], object] | None = None
+        self._calls = 0
+
+    def __call__(self, error: QueueError | None) -> None:
+        self._calls += 1
+        if error is not None or self._calls > 1:
+            raise ViolationError(f"{self._what}: answer {self._calls} is {error}")
+        self._life.waiting.discard(self._what)
+        if self._then is not None:
+            self._then()
+
+    def accepted(self, then: Callable[[], object]) -> None:
+        """The engine took it; ``then`` is called with its confirm, which is yet to come."""
+        self._then = then
+        if self._calls:
+            then()
+        else:
+            self._life.waiting.add(self._what)
+
+
+def _wants_all(routing_key: str) -> bool:
+    return True

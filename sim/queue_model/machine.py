@@ -1,0 +1,186 @@
+"""Hypothesis chooses what happens to an engine."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, ClassVar, Final
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from reference_broker.core.queues import Verb
+from sim.disk import Persistence
+from sim.queue_model.life import LETTERS, QUEUE, Member, QueueLife, Setup
+
+STEPS: Final = 40
+"""Steps of an example at most."""
+GROUPS: Final = (("g", ""), ("h", ""), ("p", "x/#"))
+THEN: Final = st.sampled_from(("rest", "turn", ""))
+"""How the loop goes on after a step."""
+SETUPS: Final = st.builds(
+    Setup,
+    durability=st.sampled_from(("fsync", "interval", "memory")),
+    ordered=st.booleans(),
+    partitions=st.integers(1, 3),
+    max_retries=st.integers(0, 2),
+    nack_waits=st.booleans(),
+    dead_letters=st.booleans(),
+    max_depth=st.sampled_from((1_000, 6, 2)),
+    ttl_s=st.sampled_from((0.0, 10.0)),
+    max_in_flight=st.sampled_from((1_000, 3, 1)),
+    segment_bytes=st.sampled_from((100_000, 400)),
+)
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Rules name what happened, so that a counter-example reads as a story."""
+
+    covered: ClassVar[dict[str, int]] = {}
+    """Rule -> steps of all examples so far."""
+    examples: ClassVar[int] = 0
+
+    life: QueueLife
+
+    @initialize(setup=SETUPS, seed=st.integers(0, 255))
+    def open(self, setup: Setup, seed: int) -> None:
+        QueueMachine.examples += 1
+        self.life = QueueLife(setup, seed)
+
+    def _did(self, what: str, then: str = "") -> None:
+        self.covered[what] = self.covered.get(what, 0) + 1
+        self.life.check()
+        if then == "turn":
+            self.life.turn()
+        elif then == "rest":
+            self.life.rest()
+        if then:
+            self.life.check()
+
+    def _member(self, number: int) -> Member:
+        members = list(self.life.members.values())
+        return members[number % len(members)]
+
+    def _has_members(self) -> bool:
+        return bool(self.life.members)
+
+    def _has_deliveries(self) -> bool:
+        return any(member.got for member in self.life.members.values())
+
+    # -- clients -------------------------------------------------------------------------------------------------
+
+    @rule(
+        key=st.sampled_from((None, "a", "b")),
+        routing_key=st.sampled_from(("", "x", "x/y")),
+        expires_in_s=st.sampled_from((0.0, 0.0, 3.0)),
+        then=THEN,
+    )
+    def publish(self, key: str | None, routing_key: str, expires_in_s: float, then: str) -> None:
+        self.life.publish(key, routing_key, expires_in_s)
+        self._did("publish", then)
+
+    @rule(count=st.integers(2, 4), key=st.sampled_from((None, "a")), then=THEN)
+    def publish_some(self, count: int, key: str | None, then: str) -> None:
+        for _ in range(count):
+            self.life.publish(key)
+        self._did("publish", then)
+
+    @rule(
+        group=st.sampled_from(GROUPS),
+        name=st.sampled_from(("a", "b", "c")),
+        room=st.sampled_from((1_000, 1, 2)),
+        is_eager=st.sampled_from((False, False, True)),
+        then=THEN,
+    )
+    def join(self, group: tuple[str, str], name: str, room: int, is_eager: bool, then: str) -> None:
+        self.life.join(QUEUE, group[0], name, pattern=group[1], room=room, is_eager=is_eager)
+        self._did("join", then)
+
+    @rule(name=st.sampled_from(("a", "b")), room=st.sampled_from((1_000, 1)), then=THEN)
+    def read_dead_letters(self, name: str, room: int, then: str) -> None:
+        self.life.join(LETTERS, "g", name, room=room)
+        self._did("read_dead_letters", then)
+
+    @precondition(_has_members)
+    @rule(member=st.integers(0, 5), then=THEN)
+    def leave(self, member: int, then: str) -> None:
+        self.life.leave(self._member(member))
+        self._did("leave", then)
+
+    @precondition(_has_members)
+    @rule(member=st.integers(0, 5), room=st.sampled_from((1_000, 1, 0)), then=THEN)
+    def make_room(self, member: int, room: int, then: str) -> None:
+        self.life.make_room(self._member(member), room)
+        self._did("make_room", then)
+
+    def _settle(self, member: int, which: int, verb: Verb, then: str, **how: bool) -> None:
+        members = [each for each in self.life.members.values() if each.got]
+        consumer = members[member % len(members)]
+        self.life.settle(consumer, len(consumer.got) - 1 - which % len(consumer.got), verb, **how)
+        self._did(verb.value, then)
+
+    @precondition(_has_deliveries)
+    @rule(member=st.integers(0, 5), which=st.integers(0, 7), then=THEN)
+    def ack(self, member: int, which: int, then: str) -> None:
+        self._settle(member, which, Verb.ACK, then)
+
+    @precondition(_has_deliveries)
+    @rule(member=st.integers(0, 5), which=st.integers(0, 7), then=THEN)
+    def nack(self, member: int, which: int, then: str) -> None:
+        self._settle(member, which, Verb.NACK, then)
+
+    @precondition(_has_deliveries)
+    @rule(member=st.integers(0, 5), which=st.integers(0, 7), by_place=st.booleans(), any_group=st.booleans(), then=THEN)
+    def reject(self, member: int, which: int, by_place: bool, any_group: bool, then: str) -> None:
+        self._settle(member, which, Verb.REJECT, then, by_place=by_place, any_group=any_group)
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    @rule(sync=st.booleans())
+    def turn(self, sync: bool) -> None:
+        self.life.turn(sync=sync)
+        self._did("turn")
+
+    @rule()
+    def run_syncs(self) -> None:
+        self.life.run_syncs()
+        self._did("run_syncs")
+
+    @rule(seconds=st.sampled_from((0.0, 0.25, 1.0, 2.0, 5.0, 20.0)))
+    def wait(self, seconds: float) -> None:
+        self.life.wait(seconds)
+        self._did("wait", "rest")
+
+    # -- disasters -----------------------------------------------------------------------------------------------
+
+    @rule(how=st.sampled_from(("kill", "close", *Persistence, *Persistence)))
+    def end(self, how: str) -> None:
+        if how == "kill":
+            self.life.kill()
+        elif how == "close":
+            self.life.close()
+        else:
+            self.life.lose_power(Persistence(how))
+        self._did("lose_power" if isinstance(how, Persistence) else how)
+
+    def teardown(self) -> None:
+        if hasattr(self, "life") and sys.exc_info()[0] is None:
+            self.life.drain()
+
+
+def run(examples: int, *, seed: int, steps: int = STEPS, **overrides: Any) -> None:
+    """Run examples; the same seed makes the same ones. Raises what the first failing one raised, after shrinking."""
+    from hypothesis import seed as seeded
+
+    machine = seeded(seed)(type("QueueMachine", (QueueMachine,), {}))
+    profile = {
+        "max_examples": examples,
+        "stateful_step_count": steps,
+        "deadline": None,
+        "database": None,
+        "suppress_health_check": list(HealthCheck),
+        "phases": (Phase.generate, Phase.shrink),
+        "print_blob": False,
+        "report_multiple_bugs": False,
+    }
+    run_state_machine_as_test(machine, settings=settings(**{**profile, **overrides}))

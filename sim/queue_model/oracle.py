@@ -1,0 +1,395 @@
+"""What a queue engine is allowed to do, in plain Python; it knows nothing of the engine.
+
+Each group has a *copy* of each message, and each copy a set of *spots*: everything that may be true of it. What clients
+do moves the spots on; what the engine shows must be possible for at least one spot, and rules the others out. While
+nothing crashes the sets hold one spot. A crash widens them by what had not been made safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from sim.queue_model.figures import depth, is_passed_over
+from sim.queue_model.state import (
+    COUNTED,
+    DEAD,
+    DONE,
+    NEW,
+    NONE,
+    THROUGH,
+    Copy,
+    Group,
+    Kind,
+    Queue,
+    Rules,
+    Sent,
+    Spot,
+    ViolationError,
+    fnv1a_32,
+)
+
+_NEVER: Final = float("inf")
+
+
+class Oracle:
+    """All queues. Its methods are called in the order in which things happen, and raise :class:`ViolationError`."""
+
+    def __init__(self, rules: dict[str, Rules], now: float) -> None:
+        self.queues = {name: Queue(name, each) for name, each in rules.items()}
+        self.now = now
+        self.step = 0
+        self.written = 0
+        """Everything up to this step survives the end of the process."""
+        self.synced = 0
+        """Everything up to this step survives a power loss, too."""
+        self.lost_power = False
+
+    # -- publishing ----------------------------------------------------------------------------------------------
+
+    def publish(self, name: str, label: str, key: str | None, routing_key: str, expires_at: float) -> Sent:
+        """The engine took a message."""
+        queue = self.queues[name]
+        least, _ = depth(queue, self.now)
+        if least >= queue.rules.max_depth:
+            raise ViolationError(f"{name} took {label} beyond its limit")
+        ttl_s = queue.rules.ttl_s
+        return self._add(queue, label, key, routing_key, min(expires_at, self.now + ttl_s if ttl_s else _NEVER))
+
+    def _add(self, queue: Queue, label: str, key: str | None, routing_key: str, expires_at: float) -> Sent:
+        self.step += 1
+        sent = Sent(label, self.step, key, routing_key, expires_at)
+        queue.messages[sent] = None
+        queue.labels.setdefault(label, []).append(sent)
+        for group in queue.groups.values():
+            group.copies[sent] = Copy(sent, NEW)
+        return sent
+
+    def refused(self, name: str) -> None:
+        """The engine refused a message since the queue is full."""
+        queue = self.queues[name]
+        _, most = depth(queue, self.now)
+        if most < queue.rules.max_depth:
+            raise ViolationError(f"{name} is not full: {most} of {queue.rules.max_depth}")
+
+    # -- members -------------------------------------------------------------------------------------------------
+
+    def join(self, name: str, group_id: str, consumer: str, wants: Callable[[str], bool]) -> None:
+        queue = self.queues[name]
+        group = queue.groups.get(group_id)
+        self.step += 1
+        if group is None:
+            self._note_unneeded(queue)
+            group = queue.groups[group_id] = Group(wants, self.step)
+            for sent in queue.messages:
+                group.copies[sent] = Copy(sent, NEW, NONE) if sent.unneeded or sent.unsure else Copy(sent, NEW)
+        self.leave(name, group_id, consumer)
+        group.members[consumer] = True
+
+    def leave(self, name: str, group_id: str, consumer: str) -> None:
+        """What it holds has failed, and is ready at once."""
+        queue = self.queues[name]
+        group = queue.groups[group_id]
+        if group.members.pop(consumer, None) is not None:
+            for copy in group.held_by(consumer):
+                self._fail(queue, group_id, copy, self.now)
+
+    def _note_unneeded(self, queue: Queue) -> None:
+        for sent in queue.messages:
+            copies = [(group, group.copies[sent]) for group in queue.groups.values()]
+            sent.unneeded |= bool(copies) and all(
+                copy.may(Kind.MOVING, Kind.DEAD, Kind.DONE, Kind.NONE) or is_passed_over(group, sent, self.now)
+                for group, copy in copies
+            )
+
+    # -- deliveries ----------------------------------------------------------------------------------------------
+
+    def deliver(self, name: str, group_id: str, consumer: str, label: str, place: tuple[int, int], count: int) -> Sent:
+        """A consumer was given a message."""
+        queue = self.queues[name]
+        rules, group = queue.rules, queue.groups[group_id]
+        what = f"{name}/{group_id} delivers {label} at {place} to {consumer}, count {count}"
+        sent = self._locate(queue, label, place, what)
+        copy = group.copies[sent]
+        if not any(
+            spot.kind is Kind.READY and spot.deliveries + 1 == count and spot.at <= self.now for spot in copy.spots
+        ):
+            raise ViolationError(f"{what}, which may only be {copy.spots}")
+        if consumer not in group.members or len(group.held_by(consumer)) >= rules.max_in_flight:
+            raise ViolationError(f"{what}, which has left or has enough")
+        if sent.expires_at <= self.now or not group.wants(sent.routing_key):
+            raise ViolationError(f"{what}, which has expired or is not what the group wants")
+        if count > rules.max_retries + 1:
+            raise ViolationError(f"{what}, although it may be tried again {rules.max_retries} times")
+        if rules.durability == "fsync" and not (
+            sent.confirmed or sent.number <= self.synced or sent.source or sent.unsure
+        ):
+            raise ViolationError(f"{what} before its publisher knows that it is safe")
+        # What an fsync queue shows is safe.
+        sent.confirmed |= rules.durability == "fsync"
+        self._appeared(sent)
+        for other in queue.groups.values():
+            other.copies[sent].spots.discard(NONE)
+        if rules.ordered:
+            self._check_order(group, copy, what)
+        self._become(copy, Spot(Kind.FLIGHT, count, self.now + (rules.timeout_s or _NEVER), consumer))
+        group.counts["delivered" if count == 1 else "redelivered"] += 1
+        return sent
+
+    def _locate(self, queue: Queue, label: str, place: tuple[int, int], what: str) -> Sent:
+        """The message of a delivery; learns where it is."""
+        known = queue.labels.get(label, [])
+        found = [sent for sent in known if sent.place == place] or [sent for sent in known if sent.place is None]
+        if not found:
+            raise ViolationError(f"{what}: never published, or known to be elsewhere")
+        sent = min(found, key=lambda each: each.unsure)
+        if sent.place is None:
+            if sent.key is not None and place[0] != fnv1a_32(sent.key) % queue.rules.partitions:
+                raise ViolationError(f"{what}: its key {sent.key!r} belongs to another partition")
+            for there, neighbour in list(queue.places.items()):
+                is_misplaced = there[0] == place[0] and (there < place) != (neighbour.number < sent.number)
+                if there == place or (is_misplaced and queue.rules.max_retries < _NEVER):
+                    # Only when the other one was lost in a crash.
+                    self._lose(queue, neighbour, f"{what}: {neighbour.label} is or was at {there}")
+            sent.place = place
+            queue.places[place] = sent
+        return sent
+
+    def _lose(self, queue: Queue, sent: Sent, why: str) -> None:
+        if not sent.unsure:
+            raise ViolationError(why)
+        assert sent.place is not None
+        del queue.messages[sent], queue.places[sent.place]
+        queue.labels[sent.label].remove(sent)
+        for group in queue.groups.values():
+            del group.copies[sent]
+
+    def _appeared(self, sent: Sent) -> None:
+        """A message that a crash may have lost is there. A letter may have been written only now."""
+        if sent.unsure and sent.source is not None:
+            self.step += 1
+            sent.number = self.step
+        sent.unsure = False
+
+    def _check_order(self, group: Group, copy: Copy, what: str) -> None:
+        """Nothing earlier of its partition may still wait for its turn."""
+        partition, offset = copy.message.place or (0, 0)
+        for other in group.copies.values():
+            there = other.message.place
+            if there is not None and there[0] == partition and there[1] < offset and self._is_owed(group, other):
+                raise ViolationError(f"{what}: {other.message.label} at {there} comes first")
+        if any(spot.deliveries == 0 for spot in copy.spots) and offset <= group.reached.get(partition, -1):
+            raise ViolationError(f"{what}: offset {group.reached[partition]} came first")
+        group.reached[partition] = max(offset, group.reached.get(partition, -1))
+
+    def _is_owed(self, group: Group, copy: Copy) -> bool:
+        """It certainly waits to be delivered, now or later."""
+        return all(spot.kind is Kind.READY for spot in copy.spots) and not is_passed_over(group, copy.message, self.now)
+
+    # -- settlements ---------------------------------------------------------------------------------------------
+
+    def holders(self, name: str, sent: Sent, consumer: str | None) -> list[str]:
+        """Groups in which a settlement by that consumer (None: anybody) finds the message in flight."""
+        return [
+            group_id
+            for group_id, group in self.queues[name].groups.items()
+            if any(spot.kind is Kind.FLIGHT and consumer in (None, spot.holder) for spot in group.copies[sent].spots)
+        ]
+
+    def settle(self, name: str, group_id: str, sent: Sent, verb: str) -> Callable[[], None]:
+        """The engine took a settlement; returns what to call when it is confirmed."""
+        queue = self.queues[name]
+        rules, group = queue.rules, queue.groups[group_id]
+        copy = group.copies[sent]
+        (spot,) = copy.spots
+        group.counts["acked" if verb == "ack" else verb + "ed"] += 1
+        if verb == "ack":
+            self._become(copy, DONE)
+        elif verb == "nack":
+            self._fail(
+                queue, group_id, copy, self.now + (rules.backoff_s(spot.deliveries) if rules.nack_waits else 0.0)
+            )
+        else:
+            self._give_up(queue, group_id, copy)
+        step, letter = self.step, copy.letter if copy.may(Kind.MOVING) else None
+
+        def confirmed() -> None:
+            if letter is not None:
+                letter.confirmed = True
+                copy.spots = {DEAD}
+            if rules.durability == "fsync":
+                copy.before = [(at, spots) for at, spots in copy.before if at > step]
+                group.born = 0
+
+        return confirmed
+
+    def _fail(self, queue: Queue, group_id: str, copy: Copy, due: float) -> None:
+        """A delivery failed: the message is ready again, or that was the last."""
+        (spot,) = copy.spots
+        if spot.deliveries > queue.rules.max_retries:
+            self._give_up(queue, group_id, copy)
+        else:
+            self._become(copy, Spot(Kind.READY, spot.deliveries, due))
+
+    def _give_up(self, queue: Queue, group_id: str, copy: Copy) -> None:
+        """To the dead letters, or nowhere when the queue keeps none."""
+        if queue.rules.dead_letters is None:
+            self._become(copy, DONE)
+            return
+        self._become(copy, Spot(Kind.MOVING, max(spot.deliveries for spot in copy.spots)))
+        self._write_letter(queue, group_id, copy)
+
+    def _write_letter(self, queue: Queue, group_id: str, copy: Copy, *, unsure: bool = False) -> None:
+        target = self.queues[queue.rules.dead_letters or ""]
+        letter = self._add(target, f"{group_id}>{copy.message.label}", None, copy.message.routing_key, _NEVER)
+        copy.letter, letter.source = letter, copy
+        if unsure:
+            letter.unsure = True
+            for group in target.groups.values():
+                group.copies[letter].spots.add(NONE)
+
+    def _become(self, copy: Copy, *spots: Spot) -> None:
+        self.step += 1
+        copy.before.append((self.step, copy.spots))
+        copy.spots = set(spots)
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Deliveries time out."""
+        self.now = now
+        for queue, group_id, group, copy in self._every():
+            for spot in list(copy.spots):
+                if spot.kind is Kind.FLIGHT and spot.at <= now:
+                    group.counts["timed_out"] += 1
+                    self._fail(queue, group_id, copy, now + queue.rules.backoff_s(spot.deliveries))
+
+    def _every(self) -> Iterator[tuple[Queue, str, Group, Copy]]:
+        for queue in self.queues.values():
+            for group_id, group in queue.groups.items():
+                for copy in list(group.copies.values()):
+                    yield queue, group_id, group, copy
+
+    def next_due(self) -> float:
+        """When the engine must look at its clock at the latest."""
+        times = [
+            spot.at
+            for _, _, group, copy in self._every()
+            for spot in copy.spots
+            if spot.kind is Kind.FLIGHT
+            or (spot.kind is Kind.READY and spot.at > self.now and group.members and len(copy.spots) == 1)
+        ]
+        return min(times, default=_NEVER)
+
+    def rest(self) -> None:
+        """The engine has nothing left to do at this time: whatever could be done was done."""
+        for queue in self.queues.values():
+            for group_id, group in queue.groups.items():
+                copies = sorted(group.copies.values(), key=lambda copy: copy.message.place or (_NEVER, 0))
+                retried = [copy for copy in copies if copy.is_retried]
+                for copy in copies:
+                    self._settle_down(queue, group, copy, retried, f"{queue.name}/{group_id}")
+
+    def _settle_down(self, queue: Queue, group: Group, copy: Copy, retried: Iterable[Copy], where: str) -> None:
+        sent, left = copy.message, set[Spot]()
+        is_served = bool(group.members) and all(
+            takes and len(group.held_by(consumer)) < queue.rules.max_in_flight
+            for consumer, takes in group.members.items()
+        )
+        # Its source may still become it.
+        is_open = sent.unsure and sent.source is not None and sent.source.may(Kind.READY, Kind.MOVING)
+        is_behind = queue.rules.ordered and any(self._may_hold_back(other, copy) for other in retried)
+        for spot in copy.spots:
+            if spot.kind is Kind.MOVING:
+                left.add(DEAD)
+            elif spot.kind is not Kind.READY or spot.at > self.now or not is_served or is_behind or is_open:
+                left.add(spot)
+            elif is_passed_over(group, sent, self.now):
+                left.add(DONE)
+            elif spot.deliveries > queue.rules.max_retries:
+                left.add(DEAD if queue.rules.dead_letters is not None else DONE)
+        if not left:
+            raise ViolationError(f"{where} does not deliver {sent.label} although every consumer has room")
+        if left != copy.spots:
+            self._become(copy, *left)
+
+    def _may_hold_back(self, other: Copy, copy: Copy) -> bool:
+        place, own = other.message.place or (0, 0), copy.message.place
+        return other.is_retried and other is not copy and (own is None or (own[0] == place[0] and place < own))
+
+    # -- crashes -------------------------------------------------------------------------------------------------
+
+    def crash(self, *, power: bool) -> int:
+        """The process is gone; with ``power`` also what the disk had not made safe. Returns up to which step it was."""
+        mark = self.synced if power else self.written
+        self.lost_power |= power
+        for queue in self.queues.values():
+            self._note_unneeded(queue)
+            for sent in queue.messages:
+                sent.unsure |= not (sent.number <= mark or (sent.confirmed and queue.rules.durability == "fsync"))
+        for queue in list(self.queues.values()):
+            if queue.rules.durability == "memory":
+                self.queues[queue.name] = Queue(queue.name, queue.rules)
+                continue
+            for group_id, group in queue.groups.items():
+                group.members, group.counts, group.reached, group.total = {}, dict.fromkeys(COUNTED, 0), {}, None
+                for copy in group.copies.values():
+                    self._crash_copy(queue, group_id, group, copy, mark, power)
+        # What has outlived the process was written, and what has outlived the power was safe.
+        self.written = self.step
+        self.synced = self.step if power else self.synced
+        return mark
+
+    def _crash_copy(self, queue: Queue, group_id: str, group: Group, copy: Copy, mark: int, power: bool) -> None:
+        held = set(copy.spots).union(*(spots for at, spots in copy.before if at > mark))
+        spots = {NEW} if group.born > mark and not held <= {NONE} else set[Spot]()
+        if copy.message.unsure:
+            spots.add(NONE)
+        is_exhausted = False
+        for spot in held:
+            if spot.kind is Kind.MOVING:
+                spots.add(DEAD)
+            if spot.kind in (Kind.FLIGHT, Kind.MOVING):
+                spot = Spot(Kind.READY, spot.deliveries, self.now)
+            spots.add(spot)
+            is_exhausted |= spot.kind is Kind.READY and spot.deliveries > queue.rules.max_retries
+        if is_exhausted and queue.rules.dead_letters is not None:
+            # Once somebody asks for it.
+            spots |= {DEAD, Spot(Kind.MOVING)}
+            self._write_letter(queue, group_id, copy, unsure=True)
+        elif is_exhausted:
+            spots.add(DONE)
+        copy.spots = spots
+        copy.before = [] if power else [(at, past) for at, past in copy.before if at > self.synced]
+
+    def reopened(self, name: str, group_ids: Iterable[str], mark: int) -> None:
+        """The engine is back, with these groups; what was done up to step ``mark`` must be there."""
+        queue, found = self.queues[name], set(group_ids)
+        for group_id in [group_id for group_id in queue.groups if group_id not in found]:
+            group = queue.groups.pop(group_id)
+            for copy in group.copies.values():
+                copy.spots = {NONE}
+            if group.born <= mark:
+                raise ViolationError(f"{name}/{group_id} is gone")
+        if found != set(queue.groups):
+            raise ViolationError(f"{name} has groups {found} that nobody made")
+
+    @property
+    def is_open(self) -> bool:
+        """Something may still happen to some message."""
+        return any(copy.may(Kind.READY, Kind.FLIGHT, Kind.MOVING) for _, _, _, copy in self._every())
+
+    def finish(self) -> None:
+        """After everything was drained: nothing vanished."""
+        for queue, group_id, _, copy in self._every():
+            what = f"{queue.name}/{group_id}: {copy.message.label}"
+            if not copy.spots <= THROUGH:
+                raise ViolationError(f"{what} is stuck: {copy.spots}")
+            if copy.spots == {DEAD} and copy.letter is not None and not self._may_lose_letters(queue):
+                letters = self.queues[queue.rules.dead_letters or ""].labels[copy.letter.label]
+                if all(letter.unsure for letter in letters):
+                    raise ViolationError(f"{what} vanished without a letter")
+
+    def _may_lose_letters(self, queue: Queue) -> bool:
+        """What was only written may be lost in one log and not in the other."""
+        return self.lost_power and queue.rules.durability != "fsync"

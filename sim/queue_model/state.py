@@ -1,0 +1,154 @@
+"""What the oracle remembers: messages, every group's copies of them, and what may be true of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Final, NamedTuple
+
+_FNV_BASIS: Final = 0x811C9DC5
+_FNV_PRIME: Final = 0x01000193
+COUNTED: Final = ("delivered", "redelivered", "acked", "nacked", "rejected", "timed_out")
+"""What the oracle counts, too."""
+BUCKETS: Final = ("lag", "retrying", "in_flight", "dead_lettering")
+"""Where a message is as long as a group is not through with it."""
+ENDS: Final = ("acked", "dead_lettered", "expired", "discarded", "dropped", "unreadable", "unmatched")
+"""How a group gets through with a message."""
+
+
+class ViolationError(AssertionError):
+    """The engine did what no specification allows."""
+
+
+class Kind(Enum):
+    READY = "ready"
+    """To be delivered from a time on, for the first time when its count is 0."""
+    FLIGHT = "in flight"
+    MOVING = "on its way to the dead letters"
+    DEAD = "dead-lettered"
+    DONE = "settled, given up or expired"
+    NONE = "not there: never stored, lost in a crash before it was safe, or not kept for a new group"
+
+
+class Spot(NamedTuple):
+    """Something that may be true of a copy."""
+
+    kind: Kind
+    deliveries: int = 0
+    """So far."""
+    at: float = 0.0
+    """Ready: due. In flight: when it times out."""
+    holder: str = ""
+    """In flight: the consumer."""
+
+
+NEW: Final = Spot(Kind.READY)
+DEAD: Final = Spot(Kind.DEAD)
+DONE: Final = Spot(Kind.DONE)
+NONE: Final = Spot(Kind.NONE)
+THROUGH: Final = {DEAD, DONE, NONE}
+
+
+class Rules(NamedTuple):
+    """What the oracle needs to know of a queue's configuration."""
+
+    durability: str
+    ordered: bool
+    partitions: int
+    timeout_s: float
+    max_retries: float
+    """Infinite for a dead-letter queue."""
+    backoff_s: Callable[[int], float]
+    nack_waits: bool
+    dead_letters: str | None
+    max_depth: int
+    ttl_s: float
+    max_in_flight: int
+
+
+class Sent:
+    """One message of a queue."""
+
+    def __init__(self, label: str, number: int, key: str | None, routing_key: str, expires_at: float) -> None:
+        self.label = label
+        self.number = number
+        """The step at which it was published."""
+        self.key = key
+        self.routing_key = routing_key
+        self.expires_at = expires_at
+        self.confirmed = False
+        self.unsure = False
+        """A crash may have lost it."""
+        self.unneeded = False
+        """At some time no group needed it any more, so a group to come need not get it."""
+        self.source: Copy | None = None
+        """A dead letter's."""
+        self.place: tuple[int, int] | None = None
+        """Partition and offset, once a delivery showed them."""
+
+
+def bucket_of(spot: Spot) -> str:
+    """Where the engine's figures count it."""
+    if spot.kind is Kind.READY:
+        return "retrying" if spot.deliveries else "lag"
+    return {Kind.FLIGHT: "in_flight", Kind.MOVING: "dead_lettering"}.get(spot.kind, "through")
+
+
+class Copy:
+    """A message as one group sees it."""
+
+    def __init__(self, message: Sent, *spots: Spot) -> None:
+        self.message = message
+        self.spots = set(spots)
+        self.before: list[tuple[int, set[Spot]]] = []
+        """(step, what held until then), as far as a crash may bring it back."""
+        self.letter: Sent | None = None
+        """The dead letter that it became, or may have become."""
+
+    @property
+    def is_retried(self) -> bool:
+        return any(spot.deliveries and spot.kind is Kind.READY for spot in self.spots)
+
+    def may(self, *kinds: Kind) -> bool:
+        return any(spot.kind in kinds for spot in self.spots)
+
+
+class Group:
+    """A consumer group."""
+
+    def __init__(self, wants: Callable[[str], bool], born: float) -> None:
+        self.wants = wants
+        """Whether it wants a routing key."""
+        self.born = born
+        """The step that created it; 0 once it is known to survive any crash."""
+        self.copies: dict[Sent, Copy] = {}
+        self.members: dict[str, bool] = {}
+        """Consumer -> whether it takes what it is given."""
+        self.counts = dict.fromkeys(COUNTED, 0)
+        self.reached: dict[int, int] = {}
+        """Partition -> highest offset delivered."""
+        self.total: int | None = None
+        """What conservation must keep constant."""
+
+    def held_by(self, consumer: str) -> list[Copy]:
+        return [copy for copy in self.copies.values() if any(spot.holder == consumer for spot in copy.spots)]
+
+
+class Queue:
+    """A queue."""
+
+    def __init__(self, name: str, rules: Rules) -> None:
+        self.name = name
+        self.rules = rules
+        self.messages: dict[Sent, None] = {}
+        self.groups: dict[str, Group] = {}
+        self.labels: dict[str, list[Sent]] = {}
+        self.places: dict[tuple[int, int], Sent] = {}
+
+
+def fnv1a_32(text: str) -> int:
+    """The hash that spreads keys over partitions."""
+    value = _FNV_BASIS
+    for byte in text.encode():
+        value = (value ^ byte) * _FNV_PRIME & 0xFFFFFFFF
+    return value

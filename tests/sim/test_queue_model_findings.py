@@ -1,0 +1,52 @@
+"""What the model found in the queue engine, each with its smallest example."""
+
+from __future__ import annotations
+
+from reference_broker.core.queues import Verb
+from sim.disk import Persistence
+from sim.queue_model.life import LETTERS, QUEUE, QueueLife, Setup
+
+
+def test_the_state_of_an_idle_group_is_synced_after_a_restart() -> None:
+    """Its process was killed before the periodic sync, and an idle group wrote nothing more: its acks stayed unsafe."""
+    life = QueueLife(Setup(durability="interval"))
+    life.join(QUEUE, "g", "a")
+    life.rest()
+    life.kill()
+    life.turn()
+    life.wait(1.0)
+    life.rest()
+    life.lose_power(Persistence.NONE)
+    life.check()
+
+
+def test_a_nack_that_was_the_last_is_confirmed_with_its_dead_letter() -> None:
+    """Its confirm waited for a sync of the group's log, which had nothing to sync, until the next periodic one."""
+    life = QueueLife(Setup(max_retries=0))
+    life.publish()
+    life.rest()
+    member = life.join(QUEUE, "g", "a")
+    life.rest()
+    life.wait(1.0)
+    life.rest()
+    life.settle(member, 0, Verb.NACK)
+    life.rest()
+    assert life.engine.stats(LETTERS).depth == 1
+
+
+def test_a_message_that_expires_behind_others_is_counted_once() -> None:
+    """It came back for a group that had it in flight, and was counted again for one that had not got it yet."""
+    life = QueueLife(Setup(max_in_flight=3, dead_letters=False))
+    for _ in range(8):
+        life.publish()
+    life.rest()
+    life.join(QUEUE, "h", "a")
+    life.rest()
+    life.publish(expires_in_s=3.0)
+    for member in "ab":
+        life.join(QUEUE, "g", member, is_eager=member == "a")
+        life.rest()
+    for _ in range(5):
+        life.wait(1.25)
+        life.rest()
+        life.check()
