@@ -8,12 +8,13 @@ what it did is as durable as the queue promises.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import msgspec
 
 from reference_broker.config import QueueConfig
 from reference_broker.core.queues.address import DEAD_LETTER_PREFIX, check_queue_name, is_dead_letter
+from reference_broker.core.queues.delay_store import MAX_LISTED, DelayedMessage
 from reference_broker.core.queues.errors import QueueError, QueueErrorCode
 
 if TYPE_CHECKING:
@@ -106,9 +107,43 @@ def _stats(engine: QueueEngine, request: AdminRequest) -> None:
     request.answer(engine.stats(request.queue))
 
 
+class DelaysRequest(Fields, frozen=True, kw_only=True):
+    """``$admin/queue/<queue>/delays``: list what waits for its time, or cancel one."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_LISTED)] = 100
+    after: str | None = None
+    """Only what was published behind this delay id."""
+    cancel: str | None = None
+    """Cancel the message of this delay id instead."""
+
+
+class DelayedMessages(msgspec.Struct, frozen=True, kw_only=True):
+    messages: list[DelayedMessage]
+    """In the order in which they were published."""
+
+
+class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
+    cancelled: bool
+
+
+def _delays(engine: QueueEngine, request: AdminRequest) -> None:
+    wanted = request.read(DelaysRequest)
+    if wanted.cancel is None:
+        listed = engine.delayed(request.queue, limit=wanted.limit, after=wanted.after)
+        request.answer(DelayedMessages(messages=listed))
+        return
+
+    def done(error: QueueError | None) -> None:
+        request.answer(error or Cancelled(cancelled=True))
+
+    if not engine.cancel_delayed(request.queue, wanted.cancel, request.now, done):
+        request.answer(Cancelled(cancelled=False))
+
+
 OPERATIONS: Final[dict[str, Handler]] = {
     "config": _config,
     "stats": _stats,
+    "delays": _delays,
 }
 """Last level of the topic -> what serves it, for one queue."""
 GENERAL_OPERATIONS: Final[dict[str, Handler]] = {
