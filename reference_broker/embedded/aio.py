@@ -8,9 +8,12 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from reference_broker.core.broker_state import default_group
+import msgspec
+
+from reference_broker.config import QueueConfig
+from reference_broker.core.broker_state import default_group, is_queue_topic
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Consumer, Delivery, QueueError, QueueErrorCode, QueueStats, Verb
 from reference_broker.core.queues.address import dead_letter_name
@@ -34,6 +37,7 @@ from reference_broker.embedded.messages import (
     new_message,
     topic_of,
 )
+from reference_broker.embedded.replies import Replies, Reply
 from reference_broker.embedded.transaction import AsyncTransaction, Producers
 
 if TYPE_CHECKING:
@@ -54,6 +58,7 @@ class AsyncQueues:
         self._subscriptions: set[AsyncSubscription] = set()
         self._count = 0
         self._producers = Producers()
+        self._replies = Replies(self)
 
     def turn(self) -> tuple[NodeDriver, float]:
         """The driver and the time; what is done before the next await belongs to one turn."""
@@ -177,6 +182,46 @@ class AsyncQueues:
         """
         return AsyncTransaction(self, self._producers, transactional_id, timeout_s)
 
+    # -- request and response ------------------------------------------------------------------------------------
+
+    async def request(
+        self, queue: str, message: bytes | NewMessage, *, timeout_s: float = 30.0, **options: Unpack[MessageOptions]
+    ) -> Reply:
+        """Publish a request and wait for its reply; whoever gets it calls ``reply``, or answers over a protocol.
+
+        Raises :class:`TimeoutError`; a reply that comes later is dropped.
+        """
+        await self._replies.start()
+        correlation, reply = self._replies.expect()
+        try:
+            async with asyncio.timeout(timeout_s):
+                new = new_message(message, options)
+                addressed = msgspec.structs.replace(
+                    new, response_topic=self._replies.topic, correlation_data=correlation
+                )
+                await self.publish(queue, addressed)
+                return await reply
+        finally:
+            self._replies.forget(correlation)
+
+    # -- managing queues -----------------------------------------------------------------------------------------
+
+    async def create(self, queue: str, **settings: Any) -> QueueConfig:
+        """Create a queue; ``settings`` are keys of its configuration. Raises ``QueueExistsError`` and others."""
+        driver, now = self.turn()
+        try:
+            return driver.node.engine.create_queue(queue, settings, now)
+        except QueueError as error:
+            raise named(error) from error
+
+    async def update(self, queue: str, **changes: Any) -> QueueConfig:
+        """Change settings of a queue in use."""
+        driver, now = self.turn()
+        try:
+            return driver.node.engine.update_queue(queue, changes, now)
+        except QueueError as error:
+            raise named(error) from error
+
     # -- dead letters and stored messages ------------------------------------------------------------------------
 
     async def dead_letter(self, queue: str, message: bytes | NewMessage, reason: str) -> Published | None:
@@ -259,6 +304,10 @@ class AsyncSubscription:
         self._consumer: Consumer | None = None
         self._task: asyncio.Task[None] | None = None
         self._ended = False
+
+    @property
+    def has_ended(self) -> bool:
+        return self._ended
 
     async def start(self) -> Self:
         """Join the group; ``async with`` does it."""
@@ -483,3 +532,19 @@ class AsyncReceived(ReceivedMessage):
     async def extend(self, seconds: float | None = None) -> None:
         """More time: ``seconds`` from now, or the queue's delivery timeout once more."""
         await self._settle(self._request(Verb.EXTEND, extend_s=seconds))
+
+    async def reply(self, message: bytes | NewMessage) -> None:
+        """Answer the request: on its response topic, with its correlation data. It is not settled by that.
+
+        Raises :class:`ValueError` when the message is no request.
+        """
+        topic = self.response_topic
+        if topic is None:
+            problem = f"{self.message_id} has no response topic"
+            raise ValueError(problem)
+        new = msgspec.structs.replace(new_message(message, {}), correlation_data=self.correlation_data)
+        if is_queue_topic(topic):
+            await self._queues.publish(topic, new)
+        else:
+            driver, now = self._queues.turn()
+            driver.node.state.publish(new.to_message(topic, now), None, now)

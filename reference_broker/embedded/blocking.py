@@ -12,12 +12,14 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
+from reference_broker.config import QueueConfig
 from reference_broker.core.queues import QueueError, QueueStats
 from reference_broker.core.queues.transaction import TransactionKey
 from reference_broker.embedded.aio import AsyncQueues, AsyncReceived, AsyncSubscription, ReceivedMessage
 from reference_broker.embedded.errors import BrokerClosedError
 from reference_broker.embedded.health import DeadLetterStats, HealthSnapshot
 from reference_broker.embedded.messages import MessageOptions, NewMessage, Published, StoredCopy
+from reference_broker.embedded.replies import Reply
 from reference_broker.embedded.transaction import AsyncTransaction
 
 log = logging.getLogger(__name__)
@@ -125,6 +127,27 @@ class Queues:
         """See :meth:`AsyncQueues.transaction`; ``with`` it. ``timeout_s`` is the transaction's own."""
         return BlockingTransaction(self._queues.transaction(transactional_id, timeout_s=timeout_s), self._caller)
 
+    def request(
+        self,
+        queue: str,
+        message: bytes | NewMessage,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        **options: Unpack[MessageOptions],
+    ) -> Reply:
+        """See :meth:`AsyncQueues.request`."""
+        return self._caller.call(
+            lambda: self._queues.request(queue, message, timeout_s=timeout_s, **options), timeout_s + DEFAULT_TIMEOUT_S
+        )
+
+    def create(self, queue: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, **settings: Any) -> QueueConfig:
+        """See :meth:`AsyncQueues.create`."""
+        return self._caller.call(lambda: self._queues.create(queue, **settings), timeout_s)
+
+    def update(self, queue: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, **changes: Any) -> QueueConfig:
+        """See :meth:`AsyncQueues.update`."""
+        return self._caller.call(lambda: self._queues.update(queue, **changes), timeout_s)
+
     def dead_letter(
         self, queue: str, message: bytes | NewMessage, reason: str, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> Published | None:
@@ -178,6 +201,10 @@ class Received(ReceivedMessage):
     def extend(self, seconds: float | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """See :meth:`AsyncReceived.extend`."""
         self._call(lambda: self._inner.extend(seconds), timeout_s)
+
+    def reply(self, message: bytes | NewMessage, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """See :meth:`AsyncReceived.reply`."""
+        self._call(lambda: self._inner.reply(message), timeout_s)
 
 
 class Subscription:

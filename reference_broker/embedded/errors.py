@@ -73,6 +73,30 @@ class TransactionStateError(QueueError):
     """The transaction has ended, by its timeout for one, or another of that name is open; the text says which."""
 
 
+class UnknownGroupError(QueueError):
+    """The queue has no group of that name."""
+
+
+class UnknownMemberError(QueueError):
+    """The consumer is no member of the group, or its session has timed out."""
+
+
+class StaleGenerationError(QueueError):
+    """The group has been assigned anew since: ask for the current assignment."""
+
+
+class InvalidCursorError(QueueError):
+    """The cursor names no place that the group could go to."""
+
+
+class NotIdleError(QueueError):
+    """The delivery has not been idle for as long as was asked."""
+
+
+class QueueInUseError(QueueError):
+    """The queue, or the group, is in use."""
+
+
 class StorageFailedError(QueueError):
     """The disk refused a write or a sync."""
 
@@ -94,6 +118,12 @@ NAMES: dict[QueueErrorCode, type[QueueError]] = {
     QueueErrorCode.OUT_OF_SEQUENCE: OutOfSequenceError,
     QueueErrorCode.UNKNOWN_TRANSACTION: UnknownTransactionError,
     QueueErrorCode.TRANSACTION_STATE: TransactionStateError,
+    QueueErrorCode.UNKNOWN_GROUP: UnknownGroupError,
+    QueueErrorCode.UNKNOWN_MEMBER: UnknownMemberError,
+    QueueErrorCode.STALE_GENERATION: StaleGenerationError,
+    QueueErrorCode.BAD_CURSOR: InvalidCursorError,
+    QueueErrorCode.NOT_IDLE: NotIdleError,
+    QueueErrorCode.IN_USE: QueueInUseError,
     QueueErrorCode.STORAGE_FAILED: StorageFailedError,
 }
 

@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from queue import Queue
 
+import paho.mqtt.client as mqtt
 import pytest
+from paho.mqtt.enums import CallbackAPIVersion
 
 from reference_broker.broker import Broker
 from reference_broker.config import BrokerConfig, ListenerConfig, QueueConfig, QueuesConfig, RetryConfig
@@ -27,6 +30,7 @@ from reference_broker.embedded import (
     NewMessage,
     NotPendingError,
     Priority,
+    QueueExistsError,
     QueueFullError,
     Subscription,
     TransactionStateError,
@@ -342,6 +346,65 @@ def test_transactions_of_many_threads(broker: Broker) -> None:
     assert (broker.queues.stats("a").enqueued, broker.queues.stats("b").enqueued) >= (20, 20)
     with broker.queues.subscribe("a", buffer_size=32) as out:
         assert len({_next(out).payload for _ in range(20)}) == 20
+
+
+# -- request and response, managing queues
+
+
+def test_a_request_gets_its_reply(broker: Broker) -> None:
+    def answer(received: Received) -> None:
+        received.reply(NewMessage(payload=received.payload.upper(), content_type="text/plain"))
+
+    with broker.queues.subscribe("service", group="servers", callback=answer), ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda text: broker.queues.request("service", text).payload, [b"a", b"b", b"c", b"d"]))
+    assert found == [b"A", b"B", b"C", b"D"]
+
+
+def test_a_request_that_nobody_answers(broker: Broker) -> None:
+    with pytest.raises(TimeoutError):
+        broker.queues.request("service", b"x", timeout_s=0.1)
+    with broker.queues.subscribe("service", group="servers") as servers:
+        late = _next(servers)
+        late.reply(b"too late")
+        late.ack()
+    broker.queues.publish("plain", b"x")
+    with broker.queues.subscribe("plain") as subscription, pytest.raises(ValueError, match="no response topic"):
+        _next(subscription).reply(b"x")
+
+
+def test_a_reply_to_an_ordinary_topic_reaches_its_subscribers(broker: Broker) -> None:
+    client = mqtt.Client(CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
+    got: Queue[tuple[bytes, bytes]] = Queue()
+    subscribed = threading.Event()
+
+    def on_message(_client: mqtt.Client, _data: object, message: mqtt.MQTTMessage) -> None:
+        assert message.properties is not None
+        got.put((bytes(message.payload), getattr(message.properties, "CorrelationData", b"")))
+
+    client.on_message = on_message
+    client.on_subscribe = lambda *_: subscribed.set()
+    client.connect(broker.host, broker.port)
+    client.loop_start()
+    client.subscribe("replies/1", qos=1)
+    assert subscribed.wait(TIMEOUT_S)
+    broker.queues.publish("service", b"x", response_topic="replies/1", correlation_data=b"\0\xff")
+    with broker.queues.subscribe("service") as subscription:
+        _next(subscription).reply(b"answer")
+    assert got.get(timeout=TIMEOUT_S) == (b"answer", b"\0\xff")
+    client.disconnect()
+    client.loop_stop()
+
+
+def test_queues_are_created_and_changed(broker: Broker) -> None:
+    created = broker.queues.create("jobs", partitions=3, max_depth=2)
+    assert (created.partitions, created.max_depth) == (3, 2)
+    with pytest.raises(QueueExistsError):
+        broker.queues.create("jobs")
+    broker.queues.publish_batch("jobs", [b"x"] * 2)
+    with pytest.raises(QueueFullError):
+        broker.queues.publish("jobs", b"x")
+    assert broker.queues.update("jobs", max_depth=3).max_depth == 3
+    broker.queues.publish("jobs", b"x")
 
 
 # -- stored messages and health
