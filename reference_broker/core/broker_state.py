@@ -14,12 +14,14 @@ from typing import ClassVar
 import msgspec
 
 from reference_broker.config import BrokerConfig
+from reference_broker.core import queue_consumers
 from reference_broker.core.access import AccessControl
 from reference_broker.core.message import Message
 from reference_broker.core.queue_admin import QueueAdmin
 from reference_broker.core.queues import Delivery, QueueEngine, QueueError, QueueErrorCode, Verb, settle_request
 from reference_broker.core.queues.admin import ADMIN_PREFIX
 from reference_broker.core.queues.confirms import Stored
+from reference_broker.core.queues.group_operations import GROUP_VERBS
 from reference_broker.core.retained import RetainedStore
 from reference_broker.core.routing import Subscription, SubscriptionTree
 from reference_broker.core.session import Session, SessionConnection, Will
@@ -168,7 +170,15 @@ class BrokerState:
         session.resume(now)
         for topic_filter, subscription in session.subscriptions.items():
             if is_queue_topic(topic_filter):
-                self._consume(session, topic_filter, self._group_of(session, topic_filter), subscription, now)
+                queue_consumers.consume(
+                    self,
+                    session,
+                    topic_filter,
+                    self._group_of(session, topic_filter),
+                    subscription,
+                    session.consumer_options.get(topic_filter, ()),
+                    now,
+                )
 
     def disconnect(self, session: Session, connection: SessionConnection, now: float, *, publish_will: bool) -> None:
         """The session's connection ended. Late news from a connection that was taken over is ignored."""
@@ -311,6 +321,15 @@ class BrokerState:
             address = self.engine.address(message.topic)
             if address.verb is None:
                 self.engine.publish(address, message, now, on_confirmed, on_stored)
+            elif address.verb in GROUP_VERBS:
+                self.engine.groups.request(
+                    address.verb,
+                    address.queue,
+                    message.user_properties,
+                    consumer_id=publisher.client_id if publisher is not None else None,
+                    now=now,
+                    on_done=on_confirmed,
+                )
             elif address.verb is Verb.CANCEL:
                 self.engine.cancel_named(address.queue, message, now, on_confirmed)
             else:
@@ -330,6 +349,12 @@ class BrokerState:
         request = settle_request.parse(verb, message.user_properties)
         consumer_id = publisher.client_id if publisher is not None else None
         self.engine.settle_request(queue, request, consumer_id=consumer_id, now=now, on_done=on_confirmed)
+
+    def received(self, session: Session, delivery: Delivery, now: float) -> None:
+        """A client acknowledged, on the level of its protocol, a delivery that it need not settle itself."""
+        consumer = session.auto_consumers.get((delivery.queue, delivery.group))
+        if consumer is not None:
+            self.engine.groups.received(consumer, delivery.partition, delivery.offset, now)
 
     def settle_delivery(self, session: Session, delivery: Delivery, now: float) -> None:
         """A protocol without explicit settlement (MQTT 3.1.1) acknowledged a queue delivery."""
@@ -355,13 +380,17 @@ class BrokerState:
     def subscribe(
         self, session: Session, topic_filter: str, subscription: Subscription, group: str | None, now: float
     ) -> SubscribeOutcome:
-        """Add a subscription. ``topic_filter`` is the filter as written; ``group`` the consumer group asked for."""
+        """Add a subscription. ``topic_filter`` is the filter as written; ``group`` the consumer group asked for.
+
+        What else a consumer of a queue asks for is in ``session.asked``.
+        """
         existed = topic_filter in session.subscriptions
         if not existed and len(session.subscriptions) >= self.config.mqtt.max_subscriptions_per_client:
             return SubscribeOutcome(qos=-1, error=QueueError(QueueErrorCode.LIMIT, "too many subscriptions"))
         if is_queue_topic(topic_filter):
             try:
-                self._consume(session, topic_filter, group or default_group(session.client_id), subscription, now)
+                named = group or default_group(session.client_id)
+                queue_consumers.consume(self, session, topic_filter, named, subscription, session.asked, now)
             except QueueError as error:
                 return SubscribeOutcome(qos=-1, error=error)
         else:
@@ -378,13 +407,20 @@ class BrokerState:
         return SubscribeOutcome(qos=subscription.qos, existed=existed)
 
     def restore_subscription(
-        self, session: Session, topic_filter: str, subscription: Subscription, group: str | None
+        self,
+        session: Session,
+        topic_filter: str,
+        subscription: Subscription,
+        group: str | None,
+        asked: queue_consumers.Asked = (),
     ) -> None:
         """A subscription from before a restart; queues are consumed from again when the client is back."""
         if not is_queue_topic(topic_filter):
             self.tree.add(session, subscription)
         elif group is not None:
             session.consumer_groups[topic_filter] = group
+            if asked:
+                session.consumer_options[topic_filter] = asked
         self.traffic.subscribed(shared=subscription.share_name is not None)
         self.sys_topics.subscribed(subscription, self.now)
         self.admin.subscribed(subscription, self.now)
@@ -404,10 +440,7 @@ class BrokerState:
         if subscription is None:
             return False
         self._uncount(subscription)
-        consumer = session.consumers.pop(topic_filter, None)
-        if consumer is not None:
-            self.engine.unsubscribe(consumer, now)
-        else:
+        if not queue_consumers.leave(self, session, topic_filter, now):
             self.tree.remove(session, subscription)
         return True
 
@@ -418,38 +451,6 @@ class BrokerState:
 
     def _group_of(self, session: Session, topic_filter: str) -> str:
         return session.consumer_groups.get(topic_filter) or default_group(session.client_id)
-
-    def _consume(self, session: Session, topic_filter: str, group: str, subscription: Subscription, now: float) -> None:
-        address = self.engine.address(topic_filter)
-        if address.verb is not None:
-            raise QueueError(QueueErrorCode.BAD_ADDRESS, "settlement topics cannot be subscribed to")
-        previous = session.consumers.pop(topic_filter, None)
-        if previous is not None:
-            self.engine.unsubscribe(previous, now)
-        identifiers = (subscription.identifier,) if subscription.identifier else ()
-        qos = min(subscription.qos, 1)
-        plain = qos == 1 and not identifiers
-
-        def deliver(delivery: Delivery) -> bool:
-            connection = session.connection
-            if connection is None or session.queued or len(session.in_flight) >= session.window:
-                session.stalled_consumers.append(consumer)
-                return False
-            if plain and session.hand_over(connection, delivery):
-                return True
-            session.deliver(self.delivery_message(delivery), qos, False, identifiers, delivery)
-            return True
-
-        consumer = self.engine.subscribe(
-            address.queue,
-            pattern=address.routing_key,
-            group=group,
-            consumer_id=session.client_id,
-            deliver=deliver,
-            now=now,
-        )
-        session.consumers[topic_filter] = consumer
-        session.consumer_groups[topic_filter] = group
 
     def delivery_message(self, delivery: Delivery) -> Message:
         """The message a consumer gets: the publisher's, on the delivery topic, with the queue's properties."""

@@ -166,6 +166,12 @@ class Session:
         """Queue consumers by filter; they exist only while connected."""
         self.consumer_groups: dict[str, str] = {}
         """Group of each queue subscription by filter, for the time after a reconnect."""
+        self.consumer_options: dict[str, tuple[tuple[str, str], ...]] = {}
+        """Likewise, the options it asked for, if any."""
+        self.asked: tuple[tuple[str, str], ...] = ()
+        """User properties of the SUBSCRIBE that is being handled."""
+        self.auto_consumers: dict[tuple[str, str], Consumer] = {}
+        """Those among :attr:`consumers` with automatic commit, by queue and group."""
         self.inbound_qos2: dict[int, bool] = {}
         """Packet ids received as QoS 2 and not yet released -> PUBREC may be sent (the message is safe)."""
         self.in_flight: dict[int, InFlight] = {}
@@ -330,4 +336,5 @@ class Session:
             self.queued = deque(outgoing for outgoing in self.queued if outgoing.delivery is None)
             self.queued_bytes = sum(len(outgoing.message.payload) for outgoing in self.queued)
         self.consumers.clear()
+        self.auto_consumers.clear()
         self.stalled_consumers.clear()

@@ -255,7 +255,8 @@ class KeptSession:
         if subscription is not None:
             self._filters.add(topic_filter)
             group = self.session.consumer_groups.get(topic_filter)
-            changes.append((key, encode(stored_subscription(subscription, group))))
+            options = self.session.consumer_options.get(topic_filter, ())
+            changes.append((key, encode(stored_subscription(subscription, group, options))))
         elif topic_filter in self._filters:
             self._filters.discard(topic_filter)
             changes.append((key, None))

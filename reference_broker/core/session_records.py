@@ -76,6 +76,8 @@ class StoredSubscription(msgspec.Struct, frozen=True, kw_only=True, array_like=T
     share_name: str | None
     group: str | None
     """Consumer group, for a filter that addresses a queue."""
+    options: tuple[tuple[str, str], ...] = ()
+    """What the consumer asked for beside it, as user properties."""
 
 
 class StoredEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -136,7 +138,9 @@ def restored_message(stored: StoredMessage) -> Message:
     )
 
 
-def stored_subscription(subscription: Subscription, group: str | None) -> StoredSubscription:
+def stored_subscription(
+    subscription: Subscription, group: str | None, options: tuple[tuple[str, str], ...] = ()
+) -> StoredSubscription:
     return StoredSubscription(
         topic_filter=subscription.topic_filter,
         qos=subscription.qos,
@@ -146,6 +150,7 @@ def stored_subscription(subscription: Subscription, group: str | None) -> Stored
         identifier=subscription.identifier,
         share_name=subscription.share_name,
         group=group,
+        options=options,
     )
 
 

@@ -46,6 +46,9 @@ _PUBLISH_REASONS = {
     QueueErrorCode.FULL: Reason.QUOTA_EXCEEDED,
     QueueErrorCode.LIMIT: Reason.QUOTA_EXCEEDED,
     QueueErrorCode.NOT_ALLOWED: Reason.NOT_AUTHORIZED,
+    QueueErrorCode.STALE_GENERATION: Reason.IMPLEMENTATION_SPECIFIC_ERROR,
+    QueueErrorCode.BAD_CURSOR: Reason.IMPLEMENTATION_SPECIFIC_ERROR,
+    QueueErrorCode.NOT_IDLE: Reason.IMPLEMENTATION_SPECIFIC_ERROR,
 }
 """Reason codes that PUBACK and PUBREC may carry (5.0 section 3.4.2.1); others are 0x80."""
 _SUBSCRIBE_REASONS = {
@@ -86,6 +89,9 @@ def _on_subscribe(connection: MqttConnection, packet: Subscribe, now: float) -> 
     group = next((value for key, value in packet.properties.user_property if key == "consumer-group"), None)
     reasons: list[int] = []
     retained: list[Subscription] = []
+    session = connection.session
+    assert session is not None
+    session.asked = packet.properties.user_property
     for request in packet.requests:
         reason, outcome, subscription = _subscribe_one(connection, request, identifier, group, now)
         reasons.append(reason)
@@ -97,8 +103,7 @@ def _on_subscribe(connection: MqttConnection, packet: Subscribe, now: float) -> 
     if connection.version != V5:
         reasons = [reason if reason < 0x80 else 0x80 for reason in reasons]
     connection.send_packet(Suback(packet_id=packet.packet_id, reasons=tuple(reasons)))
-    session = connection.session
-    assert session is not None
+    session.asked = ()
     for subscription in retained:
         connection.broker.send_retained(session, subscription, now)
 

@@ -155,9 +155,12 @@ class Outbound:
         if outgoing.state is not state:
             raise self._unexpected(kind, outgoing.state)
         del session.in_flight[packet_id]
-        if outgoing.delivery is not None and self._connection.version != V5:
-            # 3.1.1 has no properties to settle with, so the acknowledgement settles.
-            self._broker.settle_delivery(session, outgoing.delivery, now)
+        if outgoing.delivery is not None:
+            if self._connection.version != V5:
+                # 3.1.1 has no properties to settle with, so the acknowledgement settles.
+                self._broker.settle_delivery(session, outgoing.delivery, now)
+            elif session.auto_consumers:
+                self._broker.received(session, outgoing.delivery, now)
 
     def _on_pubrec(self, packet_id: int) -> None:
         session = self._connection.active_session

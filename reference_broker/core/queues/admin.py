@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import msgspec
 
 from reference_broker.config import QueueConfig
+from reference_broker.core.queues import group_admin
 from reference_broker.core.queues.address import DEAD_LETTER_PREFIX, check_queue_name, is_dead_letter
 from reference_broker.core.queues.delay_store import MAX_LISTED, DelayedMessage
 from reference_broker.core.queues.errors import QueueError, QueueErrorCode
@@ -142,6 +143,8 @@ def _delays(engine: QueueEngine, request: AdminRequest) -> None:
 
 OPERATIONS: Final[dict[str, Handler]] = {
     "config": _config,
+    "groups": group_admin.groups,
+    "reset": group_admin.reset,
     "stats": _stats,
     "delays": _delays,
 }

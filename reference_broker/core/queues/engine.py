@@ -279,6 +279,8 @@ class QueueEngine:
         """
         self._agenda.now = now
         groups = self._settling_groups(queue, request.group)
+        if request.generation is not None:
+            self.groups.check_generation(queue, request.group or "", consumer_id or "", request.generation)
         settlement.settle_request(groups, queue, request, consumer_id, now, on_done, self.transactions.hold)
 
     def _settling_groups(self, queue: str, group: str | None) -> tuple[ConsumerGroup, ...]:

@@ -11,7 +11,14 @@ from reference_broker.core.queues import claims, cursors
 from reference_broker.core.queues.address import Verb, parse_message_id
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
 from reference_broker.core.queues.group_details import GroupDetails, details_of
-from reference_broker.core.queues.settle_request import GROUP_ID, MESSAGE_ID, OFFSET, PARTITION, whole_number
+from reference_broker.core.queues.settle_request import (
+    GENERATION,
+    GROUP_ID,
+    MESSAGE_ID,
+    OFFSET,
+    PARTITION,
+    whole_number,
+)
 from reference_broker.core.queues.subscribe_options import CursorPosition
 from reference_broker.core.queues.times import parse_duration_ms
 
@@ -24,7 +31,6 @@ if TYPE_CHECKING:
 
 GROUP_VERBS: Final = frozenset((Verb.COMMIT, Verb.CLAIM))
 """Verbs that :meth:`GroupOperations.request` serves."""
-GENERATION: Final = "generation"
 MIN_IDLE: Final = "min-idle"
 COUNT: Final = "count"
 MAX_CLAIMS: Final = 1_000

@@ -21,6 +21,7 @@ RECEIPT: Final = "receipt"
 DELAY: Final = "delay"
 EXTEND: Final = "extend"
 REASON: Final = "reason"
+GENERATION: Final = "generation"
 
 MAX_DELIVERIES = 10_000
 """Deliveries that one settlement may name."""
@@ -48,6 +49,8 @@ class SettleRequest(msgspec.Struct, frozen=True, kw_only=True):
     extend_s: float | None = None
     """Extend: the new deadline is so long from now; None = the queue's delivery timeout."""
     reason: str = ""
+    generation: int | None = None
+    """Refused unless it is the current one of the group."""
     within: TransactionKey | None = None
     """Ack: count when this transaction is committed."""
 
@@ -77,7 +80,7 @@ def parse(verb: Verb, properties: tuple[tuple[str, str], ...]) -> SettleRequest:
 
 
 _TRANSACTION: Final = (PRODUCER_ID, PRODUCER_EPOCH, TRANSACTION_ID)
-_SINGLE = frozenset((GROUP_ID, PARTITION, OFFSET, OFFSETS, DELAY, EXTEND, REASON, *_TRANSACTION))
+_SINGLE = frozenset((GENERATION, GROUP_ID, PARTITION, OFFSET, OFFSETS, DELAY, EXTEND, REASON, *_TRANSACTION))
 _ONLY_GROUP = frozenset((GROUP_ID,))
 
 
@@ -111,6 +114,7 @@ def _parse(verb: Verb, ids: tuple[str, ...], receipts: tuple[str, ...], single: 
         delay_s=_seconds(single, DELAY, verb, Verb.NACK, MAX_NACK_DELAY_S),
         extend_s=_seconds(single, EXTEND, verb, Verb.EXTEND, MAX_EXTENSION_S),
         reason=single.get(REASON, ""),
+        generation=whole_number(single[GENERATION], GENERATION) if GENERATION in single else None,
         within=_transaction(single, verb),
     )
 

@@ -1,0 +1,102 @@
+"""Sessions as consumers of queues: deliveries, news of the assignment, what is consumed again after a reconnect."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from reference_broker.core.message import Message
+from reference_broker.core.queues import Consumer, Delivery, QueueError, QueueErrorCode
+from reference_broker.core.queues import subscribe_options as options_of
+from reference_broker.core.queues.address import topic_of
+from reference_broker.core.queues.consumer import AssignmentEvent, Notify
+from reference_broker.core.queues.subscribe_options import AckMode
+
+if TYPE_CHECKING:
+    from reference_broker.core.broker_state import BrokerState
+    from reference_broker.core.routing import Subscription
+    from reference_broker.core.session import Session
+
+Asked = tuple[tuple[str, str], ...]
+"""User properties of a SUBSCRIBE."""
+ASSIGNMENT_LEVEL = "$assignment"
+
+
+def consume(
+    broker: BrokerState,
+    session: Session,
+    topic_filter: str,
+    group: str,
+    subscription: Subscription,
+    asked: Asked,
+    now: float,
+) -> None:
+    """Let a connected session consume from the queue that a filter addresses. Raises :class:`QueueError`."""
+    engine = broker.engine
+    address = engine.address(topic_filter)
+    if address.verb is not None:
+        raise QueueError(QueueErrorCode.BAD_ADDRESS, "settlement topics cannot be subscribed to")
+    options = options_of.parse(asked)
+    leave(broker, session, topic_filter, now)
+    identifiers = (subscription.identifier,) if subscription.identifier else ()
+    qos = min(subscription.qos, 1)
+    plain = qos == 1 and not identifiers
+    # At QoS 0 nothing says that a delivery arrived, so with automatic commit it counts as received when it is sent.
+    received_when_sent = qos == 0 and options.ack_mode is AckMode.AUTO
+
+    def deliver(delivery: Delivery) -> bool:
+        connection = session.connection
+        if connection is None or session.queued or len(session.in_flight) >= session.window:
+            session.stalled_consumers.append(consumer)
+            return False
+        if plain and session.hand_over(connection, delivery):
+            return True
+        session.deliver(broker.delivery_message(delivery), qos, False, identifiers, delivery)
+        if received_when_sent:
+            engine.groups.received(consumer, delivery.partition, delivery.offset, broker.now)
+        return True
+
+    consumer: Consumer = engine.subscribe(
+        address.queue,
+        pattern=address.routing_key,
+        group=group,
+        consumer_id=session.client_id,
+        deliver=deliver,
+        now=now,
+        options=options,
+        notify=_notifier(session, identifiers) if options.notify else None,
+    )
+    session.consumers[topic_filter] = consumer
+    session.consumer_groups[topic_filter] = group
+    if options.ack_mode is AckMode.AUTO:
+        session.auto_consumers[consumer.queue, consumer.group] = consumer
+    lasting = options_of.lasting(asked)
+    if lasting:
+        session.consumer_options[topic_filter] = lasting
+    else:
+        session.consumer_options.pop(topic_filter, None)
+
+
+def leave(broker: BrokerState, session: Session, topic_filter: str, now: float) -> bool:
+    """Stop consuming; False when the session did not."""
+    consumer = session.consumers.pop(topic_filter, None)
+    if consumer is None:
+        return False
+    session.auto_consumers.pop((consumer.queue, consumer.group), None)
+    broker.engine.unsubscribe(consumer, now)
+    return True
+
+
+def _notifier(session: Session, identifiers: tuple[int, ...]) -> Notify:
+    """Sends each assignment, as JSON, at QoS 0, to ``$queue/<queue>/$assignment``, to this session alone."""
+
+    def notify(event: AssignmentEvent) -> None:
+        message = Message(
+            topic=f"{topic_of(event.queue, '')}/{ASSIGNMENT_LEVEL}",
+            payload=msgspec.json.encode(event),
+            content_type="application/json",
+        )
+        session.deliver(message, 0, False, identifiers)
+
+    return notify
