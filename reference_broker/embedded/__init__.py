@@ -8,7 +8,7 @@
 """
 
 from reference_broker.core.queues.publish_options import Priority
-from reference_broker.embedded.aio import AsyncQueues, AsyncSubscription
+from reference_broker.embedded.aio import AsyncQueues
 from reference_broker.embedded.blocking import BlockingTransaction, Queues, Subscription
 from reference_broker.embedded.errors import (
     AmbiguousSettlementError,
@@ -39,6 +39,7 @@ from reference_broker.embedded.errors import (
 from reference_broker.embedded.health import DeadLetterStats, HealthSnapshot, HealthStatus
 from reference_broker.embedded.messages import AckPolicy, NewMessage, Published, StoredCopy
 from reference_broker.embedded.replies import Reply
+from reference_broker.embedded.subscription import AsyncSubscription
 from reference_broker.embedded.transaction import AsyncTransaction
 
 __all__ = [

@@ -15,11 +15,13 @@ from typing import Any, Self, TypeVar, Unpack
 from reference_broker.config import QueueConfig
 from reference_broker.core.queues import QueueError, QueueStats
 from reference_broker.core.queues.transaction import TransactionKey
-from reference_broker.embedded.aio import AsyncQueues, AsyncReceived, AsyncSubscription, ReceivedMessage
+from reference_broker.embedded.aio import AsyncQueues
 from reference_broker.embedded.errors import BrokerClosedError
 from reference_broker.embedded.health import DeadLetterStats, HealthSnapshot
 from reference_broker.embedded.messages import MessageOptions, NewMessage, Published, StoredCopy
+from reference_broker.embedded.received import AsyncReceived, ReceivedMessage
 from reference_broker.embedded.replies import Reply
+from reference_broker.embedded.subscription import AsyncSubscription
 from reference_broker.embedded.transaction import AsyncTransaction
 
 log = logging.getLogger(__name__)

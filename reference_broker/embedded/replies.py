@@ -11,7 +11,9 @@ import msgspec
 from reference_broker.embedded.errors import QueueExistsError
 
 if TYPE_CHECKING:
-    from reference_broker.embedded.aio import AsyncQueues, AsyncReceived, AsyncSubscription
+    from reference_broker.embedded.aio import AsyncQueues
+    from reference_broker.embedded.received import AsyncReceived
+    from reference_broker.embedded.subscription import AsyncSubscription
 
 QUEUE: Final = "embedded-replies"
 

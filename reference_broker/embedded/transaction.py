@@ -16,7 +16,8 @@ from reference_broker.embedded.errors import named
 from reference_broker.embedded.messages import MessageOptions, NewMessage, Published, new_message
 
 if TYPE_CHECKING:
-    from reference_broker.embedded.aio import AsyncQueues, AsyncReceived
+    from reference_broker.embedded.aio import AsyncQueues
+    from reference_broker.embedded.received import AsyncReceived
     from reference_broker.server.tcp import NodeDriver
 
 _T = TypeVar("_T")

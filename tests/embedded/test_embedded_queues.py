@@ -36,9 +36,9 @@ from reference_broker.embedded import (
     TransactionStateError,
     UnknownQueueError,
 )
-from reference_broker.embedded.aio import AsyncReceived
 from reference_broker.embedded.blocking import Received
 from reference_broker.embedded.errors import NAMES, named
+from reference_broker.embedded.received import AsyncReceived
 
 TIMEOUT_S = 10.0
 
