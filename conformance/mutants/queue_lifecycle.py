@@ -17,6 +17,7 @@ from reference_broker.core.queues.group import ConsumerGroup
 from reference_broker.core.queues.pending import EntryState, PendingEntry
 from reference_broker.core.queues.retry import exhausted_reason
 
+_IDLE_S = 1_800.0
 _Retry = Callable[..., None]
 
 
@@ -198,3 +199,35 @@ def constant_backoff(patch: Patch) -> None:
 @mutant("queue-profile-ignored", "the profile does not change the defaults")
 def profile_ignored(patch: Patch) -> None:
     patch.item(PROFILE_DEFAULTS, Profile.GOQUEUE, {})
+
+
+@mutant("queue-idle-consumers-removed", "a consumer that got nothing for half an hour is taken for dead")
+def idle_removed(patch: Patch) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def serve(self: Dispatcher, now: float) -> None:
+            served = self._group
+            last = served.timeouts[-1][0] if served.timeouts else now
+            for consumer in list(served.consumers.values()):
+                joined: dict[Consumer, float] = served.__dict__.setdefault("mutant_seen", {})
+                if now - joined.setdefault(consumer, min(last, now)) > _IDLE_S:
+                    served.leave(consumer, now)
+            original(self, now)
+
+        return serve
+
+    patch.wrap(Dispatcher, "serve", make)
+
+
+@mutant("queue-first-subscription-only", "a client is served by the first queue that it subscribed to only")
+def first_only(patch: Patch) -> None:
+    first: dict[str, str] = {}
+
+    def make(original: Callable[..., Consumer]) -> Callable[..., Consumer]:
+        def subscribe(self: QueueEngine, queue: str, **more: Any) -> Consumer:
+            if first.setdefault(more["consumer_id"], queue) != queue:
+                more["deliver"] = lambda _delivery: False
+            return original(self, queue, **more)
+
+        return subscribe
+
+    patch.wrap(QueueEngine, "subscribe", make)

@@ -305,3 +305,37 @@ async def unknown(ctx: CaseContext) -> None:
     ctx.must(puback.reason_code < 0x80, f"client: expected the publish to be taken; seen {puback}")
     consumer = await consume(ctx, "known")
     await consumer.expect_publish(payload=b"message")
+
+
+@case(
+    "queue/addressing/payloads-belong-to-their-messages",
+    clauses=("Q-ADDR-10",),
+    requires=("queues",),
+    mutant="queue-wrong-payload",
+    near_miss="queue-one-batch-per-message",
+)
+async def own_payloads(ctx: CaseContext) -> None:
+    """No message gets the payload of another, whoever else publishes at that moment (F8, F9).
+
+    Three publishers send forty messages each in one write; every payload names its publisher, number and size, and the
+    routing key says the same. All arrive once, each with the payload of its key.
+    """
+    queue = new_queue(ctx)
+    consumer = await consume(ctx, queue)
+    publishers = [await ctx.connect(version=5, name=f"publisher {number}") for number in range(3)]
+    wanted: dict[str, bytes] = {}
+    for number, publisher in enumerate(publishers):
+        packets = []
+        for count in range(40):
+            key = f"{number}/{count}"
+            wanted[f"$queue/{queue}/{key}"] = payload = f"{key} ".encode() * (1 + (7 * count + number) % 60)
+            packets.append(
+                Publish(topic=f"$queue/{queue}/{key}", payload=payload, qos=1, packet_id=publisher.next_packet_id())
+            )
+        publisher.send(*packets)
+    seen: dict[str, bytes] = {}
+    while len(seen) < len(wanted):
+        delivery = await consumer.expect_publish()
+        ctx.must(delivery.topic not in seen, f"consumer: {delivery.topic} came twice")
+        ctx.must(delivery.payload == wanted.get(delivery.topic), f"consumer: {delivery.topic} has a foreign payload")
+        seen[delivery.topic] = delivery.payload

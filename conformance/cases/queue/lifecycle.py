@@ -7,6 +7,7 @@ from conformance.cases.queue.support import (
     consume,
     count_of,
     deliveries,
+    join,
     new_queue,
     publish,
     refused_settlement,
@@ -301,3 +302,52 @@ async def first_offset(ctx: CaseContext) -> None:
     again = await second.expect_publish(payload=b"1")
     ctx.must(count_of(ctx, again) == 2, f"second: expected delivery-count 2; seen {count_of(ctx, again)}")
     await second.expect_nothing()
+
+
+@case(
+    "queue/lifecycle/idle-consumers-stay",
+    clauses=("Q-LIFE-12",),
+    requires=("queues", "clock"),
+    mutant="queue-idle-consumers-removed",
+)
+async def idle(ctx: CaseContext) -> None:
+    """A consumer that is connected stays one, however long there is nothing to do (F32).
+
+    A consumer gets a message, settles it, and is idle for an hour. It gets the next message.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    consumer = await consume(ctx, queue)
+    await publish(publisher, queue, b"first")
+    await settle(ctx, consumer, queue, "ack", await consumer.expect_publish(payload=b"first"))
+    for _ in range(6):
+        await ctx.advance(600)
+    await publish(publisher, queue, b"second")
+    await consumer.expect_publish(payload=b"second")
+
+
+@case(
+    "queue/lifecycle/one-client-of-several-queues",
+    clauses=("Q-LIFE-13",),
+    requires=("queues",),
+    mutant="queue-first-subscription-only",
+)
+async def several(ctx: CaseContext) -> None:
+    """A client may consume from several queues, and in several groups of one; each serves it (4.5 i).
+
+    One client joins two queues, and a second group of the first one with a filter. It gets every message once from
+    each, and settles them by their queue and group.
+    """
+    first, second = new_queue(ctx), new_queue(ctx)
+    consumer = await consume(ctx, first)
+    await join(consumer, second)
+    await join(consumer, first, group="others", path="#")
+    publisher = await ctx.connect(version=5, name="publisher")
+    for queue in (first, second):
+        await publish(publisher, queue, queue.encode())
+    found = await deliveries(consumer)
+    payloads = sorted(delivery.payload for delivery in found)
+    wanted = sorted((first.encode(), first.encode(), second.encode()))
+    ctx.must(payloads == wanted, f"consumer: expected {wanted}; seen {payloads}")
+    for delivery in found:
+        await settle(ctx, consumer, delivery.payload.decode(), "ack", delivery)
