@@ -168,17 +168,21 @@ class BrokerState:
     def resume(self, session: Session, now: float) -> None:
         """After the CONNACK: resend, and consume again from the session's queues."""
         session.resume(now)
-        for topic_filter, subscription in session.subscriptions.items():
+        for topic_filter, subscription in list(session.subscriptions.items()):
             if is_queue_topic(topic_filter):
-                queue_consumers.consume(
-                    self,
-                    session,
-                    topic_filter,
-                    self._group_of(session, topic_filter),
-                    subscription,
-                    session.consumer_options.get(topic_filter, ()),
-                    now,
-                )
+                try:
+                    queue_consumers.consume(
+                        self,
+                        session,
+                        topic_filter,
+                        self._group_of(session, topic_filter),
+                        subscription,
+                        session.consumer_options.get(topic_filter, ()),
+                        now,
+                    )
+                except QueueError as error:
+                    # Deleted while the client was away, and not to be created by use; or the disk failed.
+                    self.admin.queue_ended(session, topic_filter, error.code.value)
 
     def disconnect(self, session: Session, connection: SessionConnection, now: float, *, publish_will: bool) -> None:
         """The session's connection ended. Late news from a connection that was taken over is ignored."""

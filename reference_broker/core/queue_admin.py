@@ -20,6 +20,7 @@ from reference_broker.core.timers import Timer
 if TYPE_CHECKING:
     from reference_broker.core.access import Grants
     from reference_broker.core.broker_state import BrokerState
+    from reference_broker.core.session import Session
 
 Confirm = Callable[[QueueError | None], None]
 
@@ -75,6 +76,17 @@ class QueueAdmin:
             correlation_data=request.correlation_data,
         )
         self._state.publish(response, None, self._state.now)
+
+    def queue_ended(self, session: Session, topic_filter: str, event: str) -> None:
+        """A queue that a session consumes from is not there any more: the subscription ends, and the client is told.
+
+        It gets a message on ``<its filter without wildcards>/$ended``, QoS 0: MQTT has no packet for it.
+        """
+        self._state.unsubscribe(session, topic_filter, self._state.now)
+        levels = [level for level in topic_filter.split("/") if level not in ("+", "#")]
+        payload = operations.encode_answer({"event": event, "filter": topic_filter})
+        notice = Message(topic="/".join((*levels, "$ended")), payload=payload, content_type="application/json")
+        session.deliver(notice, 0, False, ())
 
     # -- the stream of figures -----------------------------------------------------------------------------------
 

@@ -66,6 +66,7 @@ def consume(
         now=now,
         options=options,
         notify=_notifier(session, identifiers) if options.notify else None,
+        on_end=lambda: broker.admin.queue_ended(session, topic_filter, "deleted"),
     )
     session.consumers[topic_filter] = consumer
     session.consumer_groups[topic_filter] = group

@@ -98,6 +98,45 @@ def _config(engine: QueueEngine, request: AdminRequest) -> None:
     request.answer(QueueSettings(config=config, settings=settings))
 
 
+class PartitionsRequest(Fields, frozen=True, kw_only=True):
+    """``$admin/queue/<queue>/partitions``."""
+
+    count: int
+    """How many there are to be in all."""
+
+
+class PurgeAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    purged: int
+
+
+class DeleteAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    deleted: str
+
+
+def _delete(engine: QueueEngine, request: AdminRequest) -> None:
+    request.read(Fields)
+
+    def done(error: QueueError | None) -> None:
+        request.answer(DeleteAnswer(deleted=request.queue) if error is None else error)
+
+    engine.delete_queue(request.queue, request.now, done)
+
+
+def _purge(engine: QueueEngine, request: AdminRequest) -> None:
+    request.read(Fields)
+
+    def done(result: int | QueueError) -> None:
+        request.answer(result if isinstance(result, QueueError) else PurgeAnswer(purged=result))
+
+    engine.purge_queue(request.queue, request.now, done)
+
+
+def _partitions(engine: QueueEngine, request: AdminRequest) -> None:
+    count = request.read(PartitionsRequest).count
+    engine.add_partitions(request.queue, count, request.now)
+    request.answer(PartitionsRequest(count=count))
+
+
 def _list(engine: QueueEngine, request: AdminRequest) -> None:
     prefix = request.read(ListRequest).prefix
     request.answer(QueueNames(queues=[name for name in engine.queues() if name.startswith(prefix)]))
@@ -145,6 +184,9 @@ OPERATIONS: Final[dict[str, Handler]] = {
     "config": _config,
     "groups": group_admin.groups,
     "reset": group_admin.reset,
+    "delete": _delete,
+    "partitions": _partitions,
+    "purge": _purge,
     "stats": _stats,
     "delays": _delays,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -71,6 +71,24 @@ class Agenda:
             todo.pop(group, None)
         # No time comes before it, so none is awaited.
         group.wake_at = float("-inf")
+
+    def forget_all(self, points: Iterable[SyncPoint], waiting: Iterable[object]) -> None:
+        """Nothing is to be done for these logs any more, and nobody of ``waiting`` is woken."""
+        every: tuple[dict[Any, Any], ...] = (
+            self.owners,
+            self.partitions_to_write,
+            self.groups_to_serve,
+            self.groups_to_write,
+            self.awaited_syncs,
+            self.unsynced,
+            self.written_produced,
+        )
+        for point in points:
+            for work in every:
+                work.pop(point, None)
+        ended = {id(each) for each in waiting}
+        self._wakes = [wake for wake in self._wakes if id(wake[2]) not in ended]
+        heapq.heapify(self._wakes)
 
     def next_wake(self) -> float | None:
         return self._wakes[0][0] if self._wakes else None

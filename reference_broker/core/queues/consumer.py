@@ -48,6 +48,7 @@ class Consumer:
         "limit",
         "next_turn",
         "notify",
+        "on_end",
         "options",
         "places",
         "queue",
@@ -78,6 +79,8 @@ class Consumer:
         """Number of the last delivery to it, counted over its group, where deliveries go to consumers in turn."""
         self.blocked = False
         """It said that it has no room."""
+        self.on_end: Callable[[], None] | None = None
+        """Called when the queue is deleted: the consumer gets nothing any more."""
         self.active = True
         """False once unsubscribed or replaced by a newer subscription of the same id."""
         self.places: list[GroupPartition] = []

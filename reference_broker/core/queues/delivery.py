@@ -98,6 +98,8 @@ class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
     dead_lettered: int
     discarded: int
     """Exhausted or rejected while the queue keeps no dead letters."""
+    purged: int
+    """Taken away by an administrator, ready or waiting for a retry."""
     dropped: int
     """Given up for newer messages by ``overflow``."""
     unmatched: int
@@ -143,6 +145,8 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     """Messages given up for newer ones while there was no group; groups count their own."""
     expired: int
     """Likewise, expired."""
+    purged: int
+    """Likewise, purged."""
     enqueued: int
     aborted: int
     """Of them, messages of transactions that were aborted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ from reference_broker.core.queues.errors import LogError, QueueError, QueueError
 from reference_broker.core.queues.group import ConsumerGroup
 from reference_broker.core.queues.group_operations import GroupOperations
 from reference_broker.core.queues.publish_options import bad_option
+from reference_broker.core.queues.purge import Purged, purge
 from reference_broker.core.queues.queue import DurableQueue
 from reference_broker.core.queues.registry import QueueRegistry
 from reference_broker.core.queues.settle_request import SettleRequest
@@ -208,6 +210,7 @@ class QueueEngine:
         options: SubscribeOptions = DEFAULT_OPTIONS,
         notify: Notify | None = None,
         heartbeats: bool = False,
+        on_end: Callable[[], None] | None = None,
     ) -> Consumer:
         """Join a group of a queue; a new group starts where ``options`` say, else as the queue is configured.
 
@@ -216,7 +219,8 @@ class QueueEngine:
 
         ``pattern`` filters routing keys (an MQTT filter; empty = all) and makes a group of its own. ``deliver`` is
         only called by :meth:`dispatch`; it may settle or publish, and returns False when it has no room: the message is
-        kept back until :meth:`resume`. The same id subscribing again replaces the consumer. Raises :class:`QueueError`.
+        kept back until :meth:`resume`. The same id subscribing again replaces the consumer. ``on_end`` is called when
+        the queue is deleted. Raises :class:`QueueError`.
         """
         self._agenda.now = now
         found = self._queue(queue)
@@ -227,6 +231,7 @@ class QueueEngine:
         consumer = joined.join(consumer_id, deliver, now, options, notify)
         if heartbeats:
             joined.membership.expect_heartbeats(consumer, now)
+        consumer.on_end = on_end
         return consumer
 
     def resume(self, consumer: Consumer, now: float) -> None:
@@ -242,6 +247,8 @@ class QueueEngine:
         self._agenda.now = now
         if not self._closed and consumer.active and (queue := self._queues.get(consumer.queue)) is not None:
             queue.groups[consumer.group].leave(consumer, now)
+            if queue.config.ephemeral and not queue.consumer_count:
+                self._registry.unused(queue, now)
 
     def settle(
         self,
@@ -368,6 +375,7 @@ class QueueEngine:
             self._agenda.next_wake(),
             self._sync_due_at,
             self._retain_due_at,
+            self._registry.expire_due_at,
             self.transactions.next_deadline(),
         )
         return min((time for time in times if time is not None), default=None)
@@ -382,6 +390,8 @@ class QueueEngine:
             waiting.pass_time(now)
         if self._sync_due_at is not None and now >= self._sync_due_at:
             self._sync_is_due = True
+        if self._registry.expire_due_at is not None and now >= self._registry.expire_due_at:
+            self._registry.expire(now)
         if self._retain_due_at is not None and now >= self._retain_due_at:
             self._retain_due_at = now + self._config.retention_interval_s
             for queue in self._queues.values():
@@ -411,6 +421,8 @@ class QueueEngine:
                 # What was written since that sync began needs another one.
                 (still_awaited if point.waiting else agenda.unsynced)[point] = None
         agenda.awaited_syncs = still_awaited
+        if self._registry.removals:
+            jobs += self._registry.removal_jobs()
         return jobs
 
     def sync_done(self, job: SyncJob, error: OSError | None, now: float) -> None:
@@ -469,6 +481,26 @@ class QueueEngine:
         self._agenda.now = now
         self._check_open()
         return self._registry.update(name, changes).config
+
+    def delete_queue(self, name: str, now: float, on_done: Confirm | None = None) -> None:
+        """Delete a queue in use with all it holds; see :meth:`QueueRegistry.delete`. Raises :class:`QueueError`."""
+        self._agenda.now = now
+        self._check_open()
+        self._registry.delete(name, on_done)
+
+    def purge_queue(self, name: str, now: float, on_done: Purged) -> None:
+        """Take away what is ready in a queue; see :func:`purge`. Raises :class:`QueueError`."""
+        self._agenda.now = now
+        purge(self._existing(name), self._agenda, on_done)
+
+    def add_partitions(self, name: str, total: int, now: float) -> QueueConfig:
+        """Let a queue in use have so many partitions; see :meth:`QueueRegistry.add_partitions`.
+
+        Raises :class:`QueueError`.
+        """
+        self._agenda.now = now
+        self._check_open()
+        return self._registry.add_partitions(name, total).config
 
     def queue_config(self, name: str) -> tuple[QueueConfig, dict[str, Any]]:
         """How a queue is configured, and what of that was set at run time. Raises :class:`QueueError`."""
@@ -534,6 +566,9 @@ class QueueEngine:
                 except OSError as failure:
                     error = failure
                 self.sync_done(SyncJob(point, task), error, now)
+        for job in self._registry.removal_jobs():
+            with contextlib.suppress(OSError):
+                job.run()
         self._closed = self.transactions.closed = True
         closing = QueueError(QueueErrorCode.CLOSED, "the broker closed before the disk had confirmed")
         for point in points:

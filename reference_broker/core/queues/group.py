@@ -161,6 +161,17 @@ class ConsumerGroup(SyncPoint):
             self.scheduler = LaneScheduler(config.priority.weights, config.priority.starvation_s, self.agenda.now)
         self.agenda.groups_to_serve[self] = None
 
+    def add_partitions(self, partitions: Sequence[QueuePartition], config: QueueConfig) -> None:
+        """The queue has these, too, from now on."""
+        self.config = config
+        for partition in partitions:
+            place = GroupPartition(partition, cursor=partition.head, ordered=self.ordered)
+            self.cursor_total += place.cursor
+            self.places.append(place)
+            if partition.lanes is not None:
+                self.open_lanes(place)
+        self.rebalance.request()
+
     def low(self, partition: int) -> int:
         """The lowest offset of a partition that is not settled; at most the end of what is delivered or may be."""
         place = self.places[partition]
@@ -358,6 +369,9 @@ class ConsumerGroup(SyncPoint):
     def confirm_when_written(self, on_done: Confirm | None) -> None:
         """Call it once what the log was told so far is as durable as the queue promises."""
         if on_done is not None:
+            if self.failure is not None:
+                on_done(self.failure)
+                return
             self._confirms.append(on_done)
         self.agenda.groups_to_write[self] = None
 

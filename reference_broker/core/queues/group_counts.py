@@ -15,6 +15,7 @@ class GroupCounts:
         "dropped",
         "expired",
         "nacked",
+        "purged",
         "redelivered",
         "rejected",
         "rewound",
@@ -37,6 +38,7 @@ class GroupCounts:
         self.discarded = 0
         self.dropped = 0
         self.unmatched = 0
+        self.purged = 0
         self.unreadable = 0
         self.claimed = 0
         """Deliveries taken over by a claim; they count as redelivered, too."""

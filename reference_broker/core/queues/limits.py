@@ -7,6 +7,7 @@ flight is never taken away.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from reference_broker.config import Overflow, QueueConfig
@@ -49,6 +50,8 @@ class QueueLimits:
         """Messages given up for newer ones while the queue had no group."""
         self.expired = 0
         """Likewise, expired."""
+        self.purged = 0
+        """Likewise, purged."""
         self.loose_bytes = 0
         """Bytes held while there is no group. Only counted with ``max_bytes``, as the groups' are."""
         self._retention = _retention_policy(queue.config)
@@ -394,6 +397,31 @@ class QueueLimits:
         self._queue.trace_place(
             TraceKind.DISCARDED, place.index, offset, group.group_id if group is not None else "", detail
         )
+
+    # -- purging -------------------------------------------------------------------------------------------------
+
+    def pass_purged(self, group: ConsumerGroup, place: GroupPartition, end: int) -> int:
+        """A group does not get what is in front of an offset; returns how many messages of its lane that are."""
+        return self._pass(group, place, end)
+
+    def purge(self, ends: Mapping[int, int]) -> None:
+        """Nobody gets what is in front of these offsets, by partition."""
+        queue = self._queue
+        for partition in queue.partitions:
+            end = ends[partition.index]
+            if end > partition.head:
+                if not queue.groups:
+                    gone = partition.expiry.gone(partition.head, end) if partition.expiry is not None else []
+                    self.purged += end - partition.head - len(gone)
+                    if partition.sizes is not None:
+                        lost = set(gone)
+                        sizes = partition.sizes
+                        self.loose_bytes -= sum(
+                            sizes.of(offset) for offset in range(partition.head, end) if offset not in lost
+                        )
+                partition.head = end
+                if not queue.groups:
+                    partition.drop_before(end)
 
     # -- retention -----------------------------------------------------------------------------------------------
 

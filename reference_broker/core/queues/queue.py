@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from reference_broker.config import Durability, Ordering, QueueConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues import settlement
@@ -32,7 +34,7 @@ from reference_broker.core.queues.partition import QueuePartition
 from reference_broker.core.queues.partitioner import PARTITION_KEY, Partitioner
 from reference_broker.core.queues.pending import GroupPartition, PendingEntry
 from reference_broker.core.queues.publish_options import Priority, PublishOptions, bad_option, parse, with_ttl
-from reference_broker.core.queues.store import NewRecord, QueueFiles
+from reference_broker.core.queues.store import NewRecord, QueueFiles, SyncTask
 from reference_broker.core.queues.stored_message import HIDDEN, MessageCodec, StoredMessage, is_plain, message_bytes
 from reference_broker.core.queues.subscribe_options import CursorPosition
 from reference_broker.core.topics import TopicError, validate_filter
@@ -92,33 +94,40 @@ class DurableQueue:
         self._confirm_when_synced = config.durability is Durability.FSYNC and not files.volatile
         self.limits = QueueLimits(self, agenda, volatile=files.volatile)
         self.loose_letters = LooseLetters(self, agenda)
-        self.partitions = [
-            QueuePartition(
-                index,
-                files.open_partition(index),
-                self._codec,
-                cache,
-                agenda,
-                confirm_when_synced=self._confirm_when_synced,
-                volatile=files.volatile,
-                on_confirmed=None if tracer is None else self._trace_confirmed,
-            )
-            for index in range(config.partitions)
-        ]
+        self._cache = cache
+        self.partitions = [self._open_partition(index) for index in range(config.partitions)]
         self._has_priorities = config.priority.enabled and config.ordering is not Ordering.STRICT
         self._counts_bytes = config.max_bytes > 0
         self._facts = set(files.facts)
+        self._restore_purge()
         for partition in self.partitions:
             self._look_through(partition)
         self._end_total = sum(partition.log.next_offset for partition in self.partitions)
         """Sum of the next offsets, those of unwritten messages included."""
         for stored in files.groups():
             self._open_group(stored.group, stored.pattern).recover(now)
+        for group in self.groups.values() if files.purged else ():
+            for place in group.every_place:
+                # The broker may have stopped before the group itself had written it down.
+                self.limits.pass_purged(group, place, place.partition.head)
         self.delays = Delays(self, files, self._codec, agenda, now, confirm_when_synced=self._confirm_when_synced)
         if self.depth:
             self.limits.arm(now)
         self._room = config.max_depth - self.depth
         """Messages that certainly still fit; depth is only counted again when it is used up."""
+
+    def _open_partition(self, index: int) -> QueuePartition:
+        """Raises :class:`LogError`."""
+        return QueuePartition(
+            index,
+            self._files.open_partition(index),
+            self._codec,
+            self._cache,
+            self._agenda,
+            confirm_when_synced=self._confirm_when_synced,
+            volatile=self._files.volatile,
+            on_confirmed=None if self._tracer is None else self._trace_confirmed,
+        )
 
     def _look_through(self, partition: QueuePartition) -> None:
         """List what is special about the stored messages, where anything is. Raises :class:`LogError`."""
@@ -136,7 +145,7 @@ class DurableQueue:
 
         partition.scan(found)
         if partition.sizes is not None:
-            self.limits.loose_bytes += partition.sizes.total(partition.log.start_offset)
+            self.limits.loose_bytes += partition.sizes.total(partition.head)
 
     def _remember(self, fact: str) -> None:
         """Durably, before the first message of which it is true: no restart takes that for a common one.
@@ -154,6 +163,47 @@ class DurableQueue:
     def settings(self) -> dict[str, Any]:
         """What was configured at run time."""
         return self._files.settings
+
+    def _restore_purge(self) -> None:
+        """Raises :class:`LogError`."""
+        purged = self._files.purged
+        for partition in self.partitions:
+            end = purged.get(partition.index, 0)
+            if end > partition.log.next_offset:
+                # The log was damaged: what gets these offsets now is new.
+                self._files.update_description(purged={**purged, partition.index: partition.log.next_offset})
+                purged = self._files.purged
+            partition.head = max(partition.head, min(end, partition.log.next_offset))
+
+    def remember_purge(self, ends: dict[int, int]) -> None:
+        """Nobody gets what is in front of these offsets, by partition. Raises :class:`LogError`."""
+        self._files.update_description(purged=ends)
+
+    def removal(self) -> SyncTask:
+        """See :meth:`QueueFiles.removal`."""
+        return self._files.removal()
+
+    @property
+    def consumer_count(self) -> int:
+        return sum(len(group.consumers) for group in self.groups.values())
+
+    def add_partitions(self, total: int) -> list[QueuePartition]:
+        """Have so many partitions, durably on return, and share them out; returns the new ones.
+
+        What is stored stays where it is; a key may lead to another partition from now on. Raises :class:`LogError`.
+        """
+        self._files.update_description(partitions=total, settings={**self.settings, "partitions": total})
+        self.config = msgspec.structs.replace(self.config, partitions=total)
+        self.limits.reconfigure(self.config)
+        added = [self._open_partition(index) for index in range(len(self.partitions), total)]
+        for partition in added:
+            self._look_through(partition)
+            self._end_total += partition.log.next_offset
+            self.partitions.append(partition)
+        for group in self.groups.values():
+            group.add_partitions(added, self.config)
+        self._room = 0
+        return added
 
     def reconfigure(self, config: QueueConfig, settings: dict[str, Any]) -> None:
         """Change what may change while the queue is in use. Raises :class:`LogError`, with nothing changed."""

@@ -30,16 +30,20 @@ from reference_broker.core.queues.address import (
 )
 from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.alerts import Alerts
+from reference_broker.core.queues.confirms import Confirm
 from reference_broker.core.queues.dead_letters import dead_letter_config
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode, QueueOpenError
 from reference_broker.core.queues.message_cache import MessageCache
 from reference_broker.core.queues.queue import DurableQueue
+from reference_broker.core.queues.removal import Removal, check_removable
 from reference_broker.core.queues.store import QueueStore
+from reference_broker.core.queues.sync_job import SyncJob
 from reference_broker.trace.schema import TraceKind
 
 Tracer = Callable[[TraceKind, dict[str, str | int]], None]
 
 CACHE_BYTES: Final = 32 * 1024 * 1024
+MAX_PARTITIONS: Final = 1_024
 MAX_SETTINGS_BYTES: Final = 16 * 1024
 FIXED: Final = ("durability", "compression", "ordering", "ephemeral")
 """Settings that a queue keeps for life, since what is stored depends on them."""
@@ -69,6 +73,12 @@ class QueueRegistry:
         self._cache = MessageCache(CACHE_BYTES)
         self._configured = {queue.name for queue in config.configured}
         self._notes_traced = 0
+        self.removals: dict[str, Removal] = {}
+        """Queues that are deleted and whose files are still there."""
+        self._used_at: dict[str, float] = {}
+        """Ephemeral queues, and when each was known to have a consumer; if never, when it was created."""
+        self.expire_due_at: float | None = None
+        """When to call :meth:`expire`."""
         self.queues: dict[str, DurableQueue] = {}
 
     def open_all(self, now: float) -> None:
@@ -141,6 +151,8 @@ class QueueRegistry:
         for partition in queue.partitions:
             self._agenda.owners[partition] = queue
         self._trace_recovery(queue)
+        if config.ephemeral:
+            self.unused(queue, now)
         self._on_change()
         return queue
 
@@ -156,6 +168,9 @@ class QueueRegistry:
         self._notes_traced = len(notes)
 
     def _create(self, name: str, settings: dict[str, Any]) -> DurableQueue:
+        if name in self.removals:
+            text = f"the queue {name[:80]!r} is being deleted: try again later"
+            raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, text)
         config = self._config_of(name, settings)
         try:
             return self._open(config, settings, self._agenda.now)
@@ -242,8 +257,91 @@ class QueueRegistry:
             queue.reconfigure(config, settings)
         except LogError as error:
             raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
+        if config.ephemeral:
+            self._expire_at(self._agenda.now)
         self._on_change()
         return queue
+
+    def add_partitions(self, name: str, total: int) -> DurableQueue:
+        """Let a queue in use have more partitions, durably on return.
+
+        Raises :class:`QueueError` (UNKNOWN_QUEUE, BAD_OPTION, NOT_ALLOWED, STORAGE_FAILED).
+        """
+        queue = self.existing(name)
+        count = len(queue.partitions)
+        if queue.config.ordering is Ordering.STRICT:
+            raise QueueError(QueueErrorCode.NOT_ALLOWED, "a queue with strict ordering has one partition")
+        if not count <= total <= MAX_PARTITIONS:
+            text = f"a queue with {count} partitions can have {count} to {MAX_PARTITIONS}, not {total}"
+            raise QueueError(QueueErrorCode.BAD_OPTION, text)
+        if total > count:
+            try:
+                added = queue.add_partitions(total)
+            except LogError as error:
+                raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
+            for partition in added:
+                self._agenda.owners[partition] = queue
+            self._on_change()
+        return queue
+
+    # -- going ---------------------------------------------------------------------------------------------------
+
+    def delete(self, name: str, on_done: Confirm | None) -> None:
+        """Delete a queue in use with all it holds. At once it is gone; ``on_done`` is called when its files are, too.
+
+        Consumers are told, and whoever waits for a confirm gets an error. A queue that the file configures comes back,
+        empty, with the next start. Raises :class:`QueueError` (UNKNOWN_QUEUE, NOT_ALLOWED).
+        """
+        queue = self.existing(name)
+        check_removable(queue)
+        removal = Removal(queue, self._agenda, on_done)
+        removal.on_removed = lambda: self._removed(name)
+        self.removals[name] = removal
+        del self.queues[name]
+        self._used_at.pop(name, None)
+        self._on_change()
+        for consumer in removal.consumers:
+            if consumer.on_end is not None:
+                consumer.on_end()
+
+    def _removed(self, name: str) -> None:
+        del self.removals[name]
+
+    def removal_jobs(self) -> list[SyncJob]:
+        """Removals that can begin now."""
+        return [removal.start() for removal in self.removals.values() if removal.is_ready]
+
+    # -- ephemeral queues ----------------------------------------------------------------------------------------
+
+    def unused(self, queue: DurableQueue, now: float) -> None:
+        """An ephemeral queue may have lost its last consumer, or has none yet."""
+        self._used_at[queue.name] = now
+        self._expire_at(now + queue.config.expires_after_s)
+
+    def _expire_at(self, at: float) -> None:
+        if self.expire_due_at is None or at < self.expire_due_at:
+            self.expire_due_at = at
+
+    def expire(self, now: float) -> None:
+        """Delete ephemeral queues that were unused for their time, and what they dead-lettered."""
+        self.expire_due_at = None
+        for name, used_at in list(self._used_at.items()):
+            queue = self.queues[name]
+            at = used_at + queue.config.expires_after_s
+            if queue.consumer_count:
+                self._used_at[name] = now
+                at = now + queue.config.expires_after_s
+            if at > now:
+                self._expire_at(at)
+                continue
+            try:
+                self.delete(name, None)
+            except QueueError:
+                self.unused(queue, now)
+                continue
+            letters = dead_letter_name(name)
+            if letters in self.queues and letters not in self._configured:
+                self.delete(letters, None)
 
 
 def _check_size(settings: dict[str, Any]) -> None:

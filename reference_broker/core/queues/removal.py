@@ -1,0 +1,114 @@
+"""Queues that go: consumers are told, whoever waits is answered, then the storage is removed.
+
+At once the queue is gone for everybody. Its logs are closed when no sync of them is running, and a job of its own takes
+the files away. Until that is done there is no new queue of that name, so one that is created later starts empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from reference_broker.core.queues.agenda import Agenda
+from reference_broker.core.queues.confirms import Confirm, SyncPoint
+from reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from reference_broker.core.queues.pending import EntryState
+from reference_broker.core.queues.sync_job import SyncJob
+
+if TYPE_CHECKING:
+    from reference_broker.core.queues.consumer import Consumer
+    from reference_broker.core.queues.queue import DurableQueue
+
+_AGENDA_NAMES: Final = ("agenda", "_agenda")
+
+
+def check_removable(queue: DurableQueue) -> None:
+    """A transaction that wrote to the queue, or acknowledged in it, must end first.
+
+    Raises :class:`QueueError` (NOT_ALLOWED).
+    """
+    written = any(
+        partition.produced is not None
+        and partition.produced.stable_end(partition.log.next_offset) < partition.log.next_offset
+        for partition in queue.partitions
+    )
+    acknowledged = any(
+        entry.state is EntryState.COMMITTING
+        for group in queue.groups.values()
+        for place in group.every_place
+        for entry in place.pending.values()
+    )
+    if written or acknowledged:
+        text = f"a transaction is open in the queue {queue.name[:80]!r}: try again when it has ended"
+        raise QueueError(QueueErrorCode.NOT_ALLOWED, text)
+
+
+class Removal:
+    """Implements :class:`reference_broker.core.queues.sync_job.JobPoint`: the end of one queue."""
+
+    def __init__(self, queue: DurableQueue, agenda: Agenda, on_done: Confirm | None) -> None:
+        """Cut the queue off. ``on_done`` is called once nothing of it is left, or with the error."""
+        self.queue = queue
+        self.on_removed: Callable[[], None] = _nothing
+        """Called as soon as the files are gone, before ``on_done``."""
+        self.started = False
+        self._on_done = on_done
+        self._points: tuple[SyncPoint, ...] = (*queue.partitions, *queue.groups.values(), *queue.delays.points)
+        self.consumers: list[Consumer] = [
+            consumer for group in queue.groups.values() for consumer in group.consumers.values()
+        ]
+        gone = QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"the queue {queue.name[:80]!r} was deleted")
+        for consumer in self.consumers:
+            consumer.active = False
+        for group in queue.groups.values():
+            if group in agenda.groups_to_write:
+                # So that nobody waits for a write that never comes.
+                group.write(agenda.now)
+            group.consumers.clear()
+        self._cut_off(agenda)
+        for point in self._points:
+            point.failure = point.failure or gone
+            point.abandon(gone)
+
+    def _cut_off(self, agenda: Agenda) -> None:
+        """Whatever the queue's parts have still to do goes to an agenda that nobody looks at."""
+        queue, store = self.queue, self.queue.delays.store
+        parts: list[object] = [queue, queue.limits, queue.loose_letters, queue.delays, *self._points]
+        if store is not None:
+            parts.append(store)
+        agenda.forget_all(self._points, parts)
+        nowhere = Agenda()
+        nowhere.now = agenda.now
+        for part in parts:
+            for name in _AGENDA_NAMES:
+                if hasattr(part, name):
+                    setattr(part, name, nowhere)
+
+    @property
+    def is_ready(self) -> bool:
+        """Nothing is running in its logs, and nothing was begun."""
+        return not self.started and not any(point.is_syncing for point in self._points)
+
+    def start(self) -> SyncJob:
+        """Close the logs; the job removes the files."""
+        self.started = True
+        for point in self._points:
+            point.close_log()
+        return SyncJob(self, self.queue.removal())
+
+    def finish_sync(self, error: OSError | None) -> list[tuple[Confirm, QueueError | None]]:
+        """See :class:`JobPoint`."""
+        failure: QueueError | None = None
+        if error is None:
+            self.on_removed()
+        else:
+            text = (
+                f"the files of {self.queue.name[:80]!r} cannot be removed: {error.strerror or error}; "
+                "restart the broker once the disk is repaired"
+            )
+            failure = QueueError(QueueErrorCode.STORAGE_FAILED, text)
+        return [] if self._on_done is None else [(self._on_done, failure)]
+
+
+def _nothing() -> None:
+    """What is called unless somebody asked for more."""
