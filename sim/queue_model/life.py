@@ -9,10 +9,22 @@ from typing import Final
 
 import msgspec
 
-from reference_broker.config import Durability, Ordering, Profile, QueueConfig, QueuesConfig, RetryConfig
+from reference_broker.config import (
+    Assignor,
+    Durability,
+    GroupConfig,
+    Ordering,
+    Overflow,
+    Profile,
+    QueueConfig,
+    QueuesConfig,
+    RebalanceProtocol,
+    RetryConfig,
+)
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Consumer, Delivery, QueueEngine, QueueError, QueueErrorCode, SyncJob, Verb
 from reference_broker.core.queues.retry import backoff_s
+from reference_broker.core.queues.settle_request import SettleRequest
 from reference_broker.core.topics import matches
 from reference_broker.storage.log import LogOptions
 from reference_broker.storage.queue_store import LogQueueStore
@@ -40,6 +52,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     max_depth: int = 1_000
     ttl_s: float = 0.0
     max_in_flight: int = 1_000
+    group_limit: int = 0
+    overflow: str = "reject"
+    protocol: str = "eager"
+    assignor: str = "range"
     segment_bytes: int = 400
 
     def configured(self) -> tuple[QueueConfig, QueueConfig]:
@@ -61,6 +77,13 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             max_depth=self.max_depth,
             message_ttl_s=self.ttl_s,
             max_in_flight=self.max_in_flight,
+            overflow=Overflow(self.overflow),
+            group=GroupConfig(
+                max_in_flight=self.group_limit,
+                protocol=RebalanceProtocol(self.protocol),
+                assignor=Assignor(self.assignor),
+                rebalance_timeout_s=3.0,
+            ),
         )
         letters = msgspec.structs.replace(
             queue, name=LETTERS, partitions=1, dead_letters=False, message_ttl_s=0.0, max_depth=100_000
@@ -82,6 +105,9 @@ def rules_of(config: QueueConfig) -> Rules:
         max_depth=config.max_depth,
         ttl_s=config.message_ttl_s,
         max_in_flight=config.max_in_flight,
+        group_limit=config.group.max_in_flight or float("inf"),
+        drops_oldest=config.overflow is Overflow.DROP_OLDEST,
+        cooperative=config.group.protocol is RebalanceProtocol.COOPERATIVE,
     )
 
 
@@ -160,15 +186,18 @@ class QueueLife:
 
     # -- clients -------------------------------------------------------------------------------------------------
 
-    def publish(self, key: str | None = None, routing_key: str = "", expires_in_s: float = 0.0) -> None:
+    def publish(
+        self, key: str | None = None, routing_key: str = "", expires_in_s: float = 0.0, priority: int | None = None
+    ) -> None:
         self.sent += 1
         label = f"m{self.sent}"
         topic = f"$queue/{QUEUE}/{routing_key}" if routing_key else f"$queue/{QUEUE}"
+        options = {"partition-key": key, "priority": None if priority is None else str(priority)}
         message = Message(
             topic=topic,
             payload=label.encode(),
             expires_at=self.now + expires_in_s if expires_in_s else 0.0,
-            user_properties=() if key is None else (("partition-key", key),),
+            user_properties=tuple((name, value) for name, value in options.items() if value is not None),
         )
         outcome = Outcome(self, label)
         try:
@@ -179,6 +208,7 @@ class QueueLife:
             self.oracle.refused(QUEUE)
             return
         sent = self.oracle.publish(QUEUE, label, key, routing_key, message.expires_at or float("inf"))
+        sent.lane = 2 if priority is None else priority
         outcome.accepted(partial(setattr, sent, "confirmed", True))
 
     def join(
@@ -191,6 +221,7 @@ class QueueLife:
         )
         self.oracle.join(queue, group_id, name, partial(matches, pattern) if pattern else _wants_all)
         self.members[queue, group_id, name] = member
+        self.oracle.queues[queue].groups[group_id].members[name] = room > 0
         return member
 
     def leave(self, member: Member) -> None:
@@ -235,6 +266,45 @@ class QueueLife:
         if len(holders) != 1 if any_group else member.group not in holders:
             raise ViolationError(f"{verb} of {sent.label} by {member.name} is accepted; it is held in {holders}")
         outcome.accepted(self.oracle.settle(member.queue, holders[0] if any_group else member.group, sent, verb.value))
+
+    def settle_later(self, member: Member, index: int, verb: Verb, wait_s: float) -> None:
+        """Give a delivery back for some time, or keep it for longer than it had."""
+        held = member.got[index]
+        request = SettleRequest(
+            verb=verb,
+            message_ids=(held.delivery.message_id,),
+            group=member.group,
+            delay_s=wait_s if verb is Verb.NACK else None,
+            extend_s=wait_s if verb is Verb.EXTEND else None,
+        )
+        is_held = member.group in self.oracle.holders(member.queue, held.sent, member.name)
+        outcome = Outcome(self, f"{verb} of {held.sent.label}")
+        try:
+            self.engine.settle_request(member.queue, request, consumer_id=member.name, now=self.now, on_done=outcome)
+        except QueueError as error:
+            if is_held or error.code is not QueueErrorCode.NOT_PENDING:
+                raise ViolationError(f"{verb} of {held.sent.label} by {member.name}: {error}") from error
+            return
+        if not is_held:
+            raise ViolationError(f"{verb} of {held.sent.label} by {member.name}, which does not hold it")
+        outcome.accepted(self.oracle.settle(member.queue, member.group, held.sent, verb.value, wait_s))
+
+    def ack_all(self, member: Member) -> None:
+        """One settlement for everything that a consumer ever got."""
+        got = {held.delivery.message_id: held.sent for held in member.got}
+        held = [sent for sent in got.values() if member.group in self.oracle.holders(member.queue, sent, member.name)]
+        outcome = Outcome(self, f"ack of all by {member.name}", fails=len(held) < len(got))
+        request = SettleRequest(verb=Verb.ACK, message_ids=tuple(got), group=member.group)
+        try:
+            self.engine.settle_request(member.queue, request, consumer_id=member.name, now=self.now, on_done=outcome)
+        except QueueError as error:
+            if held or error.code is not QueueErrorCode.NOT_PENDING:
+                raise ViolationError(f"ack of {[sent.label for sent in held]} by {member.name}: {error}") from error
+            return
+        if not held:
+            raise ViolationError(f"an ack of nothing by {member.name} is accepted")
+        confirms = [self.oracle.settle(member.queue, member.group, sent, "ack") for sent in held]
+        outcome.accepted(lambda: [confirm() for confirm in confirms])
 
     # -- time ----------------------------------------------------------------------------------------------------
 
@@ -354,17 +424,18 @@ class QueueLife:
 
 
 class Outcome:
-    """Waits for one answer, which must come once and be good."""
+    """Waits for one answer, which must come once and be good, unless something was not there to settle."""
 
-    def __init__(self, life: QueueLife, what: str) -> None:
+    def __init__(self, life: QueueLife, what: str, *, fails: bool = False) -> None:
         self._life = life
+        self._fails = fails
         self._what = f"{what} ({life.oracle.step})"
         self._then: Callable[[], object] | None = None
         self._calls = 0
 
     def __call__(self, error: QueueError | None) -> None:
         self._calls += 1
-        if error is not None or self._calls > 1:
+        if (error is not None) is not self._fails or self._calls > 1:
             raise ViolationError(f"{self._what}: answer {self._calls} is {error}")
         self._life.waiting.discard(self._what)
         if self._then is not None:

@@ -29,6 +29,10 @@ SETUPS: Final = st.builds(
     max_depth=st.sampled_from((1_000, 6, 2)),
     ttl_s=st.sampled_from((0.0, 10.0)),
     max_in_flight=st.sampled_from((1_000, 3, 1)),
+    group_limit=st.sampled_from((0, 0, 2)),
+    overflow=st.sampled_from(("reject", "drop_oldest")),
+    protocol=st.sampled_from(("eager", "cooperative")),
+    assignor=st.sampled_from(("range", "round_robin", "sticky")),
     segment_bytes=st.sampled_from((100_000, 400)),
 )
 
@@ -73,10 +77,11 @@ class QueueMachine(RuleBasedStateMachine):
         key=st.sampled_from((None, "a", "b")),
         routing_key=st.sampled_from(("", "x", "x/y")),
         expires_in_s=st.sampled_from((0.0, 0.0, 3.0)),
+        priority=st.sampled_from((None, None, 0, 2, 4)),
         then=THEN,
     )
-    def publish(self, key: str | None, routing_key: str, expires_in_s: float, then: str) -> None:
-        self.life.publish(key, routing_key, expires_in_s)
+    def publish(self, key: str | None, routing_key: str, expires_in_s: float, priority: int | None, then: str) -> None:
+        self.life.publish(key, routing_key, expires_in_s, priority)
         self._did("publish", then)
 
     @rule(count=st.integers(2, 4), key=st.sampled_from((None, "a")), then=THEN)
@@ -114,10 +119,15 @@ class QueueMachine(RuleBasedStateMachine):
         self._did("make_room", then)
 
     def _settle(self, member: int, which: int, verb: Verb, then: str, **how: bool) -> None:
+        consumer, index = self._delivery(member, which)
+        self.life.settle(consumer, index, verb, **how)
+        self._did(verb.value, then)
+
+    def _delivery(self, member: int, which: int) -> tuple[Member, int]:
+        """``which``: 0 = the newest that the member got."""
         members = [each for each in self.life.members.values() if each.got]
         consumer = members[member % len(members)]
-        self.life.settle(consumer, len(consumer.got) - 1 - which % len(consumer.got), verb, **how)
-        self._did(verb.value, then)
+        return consumer, len(consumer.got) - 1 - which % len(consumer.got)
 
     @precondition(_has_deliveries)
     @rule(member=st.integers(0, 5), which=st.integers(0, 7), then=THEN)
@@ -134,17 +144,34 @@ class QueueMachine(RuleBasedStateMachine):
     def reject(self, member: int, which: int, by_place: bool, any_group: bool, then: str) -> None:
         self._settle(member, which, Verb.REJECT, then, by_place=by_place, any_group=any_group)
 
+    @precondition(_has_deliveries)
+    @rule(
+        member=st.integers(0, 5),
+        which=st.integers(0, 7),
+        verb=st.sampled_from((Verb.NACK, Verb.EXTEND)),
+        wait_s=st.sampled_from((1.0, 6.0)),
+        then=THEN,
+    )
+    def settle_later(self, member: int, which: int, verb: Verb, wait_s: float, then: str) -> None:
+        consumer, index = self._delivery(member, which)
+        self.life.settle_later(consumer, index, verb, wait_s)
+        self._did(f"{verb.value} for a time", then)
+
+    @precondition(_has_deliveries)
+    @rule(member=st.integers(0, 5), then=THEN)
+    def ack_all(self, member: int, then: str) -> None:
+        self.life.ack_all(self._delivery(member, 0)[0])
+        self._did("ack_all", then)
+
     # -- time ----------------------------------------------------------------------------------------------------
 
-    @rule(sync=st.booleans())
-    def turn(self, sync: bool) -> None:
-        self.life.turn(sync=sync)
+    @rule(sync=st.sampled_from(("all", "none", "run")))
+    def turn(self, sync: str) -> None:
+        self.life.turn(sync=sync == "all")
+        if sync == "run":
+            # The disk is done, but the engine does not know it yet.
+            self.life.run_syncs()
         self._did("turn")
-
-    @rule()
-    def run_syncs(self) -> None:
-        self.life.run_syncs()
-        self._did("run_syncs")
 
     @rule(seconds=st.sampled_from((0.0, 0.25, 1.0, 2.0, 5.0, 20.0)))
     def wait(self, seconds: float) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from sim.queue_model.figures import depth, is_passed_over
+from sim.queue_model.places import check_order, locate, may_hold_back
 from sim.queue_model.state import (
     COUNTED,
     DEAD,
@@ -26,7 +27,6 @@ from sim.queue_model.state import (
     Sent,
     Spot,
     ViolationError,
-    fnv1a_32,
 )
 
 _NEVER: Final = float("inf")
@@ -50,11 +50,23 @@ class Oracle:
     def publish(self, name: str, label: str, key: str | None, routing_key: str, expires_at: float) -> Sent:
         """The engine took a message."""
         queue = self.queues[name]
-        least, _ = depth(queue, self.now)
-        if least >= queue.rules.max_depth:
+        least, most = depth(queue, self.now)
+        if least >= queue.rules.max_depth and not queue.rules.drops_oldest:
             raise ViolationError(f"{name} took {label} beyond its limit")
+        if most >= queue.rules.max_depth:
+            self._drop_oldest(queue)
         ttl_s = queue.rules.ttl_s
         return self._add(queue, label, key, routing_key, min(expires_at, self.now + ttl_s if ttl_s else _NEVER))
+
+    def _drop_oldest(self, queue: Queue) -> None:
+        """Some message that nobody was given made room."""
+        if queue.rules.drops_oldest:
+            for sent in queue.messages:
+                sent.unneeded |= not queue.groups
+            for group in queue.groups.values():
+                for copy in group.copies.values():
+                    if copy.may(Kind.READY) and not copy.is_retried:
+                        self._become(copy, *copy.spots, DONE)
 
     def _add(self, queue: Queue, label: str, key: str | None, routing_key: str, expires_at: float) -> Sent:
         self.step += 1
@@ -69,7 +81,7 @@ class Oracle:
         """The engine refused a message since the queue is full."""
         queue = self.queues[name]
         _, most = depth(queue, self.now)
-        if most < queue.rules.max_depth:
+        if most < queue.rules.max_depth and not queue.rules.drops_oldest:
             raise ViolationError(f"{name} is not full: {most} of {queue.rules.max_depth}")
 
     # -- members -------------------------------------------------------------------------------------------------
@@ -109,7 +121,7 @@ class Oracle:
         queue = self.queues[name]
         rules, group = queue.rules, queue.groups[group_id]
         what = f"{name}/{group_id} delivers {label} at {place} to {consumer}, count {count}"
-        sent = self._locate(queue, label, place, what)
+        sent = locate(queue, label, place, what)
         copy = group.copies[sent]
         if not any(
             spot.kind is Kind.READY and spot.deliveries + 1 == count and spot.at <= self.now for spot in copy.spots
@@ -117,74 +129,35 @@ class Oracle:
             raise ViolationError(f"{what}, which may only be {copy.spots}")
         if consumer not in group.members or len(group.held_by(consumer)) >= rules.max_in_flight:
             raise ViolationError(f"{what}, which has left or has enough")
+        if group.in_flight >= rules.group_limit:
+            raise ViolationError(f"{what}: its group has enough")
         if sent.expires_at <= self.now or not group.wants(sent.routing_key):
             raise ViolationError(f"{what}, which has expired or is not what the group wants")
         if count > rules.max_retries + 1:
             raise ViolationError(f"{what}, although it may be tried again {rules.max_retries} times")
-        if rules.durability == "fsync" and not (
-            sent.confirmed or sent.number <= self.synced or sent.source or sent.unsure
-        ):
-            raise ViolationError(f"{what} before its publisher knows that it is safe")
-        # What an fsync queue shows is safe.
-        sent.confirmed |= rules.durability == "fsync"
-        self._appeared(sent)
-        for other in queue.groups.values():
-            other.copies[sent].spots.discard(NONE)
+        if rules.durability == "fsync" and not sent.is_orphan:
+            if not sent.confirmed and sent.source is None:
+                raise ViolationError(f"{what} before its publisher knows that it is safe")
+            # What an fsync queue shows is safe.
+            sent.confirmed = True
+        self._appeared(queue, sent)
         if rules.ordered:
-            self._check_order(group, copy, what)
+            check_order(group, copy, what, self.now)
         self._become(copy, Spot(Kind.FLIGHT, count, self.now + (rules.timeout_s or _NEVER), consumer))
         group.counts["delivered" if count == 1 else "redelivered"] += 1
         return sent
 
-    def _locate(self, queue: Queue, label: str, place: tuple[int, int], what: str) -> Sent:
-        """The message of a delivery; learns where it is."""
-        known = queue.labels.get(label, [])
-        found = [sent for sent in known if sent.place == place] or [sent for sent in known if sent.place is None]
-        if not found:
-            raise ViolationError(f"{what}: never published, or known to be elsewhere")
-        sent = min(found, key=lambda each: each.unsure)
-        if sent.place is None:
-            if sent.key is not None and place[0] != fnv1a_32(sent.key) % queue.rules.partitions:
-                raise ViolationError(f"{what}: its key {sent.key!r} belongs to another partition")
-            for there, neighbour in list(queue.places.items()):
-                is_misplaced = there[0] == place[0] and (there < place) != (neighbour.number < sent.number)
-                if there == place or (is_misplaced and queue.rules.max_retries < _NEVER):
-                    # Only when the other one was lost in a crash.
-                    self._lose(queue, neighbour, f"{what}: {neighbour.label} is or was at {there}")
-            sent.place = place
-            queue.places[place] = sent
-        return sent
-
-    def _lose(self, queue: Queue, sent: Sent, why: str) -> None:
-        if not sent.unsure:
-            raise ViolationError(why)
-        assert sent.place is not None
-        del queue.messages[sent], queue.places[sent.place]
-        queue.labels[sent.label].remove(sent)
-        for group in queue.groups.values():
-            del group.copies[sent]
-
-    def _appeared(self, sent: Sent) -> None:
+    def _appeared(self, queue: Queue, sent: Sent) -> None:
         """A message that a crash may have lost is there. A letter may have been written only now."""
-        if sent.unsure and sent.source is not None:
+        if not sent.unsure:
+            return
+        sent.unsure = False
+        if sent.source is not None:
             self.step += 1
             sent.number = self.step
-        sent.unsure = False
-
-    def _check_order(self, group: Group, copy: Copy, what: str) -> None:
-        """Nothing earlier of its partition may still wait for its turn."""
-        partition, offset = copy.message.place or (0, 0)
-        for other in group.copies.values():
-            there = other.message.place
-            if there is not None and there[0] == partition and there[1] < offset and self._is_owed(group, other):
-                raise ViolationError(f"{what}: {other.message.label} at {there} comes first")
-        if any(spot.deliveries == 0 for spot in copy.spots) and offset <= group.reached.get(partition, -1):
-            raise ViolationError(f"{what}: offset {group.reached[partition]} came first")
-        group.reached[partition] = max(offset, group.reached.get(partition, -1))
-
-    def _is_owed(self, group: Group, copy: Copy) -> bool:
-        """It certainly waits to be delivered, now or later."""
-        return all(spot.kind is Kind.READY for spot in copy.spots) and not is_passed_over(group, copy.message, self.now)
+        if not sent.unneeded:
+            for group in queue.groups.values():
+                group.copies[sent].spots.discard(NONE)
 
     # -- settlements ---------------------------------------------------------------------------------------------
 
@@ -196,19 +169,28 @@ class Oracle:
             if any(spot.kind is Kind.FLIGHT and consumer in (None, spot.holder) for spot in group.copies[sent].spots)
         ]
 
-    def settle(self, name: str, group_id: str, sent: Sent, verb: str) -> Callable[[], None]:
-        """The engine took a settlement; returns what to call when it is confirmed."""
+    def settle(
+        self, name: str, group_id: str, sent: Sent, verb: str, wait_s: float | None = None
+    ) -> Callable[[], None]:
+        """The engine took a settlement; returns what to call when it is confirmed.
+
+        ``wait_s``: a delay that a nack asks for, or the time that an extension does.
+        """
         queue = self.queues[name]
         rules, group = queue.rules, queue.groups[group_id]
         copy = group.copies[sent]
         (spot,) = copy.spots
-        group.counts["acked" if verb == "ack" else verb + "ed"] += 1
+        if verb == "extend":
+            wait_s = rules.timeout_s if wait_s is None else wait_s
+            self._become(copy, spot._replace(at=self.now + wait_s))
+            return lambda: None
+        group.counts[verb + "ed"] += 1
         if verb == "ack":
             self._become(copy, DONE)
         elif verb == "nack":
-            self._fail(
-                queue, group_id, copy, self.now + (rules.backoff_s(spot.deliveries) if rules.nack_waits else 0.0)
-            )
+            if wait_s is None:
+                wait_s = rules.backoff_s(spot.deliveries) if rules.nack_waits else 0.0
+            self._fail(queue, group_id, copy, self.now + wait_s)
         else:
             self._give_up(queue, group_id, copy)
         step, letter = self.step, copy.letter if copy.may(Kind.MOVING) else None
@@ -292,13 +274,19 @@ class Oracle:
 
     def _settle_down(self, queue: Queue, group: Group, copy: Copy, retried: Iterable[Copy], where: str) -> None:
         sent, left = copy.message, set[Spot]()
-        is_served = bool(group.members) and all(
-            takes and len(group.held_by(consumer)) < queue.rules.max_in_flight
-            for consumer, takes in group.members.items()
+        rules = queue.rules
+        is_served = (
+            bool(group.members)
+            and (any if not rules.ordered else all)(
+                takes and len(group.held_by(consumer)) < rules.max_in_flight
+                for consumer, takes in group.members.items()
+            )
+            # A partition that moves waits for what is in flight.
+            and group.in_flight < (1 if rules.cooperative and rules.ordered else rules.group_limit)
         )
         # Its source may still become it.
         is_open = sent.unsure and sent.source is not None and sent.source.may(Kind.READY, Kind.MOVING)
-        is_behind = queue.rules.ordered and any(self._may_hold_back(other, copy) for other in retried)
+        is_behind = rules.ordered and any(may_hold_back(other, copy) for other in retried)
         for spot in copy.spots:
             if spot.kind is Kind.MOVING:
                 left.add(DEAD)
@@ -306,16 +294,12 @@ class Oracle:
                 left.add(spot)
             elif is_passed_over(group, sent, self.now):
                 left.add(DONE)
-            elif spot.deliveries > queue.rules.max_retries:
-                left.add(DEAD if queue.rules.dead_letters is not None else DONE)
+            elif spot.deliveries > rules.max_retries:
+                left.add(DEAD if rules.dead_letters is not None else DONE)
         if not left:
             raise ViolationError(f"{where} does not deliver {sent.label} although every consumer has room")
         if left != copy.spots:
             self._become(copy, *left)
-
-    def _may_hold_back(self, other: Copy, copy: Copy) -> bool:
-        place, own = other.message.place or (0, 0), copy.message.place
-        return other.is_retried and other is not copy and (own is None or (own[0] == place[0] and place < own))
 
     # -- crashes -------------------------------------------------------------------------------------------------
 
@@ -327,6 +311,7 @@ class Oracle:
             self._note_unneeded(queue)
             for sent in queue.messages:
                 sent.unsure |= not (sent.number <= mark or (sent.confirmed and queue.rules.durability == "fsync"))
+                sent.is_orphan |= not sent.confirmed
         for queue in list(self.queues.values()):
             if queue.rules.durability == "memory":
                 self.queues[queue.name] = Queue(queue.name, queue.rules)

@@ -64,6 +64,11 @@ class Rules(NamedTuple):
     max_depth: int
     ttl_s: float
     max_in_flight: int
+    group_limit: float
+    """Unsettled deliveries of a group."""
+    drops_oldest: bool
+    """A full queue gives up its oldest messages that nobody was given."""
+    cooperative: bool
 
 
 class Sent:
@@ -77,6 +82,10 @@ class Sent:
         self.routing_key = routing_key
         self.expires_at = expires_at
         self.confirmed = False
+        self.lane = 2
+        """Its priority; order holds within a lane."""
+        self.is_orphan = False
+        """Its publisher was gone before it was told anything."""
         self.unsure = False
         """A crash may have lost it."""
         self.unneeded = False
@@ -125,10 +134,14 @@ class Group:
         self.members: dict[str, bool] = {}
         """Consumer -> whether it takes what it is given."""
         self.counts = dict.fromkeys(COUNTED, 0)
-        self.reached: dict[int, int] = {}
-        """Partition -> highest offset delivered."""
+        self.reached: dict[tuple[int, int], int] = {}
+        """(Partition, lane) -> highest offset delivered."""
         self.total: int | None = None
         """What conservation must keep constant."""
+
+    @property
+    def in_flight(self) -> int:
+        return sum(copy.may(Kind.FLIGHT) for copy in self.copies.values())
 
     def held_by(self, consumer: str) -> list[Copy]:
         return [copy for copy in self.copies.values() if any(spot.holder == consumer for spot in copy.spots)]

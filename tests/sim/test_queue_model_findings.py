@@ -50,3 +50,20 @@ def test_a_message_that_expires_behind_others_is_counted_once() -> None:
         life.wait(1.25)
         life.rest()
         life.check()
+
+
+def test_a_refused_message_costs_no_group_another_one() -> None:
+    """One group gave up its oldest message; another had none, so that the publish was refused all the same."""
+    life = QueueLife(Setup(max_depth=2, overflow="drop_oldest"))
+    life.publish()
+    life.publish()
+    life.rest()
+    slow = life.join(QUEUE, "h", "a", room=0)
+    life.join(QUEUE, "g", "a")
+    life.rest()
+    life.publish()
+    assert life.engine.stats(QUEUE).refused == 1
+    life.check()
+    life.make_room(slow, 1_000)
+    life.rest()
+    assert [held.sent.label for held in slow.got] == ["m1", "m2"]

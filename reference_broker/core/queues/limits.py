@@ -108,27 +108,37 @@ class QueueLimits:
         queue, limits = self._queue, self._config
         if not queue.groups:
             return self._drop_loose(now)
-        for group in queue.groups.values():
-            over = group.held_bytes + size > limits.max_bytes if size else queue.staying_of(group) >= limits.max_depth
-            if over and not self._drop_one(group, now):
-                return False
+        over = [
+            group
+            for group in queue.groups.values()
+            if (group.held_bytes + size > limits.max_bytes if size else queue.staying_of(group) >= limits.max_depth)
+        ]
+        # A message that is refused in the end must not have cost any group another one.
+        if not all(self._can_drop(group) for group in over):
+            return False
+        for group in over:
+            self._drop_one(group, now)
         return True
 
-    def _drop_one(self, group: ConsumerGroup, now: float) -> bool:
-        place = self._oldest(group)
-        if place is None and self._queue.write_unwritten():
-            place = self._oldest(group)
-        if place is None:
+    def _can_drop(self, group: ConsumerGroup) -> bool:
+        if self._drops_to_dead_letters and group.leaving >= min(self._config.max_depth, _STEPS):
+            # The dead-letter queue does not take them, so that nothing would become less.
             return False
-        if self._config.overflow is Overflow.DEAD_LETTER_OLDEST and self._config.dead_letters:
-            if group.leaving >= min(self._config.max_depth, _STEPS):
-                # The dead-letter queue does not take them, so that nothing would become less.
-                return False
+        return self._oldest(group) is not None or (self._queue.write_unwritten() and self._oldest(group) is not None)
+
+    def _drop_one(self, group: ConsumerGroup, now: float) -> None:
+        place = self._oldest(group)
+        if place is None:
+            return
+        if self._drops_to_dead_letters:
             self.dead_letter_next(group, place, QUEUE_FULL, now)
         else:
             self.trace_discarded(group, place, place.cursor, "dropped for a newer message")
             group.counts.dropped += self._pass(group, place, place.cursor + 1)
-        return True
+
+    @property
+    def _drops_to_dead_letters(self) -> bool:
+        return self._config.overflow is Overflow.DEAD_LETTER_OLDEST and self._config.dead_letters
 
     def _oldest(self, group: ConsumerGroup) -> GroupPartition | None:
         """The place whose next message is the oldest that nobody of the group was given."""

@@ -1,0 +1,66 @@
+"""Where messages are, and the order that follows from it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sim.queue_model.figures import is_passed_over
+from sim.queue_model.state import NONE, Copy, Group, Kind, Queue, Sent, ViolationError, fnv1a_32
+
+_NEVER: Final = float("inf")
+
+
+def locate(queue: Queue, label: str, place: tuple[int, int], what: str) -> Sent:
+    """The message of a delivery; learns where it is."""
+    known = queue.labels.get(label, [])
+    found = [sent for sent in known if sent.place == place] or [sent for sent in known if sent.place is None]
+    if not found:
+        raise ViolationError(f"{what}: never published, or known to be elsewhere")
+    sent = min(found, key=lambda each: each.unsure)
+    if sent.place is None:
+        if sent.key is not None and place[0] != fnv1a_32(sent.key) % queue.rules.partitions:
+            raise ViolationError(f"{what}: its key {sent.key!r} belongs to another partition")
+        for there, neighbour in list(queue.places.items()):
+            is_misplaced = there[0] == place[0] and (there < place) != (neighbour.number < sent.number)
+            if there == place or (is_misplaced and queue.rules.max_retries < _NEVER):
+                # Only when the other one was lost in a crash.
+                _lose(queue, neighbour, f"{what}: {neighbour.label} is or was at {there}")
+        sent.place = place
+        queue.places[place] = sent
+    return sent
+
+
+def _lose(queue: Queue, sent: Sent, why: str) -> None:
+    if not sent.unsure:
+        raise ViolationError(why)
+    assert sent.place is not None
+    del queue.messages[sent], queue.places[sent.place]
+    queue.labels[sent.label].remove(sent)
+    for group in queue.groups.values():
+        group.copies.pop(sent).spots = {NONE}
+
+
+def check_order(group: Group, copy: Copy, what: str, now: float) -> None:
+    """Nothing earlier of its partition and lane may still wait for its turn."""
+    (partition, offset), lane = copy.message.place or (0, 0), copy.message.lane
+    for other in group.copies.values():
+        there = other.message.place
+        if there is None or other.message.lane != lane:
+            continue
+        if there[0] == partition and there[1] < offset and _is_owed(group, other, now):
+            raise ViolationError(f"{what}: {other.message.label} at {there} comes first")
+    if any(spot.deliveries == 0 for spot in copy.spots) and offset <= group.reached.get((partition, lane), -1):
+        raise ViolationError(f"{what}: offset {group.reached[partition, lane]} came first")
+    group.reached[partition, lane] = max(offset, group.reached.get((partition, lane), -1))
+
+
+def _is_owed(group: Group, copy: Copy, now: float) -> bool:
+    """It certainly waits to be delivered, now or later."""
+    return all(spot.kind is Kind.READY for spot in copy.spots) and not is_passed_over(group, copy.message, now)
+
+
+def may_hold_back(other: Copy, copy: Copy) -> bool:
+    if other.message.lane != copy.message.lane:
+        return False
+    place, own = other.message.place or (0, 0), copy.message.place
+    return other.is_retried and other is not copy and (own is None or (own[0] == place[0] and place < own))
