@@ -13,6 +13,8 @@ from reference_broker.core.queues.errors import QueueError, QueueErrorCode
 QUEUE_PREFIX = "$queue/"
 DEAD_LETTER_PREFIX = "$dlq/"
 DEAD_LETTER_ALIAS = "$queue/dlq/"
+MARK_GROUP = "$mark"
+"""A group of the broker's own: it remembers what is gone from a dead-letter queue that has no other group."""
 MAX_QUEUE_NAME_BYTES = 512
 MAX_GROUP_BYTES = 1_024
 _MAX_DIGITS = 19
@@ -89,6 +91,8 @@ def check_group_name(group: str) -> None:
     """Raises :class:`QueueError` (BAD_ADDRESS)."""
     if not group or "\x00" in group or _utf8_length(group) > MAX_GROUP_BYTES:
         raise _bad(f"a consumer group needs a name of 1 to {MAX_GROUP_BYTES} bytes of UTF-8 without NUL")
+    if group == MARK_GROUP:
+        raise _bad(f"the group name {MARK_GROUP} is the broker's own")
 
 
 def parse_address(topic: str, exists: Callable[[str], bool]) -> QueueAddress:

@@ -180,6 +180,24 @@ def _delays(engine: QueueEngine, request: AdminRequest) -> None:
         request.answer(Cancelled(cancelled=False))
 
 
+class ReplayRequest(Fields, frozen=True, kw_only=True):
+    """``$admin/queue/<queue>/replay``, of the queue or of its dead letters."""
+
+    message_id: str | None = None
+    """Only this dead letter; None = all that there are now."""
+
+
+def _replay(engine: QueueEngine, request: AdminRequest) -> None:
+    """Answered once every letter is decided."""
+    message_id = request.read(ReplayRequest).message_id
+    engine.dead_letters.replay(request.queue, message_id, request.now, request.answer)
+
+
+def _dead_letters(engine: QueueEngine, request: AdminRequest) -> None:
+    request.read(Fields)
+    request.answer(engine.dead_letters.stats(request.queue))
+
+
 OPERATIONS: Final[dict[str, Handler]] = {
     "config": _config,
     "groups": group_admin.groups,
@@ -188,6 +206,8 @@ OPERATIONS: Final[dict[str, Handler]] = {
     "partitions": _partitions,
     "purge": _purge,
     "stats": _stats,
+    "replay": _replay,
+    "dead-letters": _dead_letters,
     "delays": _delays,
 }
 """Last level of the topic -> what serves it, for one queue."""

@@ -96,6 +96,8 @@ class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
     timed_out: int
     expired: int
     dead_lettered: int
+    replayed: int
+    """Of a dead-letter queue: sent back to their own queue."""
     discarded: int
     """Exhausted or rejected while the queue keeps no dead letters."""
     purged: int

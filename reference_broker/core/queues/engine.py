@@ -34,6 +34,7 @@ from reference_broker.core.queues.publish_options import bad_option
 from reference_broker.core.queues.purge import Purged, purge
 from reference_broker.core.queues.queue import DurableQueue
 from reference_broker.core.queues.registry import QueueRegistry
+from reference_broker.core.queues.replay import DeadLetterOperations
 from reference_broker.core.queues.settle_request import SettleRequest
 from reference_broker.core.queues.store import QueueStore
 from reference_broker.core.queues.stored_message import StoredMessage
@@ -81,6 +82,7 @@ class QueueEngine:
         self._registry = QueueRegistry(config, store, self._agenda, self.alerts, rng, tracer, self._queues_changed)
         self._queues = self._registry.queues
         self.groups: GroupOperations = GroupOperations(self._queues, self._agenda, self._check_open)
+        self.dead_letters = DeadLetterOperations(self._queues, self._agenda, self.alerts, self._registry.get_or_create)
         self.transactions = Transactions(config.transactions, store, self._agenda, self._queues)
         self._agenda.produce = self.transactions.publish
         self._registry.open_all(now)

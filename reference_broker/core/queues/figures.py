@@ -64,6 +64,7 @@ def group_stats(queue: DurableQueue, group: ConsumerGroup) -> GroupStats:
         expired=counts.expired,
         purged=counts.purged,
         dead_lettered=counts.dead_lettered,
+        replayed=counts.replayed,
         discarded=counts.discarded,
         unmatched=counts.unmatched,
         dropped=counts.dropped,

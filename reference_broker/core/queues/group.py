@@ -390,6 +390,10 @@ class ConsumerGroup(SyncPoint):
         self.trace(TraceKind.RETRY_SCHEDULED, entry, cause)
         self._wait(entry, now)
 
+    def wait_again(self, entry: PendingEntry, now: float) -> None:
+        """An entry that is with nobody waits for its next delivery."""
+        self._wait(entry, now)
+
     def _wait(self, entry: PendingEntry, now: float) -> None:
         entry.state = EntryState.WAITING
         entry.place.push_waiting(entry)

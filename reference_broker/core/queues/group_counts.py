@@ -18,6 +18,7 @@ class GroupCounts:
         "purged",
         "redelivered",
         "rejected",
+        "replayed",
         "rewound",
         "sessions_ended",
         "skipped",
@@ -42,6 +43,8 @@ class GroupCounts:
         self.unreadable = 0
         self.claimed = 0
         """Deliveries taken over by a claim; they count as redelivered, too."""
+        self.replayed = 0
+        """Dead letters that went back to their queue."""
         self.rewound = 0
         """Settled messages that became ready again since the group was set back."""
         self.skipped = 0

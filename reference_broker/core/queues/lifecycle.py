@@ -28,6 +28,7 @@ class Transition(NamedTuple):
 TRANSITIONS = (
     Transition(READY, "delivered to a consumer", DELIVERED),
     Transition(READY, "expired, filtered out, or unreadable", PASSED),
+    Transition(READY, "a dead letter behind it sent back", WAITING),
     Transition(DELIVERED, "ack", SETTLED),
     Transition(DELIVERED, "nack, timeout, or consumer gone", WAITING),
     Transition(DELIVERED, "reject, or retries used up", DEAD_LETTERING),
@@ -37,6 +38,8 @@ TRANSITIONS = (
     Transition(DELIVERED, "claimed", DELIVERED),
     Transition(DELIVERED, "commit of a higher offset", SETTLED),
     Transition(WAITING, "commit of a higher offset", SETTLED),
+    Transition(WAITING, "a dead letter sent back", DEAD_LETTERING),
+    Transition(DEAD_LETTERING, "its queue does not take it back", WAITING),
     Transition(DEAD_LETTERING, "the dead-letter queue has it", SETTLED),
     Transition(DELIVERED, "restart", WAITING),
     Transition(DEAD_LETTERING, "restart", WAITING),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ import msgspec
 from reference_broker.config import Durability, Ordering, QueueConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues import settlement
-from reference_broker.core.queues.address import check_group_name, message_id_of
+from reference_broker.core.queues.address import MARK_GROUP, check_group_name, is_dead_letter, message_id_of
 from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.alerts import Alerts
 from reference_broker.core.queues.bindings import Captures
@@ -34,6 +35,7 @@ from reference_broker.core.queues.partition import QueuePartition
 from reference_broker.core.queues.partitioner import PARTITION_KEY, Partitioner
 from reference_broker.core.queues.pending import GroupPartition, PendingEntry
 from reference_broker.core.queues.publish_options import Priority, PublishOptions, bad_option, parse, with_ttl
+from reference_broker.core.queues.replay import inherit
 from reference_broker.core.queues.store import NewRecord, QueueFiles, SyncTask
 from reference_broker.core.queues.stored_message import HIDDEN, MessageCodec, StoredMessage, is_plain, message_bytes
 from reference_broker.core.queues.subscribe_options import CursorPosition
@@ -557,9 +559,37 @@ class DurableQueue:
             created = self._open_group(group_id, pattern)
         except LogError as error:
             raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
+        if others := is_dead_letter(self.name) and list(self.groups.values())[:-1]:
+            starts = [max(start, min(other.low(index) for other in others)) for index, start in enumerate(starts)]
         created.start_at(starts)
+        if others:
+            inherit(created, others, self._agenda.now)
+            self.retire_mark()
         self._room = 0
         return created
+
+    def mark_without_groups(self) -> None:
+        """See to it that there is a group, if only the broker's own, that remembers what is gone.
+
+        Raises :class:`QueueError` (STORAGE_FAILED).
+        """
+        self.retire_mark()
+        if self.groups:
+            return
+        starts = [partition.head for partition in self.partitions]
+        try:
+            self._open_group(MARK_GROUP, "").start_at(starts)
+        except LogError as error:
+            raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
+        self._room = 0
+
+    def retire_mark(self) -> None:
+        """The broker's own group is not needed beside another. Where it cannot go now it goes later."""
+        mark = self.groups.get(MARK_GROUP)
+        if mark is None or len(self.groups) == 1 or mark.is_syncing or mark.entry_states()[2]:
+            return
+        with suppress(LogError):
+            self.delete_group(mark)
 
     def _open_group(self, group_id: str, pattern: str) -> ConsumerGroup:
         group = ConsumerGroup(
