@@ -22,6 +22,7 @@ from reference_broker.core.queues import Delivery, QueueEngine, QueueError, Queu
 from reference_broker.core.queues.admin import ADMIN_PREFIX
 from reference_broker.core.queues.confirms import Stored
 from reference_broker.core.queues.group_operations import GROUP_VERBS
+from reference_broker.core.queues.transaction_topics import TRANSACTION_PREFIX
 from reference_broker.core.retained import RetainedStore
 from reference_broker.core.routing import Subscription, SubscriptionTree
 from reference_broker.core.session import Session, SessionConnection, Will
@@ -37,7 +38,7 @@ NEVER_EXPIRES_S = 0xFFFFFFFF
 CLOCK_TOPIC = "$admin/clock/advance"
 """Where a test moves the clock of a broker that lets it (``testing.movable_clock``)."""
 QUEUE_PREFIXES = ("$queue/", "$dlq/")
-_NOT_ROUTED = (*QUEUE_PREFIXES, ADMIN_PREFIX)
+_NOT_ROUTED = (*QUEUE_PREFIXES, ADMIN_PREFIX, TRANSACTION_PREFIX)
 
 
 def is_queue_topic(topic: str) -> bool:
@@ -258,7 +259,7 @@ class BrokerState:
         queue that the queue refuses is traced as an error and dropped, as QoS 0 allows.
         """
         if message.topic.startswith(_NOT_ROUTED):
-            # Nobody can wait for a request of the administration to be answered here; wills and the like are dropped.
+            # Nobody can wait here for a request to be answered; wills and the like are dropped.
             if is_queue_topic(message.topic):
                 self.publish_to_queue(message, publisher, now, self._note_refused)
             return True

@@ -49,8 +49,23 @@ _PUBLISH_REASONS = {
     QueueErrorCode.STALE_GENERATION: Reason.IMPLEMENTATION_SPECIFIC_ERROR,
     QueueErrorCode.BAD_CURSOR: Reason.IMPLEMENTATION_SPECIFIC_ERROR,
     QueueErrorCode.NOT_IDLE: Reason.IMPLEMENTATION_SPECIFIC_ERROR,
+    QueueErrorCode.FENCED: Reason.NOT_AUTHORIZED,
+    QueueErrorCode.UNKNOWN_PRODUCER: Reason.IMPLEMENTATION_SPECIFIC_ERROR,
+    QueueErrorCode.OUT_OF_SEQUENCE: Reason.IMPLEMENTATION_SPECIFIC_ERROR,
+    QueueErrorCode.UNKNOWN_TRANSACTION: Reason.IMPLEMENTATION_SPECIFIC_ERROR,
+    QueueErrorCode.TRANSACTION_STATE: Reason.IMPLEMENTATION_SPECIFIC_ERROR,
 }
 """Reason codes that PUBACK and PUBREC may carry (5.0 section 3.4.2.1); others are 0x80."""
+_NAMED_ERRORS = frozenset(
+    (
+        QueueErrorCode.FENCED,
+        QueueErrorCode.UNKNOWN_PRODUCER,
+        QueueErrorCode.OUT_OF_SEQUENCE,
+        QueueErrorCode.UNKNOWN_TRANSACTION,
+        QueueErrorCode.TRANSACTION_STATE,
+    )
+)
+"""What a producer must tell apart, though MQTT has no reason codes for it: a user property names them."""
 _SUBSCRIBE_REASONS = {
     QueueErrorCode.BAD_ADDRESS: Reason.TOPIC_FILTER_INVALID,
     QueueErrorCode.BAD_OPTION: Reason.IMPLEMENTATION_SPECIFIC_ERROR,
@@ -226,7 +241,10 @@ def acknowledgement(
     if error is not None:
         reason = _PUBLISH_REASONS.get(error.code, Reason.UNSPECIFIED_ERROR)
         if connection.problem_information:
-            properties = Properties(reason_string=str(error)[:200], user_property=error.details)
+            details = error.details
+            if error.code in _NAMED_ERRORS:
+                details = (("error", error.code.value), *details)
+            properties = Properties(reason_string=str(error)[:200], user_property=details)
     packet = Acknowledgement(type=kind, packet_id=packet_id, reason=reason, properties=properties)
     data = encode_acknowledgement(packet, V5)
     if error is not None and error.details and len(data) > connection.max_packet_out:

@@ -11,12 +11,14 @@ import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
+from reference_broker.core import transaction_requests
 from reference_broker.core.broker_state import is_queue_topic
 from reference_broker.core.message import Message
 from reference_broker.core.queues import QueueError, QueueErrorCode
 from reference_broker.core.queues.admin import is_admin_topic
-from reference_broker.core.queues.confirms import Stored, StoredAs, ignore
+from reference_broker.core.queues.confirms import Confirm, Stored, StoredAs, ignore
 from reference_broker.core.queues.publish_options import wants_receipt
+from reference_broker.core.queues.transaction_topics import is_transaction_topic
 from reference_broker.core.routing import Route
 from reference_broker.core.session import Session
 from reference_broker.core.topics import TopicError, is_sys_topic, validate_topic
@@ -369,6 +371,9 @@ class Inbound:
         if topic[0] == "$" and is_admin_topic(topic):
             administration.request(self._connection, message, now, ignore)
             return
+        if topic[0] == "$" and is_transaction_topic(topic):
+            self._request_transaction(message, now, [], ignore)
+            return
         with contextlib.suppress(QueueError):
             self._broker.publish(message, self._connection.session, now)
 
@@ -383,7 +388,7 @@ class Inbound:
         allowed = grants is None or grants.may_publish(message.topic)
         fits = len(message.payload) <= self._max_payload_bytes
         topic = message.topic
-        if topic[0] == "$" and allowed and fits and (is_queue_topic(topic) or is_admin_topic(topic)):
+        if topic[0] == "$" and allowed and fits and _is_served(topic):
             self._publish_to_queue(session, message, packet_id, now)
             return
         error: QueueError | None = None
@@ -445,8 +450,20 @@ class Inbound:
 
         if is_admin_topic(message.topic):
             administration.request(connection, message, now, confirmed)
+        elif is_transaction_topic(message.topic):
+            self._request_transaction(message, now, told, confirmed)
         else:
             self._broker.publish_to_queue(message, session, now, confirmed, on_stored)
+
+    def _request_transaction(self, message: Message, now: float, told: list[tuple[str, str]], on_done: Confirm) -> None:
+        grants = self._connection.grants
+
+        def answered(error: QueueError | None, found: tuple[tuple[str, str], ...]) -> None:
+            told.extend(found)
+            on_done(error)
+
+        may_publish = _anywhere if grants is None else grants.may_publish
+        transaction_requests.request(self._broker, message, may_publish, now, answered)
 
     # -- acknowledgements to the client ---------------------------------------------------------------------------
 
@@ -517,6 +534,15 @@ def _settle_inbound(session: Session, qos: int, packet_id: int, error: QueueErro
             session.inbound_qos2[packet_id] = True
         else:
             session.inbound_qos2.pop(packet_id, None)
+
+
+def _anywhere(_topic: str) -> bool:
+    return True
+
+
+def _is_served(topic: str) -> bool:
+    """Whether publishes to a topic are for the broker itself, and wait for its answer."""
+    return is_queue_topic(topic) or is_admin_topic(topic) or is_transaction_topic(topic)
 
 
 def _is_topic(text: str) -> bool:

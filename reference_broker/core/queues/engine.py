@@ -40,6 +40,7 @@ from reference_broker.core.queues.store import QueueStore
 from reference_broker.core.queues.stored_message import StoredMessage
 from reference_broker.core.queues.subscribe_options import DEFAULT_OPTIONS, SubscribeOptions
 from reference_broker.core.queues.sync_job import SyncJob
+from reference_broker.core.queues.transaction import TransactionKey
 from reference_broker.core.queues.transactions import Transactions
 from reference_broker.trace.schema import TraceKind
 
@@ -332,6 +333,11 @@ class QueueEngine:
             settlement.settle(holder, last, Verb.ACK, "", now, on_done)
             return len(entries) + 1
         return 0
+
+    def add_to_transaction(self, key: TransactionKey, queue: str, partition: int, now: float) -> None:
+        """See :meth:`Transactions.add_partition`; creates the queue when there is none. Raises :class:`QueueError`."""
+        self._agenda.now = now
+        self.transactions.add_partition(*key, self._queue(queue), partition)
 
     def delivery_properties(self, delivery: Delivery) -> tuple[tuple[str, str], ...]:
         """User properties of a delivery; see :func:`reference_broker.core.queues.delivery.delivery_properties`."""

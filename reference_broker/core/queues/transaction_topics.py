@@ -1,0 +1,146 @@
+"""Producers and transactions over topics: ``$txn/<operation>``, with what is needed as user properties.
+
+=========== ========================================================== ===============================================
+operation   properties                                                 answer
+=========== ========================================================== ===============================================
+init        ``transactional-id``, or none                              ``producer-id``, ``producer-epoch``
+begin       ``producer-id``, ``producer-epoch``; ``timeout``           ``transaction-id``
+add         those of commit, ``queue``, ``partition``                  ``state``
+commit      ``producer-id``, ``producer-epoch``, ``transaction-id``    ``state``: committed
+abort       likewise                                                   ``state``: aborted
+describe    ``transaction-id``                                         all about it
+list        none                                                       ``transactions``: all that are open
+=========== ========================================================== ===============================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from reference_broker.core.queues.publish_options import (
+    PARTITION,
+    PRODUCER_EPOCH,
+    PRODUCER_ID,
+    TRANSACTION_ID,
+    bad_option,
+)
+from reference_broker.core.queues.settle_request import whole_number
+from reference_broker.core.queues.times import parse_duration_ms
+from reference_broker.core.queues.transaction import TransactionKey
+from reference_broker.core.queues.transactions import ProducerIdentity
+
+if TYPE_CHECKING:
+    from reference_broker.core.queues.engine import QueueEngine
+
+TRANSACTION_PREFIX: Final = "$txn/"
+TRANSACTIONAL_ID: Final = "transactional-id"
+TIMEOUT: Final = "timeout"
+QUEUE: Final = "queue"
+STATE: Final = "state"
+_NAMES = frozenset((TRANSACTIONAL_ID, PRODUCER_ID, PRODUCER_EPOCH, TRANSACTION_ID, TIMEOUT, QUEUE, PARTITION))
+
+Answer = Callable[[QueueError | None, Mapping[str, object]], None]
+"""Takes the error, or what the request came to."""
+_Properties = Mapping[str, str]
+
+
+def is_transaction_topic(topic: str) -> bool:
+    """Whether a publish to a topic is a request about producers and transactions."""
+    return topic.startswith(TRANSACTION_PREFIX)
+
+
+def perform(
+    engine: QueueEngine, topic: str, properties: tuple[tuple[str, str], ...], now: float, answer: Answer
+) -> None:
+    """Do what a request asks for; ``answer`` is called once, now or later.
+
+    Raises :class:`QueueError` when it is refused at once, and then does not call it.
+    """
+    handler = _HANDLERS.get(topic[len(TRANSACTION_PREFIX) :])
+    if handler is None:
+        text = f"{topic[:80]!r} is none of {', '.join(TRANSACTION_PREFIX + name for name in _HANDLERS)}"
+        raise QueueError(QueueErrorCode.BAD_ADDRESS, text)
+    found: dict[str, str] = {}
+    for name, value in properties:
+        if name in found and name in _NAMES:
+            raise bad_option(f"the user property {name} is there twice")
+        found[name] = value
+    handler(engine, found, now, answer)
+
+
+def _init(engine: QueueEngine, properties: _Properties, now: float, answer: Answer) -> None:
+    def done(error: QueueError | None, identity: ProducerIdentity | None) -> None:
+        if identity is None:
+            answer(error, {})
+        else:
+            answer(None, {PRODUCER_ID: str(identity.producer_id), PRODUCER_EPOCH: str(identity.epoch)})
+
+    engine.transactions.init_producer(properties.get(TRANSACTIONAL_ID), now, done)
+
+
+def _begin(engine: QueueEngine, properties: _Properties, now: float, answer: Answer) -> None:
+    timeout_s: float | None = None
+    if TIMEOUT in properties:
+        try:
+            timeout_s = parse_duration_ms(properties[TIMEOUT]) / 1000
+        except ValueError as error:
+            raise bad_option(f"the user property {TIMEOUT}: {error}") from error
+
+    def done(error: QueueError | None, transaction_id: str) -> None:
+        answer(error, {TRANSACTION_ID: transaction_id})
+
+    engine.transactions.begin(*_producer(properties), now, done, timeout_s=timeout_s)
+
+
+def _add(engine: QueueEngine, properties: _Properties, now: float, answer: Answer) -> None:
+    key = _key(properties)
+    partition = whole_number(_needed(properties, PARTITION), PARTITION)
+    engine.add_to_transaction(key, _needed(properties, QUEUE), partition, now)
+    answer(None, {STATE: "open"})
+
+
+def _commit(engine: QueueEngine, properties: _Properties, now: float, answer: Answer) -> None:
+    engine.transactions.commit(*_key(properties), now, lambda error: answer(error, {STATE: "committed"}))
+
+
+def _abort(engine: QueueEngine, properties: _Properties, now: float, answer: Answer) -> None:
+    engine.transactions.abort(*_key(properties), now, lambda error: answer(error, {STATE: "aborted"}))
+
+
+def _describe(engine: QueueEngine, properties: _Properties, _now: float, answer: Answer) -> None:
+    answer(None, msgspec.to_builtins(engine.transactions.describe(_needed(properties, TRANSACTION_ID))))
+
+
+def _list(engine: QueueEngine, _properties: _Properties, _now: float, answer: Answer) -> None:
+    answer(None, {"transactions": msgspec.to_builtins(engine.transactions.list())})
+
+
+_HANDLERS: Final[dict[str, Callable[[QueueEngine, _Properties, float, Answer], None]]] = {
+    "init": _init,
+    "begin": _begin,
+    "add": _add,
+    "commit": _commit,
+    "abort": _abort,
+    "describe": _describe,
+    "list": _list,
+}
+
+
+def _needed(properties: _Properties, name: str) -> str:
+    value = properties.get(name)
+    if value is None:
+        raise bad_option(f"the user property {name} is missing")
+    return value
+
+
+def _producer(properties: _Properties) -> ProducerIdentity:
+    producer_id = whole_number(_needed(properties, PRODUCER_ID), PRODUCER_ID)
+    return ProducerIdentity(producer_id, whole_number(_needed(properties, PRODUCER_EPOCH), PRODUCER_EPOCH))
+
+
+def _key(properties: _Properties) -> TransactionKey:
+    return TransactionKey(*_producer(properties), _needed(properties, TRANSACTION_ID))

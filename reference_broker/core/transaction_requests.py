@@ -1,0 +1,59 @@
+"""Requests about producers and transactions, as the broker serves them: the answer, and where it goes.
+
+A client publishes to ``$txn/...`` (see :mod:`reference_broker.core.queues.transaction_topics`). The answer's texts come
+with the acknowledgement, where the protocol has user properties; all of it goes as JSON to the response topic, if there
+is one, with the correlation data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from reference_broker.core.message import Message
+from reference_broker.core.queues import QueueError, QueueErrorCode
+from reference_broker.core.queues.transaction_topics import perform
+
+if TYPE_CHECKING:
+    from reference_broker.core.broker_state import BrokerState
+
+OnAnswer = Callable[[QueueError | None, tuple[tuple[str, str], ...]], None]
+
+
+def request(
+    state: BrokerState, message: Message, may_publish: Callable[[str], bool], now: float, on_answer: OnAnswer
+) -> None:
+    """Serve a request; ``on_answer`` is called once, now or later, with the error or with names and values.
+
+    ``may_publish`` tells whether the client itself may publish to a topic, for its response topic.
+    """
+    response_topic = message.response_topic
+    if response_topic is not None and (response_topic.startswith("$") or not may_publish(response_topic)):
+        text = "the response topic must be an ordinary one that the client itself may publish to"
+        on_answer(QueueError(QueueErrorCode.NOT_ALLOWED, text), ())
+        return
+
+    def answer(error: QueueError | None, found: Mapping[str, object]) -> None:
+        if response_topic is not None:
+            told = found if error is None else {"error": error.code.value, "text": error.text}
+            _respond(state, message, response_topic, told)
+        texts = tuple((name, value) for name, value in found.items() if isinstance(value, str))
+        on_answer(error, texts if error is None else ())
+
+    try:
+        perform(state.engine, message.topic, message.user_properties, now, answer)
+    except QueueError as refused:
+        answer(refused, {})
+
+
+def _respond(state: BrokerState, message: Message, topic: str, told: Mapping[str, object]) -> None:
+    response = Message(
+        topic=topic,
+        payload=msgspec.json.encode(told),
+        qos=message.qos,
+        content_type="application/json",
+        correlation_data=message.correlation_data,
+    )
+    state.publish(response, None, state.now)
