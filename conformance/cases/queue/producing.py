@@ -52,9 +52,11 @@ class Producer:
             named["sequence"] = str(sequence)
         return await send(self.client, f"$queue/{queue}", payload, **named)
 
-    async def put(self, queue: str, payload: bytes, transaction: str | None = None, **more: str) -> None:
+    async def put(
+        self, queue: str, payload: bytes, transaction: str | None = None, sequence: int | None = None, **more: str
+    ) -> None:
         """As :meth:`publish`, and it must be taken."""
-        puback = await self.publish(queue, payload, transaction, **more)
+        puback = await self.publish(queue, payload, transaction, sequence, **more)
         self.ctx.must(puback.reason_code < 0x80, f"producer: expected {payload!r} to be taken; seen {puback}")
 
     async def end(self, how: str, transaction: str) -> Puback:
