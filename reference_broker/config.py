@@ -33,6 +33,8 @@ from reference_broker.config_queues import QueuesConfig as QueuesConfig
 from reference_broker.config_queues import RebalanceProtocol as RebalanceProtocol
 from reference_broker.config_queues import RetentionConfig as RetentionConfig
 from reference_broker.config_queues import RetryConfig as RetryConfig
+from reference_broker.config_queues import SlowConsumerAction as SlowConsumerAction
+from reference_broker.config_queues import SlowConsumerConfig as SlowConsumerConfig
 from reference_broker.config_queues import TransactionsConfig as TransactionsConfig
 from reference_broker.config_queues import binding_problems, dead_letter_problems, group_problems
 

@@ -179,6 +179,24 @@ class DeadLetterConfig(Section, frozen=True, kw_only=True):
     """For one attempt as a whole."""
 
 
+class SlowConsumerAction(StrEnum):
+    """What becomes of a consumer that holds all it may and settles nothing."""
+
+    NONE = "none"
+    DISCONNECT = "disconnect"
+    """Its client's connection ends."""
+    DROP = "drop"
+    """It leaves the group; its client stays connected and may subscribe again."""
+
+
+class SlowConsumerConfig(Section, frozen=True, kw_only=True):
+    """Slow consumers; what they hold goes to others."""
+
+    action: SlowConsumerAction = SlowConsumerAction.NONE
+    after_s: float = 60.0
+    """So long at its limit of unsettled deliveries, or not reading, without settling any."""
+
+
 class QueueConfig(Section, frozen=True, kw_only=True):
     """One durable queue, addressed as ``$queue/<name>``. Defaults: the ``fluxmq`` profile."""
 
@@ -206,6 +224,7 @@ class QueueConfig(Section, frozen=True, kw_only=True):
     """Unsettled deliveries per consumer."""
     group: GroupConfig = GroupConfig()
     priority: PriorityConfig = PriorityConfig()
+    slow_consumer: SlowConsumerConfig = SlowConsumerConfig()
     dead_letter: DeadLetterConfig = DeadLetterConfig()
     topics: tuple[str, ...] = ()
     """Topic filters whose messages the queue gets, too: ordinary topics, and ``$queue/...`` of other queues."""
@@ -246,6 +265,8 @@ class QueuesConfig(Section, frozen=True, kw_only=True):
     auto_create: bool = True
     """A publish or subscription to an unknown ``$queue/<name>`` creates it."""
     max_queues: int = 1_000
+    max_memory_bytes: int = 0
+    """What queues in memory and the cache of messages may hold; over it publishers wait. 0 = no limit."""
     defaults: dict[str, Any] = {}
     """Overrides of :class:`QueueConfig` fields for every queue that is not configured by name."""
     templates: dict[str, dict[str, Any]] = {}

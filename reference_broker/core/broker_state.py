@@ -102,6 +102,10 @@ class BrokerState:
         """Unconfirmed messages that a queue did not take."""
         self.advance_clock: Callable[[bytes], None] | None = None
         """Takes the payload of a publish to :data:`CLOCK_TOPIC`; None = that is a topic like others."""
+        self.waiting_publishers: dict[SessionConnection, None] = {}
+        """Connections that are read no more until queues in memory have room again."""
+        if engine.memory is not None:
+            engine.memory.on_released = self._release_publishers
         self.now = 0.0
         """Time of the current turn; set by whoever drives the broker."""
 
@@ -456,6 +460,16 @@ class BrokerState:
 
     def _group_of(self, session: Session, topic_filter: str) -> str:
         return session.consumer_groups.get(topic_filter) or default_group(session.client_id)
+
+    def disconnect_slow(self, session: Session) -> None:
+        if session.connection is not None:
+            session.connection.close_as_slow(self.now)
+
+    def _release_publishers(self) -> None:
+        """Queues in memory have room again."""
+        waiting, self.waiting_publishers = self.waiting_publishers, {}
+        for connection in waiting:
+            connection.go_on_publishing()
 
     def delivery_message(self, delivery: Delivery) -> Message:
         """The message a consumer gets: the publisher's, on the delivery topic, with the queue's properties."""

@@ -67,6 +67,7 @@ def consume(
         options=options,
         notify=_notifier(session, identifiers) if options.notify else None,
         on_end=lambda: broker.admin.queue_ended(session, topic_filter, "deleted"),
+        on_slow=lambda: broker.disconnect_slow(session),
     )
     session.consumers[topic_filter] = consumer
     session.consumer_groups[topic_filter] = group

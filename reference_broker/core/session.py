@@ -42,6 +42,12 @@ class SessionConnection(Protocol):
     def close_for_takeover(self, now: float) -> None:
         """Another connection took the session over."""
 
+    def close_as_slow(self, now: float) -> None:
+        """A queue is done with a consumer that settles nothing."""
+
+    def go_on_publishing(self) -> None:
+        """Queues in memory, which this connection publishes to, have room again."""
+
     def await_write(self, turn: int) -> None:
         """What it sends in this turn depends on what the turn's write holds (see :class:`SessionJournal`)."""
 

@@ -198,7 +198,7 @@ class MqttConnection(Output):
             return True
         if self._throttle is not None and self._throttle.waiting:
             return True
-        return self.inbound.unconfirmed > 4 * self.broker.config.mqtt.receive_maximum
+        return self.inbound.must_wait or self.inbound.unconfirmed > 4 * self.broker.config.mqtt.receive_maximum
 
     # -- input ---------------------------------------------------------------------------------------------------
 
@@ -370,6 +370,14 @@ class MqttConnection(Output):
 
     def send_pubrel(self, packet_id: int) -> None:
         self.outbound.send_pubrel(packet_id)
+
+    def close_as_slow(self, now: float) -> None:
+        broken = rule_id(self.version, "MQTT-4.8.0-2", "MQTT-4.13.2-1")
+        self.fail(ProtocolError("the client settles none of its deliveries", broken, Reason.QUOTA_EXCEEDED), now)
+
+    def go_on_publishing(self) -> None:
+        self.inbound.must_wait = False
+        self.rouse()
 
     def close_for_takeover(self, now: float) -> None:
         if self.version == V5:

@@ -94,6 +94,8 @@ class Inbound:
         self._pending_acks: deque[PendingAck] = deque()
         self._pending_qos1 = 0
         self._queue_lanes = QueueLanes(connection, self)
+        self.must_wait = False
+        """Queues in memory hold too much: read no more until they do not."""
         self._left_over: set[int] = set()
         """QoS 2 ids from earlier connections: they do not count until they are used again (5.0 4.9)."""
 
@@ -108,6 +110,7 @@ class Inbound:
 
     def end(self) -> None:
         """The connection is over."""
+        self._broker.waiting_publishers.pop(self._connection, None)
         self._plans.clear()
         self._last_targets = None
         self._pending_acks.clear()
@@ -454,6 +457,11 @@ class Inbound:
             self._request_transaction(message, now, told, confirmed)
         else:
             self._broker.publish_to_queue(message, session, now, confirmed, on_stored)
+        memory = self._broker.engine.memory
+        if memory is not None and memory.pressed and not session.consumers:
+            # One that consumes as well must be heard: its settlements make room. Its publishes are refused in the end.
+            self.must_wait = True
+            self._broker.waiting_publishers[connection] = None
 
     def _request_transaction(self, message: Message, now: float, told: list[tuple[str, str]], on_done: Confirm) -> None:
         grants = self._connection.grants

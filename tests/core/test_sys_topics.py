@@ -36,6 +36,12 @@ class Inbox:
     def send_pubrel(self, packet_id: int) -> None:
         raise AssertionError
 
+    def close_as_slow(self, now: float) -> None:
+        raise NotImplementedError
+
+    def go_on_publishing(self) -> None:
+        raise NotImplementedError
+
     def close_for_takeover(self, now: float) -> None:
         pass
 

@@ -198,6 +198,12 @@ def _dead_letters(engine: QueueEngine, request: AdminRequest) -> None:
     request.answer(engine.dead_letters.stats(request.queue))
 
 
+def _priority(engine: QueueEngine, request: AdminRequest) -> None:
+    """Figures per priority and partition."""
+    request.read(Fields)
+    request.answer(engine.priority_figures(request.queue, request.now))
+
+
 OPERATIONS: Final[dict[str, Handler]] = {
     "config": _config,
     "groups": group_admin.groups,
@@ -205,6 +211,7 @@ OPERATIONS: Final[dict[str, Handler]] = {
     "delete": _delete,
     "partitions": _partitions,
     "purge": _purge,
+    "priority": _priority,
     "stats": _stats,
     "replay": _replay,
     "dead-letters": _dead_letters,

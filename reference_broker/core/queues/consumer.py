@@ -43,12 +43,14 @@ class Consumer:
         "blocked",
         "consumer_id",
         "deliver",
+        "full_since",
         "group",
         "in_flight",
         "limit",
         "next_turn",
         "notify",
         "on_end",
+        "on_slow",
         "options",
         "places",
         "queue",
@@ -77,6 +79,10 @@ class Consumer:
         """Most unsettled deliveries it may hold; its group says."""
         self.served_at = 0
         """Number of the last delivery to it, counted over its group, where deliveries go to consumers in turn."""
+        self.full_since = float("inf")
+        """Where the queue looks after slow consumers: since when it holds all that it may and has settled nothing."""
+        self.on_slow: Callable[[], None] | None = None
+        """Called when it is to be disconnected for that."""
         self.blocked = False
         """It said that it has no room."""
         self.on_end: Callable[[], None] | None = None

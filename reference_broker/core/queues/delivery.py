@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from reference_broker.core.message import Message
+from reference_broker.core.queues.lanes import NORMAL
+from reference_broker.core.queues.publish_options import PRIORITY, Priority
 from reference_broker.core.queues.stored_message import is_plain
 
 
@@ -25,13 +27,15 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False, gc=False):
     message: Message
     receipt: str = ""
     """The handle of this one delivery; empty where the queue gives none."""
+    lane: int = NORMAL
+    """Its priority, as the queue took it."""
 
     @property
     def is_plain(self) -> bool:
         """Its properties are the broker's constant ones alone: what differs from delivery to delivery is only the
         message id and the offset. Whatever :func:`delivery_properties` adds to some deliveries must make this False.
         """
-        return self.delivery_count == 1 and not self.receipt and is_plain(self.message)
+        return self.delivery_count == 1 and not self.receipt and self.lane == NORMAL and is_plain(self.message)
 
 
 BROKER_PROPERTIES = frozenset(
@@ -66,6 +70,9 @@ def delivery_properties(delivery: Delivery) -> tuple[tuple[str, str], ...]:
     if delivery.receipt:
         own += (("receipt", delivery.receipt),)
     theirs = delivery.message.user_properties
+    if delivery.lane != NORMAL:
+        own += ((PRIORITY, Priority(delivery.lane).name.lower()),)
+        theirs = tuple(pair for pair in theirs if pair[0] != PRIORITY)
     if not theirs:
         return own
     return own + tuple(pair for pair in theirs if pair[0] not in BROKER_PROPERTIES)
@@ -106,6 +113,8 @@ class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
     """Given up for newer messages by ``overflow``."""
     unmatched: int
     """Passed over since the group's filter does not want their routing keys."""
+    slow_consumers: int
+    """Consumers sent away for settling nothing."""
     unreadable: int
     """Skipped since their bytes in the log are damaged."""
 

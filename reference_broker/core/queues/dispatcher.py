@@ -60,6 +60,8 @@ class Dispatcher:
             group.stall(now)
         finally:
             group.prune_timeouts()
+            if group.slow is not None:
+                group.slow.note(now)
             if self._skips >= _SKIPS_PER_TURN:
                 group.agenda.groups_to_serve[group] = None
 
@@ -307,6 +309,7 @@ class Dispatcher:
             topic=stored.topic,
             message=stored.message,
             receipt=receipt,
+            lane=stored.lane,
         )
         if not consumer.deliver(delivery) and entry.state is EntryState.DELIVERED:
             consumer.blocked = True

@@ -30,6 +30,7 @@ from reference_broker.core.queues.delivery import Delivery, QueueStats, delivery
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
 from reference_broker.core.queues.group import ConsumerGroup
 from reference_broker.core.queues.group_operations import GroupOperations
+from reference_broker.core.queues.priority_figures import PriorityFigures
 from reference_broker.core.queues.publish_options import bad_option
 from reference_broker.core.queues.purge import Purged, purge
 from reference_broker.core.queues.queue import DurableQueue
@@ -86,6 +87,8 @@ class QueueEngine:
         self.dead_letters = DeadLetterOperations(self._queues, self._agenda, self.alerts, self._registry.get_or_create)
         self.transactions = Transactions(config.transactions, store, self._agenda, self._queues)
         self._agenda.produce = self.transactions.publish
+        self.memory = self._registry.memory
+        """What queues in memory hold and whether their publishers are to wait; None where that is not limited."""
         self._registry.open_all(now)
         self.transactions.recover(now)
 
@@ -155,6 +158,8 @@ class QueueEngine:
         queue = self._queues.get(address.queue)
         if queue is None or self._closed:
             queue = self._queue(address.queue)
+        if self.memory is not None and queue.is_volatile:
+            self.memory.admit(len(message.payload), now)
         queue.publish(address.routing_key, message, now, on_confirmed, on_stored)
 
     def publish_many(
@@ -183,7 +188,7 @@ class QueueEngine:
         ``part`` is told the size of each block, in order, and gives its confirm.
         """
         queue = self._queues.get(address.queue)
-        if queue is None or self._closed or address.verb is not None or address.bound:
+        if queue is None or self._closed or address.verb is not None or address.bound or self.memory is not None:
             return False
         self._agenda.now = now
         return queue.publish_run(address.routing_key, messages, now, part)
@@ -214,6 +219,7 @@ class QueueEngine:
         notify: Notify | None = None,
         heartbeats: bool = False,
         on_end: Callable[[], None] | None = None,
+        on_slow: Callable[[], None] | None = None,
     ) -> Consumer:
         """Join a group of a queue; a new group starts where ``options`` say, else as the queue is configured.
 
@@ -223,7 +229,8 @@ class QueueEngine:
         ``pattern`` filters routing keys (an MQTT filter; empty = all) and makes a group of its own. ``deliver`` is
         only called by :meth:`dispatch`; it may settle or publish, and returns False when it has no room: the message is
         kept back until :meth:`resume`. The same id subscribing again replaces the consumer. ``on_end`` is called when
-        the queue is deleted. Raises :class:`QueueError`.
+        the queue is deleted, ``on_slow`` when it disconnects the consumer for settling nothing. Raises
+        :class:`QueueError`.
         """
         self._agenda.now = now
         found = self._queue(queue)
@@ -235,6 +242,7 @@ class QueueEngine:
         if heartbeats:
             joined.membership.expect_heartbeats(consumer, now)
         consumer.on_end = on_end
+        consumer.on_slow = on_slow
         return consumer
 
     def resume(self, consumer: Consumer, now: float) -> None:
@@ -531,6 +539,11 @@ class QueueEngine:
     def config_of(self, queue: str) -> QueueConfig:
         """The configuration of an existing queue, or the one that it would get."""
         return self._registry.config_of(queue)
+
+    def priority_figures(self, queue: str, now: float) -> PriorityFigures:
+        """Figures per priority and partition. Raises :class:`QueueError` (UNKNOWN_QUEUE)."""
+        found = self._existing(queue)
+        return PriorityFigures(topics={queue: found.priority_rates.figures(found, now)})
 
     def stats(self, queue: str) -> QueueStats:
         """Raises :class:`QueueError` (UNKNOWN_QUEUE)."""

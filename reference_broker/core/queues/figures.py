@@ -68,5 +68,6 @@ def group_stats(queue: DurableQueue, group: ConsumerGroup) -> GroupStats:
         discarded=counts.discarded,
         unmatched=counts.unmatched,
         dropped=counts.dropped,
+        slow_consumers=counts.slow_consumers,
         unreadable=counts.unreadable,
     )

@@ -19,6 +19,7 @@ from reference_broker.core.queues.partition import QueuePartition
 from reference_broker.core.queues.pending import EntryState, GroupPartition, PendingEntry
 from reference_broker.core.queues.rebalance import Rebalance
 from reference_broker.core.queues.retry import exhausted_reason
+from reference_broker.core.queues.slow_consumers import SlowConsumers
 from reference_broker.core.queues.store import CursorRecord, PendingLog, PendingRecord
 from reference_broker.core.queues.subscribe_options import DEFAULT_OPTIONS, SubscribeOptions
 from reference_broker.trace.schema import TraceKind
@@ -117,6 +118,7 @@ class ConsumerGroup(SyncPoint):
         self._settled_since_trim = 0
         self._trim_at = 0.0
         self._counts_bytes = config.max_bytes > 0
+        self.slow = SlowConsumers.for_group(self)
         self.keeps_exhausted = is_dead_letter(config.name)
         self.places = [GroupPartition(partition, cursor=0, ordered=self.ordered) for partition in partitions]
         self.rebalance = Rebalance(self)
@@ -157,6 +159,9 @@ class ConsumerGroup(SyncPoint):
         self.timeouts.clear()
         self.config = config
         self.rebalance.reconfigure(config.group)
+        self.slow = SlowConsumers.for_group(self)
+        if self.scheduler is not None:
+            self.scheduler = LaneScheduler(config.priority.weights, config.priority.starvation_s, self.agenda.now)
         if self.scheduler is not None:
             self.scheduler = LaneScheduler(config.priority.weights, config.priority.starvation_s, self.agenda.now)
         self.agenda.groups_to_serve[self] = None
@@ -190,8 +195,6 @@ class ConsumerGroup(SyncPoint):
                     self.log.move_cursor(lane.number, cursor)
         self.cursor_total = sum(cursors)
         self.count_what_is_there()
-        if self._counts_bytes:
-            self.held_bytes += sum(place.partition.unwritten_bytes for place in self.places)
         self.agenda.groups_to_write[self] = None
 
     def recover(self, now: float) -> None:
@@ -242,18 +245,31 @@ class ConsumerGroup(SyncPoint):
     def count_what_is_there(self) -> None:
         """Take out what has expired before its turn, and sum up the bytes."""
         for place in self.every_place:
-            partition = place.partition
-            end = partition.log.next_offset
-            gone = set(partition.expiry.gone(place.cursor, end)) if partition.expiry is not None else set()
-            lanes, sizes = partition.lanes, partition.sizes
-            if lanes is not None:
-                gone = {offset for offset in gone if lanes.count(place.lane, offset, offset + 1)}
-            self.cursor_total += len(gone)
-            if sizes is not None:
-                self.held_bytes += sum(map(sizes.of, place.pending))
-                for offset in range(place.cursor, end):
-                    if offset not in gone and (lanes is None or lanes.count(place.lane, offset, offset + 1)):
-                        self.held_bytes += sizes.of(offset)
+            self.cursor_total += len(self._gone(place))
+        if self._counts_bytes:
+            self.count_bytes()
+
+    def _gone(self, place: GroupPartition) -> set[int]:
+        """Messages of the place that expired before their turn."""
+        partition, lanes = place.partition, place.partition.lanes
+        if partition.expiry is None:
+            return set()
+        gone = partition.expiry.gone(place.cursor, partition.log.next_offset)
+        return {offset for offset in gone if lanes is None or lanes.count(place.lane, offset, offset + 1)}
+
+    def count_bytes(self) -> None:
+        """The queue limits its bytes from now on: sum up what is not settled."""
+        self._counts_bytes = True
+        self.held_bytes = sum(place.partition.unwritten_bytes for place in self.places)
+        for place in self.every_place:
+            lanes, sizes = place.partition.lanes, place.partition.sizes
+            if sizes is None:
+                continue
+            gone = self._gone(place)
+            self.held_bytes += sum(sizes.of(offset) for offset, entry in place.pending.items() if entry.delivery_count)
+            for offset in range(place.cursor, place.partition.log.next_offset):
+                if offset not in gone and (lanes is None or lanes.count(place.lane, offset, offset + 1)):
+                    self.held_bytes += sizes.of(offset)
 
     # -- members -------------------------------------------------------------------------------------------------
 
@@ -340,6 +356,8 @@ class ConsumerGroup(SyncPoint):
         elif consumer.in_flight >= consumer.limit:
             self.agenda.groups_to_serve[self] = None
         consumer.in_flight -= 1
+        if self.slow is not None:
+            self.slow.settled(consumer)
         if self._moves:
             self.rebalance.released(consumer, place)
 

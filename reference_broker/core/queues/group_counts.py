@@ -22,6 +22,7 @@ class GroupCounts:
         "rewound",
         "sessions_ended",
         "skipped",
+        "slow_consumers",
         "timed_out",
         "unmatched",
         "unreadable",
@@ -33,6 +34,7 @@ class GroupCounts:
         self.acked = 0
         self.nacked = 0
         self.rejected = 0
+        self.slow_consumers = 0
         self.timed_out = 0
         self.expired = 0
         self.dead_lettered = 0

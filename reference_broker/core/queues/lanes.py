@@ -42,14 +42,17 @@ def place_number(partition: int, lane: int) -> int:
 class PartitionLanes:
     """The offsets of one partition's messages that are not in the normal lane, ascending."""
 
-    __slots__ = ("_by_lane", "_special")
+    __slots__ = ("_by_lane", "_special", "added")
 
     def __init__(self) -> None:
         self._by_lane = tuple(array("q") for _ in range(LANES))
         self._special = array("q")
+        self.added = [0] * LANES
+        """Messages listed so far, by lane."""
 
     def add(self, offset: int, lane: int) -> None:
         """A message of the lane was written. Offsets out of order are sorted in, so none becomes unreachable (G3)."""
+        self.added[lane] += 1
         for offsets in (self._by_lane[lane], self._special):
             if not offsets or offsets[-1] < offset:
                 offsets.append(offset)

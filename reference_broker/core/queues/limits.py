@@ -87,7 +87,7 @@ class QueueLimits:
     def make_byte_room(self, size: int, now: float) -> None:
         """For a message of so many bytes. Raises :class:`QueueError` (FULL) when there is none."""
         limit = self._config.max_bytes
-        while self.held_bytes + size > limit:
+        while limit and self.held_bytes + size > limit:
             if size > limit or not self._drop_oldest(now, size):
                 text = (
                     f"the queue {self._queue.name!r} holds {self.held_bytes} of {limit} bytes, too many for {size} more"

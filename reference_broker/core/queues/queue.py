@@ -34,6 +34,7 @@ from reference_broker.core.queues.message_cache import MessageCache
 from reference_broker.core.queues.partition import QueuePartition
 from reference_broker.core.queues.partitioner import PARTITION_KEY, Partitioner
 from reference_broker.core.queues.pending import GroupPartition, PendingEntry
+from reference_broker.core.queues.priority_figures import PriorityRates
 from reference_broker.core.queues.publish_options import Priority, PublishOptions, bad_option, parse, with_ttl
 from reference_broker.core.queues.replay import inherit
 from reference_broker.core.queues.store import NewRecord, QueueFiles, SyncTask
@@ -94,6 +95,9 @@ class DurableQueue:
         self._rng = rng
         self._codec = MessageCodec(config.name, config.message_ttl_s)
         self._confirm_when_synced = config.durability is Durability.FSYNC and not files.volatile
+        self.is_volatile = files.volatile
+        """It is kept in memory."""
+        self.priority_rates = PriorityRates()
         self.limits = QueueLimits(self, agenda, volatile=files.volatile)
         self.loose_letters = LooseLetters(self, agenda)
         self._cache = cache
@@ -212,9 +216,12 @@ class DurableQueue:
         self._files.update_description(settings=settings)
         if config.partitioner is not self.config.partitioner:
             self._partitioner = Partitioner(config.partitioner, self._rng)
+        if config.max_bytes and not self._counts_bytes:
+            self.count_bytes()
         self.config = config
         self._codec.ttl_s = config.message_ttl_s
         self.limits.reconfigure(config)
+        self.limits.arm(self._agenda.now)
         self._has_priorities = config.priority.enabled and config.ordering is not Ordering.STRICT
         for group in self.groups.values():
             group.reconfigure(config)
@@ -747,6 +754,20 @@ class DurableQueue:
         """See :meth:`QueueLimits.retain`."""
         self.limits.retain(now)
         self._room = 0
+
+    def count_bytes(self) -> None:
+        """From now on; the stored messages are looked through. Raises :class:`LogError`."""
+        self._counts_bytes = True
+        for partition in self.partitions:
+            sizes = partition.sizes = MessageSizes(partition.log.start_offset)
+            partition.scan(lambda offset, stored, sizes=sizes: sizes.put(offset, stored.size))  # type: ignore[misc]
+        self.limits.loose_bytes = sum(
+            partition.sizes.total(partition.head) + partition.unwritten_bytes
+            for partition in self.partitions
+            if partition.sizes is not None
+        )
+        for group in self.groups.values():
+            group.count_bytes()
 
     # -- figures -------------------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from reference_broker.core.queues.alerts import Alerts
 from reference_broker.core.queues.confirms import Confirm
 from reference_broker.core.queues.dead_letters import dead_letter_config
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode, QueueOpenError
+from reference_broker.core.queues.memory_limit import MemoryLimit
 from reference_broker.core.queues.message_cache import MessageCache
 from reference_broker.core.queues.queue import DurableQueue
 from reference_broker.core.queues.removal import Removal, check_removable
@@ -70,7 +71,12 @@ class QueueRegistry:
         self._rng = rng
         self._tracer = tracer
         self._on_change = on_change
-        self._cache = MessageCache(CACHE_BYTES)
+        limit_bytes = config.max_memory_bytes
+        self._cache = MessageCache(min(CACHE_BYTES, limit_bytes // 4) if limit_bytes else CACHE_BYTES)
+        self.memory: MemoryLimit | None = None
+        """What queues in memory hold, where that is limited."""
+        if limit_bytes:
+            self.memory = MemoryLimit(limit_bytes, self._cache, lambda: self.queues.values(), agenda)
         self._configured = {queue.name for queue in config.configured}
         self._notes_traced = 0
         self.removals: dict[str, Removal] = {}

@@ -279,10 +279,16 @@ def settle(
 
 def pass_time(group: ConsumerGroup, now: float) -> None:
     """Do what has become due: delivery timeouts, retries, dead letters to try again, a rest after a failed write."""
+    slow = group.slow
+    if slow is not None:
+        slow.is_taking_back = True
     for entry in group.due_timeouts(now):
         group.counts.timed_out += 1
         group.trace(TraceKind.TIMED_OUT, entry)
         group.retry(entry, now + backoff_s(group.config.retry, entry.delivery_count), now, "delivery timeout")
+    if slow is not None:
+        slow.is_taking_back = False
+        slow.pass_time(now)
     for entry, reason in group.due_dead_letters(now):
         if entry.state is EntryState.DEAD_LETTERING:
             group.owner.dead_letter(group, entry, reason, now, None)

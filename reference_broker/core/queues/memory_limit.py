@@ -1,0 +1,93 @@
+"""What queues in memory may hold in all, and the signal to publishers to wait while they hold more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from reference_broker.core.queues.errors import QueueError, QueueErrorCode
+
+if TYPE_CHECKING:
+    from reference_broker.core.queues.agenda import Agenda
+    from reference_broker.core.queues.message_cache import MessageCache
+    from reference_broker.core.queues.queue import DurableQueue
+
+MESSAGE_OVERHEAD_BYTES = 512
+"""What a small message takes beside its bytes."""
+_RELEASE_SHARE = 0.9
+"""Publishers go on below that share of the limit, so that they do not stop and go with every message."""
+_REFUSE_SHARE = 1.125
+"""From there on publishes are refused: what a publisher had under way when it was told to wait fits below."""
+_CHECK_INTERVAL_S = 0.02
+
+
+class MemoryLimit:
+    """Counts what is added and, once that could be too much, what is really held. A :class:`Wakeable`."""
+
+    def __init__(
+        self, limit_bytes: int, cache: MessageCache, queues: Callable[[], Iterable[DurableQueue]], agenda: Agenda
+    ) -> None:
+        self._limit_bytes = limit_bytes
+        self._cache = cache
+        self._queues = queues
+        self._agenda = agenda
+        self._bytes = 0
+        self._counted_at = float("-inf")
+        self.wake_at = float("inf")
+        self.pressed = False
+        """Too much is held: protocols read no more from those who publish to queues in memory."""
+        self.on_released: Callable[[], None] = lambda: None
+        """Called when :attr:`pressed` ends."""
+
+    @property
+    def held_bytes(self) -> int:
+        """At the last count, and what came since."""
+        return self._bytes
+
+    def admit(self, message_bytes: int, now: float) -> None:
+        """A message is about to be enqueued. Raises :class:`QueueError` (FULL) when there is far too much."""
+        added = message_bytes + MESSAGE_OVERHEAD_BYTES
+        self._bytes += added
+        if self._bytes <= self._limit_bytes:
+            return
+        if now - self._counted_at >= _CHECK_INTERVAL_S or self._bytes > _REFUSE_SHARE * self._limit_bytes:
+            self._count(now)
+            self._bytes += added
+        if self._bytes > self._limit_bytes and not self.pressed:
+            self.pressed = True
+            self._agenda.wake(self, now + _CHECK_INTERVAL_S)
+        if self._bytes > _REFUSE_SHARE * self._limit_bytes:
+            self._bytes -= added
+            text = f"the queues in memory hold {self._bytes} bytes, more than queues.max_memory_bytes allows"
+            raise QueueError(QueueErrorCode.FULL, text)
+
+    def pass_time(self, now: float) -> None:
+        """Look whether enough has been settled meanwhile."""
+        if not self.pressed:
+            return
+        self._count(now)
+        if self._bytes < _RELEASE_SHARE * self._limit_bytes:
+            self.pressed = False
+            self.on_released()
+        else:
+            self._agenda.wake(self, now + _CHECK_INTERVAL_S)
+
+    def _count(self, now: float) -> None:
+        self._counted_at = now
+        self._bytes = self._cache.stored_bytes
+        for queue in self._queues():
+            if queue.is_volatile:
+                self._bytes += _needed_bytes(queue)
+
+
+def _needed_bytes(queue: DurableQueue) -> int:
+    """What a queue in memory holds for messages that are not settled; segments are freed as a whole, so their logs
+    may hold up to one segment more."""
+    lows = queue.low_watermarks() if queue.groups else [partition.head for partition in queue.partitions]
+    total = 0
+    for partition, low in zip(queue.partitions, lows, strict=True):
+        start, end = partition.log.start_offset, partition.log.next_offset
+        if end > start:
+            total += partition.log.stored_bytes * max(0, end - max(low, start)) // (end - start)
+        total += partition.unwritten_bytes + partition.unwritten * MESSAGE_OVERHEAD_BYTES
+    return total
