@@ -98,7 +98,7 @@ class QueueBench:
         self.trace: list[tuple[TraceKind, dict[str, str | int]]] = []
         queues = {
             key: fields.pop(key)
-            for key in ("max_queues", "auto_create", "segment_bytes", "configured", "templates")
+            for key in ("max_queues", "max_memory_bytes", "auto_create", "segment_bytes", "configured", "templates")
             if key in fields
         }
         retry = {**PROFILE_DEFAULTS[profile].get("retry", {}), **fields.pop("retry", {})}
