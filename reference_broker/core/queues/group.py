@@ -158,6 +158,11 @@ class ConsumerGroup(SyncPoint):
                 heapq.heappush(self._extensions, (deadline, self._extension_count, entry))
         self.timeouts.clear()
         self.config = config
+        self.shared_limit = config.group.max_in_flight
+        self._max_pending = config.group.max_pending
+        self.in_flight = sum(consumer.in_flight for consumer in self.consumers.values())
+        for consumer in self.consumers.values():
+            consumer.limit = min(consumer.options.prefetch or config.max_in_flight, config.max_in_flight)
         self.rebalance.reconfigure(config.group)
         self.slow = SlowConsumers.for_group(self)
         if self.scheduler is not None:

@@ -199,3 +199,20 @@ def test_the_bound_holds_after_a_restart(bench_with: BenchWith) -> None:
     consumer = bench.consumer()
     bench.turn()
     assert consumer.counts == [2, 2, 2, 2]
+
+
+def test_limits_can_change_while_consumers_are_at_work(bench_with: BenchWith) -> None:
+    bench = bench_with(max_in_flight=5)
+    consumer = bench.consumer()
+    publish(bench, 20)
+    assert len(consumer.got) == 5
+    bench.engine.update_queue("q", {"max_in_flight": 8, "group": {"max_in_flight": 7}}, bench.now)
+    bench.turn()
+    assert len(consumer.got) == 7
+    for delivery in consumer.take():
+        consumer.ack(delivery)
+    bench.turn()
+    assert len(consumer.got) == 7
+    bench.engine.update_queue("q", {"group": {"max_in_flight": 0}}, bench.now)
+    bench.turn()
+    assert len(consumer.got) == 8

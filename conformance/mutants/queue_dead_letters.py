@@ -1,0 +1,132 @@
+"""Bugs in dead letters: what they tell, how they are handed over, and how they go back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from conformance.mutants import Patch, mutant
+from reference_broker.core.message import Message
+from reference_broker.core.queues import queue as queues
+from reference_broker.core.queues import replay
+from reference_broker.core.queues.group import ConsumerGroup
+from reference_broker.core.queues.pending import PendingEntry
+from reference_broker.core.queues.queue import DurableQueue
+from reference_broker.core.queues.replay import DeadLetterOperations, DeadLetterStats, Replay
+
+_Wrapped = Callable[..., Any]
+
+
+@mutant("queue-letters-forget-their-consumer", "a dead letter does not tell which consumer had it last")
+def forget_their_consumer(patch: Patch) -> None:
+    def make(original: Callable[..., Message]) -> _Wrapped:
+        def dead_letter_message(*args: object) -> Message:
+            message = original(*args)
+            left = tuple(pair for pair in message.user_properties if pair[0] != "_dlq_consumer")
+            return msgspec.structs.replace(message, user_properties=left)
+
+        return dead_letter_message
+
+    patch.wrap(queues, "dead_letter_message", make)
+
+
+@mutant("queue-replay-keeps-the-history", "a dead letter goes back with the history of its failure")
+def keeps_the_history(patch: Patch) -> None:
+    patch.replace(replay, "replayed_message", lambda letter: letter)
+
+
+@mutant("queue-replay-copies", "a dead letter that went back stays a dead letter, too")
+def copies(patch: Patch) -> None:
+    def sent_back(group: ConsumerGroup, entry: PendingEntry) -> None:
+        group.wait_again(entry, group.agenda.now)
+
+    patch.replace(replay, "_sent_back", sent_back)
+
+
+@mutant("queue-replay-of-one-sends-all", "a replay that names one dead letter sends all of them back")
+def one_sends_all(patch: Patch) -> None:
+    def make(original: _Wrapped) -> _Wrapped:
+        def one(self: DeadLetterOperations, source: DurableQueue, message_id: str) -> tuple[int, int, int]:
+            partition, _, _ = original(self, source, message_id)
+            return partition, source.low_watermarks()[partition], source.partitions[partition].visible_end
+
+        return one
+
+    patch.wrap(DeadLetterOperations, "_one", make)
+
+
+@mutant("queue-replay-raises-the-settled", "a replay also sends back what consumers of the dead letters have settled")
+def raises_the_settled(patch: Patch) -> None:
+    def make(original: _Wrapped) -> _Wrapped:
+        def build(self: Replay, source: DurableQueue, *rest: Any) -> None:
+            target, agenda, ranges, done = rest
+            original(self, source, target, agenda, [(index, 0, end) for index, _, end in ranges], done)
+
+        return build
+
+    def make_take(original: _Wrapped) -> _Wrapped:
+        def take(source: DurableQueue, partition: int, offset: int, now: float) -> object:
+            held = original(source, partition, offset, now)
+            if held == []:
+                group = next(iter(source.groups.values()))
+                held = [(group, PendingEntry(group.places[partition], offset, 1))]
+            return held
+
+        return take
+
+    patch.wrap(Replay, "__init__", make)
+    patch.wrap(replay, "take", make_take)
+
+
+@mutant("queue-replay-loses-what-is-refused", "a dead letter is settled before its queue has taken it")
+def loses_what_is_refused(patch: Patch) -> None:
+    def give_back(held: list[tuple[ConsumerGroup, PendingEntry]], now: float) -> None:
+        for group, entry in held:
+            group.remove(entry, None)
+
+    patch.replace(replay, "give_back", give_back)
+
+
+@mutant("queue-replay-by-prefix", "the dead letters to send back are looked up by the beginning of a queue's name")
+def by_prefix(patch: Patch) -> None:
+    def make(original: Callable[..., DurableQueue]) -> _Wrapped:
+        def letters_of(self: DeadLetterOperations, queue: str) -> DurableQueue:
+            return next(self._queues[name] for name in self._queues if name.startswith(f"$dlq/{queue}"))
+
+        return letters_of
+
+    patch.wrap(DeadLetterOperations, "_letters_of", make)
+
+
+@mutant("queue-dead-letters-run-out-of-retries", "a dead letter that is refused too often is given up")
+def run_out_of_retries(patch: Patch) -> None:
+    def make(original: _Wrapped) -> _Wrapped:
+        def build(self: ConsumerGroup, *args: object, **kwargs: object) -> None:
+            original(self, *args, **kwargs)
+            self.keeps_exhausted = False
+
+        return build
+
+    patch.wrap(ConsumerGroup, "__init__", make)
+
+
+@mutant("queue-refused-letters-are-dropped", "a message that the dead-letter queue does not take is settled anyway")
+def refused_letters_are_dropped(patch: Patch) -> None:
+    def dead_letter_failed(self: ConsumerGroup, entry: PendingEntry, reason: str) -> None:
+        self.remove(entry, None)
+
+    patch.replace(ConsumerGroup, "dead_letter_failed", dead_letter_failed)
+
+
+@mutant("queue-dead-letters-count-the-present", "the number of dead letters ever is that of those there are")
+def count_the_present(patch: Patch) -> None:
+    def make(original: Callable[..., DeadLetterStats]) -> _Wrapped:
+        def stats(self: DeadLetterOperations, queue: str) -> DeadLetterStats:
+            found = original(self, queue)
+            return msgspec.structs.replace(found, total=found.current)
+
+        return stats
+
+    patch.wrap(DeadLetterOperations, "stats", make)
