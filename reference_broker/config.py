@@ -37,6 +37,9 @@ from reference_broker.config_queues import SlowConsumerAction as SlowConsumerAct
 from reference_broker.config_queues import SlowConsumerConfig as SlowConsumerConfig
 from reference_broker.config_queues import TransactionsConfig as TransactionsConfig
 from reference_broker.config_queues import binding_problems, dead_letter_problems, group_problems
+from reference_broker.config_tenants import TenantConfig as TenantConfig
+from reference_broker.config_tenants import TenantQuotas as TenantQuotas
+from reference_broker.config_tenants import tenant_problems
 
 _T = TypeVar("_T")
 
@@ -376,6 +379,7 @@ def _check(config: BrokerConfig, where: str) -> None:
             continue
         merged = _merge(_merge(PROFILE_DEFAULTS[config.queues.profile], config.queues.defaults), overrides)
         problems += queue_problems(_convert({**merged, "name": pattern}, QueueConfig, f"queues.templates.{pattern}"))
+    problems += tenant_problems(config.queues.tenants)
     if not 0.1 <= config.queues.stats_interval_s <= 86_400:
         problems.append("queues.stats_interval_s must be 0.1 to 86400")
     if config.acl is not None:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from reference_broker.config_mqtt import Section
+from reference_broker.config_tenants import TenantConfig
 
 
 class Durability(StrEnum):
@@ -276,6 +277,7 @@ class QueuesConfig(Section, frozen=True, kw_only=True):
     stats_interval_s: float = 1.0
     """How often who subscribes to ``$admin/queue/<queue>/stats`` gets figures."""
     transactions: TransactionsConfig = TransactionsConfig()
+    tenants: tuple[TenantConfig, ...] = ()
     sync_interval_s: float = 1.0
     retention_interval_s: float = 10.0
     """How often the retention limits of queues are applied."""

@@ -28,6 +28,7 @@ from reference_broker.core.routing import Subscription, SubscriptionTree
 from reference_broker.core.session import Session, SessionConnection, Will
 from reference_broker.core.session_journal import SessionJournal
 from reference_broker.core.sys_topics import SysTopics
+from reference_broker.core.tenants import Tenants
 from reference_broker.core.timers import TimerHeap
 from reference_broker.core.traffic import Traffic
 from reference_broker.trace.schema import TraceKind
@@ -62,6 +63,8 @@ class ConnectRequest(msgspec.Struct, frozen=True, kw_only=True):
     will: Will | None
     username: str | None = None
     """The verified user."""
+    may_administer: bool = False
+    """Only asked where there are tenants."""
 
 
 class SubscribeOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +100,7 @@ class BrokerState:
         self.traffic: Traffic = Traffic()
         self.sys_topics = SysTopics(self, config.sys.interval_s)
         self.admin: QueueAdmin = QueueAdmin(self)
+        self.tenants: Tenants | None = Tenants(config.queues.tenants, engine) if config.queues.tenants else None
         self.published = 0
         self.refused = 0
         """Unconfirmed messages that a queue did not take."""
@@ -144,6 +148,8 @@ class BrokerState:
         session.connection = connection
         session.disconnected_at = 0.0
         session.username = request.username
+        if self.tenants is not None:
+            self.tenants.connected(session, may_administer=request.may_administer)
         self.traffic.client_connected()
         session.expiry_s = request.expiry_s
         session.window = request.window
@@ -198,6 +204,8 @@ class BrokerState:
         session.connection = None
         session.disconnected_at = now
         self.traffic.client_disconnected()
+        if session.tenant is not None:
+            session.tenant.connections -= 1
         self.tree.invalidate_plans()
         for consumer in session.consumers.values():
             self.engine.unsubscribe(consumer, now)
@@ -327,7 +335,10 @@ class BrokerState:
         ``on_stored``: see :meth:`QueueEngine.publish`.
         """
         try:
-            address = self.engine.address(message.topic)
+            if self.tenants is None:
+                address = self.engine.address(message.topic)
+            else:
+                address, message, on_stored = self.tenants.enter(message, publisher, on_stored, now)
             if address.verb is None:
                 self.engine.publish(address, message, now, on_confirmed, on_stored)
             elif address.verb in GROUP_VERBS:

@@ -34,14 +34,17 @@ def consume(
 ) -> None:
     """Let a connected session consume from the queue that a filter addresses. Raises :class:`QueueError`."""
     engine = broker.engine
-    address = engine.address(topic_filter)
+    tenant = session.tenant
+    address = engine.address(topic_filter if tenant is None else tenant.topic_in(topic_filter))
     if address.verb is not None:
         raise QueueError(QueueErrorCode.BAD_ADDRESS, "settlement topics cannot be subscribed to")
+    if broker.tenants is not None:
+        broker.tenants.check_consumer(session, address, group)
     options = options_of.parse(asked)
     leave(broker, session, topic_filter, now)
     identifiers = (subscription.identifier,) if subscription.identifier else ()
     qos = min(subscription.qos, 1)
-    plain = qos == 1 and not identifiers
+    plain = qos == 1 and not identifiers and tenant is None
     # At QoS 0 nothing says that a delivery arrived, so with automatic commit it counts as received when it is sent.
     received_when_sent = qos == 0 and options.ack_mode is AckMode.AUTO
 
@@ -52,7 +55,13 @@ def consume(
             return False
         if plain and session.hand_over(connection, delivery):
             return True
-        session.deliver(broker.delivery_message(delivery), qos, False, identifiers, delivery)
+        message = broker.delivery_message(delivery)
+        if tenant is not None:
+            if tenant.limits_consuming and (wait_s := tenant.delivery_wait_s(len(message.payload), broker.now)):
+                broker.timers.schedule(broker.now + wait_s, lambda later: engine.resume(consumer, later))
+                return False
+            message = tenant.message_out(message, delivery.queue)
+        session.deliver(message, qos, False, identifiers, delivery)
         if received_when_sent:
             engine.groups.received(consumer, delivery.partition, delivery.offset, broker.now)
         return True
@@ -94,6 +103,8 @@ def _notifier(session: Session, identifiers: tuple[int, ...]) -> Notify:
     """Sends each assignment, as JSON, at QoS 0, to ``$queue/<queue>/$assignment``, to this session alone."""
 
     def notify(event: AssignmentEvent) -> None:
+        if session.tenant is not None:
+            event = msgspec.structs.replace(event, queue=session.tenant.name_out(event.queue))
         message = Message(
             topic=f"{topic_of(event.queue, '')}/{ASSIGNMENT_LEVEL}",
             payload=msgspec.json.encode(event),

@@ -22,18 +22,18 @@ def arrival_key(listener: str, address: str) -> str:
 class TokenBucket:
     """``rate_per_s`` tokens a second, at most ``capacity`` saved up. May be overdrawn; the debt is paid in time."""
 
-    __slots__ = ("_capacity", "_rate_per_s", "_tokens", "_updated_at")
+    __slots__ = ("_rate_per_s", "_tokens", "_updated_at", "capacity")
 
     def __init__(self, rate_per_s: float, capacity: float, now: float) -> None:
         self._rate_per_s = rate_per_s
-        self._capacity = capacity
+        self.capacity = capacity
         self._tokens = capacity
         self._updated_at = now
 
     def available(self, now: float) -> float:
         """Tokens there are at ``now``; negative while in debt."""
         if now > self._updated_at:
-            self._tokens = min(self._capacity, self._tokens + (now - self._updated_at) * self._rate_per_s)
+            self._tokens = min(self.capacity, self._tokens + (now - self._updated_at) * self._rate_per_s)
             self._updated_at = now
         return self._tokens
 
@@ -43,7 +43,7 @@ class TokenBucket:
 
     def wait_s(self, count: float) -> float:
         """Seconds from the last :meth:`available` until there are ``count`` tokens (at most the capacity)."""
-        return max(0.0, (min(count, self._capacity) - self._tokens) / self._rate_per_s)
+        return max(0.0, (min(count, self.capacity) - self._tokens) / self._rate_per_s)
 
 
 class ArrivalRates:

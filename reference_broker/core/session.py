@@ -20,6 +20,7 @@ from reference_broker.core.traffic import Traffic
 
 if TYPE_CHECKING:
     from reference_broker.core.session_journal import Entry, KeptSession
+    from reference_broker.core.tenants import Tenant
 
 MAX_PACKET_ID = 65_535
 DEFAULT_MAX_QUEUED_BYTES = 64 * 1024 * 1024
@@ -156,6 +157,10 @@ class Session:
         self.max_queued_bytes = max_queued_bytes
         self.connection: SessionConnection | None = None
         self.username: str | None = None
+        self.tenant: Tenant | None = None
+        """Whose queues its client uses; None = no tenant's."""
+        self.may_administer = False
+        """Only known where there are tenants."""
         """The verified user it belongs to."""
         self.expiry_s: float = 0.0
         """Seconds the session outlives its connection; ``inf`` = for ever."""

@@ -72,6 +72,8 @@ class _Restoring:
         broker = self._broker
         session = broker.new_session(client_id)
         session.username = head.username
+        if broker.tenants is not None:
+            session.tenant = broker.tenants.of_client(head.username, client_id)
         session.expiry_s = head.expiry_s
         session.disconnected_at = head.disconnected_at or now
         if head.will is not None:

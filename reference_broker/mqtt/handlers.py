@@ -45,6 +45,7 @@ _PUBLISH_REASONS = {
     QueueErrorCode.TOO_LARGE: Reason.QUOTA_EXCEEDED,
     QueueErrorCode.FULL: Reason.QUOTA_EXCEEDED,
     QueueErrorCode.LIMIT: Reason.QUOTA_EXCEEDED,
+    QueueErrorCode.QUOTA: Reason.QUOTA_EXCEEDED,
     QueueErrorCode.NOT_ALLOWED: Reason.NOT_AUTHORIZED,
     QueueErrorCode.STALE_GENERATION: Reason.IMPLEMENTATION_SPECIFIC_ERROR,
     QueueErrorCode.BAD_CURSOR: Reason.IMPLEMENTATION_SPECIFIC_ERROR,
@@ -71,6 +72,7 @@ _SUBSCRIBE_REASONS = {
     QueueErrorCode.BAD_OPTION: Reason.IMPLEMENTATION_SPECIFIC_ERROR,
     QueueErrorCode.UNKNOWN_QUEUE: Reason.TOPIC_FILTER_INVALID,
     QueueErrorCode.LIMIT: Reason.QUOTA_EXCEEDED,
+    QueueErrorCode.QUOTA: Reason.QUOTA_EXCEEDED,
     QueueErrorCode.NOT_ALLOWED: Reason.NOT_AUTHORIZED,
 }
 

@@ -12,7 +12,7 @@ from reference_broker.config import LARGEST_PACKET_BYTES
 from reference_broker.core.broker_state import NEVER_EXPIRES_S, ConnectRequest
 from reference_broker.core.session import MAX_PACKET_ID, Will
 from reference_broker.core.topics import TopicError, is_sys_topic, validate_topic
-from reference_broker.mqtt import enhanced_auth
+from reference_broker.mqtt import administration, enhanced_auth
 from reference_broker.mqtt.codec import decode_packet
 from reference_broker.mqtt.errors import ProtocolError, Reason, rule_id
 from reference_broker.mqtt.farewell import explain, reference_reason
@@ -163,6 +163,10 @@ def _establish(connection: MqttConnection, packet: Connect, authentication_data:
     if client_id not in broker.sessions and len(broker.sessions) >= config.max_sessions:
         reason = Reason.QUOTA_EXCEEDED if five else Reason.SERVER_UNAVAILABLE
         raise _refusal(connection, f"the broker remembers no more than {config.max_sessions} clients", reason)
+    previous = broker.sessions.get(client_id)
+    if broker.tenants is not None and broker.tenants.is_full(connection.username, client_id, previous):
+        reason = Reason.QUOTA_EXCEEDED if five else Reason.SERVER_UNAVAILABLE
+        raise _refusal(connection, "the tenant of this client has no connection left", reason)
     if broker.access is not None:
         connection.grants = broker.access.grants(connection.username, client_id)
     will = _will(connection, packet.will, client_id)
@@ -187,6 +191,7 @@ def _establish(connection: MqttConnection, packet: Connect, authentication_data:
         window=min(properties.receive_maximum or MAX_PACKET_ID, config.max_inflight_out),
         will=will,
         username=connection.username,
+        may_administer=broker.tenants is not None and administration.is_operator(connection),
     )
     answer = NO_PROPERTIES
     if five:

@@ -44,7 +44,7 @@ class QueueLanes:
         self, topic: str, data: bytes, start: int, end: int, topic_end: int, payload_at: int, prefix: bytes, now: float
     ) -> int:
         """QoS 1 to a queue: the run is enqueued in blocks. Returns its end; 0: nothing was done."""
-        if self._was_refused(data, start):
+        if self._was_refused(data, start) or self._broker.tenants is not None:
             return 0
         stride, last = end - start, len(data) - (end - start)
         run_end = end
@@ -59,7 +59,7 @@ class QueueLanes:
 
     def on_ack_run(self, data: bytes, start: int, body: int, topic_end: int, end: int, now: float) -> int:
         """``$ack`` publishes: settled together. Returns the end of those that were; 0: nothing was done."""
-        if end + 2 >= len(data) or self._was_refused(data, start):
+        if end + 2 >= len(data) or self._was_refused(data, start) or self._broker.tenants is not None:
             return 0
         try:
             topic = decode_string(data[body + 2 : topic_end], V5)

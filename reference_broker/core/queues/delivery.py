@@ -135,6 +135,16 @@ class DelayStats(msgspec.Struct, frozen=True, kw_only=True):
     stored_bytes: int = 0
 
 
+class QueueUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """What some queues use together."""
+
+    queues: int
+    """Without dead-letter queues; so are the partitions."""
+    partitions: int
+    groups: int
+    stored_bytes: int
+
+
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     """A queue now, and what it did since the engine opened."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -26,7 +26,7 @@ from reference_broker.core.queues.browse import browse
 from reference_broker.core.queues.confirms import Confirm, JointConfirm, Stored, SyncPoint, ignore
 from reference_broker.core.queues.consumer import Consumer, Deliver, Notify
 from reference_broker.core.queues.delay_store import DELAY_ID, DelayedMessage
-from reference_broker.core.queues.delivery import Delivery, QueueStats, delivery_properties
+from reference_broker.core.queues.delivery import Delivery, QueueStats, QueueUsage, delivery_properties
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
 from reference_broker.core.queues.group import ConsumerGroup
 from reference_broker.core.queues.group_operations import GroupOperations
@@ -522,6 +522,25 @@ class QueueEngine:
         """How a queue is configured, and what of that was set at run time. Raises :class:`QueueError`."""
         queue = self._existing(name)
         return queue.config, queue.settings
+
+    @property
+    def admit_queue(self) -> Callable[[QueueConfig, bool], QueueConfig] | None:
+        """See :attr:`QueueRegistry.admit`."""
+        return self._registry.admit
+
+    @admit_queue.setter
+    def admit_queue(self, admit: Callable[[QueueConfig, bool], QueueConfig]) -> None:
+        self._registry.admit = admit
+
+    def usage(self, wanted: Callable[[str], bool]) -> QueueUsage:
+        """What the queues whose names are wanted use together."""
+        return self._registry.usage(wanted)
+
+    def members(self, queue: str, group: str) -> Collection[str] | None:
+        """Ids of a group's consumers; None when there is no such group."""
+        found = self._queues.get(queue)
+        joined = found.groups.get(group) if found is not None else None
+        return None if joined is None else joined.consumers.keys()
 
     # -- figures -------------------------------------------------------------------------------------------------
 

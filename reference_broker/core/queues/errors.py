@@ -19,6 +19,8 @@ class QueueErrorCode(StrEnum):
     """The message is larger than the queue's ``max_message_bytes``."""
     FULL = "full"
     """The queue holds ``max_depth`` messages."""
+    QUOTA = "quota"
+    """A quota of the tenant is used up."""
     NOT_PENDING = "not_pending"
     """Nothing of that id is unsettled for that consumer: settled before, timed out meanwhile, or never delivered."""
     STALE_RECEIPT = "stale_receipt"

@@ -32,6 +32,7 @@ from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.alerts import Alerts
 from reference_broker.core.queues.confirms import Confirm
 from reference_broker.core.queues.dead_letters import dead_letter_config
+from reference_broker.core.queues.delivery import QueueUsage
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode, QueueOpenError
 from reference_broker.core.queues.memory_limit import MemoryLimit
 from reference_broker.core.queues.message_cache import MessageCache
@@ -86,6 +87,8 @@ class QueueRegistry:
         self.expire_due_at: float | None = None
         """When to call :meth:`expire`."""
         self.queues: dict[str, DurableQueue] = {}
+        self.admit: Callable[[QueueConfig, bool], QueueConfig] | None = None
+        """Asked about a queue that is about to be created, and whether that is by use; may change it, or refuse."""
 
     def open_all(self, now: float) -> None:
         """Open and recover every stored and configured queue. Raises :class:`QueueOpenError`, :class:`LogError`."""
@@ -173,11 +176,13 @@ class QueueRegistry:
             self._tracer(TraceKind.RECOVERED, {"queue": note.queue, "detail": f"{note.place}: {note.problem}"})
         self._notes_traced = len(notes)
 
-    def _create(self, name: str, settings: dict[str, Any]) -> DurableQueue:
+    def _create(self, name: str, settings: dict[str, Any], *, by_use: bool = False) -> DurableQueue:
         if name in self.removals:
             text = f"the queue {name[:80]!r} is being deleted: try again later"
             raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, text)
         config = self._config_of(name, settings)
+        if self.admit is not None:
+            config = self.admit(config, by_use)
         try:
             return self._open(config, settings, self._agenda.now)
         except LogError as error:
@@ -201,7 +206,7 @@ class QueueRegistry:
         if not origin_exists:
             self._check_room()
         check_queue_name(name)
-        return self._create(name, {})
+        return self._create(name, {}, by_use=True)
 
     def _check_room(self) -> None:
         """Raises :class:`QueueError` (LIMIT)."""
@@ -229,6 +234,20 @@ class QueueRegistry:
             raise QueueError(QueueErrorCode.EXISTS, text)
         self._check_room()
         return self._create(name, settings)
+
+    def usage(self, wanted: Callable[[str], bool]) -> QueueUsage:
+        """What the queues whose names are wanted use."""
+        queues = [queue for name, queue in self.queues.items() if wanted(name)]
+        plain = [queue for queue in queues if not is_dead_letter(queue.name)]
+        return QueueUsage(
+            queues=len(plain),
+            partitions=sum(len(queue.partitions) for queue in plain),
+            groups=sum(len(queue.groups) for queue in plain),
+            stored_bytes=sum(
+                sum(partition.log.stored_bytes for partition in queue.partitions) + queue.delays.stats().stored_bytes
+                for queue in queues
+            ),
+        )
 
     # -- changing ------------------------------------------------------------------------------------------------
 
