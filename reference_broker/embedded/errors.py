@@ -49,6 +49,10 @@ class LimitReachedError(QueueError):
     """So many queues, groups or consumers there may be."""
 
 
+class QuotaExceededError(QueueError):
+    """A quota of the tenant is used up."""
+
+
 class NotAllowedError(QueueError):
     """That is not allowed, whatever the state."""
 
@@ -112,6 +116,7 @@ NAMES: dict[QueueErrorCode, type[QueueError]] = {
     QueueErrorCode.STALE_RECEIPT: StaleReceiptError,
     QueueErrorCode.AMBIGUOUS: AmbiguousSettlementError,
     QueueErrorCode.LIMIT: LimitReachedError,
+    QueueErrorCode.QUOTA: QuotaExceededError,
     QueueErrorCode.NOT_ALLOWED: NotAllowedError,
     QueueErrorCode.UNKNOWN_PRODUCER: UnknownProducerError,
     QueueErrorCode.FENCED: FencedError,
