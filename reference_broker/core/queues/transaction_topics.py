@@ -8,7 +8,7 @@ begin       ``producer-id``, ``producer-epoch``; ``timeout``           ``transac
 add         those of commit, ``queue``, ``partition``                  ``state``
 commit      ``producer-id``, ``producer-epoch``, ``transaction-id``    ``state``: committed
 abort       likewise                                                   ``state``: aborted
-describe    ``transaction-id``                                         all about it
+describe    ``transaction-id``                                         ``transaction``: all about it
 list        none                                                       ``transactions``: all that are open
 =========== ========================================================== ===============================================
 """
@@ -112,7 +112,8 @@ def _abort(engine: QueueEngine, properties: _Properties, now: float, answer: Ans
 
 
 def _describe(engine: QueueEngine, properties: _Properties, _now: float, answer: Answer) -> None:
-    answer(None, msgspec.to_builtins(engine.transactions.describe(_needed(properties, TRANSACTION_ID))))
+    found = engine.transactions.describe(_needed(properties, TRANSACTION_ID))
+    answer(None, {"transaction": msgspec.to_builtins(found)})
 
 
 def _list(engine: QueueEngine, _properties: _Properties, _now: float, answer: Answer) -> None:

@@ -1,0 +1,543 @@
+"""Transactions: all of it or nothing, for every consumer, through timeouts, zombies and restarts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from conformance.case import CaseContext, case
+from conformance.cases.queue.producing import Producer, must_fail, payloads, request, send
+from conformance.cases.queue.support import admin, consume, count_of, deliveries, new_queue, publish, settle
+from conformance.wire import Properties, Puback, Publish, Subscription
+
+_DURABLE = {"data_dir": "{dir}/data", "queues": {"defaults": {"durability": "fsync"}}}
+_SMALL = {"queues": {"transactions": {"max_messages": 3, "max_bytes": 100, "max_partitions": 2}}}
+_NEAR = "queue-one-batch-per-message"
+
+
+@case(
+    "queue/transactions/open-shows-nothing",
+    clauses=("Q-TXN-01", "Q-TXN-02"),
+    requires=("queues",),
+    mutant="queue-open-transaction-shows",
+    near_miss=_NEAR,
+)
+async def open_shows_nothing(ctx: CaseContext) -> None:
+    """Nothing of an open transaction is delivered; after the commit everything is, once.
+
+    Two messages in a transaction, confirmed: the group gets nothing. Then the commit: it gets both, in order.
+    """
+    queue = new_queue(ctx)
+    consumer = await consume(ctx, queue)
+    producer = await Producer.make(ctx, ctx.client_id())
+    transaction = await producer.begin()
+    for payload in (b"1", b"2"):
+        await producer.put(queue, payload, transaction)
+    await consumer.expect_nothing()
+    await producer.commit(transaction)
+    for payload in (b"1", b"2"):
+        await consumer.expect_publish(payload=payload)
+    await consumer.expect_nothing()
+
+
+@case(
+    "queue/transactions/commits-in-every-queue",
+    clauses=("Q-TXN-02",),
+    requires=("queues",),
+    mutant="queue-commit-of-one-part",
+    near_miss=_NEAR,
+)
+async def every_queue(ctx: CaseContext) -> None:
+    """A commit is one for all queues and partitions, not one publish after the other (P11).
+
+    One transaction over two partitions of one queue and one of another: each group gets what is its, after the commit.
+    """
+    first, second = new_queue(ctx), new_queue(ctx)
+    one, two = await consume(ctx, first), await consume(ctx, second)
+    producer = await Producer.make(ctx, ctx.client_id())
+    transaction = await producer.begin()
+    for partition in ("0", "1"):
+        await producer.put(first, partition.encode(), transaction, partition=partition)
+    await producer.put(second, b"2", transaction)
+    ctx.must(not await payloads(one) and not await payloads(two), "consumers: expected nothing before the commit")
+    await producer.commit(transaction)
+    seen = [await one.expect_publish() for _ in range(2)]
+    found = sorted(delivery.payload for delivery in seen)
+    ctx.must(found == [b"0", b"1"], f"consumer: expected both partitions' messages; seen {found}")
+    await two.expect_publish(payload=b"2")
+
+
+@case(
+    "queue/transactions/aborted-never-comes",
+    clauses=("Q-TXN-03",),
+    requires=("queues", "restart"),
+    mutant="queue-abort-shows",
+    near_miss=_NEAR,
+    settings=_DURABLE,
+)
+async def aborted(ctx: CaseContext) -> None:
+    """What was aborted comes to no group, not to a new one, and not after a restart.
+
+    Two messages in a transaction, one outside, the abort. The group gets the one outside, after kill -9 a new one too.
+    """
+    queue = new_queue(ctx)
+    consumer = await consume(ctx, queue)
+    producer = await Producer.make(ctx, ctx.client_id())
+    transaction = await producer.begin()
+    for payload in (b"1", b"2"):
+        await producer.put(queue, payload, transaction)
+    await send(producer.client, f"$queue/{queue}", b"outside", partition="0")
+    await producer.abort(transaction)
+    await consumer.expect_publish(payload=b"outside")
+    await consumer.expect_nothing()
+    await ctx.restart()
+    late = await consume(ctx, queue, group="late")
+    await late.expect_publish(payload=b"outside")
+    await late.expect_nothing()
+
+
+@case(
+    "queue/transactions/aborted-stays-hidden",
+    clauses=("Q-TXN-03",),
+    requires=("queues", "restart"),
+    mutant="queue-aborts-forgotten",
+    near_miss=_NEAR,
+    settings=_DURABLE,
+)
+async def aborted_hidden(ctx: CaseContext) -> None:
+    """A restart remembers which messages were aborted, among committed ones of the same partition.
+
+    Three transactions in turn, the second aborted; after kill -9 a group gets the first and the third.
+    """
+    queue = new_queue(ctx)
+    producer = await Producer.make(ctx, ctx.client_id())
+    for payload in (b"1", b"2", b"3"):
+        transaction = await producer.begin()
+        await producer.put(queue, payload, transaction)
+        await (producer.abort(transaction) if payload == b"2" else producer.commit(transaction))
+    await ctx.restart()
+    consumer = await consume(ctx, queue)
+    for payload in (b"1", b"3"):
+        await consumer.expect_publish(payload=payload)
+    await consumer.expect_nothing()
+
+
+@case(
+    "queue/transactions/holds-back-what-is-behind",
+    clauses=("Q-TXN-04",),
+    requires=("queues",),
+    mutant="queue-only-newest-holds-back",
+    near_miss=_NEAR,
+)
+async def holds_back(ctx: CaseContext) -> None:
+    """Messages behind an open transaction wait for it, and the order of the partition holds.
+
+    Two transactions that overlap in one partition, and a message outside behind both. The second is committed: still
+    nothing. The first is committed: all come in the order in which they were published.
+    """
+    queue = new_queue(ctx)
+    consumer = await consume(ctx, queue)
+    one, two = await Producer.make(ctx, ctx.client_id()), await Producer.make(ctx, ctx.client_id())
+    first, second = await one.begin(), await two.begin()
+    await one.put(queue, b"1", first, partition="0")
+    await two.put(queue, b"2", second, partition="0")
+    await one.put(queue, b"3", first, partition="0")
+    await send(one.client, f"$queue/{queue}", b"4", partition="0")
+    await two.commit(second)
+    await consumer.expect_nothing()
+    await one.commit(first)
+    for payload in (b"1", b"2", b"3", b"4"):
+        await consumer.expect_publish(payload=payload)
+
+
+@case(
+    "queue/transactions/acknowledges-with-the-commit",
+    clauses=("Q-TXN-05",),
+    requires=("queues",),
+    mutant="queue-ack-before-the-commit",
+    near_miss=_NEAR,
+)
+async def acknowledges(ctx: CaseContext) -> None:
+    """An acknowledgement in a transaction is part of it: it counts with the commit, and not after an abort.
+
+    A message is acknowledged in a transaction that is aborted: it comes again, with a higher count. Acknowledged in one
+    that is committed, it comes no more, and a second acknowledgement is refused.
+    """
+    source, target = new_queue(ctx), new_queue(ctx)
+    consumer, sink = await consume(ctx, source), await consume(ctx, target)
+    producer = await Producer.make(ctx, ctx.client_id())
+    await publish(producer.client, source, b"in")
+    delivery = await consumer.expect_publish(payload=b"in")
+    for how in ("abort", "commit"):
+        transaction = await producer.begin()
+        await producer.put(target, how.encode(), transaction)
+        puback = await producer.ack(consumer, source, delivery, transaction)
+        ctx.must(puback.reason_code < 0x80, f"consumer: expected the acknowledgement to be taken; seen {puback}")
+        await (producer.abort(transaction) if how == "abort" else producer.commit(transaction))
+        if how == "abort":
+            delivery = await consumer.expect_publish(payload=b"in")
+            ctx.must(count_of(ctx, delivery) == 2, f"consumer: expected the second delivery; seen {delivery}")
+    await consumer.expect_nothing()
+    await sink.expect_publish(payload=b"commit")
+    must_fail(ctx, await producer.ack(consumer, source, delivery, await producer.begin()))
+
+
+@case(
+    "queue/transactions/acknowledged-waits-for-the-end",
+    clauses=("Q-TXN-06",),
+    requires=("queues", "clock"),
+    mutant="queue-held-times-out",
+    near_miss=_NEAR,
+)
+async def waits(ctx: CaseContext) -> None:
+    """A delivery that an open transaction has acknowledged does not time out and goes to nobody else.
+
+    Delivery timeout 30 s; 50 s after the acknowledgement nobody has got the message again. Then the commit.
+    """
+    queue = new_queue(ctx)
+    consumer = await consume(ctx, queue)
+    producer = await Producer.make(ctx, ctx.client_id())
+    await publish(producer.client, queue, b"in")
+    delivery = await consumer.expect_publish(payload=b"in")
+    transaction = await producer.begin()
+    await producer.ack(consumer, queue, delivery, transaction)
+    await ctx.advance(40)
+    other = await consume(ctx, queue, name="other")
+    await ctx.advance(10)
+    await consumer.expect_nothing()
+    await other.expect_nothing()
+    await producer.commit(transaction)
+    await ctx.advance(400)
+    await other.expect_nothing()
+
+
+@case(
+    "queue/transactions/second-end-is-told-the-first",
+    clauses=("Q-TXN-07",),
+    requires=("queues",),
+    mutant="queue-ended-transactions-forgotten",
+    near_miss=_NEAR,
+)
+async def second_end(ctx: CaseContext) -> None:
+    """Whoever missed the answer and asks again is told what happened (P11).
+
+    A commit twice succeeds and delivers once; an abort after it is refused as transaction_state. An abort twice
+    succeeds; a commit after it is refused as transaction_state, as is a message.
+    """
+    queue = new_queue(ctx)
+    consumer = await consume(ctx, queue)
+    producer = await Producer.make(ctx, ctx.client_id())
+    transaction = await producer.begin()
+    await producer.put(queue, b"once", transaction)
+    await producer.commit(transaction)
+    await producer.commit(transaction)
+    must_fail(ctx, await producer.end("abort", transaction), "transaction_state")
+    await consumer.expect_publish(payload=b"once")
+    transaction = await producer.begin()
+    await producer.put(queue, b"never", transaction)
+    await producer.abort(transaction)
+    await producer.abort(transaction)
+    must_fail(ctx, await producer.end("commit", transaction), "transaction_state")
+    must_fail(ctx, await producer.publish(queue, b"late", transaction), "transaction_state")
+    await consumer.expect_nothing()
+
+
+@case(
+    "queue/transactions/times-out",
+    clauses=("Q-TXN-08",),
+    requires=("queues", "clock"),
+    mutant="queue-transactions-never-time-out",
+    near_miss=_NEAR,
+)
+async def times_out(ctx: CaseContext) -> None:
+    """A transaction that nobody ends is aborted after 60 s, or after the timeout that it asked for.
+
+    One by default and one with timeout 10s, each with a message and one outside behind it. The messages outside come
+    after 10 and after 60 s; the late commits are refused, and the next transaction works. A timeout of 16 min is not
+    allowed.
+    """
+    for timeout, more in ((60, {}), (10, {"timeout": "10s"})):
+        queue = new_queue(ctx)
+        consumer = await consume(ctx, queue)
+        producer = await Producer.make(ctx, ctx.client_id())
+        transaction = await producer.begin(**more)
+        await producer.put(queue, b"never", transaction, partition="0")
+        await send(producer.client, f"$queue/{queue}", b"outside", partition="0")
+        await ctx.advance(timeout - 1)
+        await consumer.expect_nothing()
+        await ctx.advance(1.1)
+        await consumer.expect_publish(payload=b"outside")
+        must_fail(ctx, await producer.end("commit", transaction), "transaction_state")
+        await producer.commit(await producer.begin())
+    must_fail(ctx, await request(producer.client, "begin", **producer.identity, timeout="16m"))
+
+
+@case(
+    "queue/transactions/restart-decides",
+    clauses=("Q-TXN-09", "Q-TXN-03"),
+    requires=("queues", "restart"),
+    mutant="queue-restart-commits-what-is-open",
+    near_miss=_NEAR,
+    settings=_DURABLE,
+)
+async def restart(ctx: CaseContext) -> None:
+    """kill -9 leaves committed transactions whole and aborts those that were open; none stays undecided.
+
+    Over two queues one transaction is committed, and another open when the broker is killed. After the restart each
+    queue has the committed message alone, a message behind them comes, and the list of transactions is empty.
+    """
+    queues = [new_queue(ctx), new_queue(ctx)]
+    producer = await Producer.make(ctx, ctx.client_id())
+    done = await producer.begin()
+    for queue in queues:
+        await producer.put(queue, b"committed", done)
+    await producer.commit(done)
+    left = await producer.begin()
+    for queue in queues:
+        await producer.put(queue, b"open", left)
+    await ctx.restart()
+    producer.client = await ctx.connect(version=5, name="producer")
+    await producer.commit(done)
+    must_fail(ctx, await producer.end("commit", left))
+    for queue in queues:
+        await send(producer.client, f"$queue/{queue}", b"behind", partition=str(int(producer.id) % 10))
+        consumer = await consume(ctx, queue)
+        for payload in (b"committed", b"behind"):
+            await consumer.expect_publish(payload=payload)
+        await consumer.expect_nothing()
+    found = await _ask(ctx, producer, "list")
+    ctx.must(found == {"transactions": []}, f"producer: expected no transaction; seen {found}")
+
+
+@case(
+    "queue/transactions/new-epoch-aborts-the-old",
+    clauses=("Q-TXN-10",),
+    requires=("queues",),
+    mutant="queue-zombie-goes-on",
+    near_miss=_NEAR,
+)
+async def zombie(ctx: CaseContext) -> None:
+    """A second instance of a producer aborts the transaction of the first, which can do nothing any more.
+
+    The first has a message in an open transaction, with one outside behind it. The second initialises: the message
+    outside comes. The first is refused as fenced when it publishes, commits, aborts and begins.
+    """
+    queue, name = new_queue(ctx), ctx.client_id()
+    consumer = await consume(ctx, queue)
+    old = await Producer.make(ctx, name)
+    transaction = await old.begin()
+    await old.put(queue, b"never", transaction, partition="0")
+    await send(old.client, f"$queue/{queue}", b"outside", partition="0")
+    new = await Producer.make(ctx, name)
+    await consumer.expect_publish(payload=b"outside")
+    must_fail(ctx, await old.publish(queue, b"zombie", transaction), "fenced")
+    for how in ("commit", "abort"):
+        must_fail(ctx, await old.end(how, transaction), "fenced")
+    must_fail(ctx, await request(old.client, "begin", **old.identity), "fenced")
+    await new.commit(await new.begin())
+    await consumer.expect_nothing()
+
+
+@case(
+    "queue/transactions/one-at-a-time",
+    clauses=("Q-TXN-11", "Q-TXN-14"),
+    requires=("queues",),
+    mutant="queue-two-transactions-at-once",
+    near_miss=_NEAR,
+)
+async def one_at_a_time(ctx: CaseContext) -> None:
+    """A producer has one open transaction, which can be looked at.
+
+    A second begin is refused as transaction_state, and the first still works. $txn/describe and $txn/list show it with
+    its producer, state, message count and partition.
+    """
+    queue = new_queue(ctx)
+    producer = await Producer.make(ctx, ctx.client_id())
+    transaction = await producer.begin()
+    must_fail(ctx, await request(producer.client, "begin", **producer.identity), "transaction_state")
+    await producer.put(queue, b"1", transaction, partition="3")
+    described = await _ask(ctx, producer, "describe", **{"transaction-id": transaction})
+    shown: dict[str, Any] = described.get("transaction") or {}
+    listed = await _ask(ctx, producer, "list")
+    ctx.must(shown in listed.get("transactions", ()), f"producer: expected {shown} among the open ones; seen {listed}")
+    seen = {name: shown.get(name) for name in ("transaction_id", "producer_id", "state", "messages", "partitions")}
+    expected = {
+        "transaction_id": transaction,
+        "producer_id": int(producer.id),
+        "state": "open",
+        "messages": 1,
+        "partitions": [f"{queue}:3"],
+    }
+    ctx.must(seen == expected, f"producer: expected {expected}; seen {seen}")
+    await producer.commit(transaction)
+
+
+@case(
+    "queue/transactions/only-acknowledges",
+    clauses=("Q-TXN-12",),
+    requires=("queues",),
+    mutant="queue-nack-in-a-transaction",
+    near_miss=_NEAR,
+)
+async def only_acknowledges(ctx: CaseContext) -> None:
+    """$nack and $reject with a transaction-id are refused, and the delivery stays with its consumer.
+
+    After both it can still be acknowledged, outside of the transaction.
+    """
+    queue = new_queue(ctx)
+    consumer = await consume(ctx, queue)
+    producer = await Producer.make(ctx, ctx.client_id())
+    await publish(producer.client, queue, b"in")
+    delivery = await consumer.expect_publish(payload=b"in")
+    transaction = await producer.begin()
+    for verb in ("nack", "reject"):
+        must_fail(ctx, await producer.ack(consumer, queue, delivery, transaction, verb))
+    await consumer.expect_nothing()
+    await settle(ctx, consumer, queue, "ack", delivery)
+
+
+@case(
+    "queue/transactions/is-bounded",
+    clauses=("Q-TXN-13",),
+    requires=("queues",),
+    mutant="queue-transactions-unbounded",
+    near_miss=_NEAR,
+    settings=_SMALL,
+)
+async def bounded(ctx: CaseContext) -> None:
+    """A message too many, too large or for one partition too many is refused; the transaction goes on.
+
+    Limits of 3 messages, 100 bytes and 2 partitions. What was taken is delivered after the commit.
+    """
+    queue = new_queue(ctx)
+    consumer = await consume(ctx, queue)
+    producer = await Producer.make(ctx, ctx.client_id())
+    transaction = await producer.begin()
+    for partition in ("0", "1"):
+        await producer.put(queue, partition.encode(), transaction, partition=partition)
+    for payload, partition in ((b"third", "2"), (b"x" * 99, "0")):
+        puback = await producer.publish(queue, payload, transaction, partition=partition)
+        ctx.must(puback.reason_code == 0x97, f"producer: expected quota exceeded; seen {puback}")
+    await producer.put(queue, b"2", transaction, partition="0")
+    puback = await producer.publish(queue, b"3", transaction, partition="0")
+    ctx.must(puback.reason_code == 0x97, f"producer: expected quota exceeded; seen {puback}")
+    await producer.commit(transaction)
+    seen = sorted([(await consumer.expect_publish()).payload for _ in range(3)])
+    ctx.must(seen == [b"0", b"1", b"2"], f"consumer: expected what was taken; seen {seen}")
+
+
+@case(
+    "queue/transactions/answers-on-the-response-topic",
+    clauses=("Q-TXN-15",),
+    requires=("queues",),
+    mutant="queue-transaction-answer-uncorrelated",
+    near_miss=_NEAR,
+)
+async def answers(ctx: CaseContext) -> None:
+    """Each request with a response topic is answered there in JSON, with the correlation data; refusals as well.
+
+    init, begin and commit, each named by what the answer before it says; then a commit that is refused.
+    """
+    producer = Producer(ctx, await ctx.connect(version=5, name="producer"), None)
+    told = await _ask(ctx, producer, "init", **{"transactional-id": ctx.client_id()})
+    named = {name: told.get(name, "") for name in ("producer-id", "producer-epoch")}
+    told = await _ask(ctx, producer, "begin", **named)
+    named["transaction-id"] = told.get("transaction-id", "")
+    told = await _ask(ctx, producer, "commit", **named)
+    ctx.must(told == {"state": "committed"}, f"producer: expected the state committed; seen {told}")
+    told = await _ask(ctx, producer, "abort", **named)
+    ctx.must(told.get("error") == "transaction_state", f"producer: expected the error transaction_state; seen {told}")
+
+
+@case(
+    "queue/transactions/bad-requests-are-refused",
+    clauses=("Q-TXN-16",),
+    requires=("queues",),
+    mutant="queue-transaction-of-anybody",
+    near_miss=_NEAR,
+)
+async def bad_requests(ctx: CaseContext) -> None:
+    """Requests without what they need, for an unknown operation, or for another's transaction are refused.
+
+    Another producer neither publishes in the transaction nor ends it, nor does one without a transactional id begin
+    one; the owner still commits.
+    """
+    queue = new_queue(ctx)
+    consumer = await consume(ctx, queue)
+    producer, other = await Producer.make(ctx, ctx.client_id()), await Producer.make(ctx, ctx.client_id())
+    plain = await Producer.make(ctx)
+    transaction = await producer.begin()
+    await producer.put(queue, b"mine", transaction)
+    client = producer.client
+    for operation, named in (
+        ("nothing", {}),
+        ("begin", {"producer-id": producer.id}),
+        ("begin", plain.identity),
+        ("begin", {**other.identity, "timeout": "soon"}),
+        ("commit", producer.identity),
+        ("commit", {**producer.identity, "transaction-id": "none"}),
+        ("describe", {}),
+        ("init", {"transactional-id": ""}),
+    ):
+        must_fail(ctx, await request(client, operation, **named))
+    must_fail(ctx, await other.publish(queue, b"theirs", transaction), "unknown_transaction")
+    for how in ("abort", "commit"):
+        must_fail(ctx, await other.end(how, transaction), "unknown_transaction")
+    must_fail(ctx, await producer.publish(queue, b"late", transaction, delay="1s"))
+    await consumer.expect_nothing()
+    await producer.commit(transaction)
+    await consumer.expect_publish(payload=b"mine")
+
+
+@case(
+    "queue/transactions/counts-messages-only",
+    clauses=("Q-TXN-17",),
+    requires=("queues",),
+    mutant="queue-markers-counted",
+    near_miss=_NEAR,
+)
+async def counts(ctx: CaseContext) -> None:
+    """The figures of a queue count messages, not the records that end transactions, and not what was aborted.
+
+    One committed message, two aborted ones, with and without a group: depth 1, and after the acknowledgement depth 0.
+    """
+    queue = new_queue(ctx)
+    producer = await Producer.make(ctx, ctx.client_id())
+    for count, how in ((1, "commit"), (2, "abort")):
+        transaction = await producer.begin()
+        for _ in range(count):
+            await producer.put(queue, how.encode(), transaction)
+        await (producer.commit(transaction) if how == "commit" else producer.abort(transaction))
+    await _expect_depth(ctx, producer, queue, 1)
+    consumer = await consume(ctx, queue)
+    await _expect_depth(ctx, producer, queue, 1)
+    found = await deliveries(consumer)
+    ctx.must([one.payload for one in found] == [b"commit"], f"consumer: expected the committed message; seen {found}")
+    await settle(ctx, consumer, queue, "ack", found[0])
+    await _expect_depth(ctx, producer, queue, 0)
+
+
+async def _expect_depth(ctx: CaseContext, producer: Producer, queue: str, depth: int) -> None:
+    found = await admin(ctx, producer.client, f"queue/{queue}/stats")
+    ctx.must(found.get("depth") == depth, f"producer: expected the depth {depth}; seen {found}")
+
+
+async def _ask(ctx: CaseContext, producer: Producer, operation: str, **named: str) -> dict[str, Any]:
+    """The JSON answer of a request, whatever it says."""
+    client = producer.client
+    topic = ctx.topic(f"answers/{client.client_id}/{client.next_packet_id()}")
+    await client.subscribe(Subscription(filter=topic, qos=1))
+    correlation = topic.encode()[-16:]
+    properties = Properties(response_topic=topic, correlation_data=correlation, user_property=tuple(named.items()))
+    client.send(Publish(topic=f"$txn/{operation}", qos=1, packet_id=client.next_packet_id(), properties=properties))
+    await client.expect(Puback, skipping=(Publish,))
+    answer = await client.expect_publish()
+    ctx.must(answer.topic == topic, f"producer: expected an answer on {topic}; seen {answer.topic}")
+    ctx.must(answer.properties.correlation_data == correlation, "producer: expected the request's correlation data")
+    try:
+        found = json.loads(answer.payload)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        ctx.fail(f"producer: expected a JSON object; seen {answer.payload[:200]!r}")
+    return found

@@ -1,0 +1,205 @@
+"""Bugs of transactions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conformance.mutants import Patch, mutant
+from reference_broker.core import transaction_requests
+from reference_broker.core.message import Message
+from reference_broker.core.queues import settle_request
+from reference_broker.core.queues.address import Verb
+from reference_broker.core.queues.commit_phases import CommitPhases
+from reference_broker.core.queues.control_records import Outcome
+from reference_broker.core.queues.pending import EntryState
+from reference_broker.core.queues.producers import PartitionProducers
+from reference_broker.core.queues.queue import DurableQueue
+from reference_broker.core.queues.transaction import Transaction, TransactionKey, TransactionState
+from reference_broker.core.queues.transactions import Transactions
+
+
+@mutant("queue-open-transaction-shows", "messages of an open transaction are delivered like any other")
+def open_shows(patch: Patch) -> None:
+    def stable_end(self: PartitionProducers, end: int) -> int:
+        return end
+
+    patch.replace(PartitionProducers, "stable_end", stable_end)
+
+
+@mutant("queue-commit-of-one-part", "a commit ends the transaction in its first partition only")
+def one_part(patch: Patch) -> None:
+    def make(original: Any) -> Any:
+        def close_in(self: CommitPhases, transaction: Transaction, partition: Any, *more: Any) -> None:
+            if partition is next(iter(transaction.partitions)):
+                original(self, transaction, partition, *more)
+
+        return close_in
+
+    patch.wrap(CommitPhases, "_close_in", make)
+
+
+@mutant("queue-abort-shows", "an abort lets the messages of the transaction out")
+def abort_shows(patch: Patch) -> None:
+    def make(original: Any) -> Any:
+        def close(self: PartitionProducers, transaction: str, outcome: Outcome) -> list[int]:
+            found: list[int] = original(self, transaction, Outcome.COMMITTED)
+            return found
+
+        return close
+
+    patch.wrap(PartitionProducers, "close", make)
+
+
+@mutant("queue-aborts-forgotten", "a restart takes every ended transaction for a committed one")
+def aborts_forgotten(patch: Patch) -> None:
+    def make(original: Any) -> Any:
+        def replay(self: PartitionProducers, mark: Any, offset: int) -> None:
+            outcome = None if mark.outcome is None else Outcome.COMMITTED
+            original(self, mark._replace(outcome=outcome), offset)
+
+        return replay
+
+    patch.wrap(PartitionProducers, "replay", make)
+
+
+@mutant("queue-only-newest-holds-back", "only the newest open transaction of a partition holds back what is behind it")
+def newest_holds(patch: Patch) -> None:
+    def stable_end(self: PartitionProducers, end: int) -> int:
+        spans = list(self.open.values())
+        return min(end, spans[-1].offsets[0]) if len(spans) > 1 else end
+
+    patch.replace(PartitionProducers, "stable_end", stable_end)
+
+
+@mutant("queue-ack-before-the-commit", "an acknowledgement in a transaction counts at once")
+def ack_before(patch: Patch) -> None:
+    def make(original: Any) -> Any:
+        def hold(self: Transactions, within: TransactionKey, entries: Any) -> None:
+            self._find_open(*within)
+            for entry, group in entries.items():
+                group.remove(entry, None)
+
+        return hold
+
+    patch.wrap(Transactions, "hold", make)
+
+
+@mutant("queue-held-times-out", "a delivery acknowledged in an open transaction times out")
+def held_times_out(patch: Patch) -> None:
+    def make(original: Any) -> Any:
+        def hold(self: Transactions, within: TransactionKey, entries: Any) -> None:
+            original(self, within, entries)
+            for entry in entries:
+                entry.state = EntryState.DELIVERED
+
+        return hold
+
+    patch.wrap(Transactions, "hold", make)
+
+
+@mutant("queue-ended-transactions-forgotten", "a transaction that has ended is unknown")
+def ended_forgotten(patch: Patch) -> None:
+    def make(original: Any) -> Any:
+        def end(self: CommitPhases, transaction: Transaction, outcome: Outcome) -> None:
+            original(self, transaction, outcome)
+            self.ended.clear()
+
+        return end
+
+    patch.wrap(CommitPhases, "_end", make)
+
+
+@mutant("queue-transactions-never-time-out", "a transaction that nobody ends stays open")
+def never_time_out(patch: Patch) -> None:
+    def tick(self: Transactions, now: float) -> None:
+        self._deadlines.clear()
+
+    patch.replace(Transactions, "tick", tick)
+
+
+@mutant("queue-restart-commits-what-is-open", "a restart commits the transactions that were open")
+def restart_commits(patch: Patch) -> None:
+    def make(original: Any) -> Any:
+        def resume(self: CommitPhases, transaction: Transaction) -> None:
+            transaction.state = TransactionState.COMMITTED
+            original(self, transaction)
+
+        return resume
+
+    patch.wrap(CommitPhases, "resume", make)
+
+
+@mutant("queue-zombie-goes-on", "a new epoch leaves the open transaction of the old one alone")
+def zombie(patch: Patch) -> None:
+    def make(original: Any) -> Any:
+        def abort(self: CommitPhases, transaction: Transaction, reason: str) -> None:
+            if not reason.startswith("fenced"):
+                original(self, transaction, reason)
+
+        return abort
+
+    patch.wrap(CommitPhases, "abort", make)
+
+
+@mutant("queue-two-transactions-at-once", "a producer may begin a transaction while another is open")
+def two_at_once(patch: Patch) -> None:
+    def make(original: Any) -> Any:
+        def begin(self: Transactions, producer_id: int, *more: Any, **named: Any) -> None:
+            if self.memory.found is not None:
+                self.memory.found.open.pop(producer_id, None)
+            original(self, producer_id, *more, **named)
+
+        return begin
+
+    patch.wrap(Transactions, "begin", make)
+
+
+@mutant("queue-nack-in-a-transaction", "a transaction-id beside a nack or reject is ignored")
+def nack_within(patch: Patch) -> None:
+    def make(original: Any) -> Any:
+        def within(single: dict[str, str], verb: Verb) -> TransactionKey | None:
+            return original(single, verb) if verb is Verb.ACK else None
+
+        return within
+
+    patch.wrap(settle_request, "_transaction", make)
+
+
+@mutant("queue-transactions-unbounded", "a transaction may be as large as it likes")
+def unbounded(patch: Patch) -> None:
+    def check(self: Transactions, *more: Any) -> None:
+        return
+
+    patch.replace(Transactions, "_check_room", check)
+
+
+@mutant("queue-transaction-answer-uncorrelated", "answers of transaction requests lack the correlation data")
+def uncorrelated(patch: Patch) -> None:
+    def make(original: Any) -> Any:
+        def respond(state: Any, message: Message, topic: str, told: Any) -> None:
+            original(state, Message(topic=message.topic, payload=b"", qos=message.qos), topic, told)
+
+        return respond
+
+    patch.wrap(transaction_requests, "_respond", make)
+
+
+@mutant("queue-transaction-of-anybody", "any producer may use any transaction")
+def anybody(patch: Patch) -> None:
+    def make(original: Any) -> Any:
+        def find(self: Transactions, producer_id: int, epoch: int, transaction_id: str) -> Transaction:
+            known = self._phases.open.get(transaction_id)
+            found: Transaction = known if known is not None else original(self, producer_id, epoch, transaction_id)
+            return found
+
+        return find
+
+    patch.wrap(Transactions, "_find", make)
+
+
+@mutant("queue-markers-counted", "records that end transactions, and aborted messages, count as stored messages")
+def markers_counted(patch: Patch) -> None:
+    def hide(self: DurableQueue, partition: Any, offsets: Any) -> None:
+        return
+
+    patch.replace(DurableQueue, "hide", hide)
