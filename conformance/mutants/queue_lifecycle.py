@@ -87,8 +87,8 @@ def _wrap_retry(patch: Patch, change: Callable[[PendingEntry, float, str], float
     """Have ``change`` give another due time for a failed delivery."""
 
     def make(original: _Retry) -> _Retry:
-        def retry(self: ConsumerGroup, entry: PendingEntry, due: float, now: float, cause: str) -> None:
-            original(self, entry, change(entry, due, cause), now, cause)
+        def retry(self: ConsumerGroup, entry: PendingEntry, due: float, now: float, cause: str, *rest: Any) -> None:
+            original(self, entry, change(entry, due, cause), now, cause, *rest)
 
         return retry
 
@@ -118,10 +118,16 @@ def lost_consumers_wait(patch: Patch) -> None:
 def settles_twice(patch: Patch) -> None:
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def settle_request(
-            groups: Any, queue: str, request: Any, consumer_id: str | None, now: float, on_done: Confirm | None
+            groups: Any,
+            queue: str,
+            request: Any,
+            client_id: str | None,
+            now: float,
+            on_done: Confirm | None,
+            *rest: Any,
         ) -> None:
             try:
-                original(groups, queue, request, consumer_id, now, on_done)
+                original(groups, queue, request, client_id, now, on_done, *rest)
             except QueueError:
                 if on_done is not None:
                     on_done(None)
