@@ -492,7 +492,7 @@ class ConsumerGroup(SyncPoint):
             return
         if not self._volatile:
             self.agenda.unsynced[self] = None
-        if self._confirm_when_synced and confirms:
+        if self._confirm_when_synced and confirms and (self.log.needs_sync or self.is_syncing):
             self.waiting += confirms
             self.agenda.awaited_syncs[self] = None
         else:
@@ -516,6 +516,10 @@ class ConsumerGroup(SyncPoint):
         finished = super().finish_sync(error)
         if self.log.needs_sync:
             self.agenda.unsynced[self] = None
+        elif self.waiting and error is None:
+            # They changed nothing that this sync did not cover.
+            finished += [(confirm, self.failure) for confirm in self.waiting]
+            self.waiting = []
         return finished
 
     def _begin_snapshot(self, now: float) -> None:

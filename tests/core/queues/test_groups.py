@@ -542,3 +542,32 @@ def test_commit_and_claim_as_consumers_write_them(bench: QueueBench) -> None:
     assert code_of(lambda: request(bench, Verb.CLAIM, "stranger")) is QueueErrorCode.UNKNOWN_MEMBER
     join(bench, "late")
     assert code_of(lambda: request(bench, Verb.COMMIT, offset="3", generation="1")) is (QueueErrorCode.STALE_GENERATION)
+
+
+def test_what_changes_nothing_is_confirmed_without_a_sync(durable: QueueBench) -> None:
+    consumer = join(durable)
+    publish(durable, "a")
+    consumer.ack(consumer.got[0])
+    durable.turn()
+    told: list[QueueError | None] = []
+    for _ in range(2):
+        durable.engine.groups.commit("q", "g", 0, 1, consumer_id="c", now=durable.now, on_done=told.append)
+        durable.turn()
+    assert told == [None, None]
+
+
+def test_what_changes_nothing_during_a_sync_is_confirmed_with_it(durable: QueueBench) -> None:
+    consumer = join(durable)
+    publish(durable, "a")
+    consumer.ack(consumer.got[0])
+    durable.engine.dispatch(durable.now)
+    (job,) = durable.engine.take_sync_jobs(durable.now)
+    told: list[QueueError | None] = []
+    durable.engine.groups.commit("q", "g", 0, 1, consumer_id="c", now=durable.now, on_done=told.append)
+    durable.engine.dispatch(durable.now)
+    durable.engine.take_sync_jobs(durable.now)
+    assert told == []
+    job.run()
+    durable.engine.sync_done(job, None, durable.now)
+    durable.turn()
+    assert told == [None]
