@@ -1,0 +1,341 @@
+"""Limits of a queue at the limit and one over it (R19), overflow, expiry, slow consumers."""
+
+from __future__ import annotations
+
+from conformance.case import CaseContext, case
+from conformance.cases.queue.support import (
+    admin,
+    consume,
+    deliveries,
+    expect_dead_letters,
+    new_queue,
+    property_of,
+    publish,
+    publish_with,
+    settle,
+)
+from conformance.wire import Properties, Puback, Publish
+
+_QUOTA_EXCEEDED = 0x97
+
+
+def _with(**fields: object) -> dict[str, object]:
+    return {"queues": {"defaults": fields}}
+
+
+async def _refused(ctx: CaseContext, puback: Puback, what: str) -> None:
+    ctx.must(
+        puback.reason_code == _QUOTA_EXCEEDED, f"publisher: expected {what} to be refused with 0x97; seen {puback}"
+    )
+
+
+@case(
+    "queue/limits/depth",
+    clauses=("Q-LIMIT-01",),
+    requires=("queues",),
+    mutant="queue-depth-unlimited",
+    near_miss="queue-one-batch-per-message",
+    settings=_with(max_depth=3),
+)
+async def depth(ctx: CaseContext) -> None:
+    """A queue of depth 3 takes three messages and refuses the fourth, also while they are in flight.
+
+    Three publishes are accepted and the fourth gets 0x97. With all three delivered the next is refused as well; after
+    one acknowledgement one is accepted, and no more.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    await publish(publisher, queue, b"1", b"2", b"3")
+    await _refused(ctx, await publish_with(publisher, queue, b"4"), "a fourth message")
+    consumer = await consume(ctx, queue)
+    held = await deliveries(consumer)
+    ctx.must(len(held) == 3, f"consumer: expected three messages; seen {len(held)}")
+    await _refused(ctx, await publish_with(publisher, queue, b"4"), "a fourth message while three are in flight")
+    await settle(ctx, consumer, queue, "ack", held[0])
+    await publish(publisher, queue, b"5")
+    await _refused(ctx, await publish_with(publisher, queue, b"6"), "one more")
+
+
+@case(
+    "queue/limits/bytes",
+    clauses=("Q-LIMIT-02",),
+    requires=("queues",),
+    mutant="queue-bytes-unlimited",
+    settings=_with(max_bytes=100),
+)
+async def max_bytes(ctx: CaseContext) -> None:
+    """A queue of 100 bytes takes messages of 60 and 40 bytes, and not a byte more.
+
+    After the acknowledgement of the smaller one, 41 bytes are refused and 40 are taken.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    for size in (60, 40):
+        puback = await publish_with(publisher, queue, b"x" * size)
+        ctx.must(puback.reason_code < 0x80, f"publisher: expected {size} bytes to be taken; seen {puback}")
+    await _refused(ctx, await publish_with(publisher, queue, b"x"), "byte 101")
+    consumer = await consume(ctx, queue)
+    held = await deliveries(consumer)
+    small = [delivery for delivery in held if len(delivery.payload) == 40]
+    ctx.must(len(small) == 1, f"consumer: expected both messages; seen {len(held)}")
+    await settle(ctx, consumer, queue, "ack", small[0])
+    await _refused(ctx, await publish_with(publisher, queue, b"x" * 41), "41 bytes where 40 are free")
+    puback = await publish_with(publisher, queue, b"x" * 40)
+    ctx.must(puback.reason_code < 0x80, f"publisher: expected 40 bytes to be taken; seen {puback}")
+
+
+@case(
+    "queue/limits/message-size",
+    clauses=("Q-LIMIT-03",),
+    requires=("queues",),
+    mutant="queue-size-of-payload-only",
+    settings=_with(max_message_bytes=50),
+)
+async def message_size(ctx: CaseContext) -> None:
+    """A message of exactly the maximum size is taken, one byte more is refused; user properties count.
+
+    The limit is 50 bytes. 50 bytes of payload pass and 51 do not; 40 bytes with a property of 10 pass, 41 do not.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    for size, options, taken in (
+        (50, {}, True),
+        (51, {}, False),
+        (40, {"color": "green"}, True),
+        (41, {"color": "green"}, False),
+    ):
+        puback = await publish_with(publisher, queue, b"x" * size, **options)
+        ctx.must(
+            (puback.reason_code < 0x80) == taken,
+            f"publisher: expected {size} bytes with {options} to be {'taken' if taken else 'refused'}; seen {puback}",
+        )
+
+
+@case(
+    "queue/limits/drop-oldest",
+    clauses=("Q-LIMIT-04", "Q-LIMIT-05"),
+    requires=("queues",),
+    mutant="queue-overflow-rejects",
+    settings=_with(max_depth=3, overflow="drop_oldest", partitions=1, max_in_flight=1),
+)
+async def drop_oldest(ctx: CaseContext) -> None:
+    """A full queue gives up its oldest message for a new one, but never one that was delivered.
+
+    Depth 3. The first of three messages is in flight; two more publishes are accepted and drop the second and third.
+    The consumer acknowledges the first, then gets the fourth and fifth.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    consumer = await consume(ctx, queue)
+    await publish(publisher, queue, b"1")
+    held = await consumer.expect_publish(payload=b"1")
+    await publish(publisher, queue, b"2", b"3", b"4", b"5")
+    await settle(ctx, consumer, queue, "ack", held)
+    for payload in (b"4", b"5"):
+        await settle(ctx, consumer, queue, "ack", await consumer.expect_publish(payload=payload))
+    await consumer.expect_nothing()
+
+
+@case(
+    "queue/limits/delivered-is-not-dropped",
+    clauses=("Q-LIMIT-05",),
+    requires=("queues",),
+    mutant="queue-overflow-drops-what-is-in-flight",
+    settings=_with(max_depth=2, overflow="drop_oldest", partitions=1),
+)
+async def not_dropped(ctx: CaseContext) -> None:
+    """When all messages of a full queue are in flight, a new one is refused.
+
+    Depth 2, both messages delivered. The third publish gets 0x97, and both deliveries can be acknowledged.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    consumer = await consume(ctx, queue)
+    await publish(publisher, queue, b"1", b"2")
+    held = [await consumer.expect_publish(payload=payload) for payload in (b"1", b"2")]
+    await _refused(ctx, await publish_with(publisher, queue, b"3"), "a message that nothing can be dropped for")
+    for delivery in held:
+        await settle(ctx, consumer, queue, "ack", delivery)
+
+
+@case(
+    "queue/limits/oldest-to-dead-letters",
+    clauses=("Q-LIMIT-06",),
+    requires=("queues",),
+    mutant="queue-overflow-without-dead-letters",
+    settings=_with(max_depth=3, overflow="dead_letter_oldest", partitions=1),
+)
+async def to_dead_letters(ctx: CaseContext) -> None:
+    """With dead_letter_oldest the oldest message goes to $dlq/<queue>, with the reason.
+
+    Five messages go to a queue of depth 3. The first two are dead letters with reason QUEUE_FULL; the others wait.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    await publish(publisher, queue, b"1", b"2", b"3", b"4", b"5")
+    for letter in await expect_dead_letters(ctx, queue, b"1", b"2"):
+        reason = property_of(ctx, letter, "_dlq_reason")
+        ctx.must(reason == "QUEUE_FULL", f"dead letters: expected the reason QUEUE_FULL; seen {reason}")
+    consumer = await consume(ctx, queue)
+    for payload in (b"3", b"4", b"5"):
+        await consumer.expect_publish(payload=payload)
+
+
+@case(
+    "queue/limits/earliest-expiry-counts",
+    clauses=("Q-LIMIT-07",),
+    requires=("queues", "clock"),
+    mutant="queue-ttl-ignored",
+    settings=_with(message_ttl_s=30),
+)
+async def earliest(ctx: CaseContext) -> None:
+    """The earliest of MQTT message expiry, ttl and the queue's time to live ends a message.
+
+    The queue's time to live is 30 s. After 10.5 s the messages with a ttl of 10 s and an expiry of 10 s are gone, after
+    31 s all are, also one with a ttl of an hour. A consumer that joins at 11 s gets the others only.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    await publish_with(publisher, queue, b"ttl", partition_key="one", ttl="10s")
+    expiring = Properties(message_expiry_interval=10, user_property=(("partition-key", "one"), ("ttl", "1h")))
+    await publisher.publish(f"$queue/{queue}", b"expiry", qos=1, properties=expiring)
+    await publish_with(publisher, queue, b"queue", partition_key="one", ttl="1h")
+    await ctx.advance(10.5)
+    first = await consume(ctx, queue, group="first")
+    await first.expect_publish(payload=b"queue")
+    await first.expect_nothing()
+    await ctx.advance(20.5)
+    second = await consume(ctx, queue, group="second", name="second")
+    await second.expect_nothing()
+
+
+@case(
+    "queue/limits/bad-ttl-is-refused",
+    clauses=("Q-LIMIT-08",),
+    requires=("queues",),
+    mutant="queue-bad-options-ignored",
+)
+async def bad_ttl(ctx: CaseContext) -> None:
+    """A ttl that is no duration above zero is refused.
+
+    "0s", "-1s" and "soon" get a failure code.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    for ttl in ("0s", "-1s", "soon"):
+        puback = await publish_with(publisher, queue, b"bad", ttl=ttl)
+        ctx.must(puback.reason_code >= 0x80, f"publisher: expected the ttl {ttl!r} to be refused; seen {puback}")
+
+
+@case(
+    "queue/limits/expired-leave-the-depth",
+    clauses=("Q-LIMIT-09",),
+    requires=("queues", "clock"),
+    mutant="queue-expires-at-delivery-only",
+)
+async def depth_after_expiry(ctx: CaseContext) -> None:
+    """Expired messages do not count any more, although nobody consumes and a live one is before them.
+
+    A message without ttl and two with 5 s. 6 s later the queue's figures say depth 1.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    await publish_with(publisher, queue, b"live", partition_key="one")
+    for _ in range(2):
+        await publish_with(publisher, queue, b"short", partition_key="one", ttl="5s")
+    await ctx.advance(6.0)
+    found = await admin(ctx, publisher, f"queue/{queue}/stats")
+    ctx.must(found["depth"] == 1, f"expected depth 1; seen {found['depth']}")
+
+
+@case(
+    "queue/limits/expiry-counts-down",
+    clauses=("Q-LIMIT-10",),
+    requires=("queues", "clock"),
+    mutant="queue-expiry-starts-anew",
+)
+async def counts_down(ctx: CaseContext) -> None:
+    """A delivery carries what is left of the message expiry.
+
+    A message with an expiry of 100 s is consumed 40 s later: the delivery says 60 s, give or take two.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    properties = Properties(message_expiry_interval=100)
+    await publisher.publish(f"$queue/{queue}", b"message", qos=1, properties=properties)
+    await ctx.advance(40.0)
+    consumer = await consume(ctx, queue)
+    delivery: Publish = await consumer.expect_publish(payload=b"message")
+    left = delivery.properties.message_expiry_interval
+    ctx.must(left is not None and 58 <= left <= 62, f"consumer: expected an expiry of about 60 s; seen {left}")
+
+
+@case(
+    "queue/limits/expired-to-dead-letters",
+    clauses=("Q-LIMIT-11",),
+    requires=("queues", "clock"),
+    mutant="queue-expired-just-vanish",
+    settings=_with(expired_to_dead_letters=True),
+)
+async def expired_letters(ctx: CaseContext) -> None:
+    """Where the queue says so, expired messages are dead letters with the reason TTL_EXPIRED (F33).
+
+    One message has a ttl of 5 s and one none. 6 s later the first is a dead letter, the second is delivered.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    await publish_with(publisher, queue, b"short", partition_key="one", ttl="5s")
+    await publish_with(publisher, queue, b"live", partition_key="one")
+    await ctx.advance(6.0)
+    (letter,) = await expect_dead_letters(ctx, queue, b"short")
+    reason = property_of(ctx, letter, "_dlq_reason")
+    ctx.must(reason == "TTL_EXPIRED", f"dead letters: expected the reason TTL_EXPIRED; seen {reason}")
+    consumer = await consume(ctx, queue)
+    await consumer.expect_publish(payload=b"live")
+
+
+@case(
+    "queue/limits/unread-messages-stay",
+    clauses=("Q-LIMIT-12",),
+    requires=("queues", "clock"),
+    mutant="queue-retention-removes-unread",
+)
+async def unread(ctx: CaseContext) -> None:
+    """Messages that nobody has read are kept while time passes (R3).
+
+    Twenty messages, no consumer, an hour: all are there for the first consumer.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    wanted = [b"%d" % number for number in range(20)]
+    await publish(publisher, queue, *wanted)
+    await ctx.advance(3_600.0)
+    consumer = await consume(ctx, queue)
+    seen = [delivery.payload for delivery in await deliveries(consumer)]
+    ctx.must(seen == wanted, f"consumer: expected all twenty messages; seen {seen}")
+
+
+@case(
+    "queue/limits/slow-consumer",
+    clauses=("Q-LIMIT-15",),
+    requires=("queues", "clock"),
+    mutant="queue-slow-consumers-stay",
+    settings=_with(max_in_flight=1, delivery_timeout_s=100, slow_consumer={"action": "disconnect", "after_s": 20}),
+)
+async def slow(ctx: CaseContext) -> None:
+    """A consumer that holds all it may and settles nothing is disconnected after the configured time.
+
+    It may hold one message and has 20 s. After 15 s it is still there; after 21 s its connection ends, and another
+    consumer gets the message.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    await publish(publisher, queue, b"message")
+    lazy = await consume(ctx, queue, name="lazy")
+    await lazy.expect_publish(payload=b"message")
+    await ctx.advance(15.0)
+    await lazy.expect_nothing()
+    await ctx.advance(6.0)
+    await lazy.expect_close()
+    other = await consume(ctx, queue, name="other")
+    await other.expect_publish(payload=b"message")

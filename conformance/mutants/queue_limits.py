@@ -1,0 +1,223 @@
+"""Bugs of priorities and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from conformance.mutants import Patch, mutant
+from reference_broker.core.broker_state import BrokerState
+from reference_broker.core.message import Message
+from reference_broker.core.queues import priority_figures, publish_options, queue
+from reference_broker.core.queues.delivery import Delivery
+from reference_broker.core.queues.engine import QueueEngine
+from reference_broker.core.queues.errors import QueueError
+from reference_broker.core.queues.group import ConsumerGroup
+from reference_broker.core.queues.lanes import LANES, NORMAL, LaneScheduler, PartitionLanes
+from reference_broker.core.queues.limits import QueueLimits
+from reference_broker.core.queues.loose_letters import LooseLetters
+from reference_broker.core.queues.pending import EntryState, GroupPartition, PendingEntry
+from reference_broker.core.queues.publish_options import PublishOptions
+from reference_broker.core.queues.queue import DurableQueue
+from reference_broker.core.queues.slow_consumers import SlowConsumers
+
+
+def _nothing(*_args: object, **_fields: object) -> None:
+    return None
+
+
+@mutant("queue-priority-ignored", "priorities are accepted and all messages take one lane")
+def priority_ignored(patch: Patch) -> None:
+    patch.replace(DurableQueue, "_lane", lambda _self, _priority: NORMAL)
+
+
+@mutant("queue-bad-options-ignored", "a publish option that cannot be read counts as not there")
+def bad_options(patch: Patch) -> None:
+    def make(original: Callable[[Message], PublishOptions | None]) -> Callable[[Message], PublishOptions | None]:
+        def parse(message: Message) -> PublishOptions | None:
+            try:
+                return original(message)
+            except QueueError:
+                return None
+
+        return parse
+
+    patch.wrap(queue, "parse", make)
+    patch.wrap(publish_options, "parse", make)
+    patch.replace(queue, "with_ttl", lambda message, _ttl_ms, _now: message)
+
+
+@mutant("queue-lanes-in-turn", "the scheduler goes to the next lane after every message, whatever the weights")
+def lanes_in_turn(patch: Patch) -> None:
+    def pick(self: LaneScheduler, dry: list[bool], now: float, waiting_since: object) -> tuple[int, int]:
+        last = max(range(LANES), key=lambda lane: (self._served_at[lane], self._left[lane]))
+        for step in range(1, LANES + 1):
+            lane = (last + step) % LANES
+            if not dry[lane]:
+                self._left = [0] * LANES
+                self._left[lane] = 2
+                return lane, 1
+        return -1, 0
+
+    patch.replace(LaneScheduler, "pick", pick)
+
+
+@mutant("queue-lanes-strictly-by-priority", "a less urgent lane is served only when all more urgent ones are empty")
+def lanes_strict(patch: Patch) -> None:
+    def pick(self: LaneScheduler, dry: list[bool], now: float, waiting_since: object) -> tuple[int, int]:
+        return next(((lane, 50) for lane in range(LANES) if not dry[lane]), (-1, 0))
+
+    patch.replace(LaneScheduler, "pick", pick)
+
+
+@mutant("queue-lanes-starve", "nobody looks whether a lane has waited for too long")
+def lanes_starve(patch: Patch) -> None:
+    patch.replace(LaneScheduler, "_starving", lambda *_args: -1)
+
+
+@mutant("queue-lanes-lose-messages", "now and then a message is not entered in the list of its lane")
+def lanes_lose(patch: Patch) -> None:
+    def make(original: Callable[[PartitionLanes, int, int], None]) -> Callable[[PartitionLanes, int, int], None]:
+        def add(self: PartitionLanes, offset: int, lane: int) -> None:
+            original(self, offset, lane)
+            if offset % 7 == 6:
+                self._by_lane[lane].pop()
+
+        return add
+
+    patch.wrap(PartitionLanes, "add", make)
+
+
+@mutant("queue-retries-come-last", "a message that is retried waits behind those never delivered")
+def retries_last(patch: Patch) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def push_waiting(self: GroupPartition, entry: PendingEntry) -> None:
+            entry.deadline += 3_600.0
+            original(self, entry)
+
+        return push_waiting
+
+    patch.wrap(GroupPartition, "push_waiting", make)
+    patch.replace(GroupPartition, "holds_back", property(lambda _self: False))
+
+
+@mutant("queue-strict-with-lanes", "priorities reorder the messages of a strictly ordered queue")
+def strict_with_lanes(patch: Patch) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def build(self: DurableQueue, *args: Any, **fields: Any) -> None:
+            original(self, *args, **fields)
+            self._has_priorities = True
+
+        return build
+
+    patch.wrap(DurableQueue, "__init__", make)
+
+
+@mutant("queue-figures-of-one-lane", "the figures per priority show everything as normal")
+def figures_of_one_lane(patch: Patch) -> None:
+    def make(original: Callable[..., list[int]]) -> Callable[..., list[int]]:
+        def counted(*args: object) -> list[int]:
+            return [sum(original(*args)) if lane == NORMAL else 0 for lane in range(LANES)]
+
+        return counted
+
+    patch.wrap(priority_figures, "_ready", make)
+    patch.wrap(priority_figures, "_in_flight", make)
+
+
+@mutant("queue-depth-unlimited", "max_depth is configured and never applied")
+def depth_unlimited(patch: Patch) -> None:
+    patch.replace(QueueLimits, "make_room", _nothing)
+
+
+@mutant("queue-bytes-unlimited", "max_bytes is configured and never applied")
+def bytes_unlimited(patch: Patch) -> None:
+    patch.replace(QueueLimits, "make_byte_room", _nothing)
+
+
+@mutant("queue-size-of-payload-only", "user properties do not count as part of a message")
+def payload_only(patch: Patch) -> None:
+    patch.replace(queue, "message_bytes", lambda message: len(message.payload))
+
+
+@mutant("queue-overflow-rejects", "a full queue refuses although it is to drop its oldest message")
+def overflow_rejects(patch: Patch) -> None:
+    patch.replace(QueueLimits, "_drop_oldest", lambda *_args: False)
+
+
+@mutant("queue-overflow-drops-what-is-in-flight", "a full queue drops its oldest message although a consumer holds it")
+def drops_in_flight(patch: Patch) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def drop_one(self: QueueLimits, group: ConsumerGroup, now: float) -> None:
+            for place in group.every_place:
+                for entry in list(place.pending.values()):
+                    if entry.state is EntryState.DELIVERED:
+                        group.discard(entry, "dropped")
+                        return
+            original(self, group, now)
+
+        return drop_one
+
+    patch.wrap(QueueLimits, "_drop_one", make)
+    patch.replace(QueueLimits, "_can_drop", lambda _self, _group: True)
+
+
+@mutant("queue-overflow-without-dead-letters", "what a full queue gives up is dropped instead of dead-lettered")
+def overflow_drops(patch: Patch) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def move(self: Any, *args: Any) -> None:
+            if args[3] != "QUEUE_FULL":
+                original(self, *args)
+
+        return move
+
+    patch.wrap(LooseLetters, "move", make)
+
+
+@mutant("queue-expiry-starts-anew", "the message expiry of a delivery is that of the publish")
+def expiry_starts_anew(patch: Patch) -> None:
+    def make(original: Callable[..., Message]) -> Callable[..., Message]:
+        def delivery_message(self: BrokerState, delivery: Delivery) -> Message:
+            message = original(self, delivery)
+            if message.expires_at:
+                message.expires_at = self.now + 100
+            return message
+
+        return delivery_message
+
+    patch.wrap(BrokerState, "delivery_message", make)
+
+
+@mutant("queue-ttl-ignored", "the user property ttl is accepted and has no effect")
+def ttl_ignored(patch: Patch) -> None:
+    patch.replace(queue, "with_ttl", lambda message, _ttl_ms, _now: message)
+
+
+@mutant("queue-expires-at-delivery-only", "expired messages count until a consumer would be given them")
+def at_delivery_only(patch: Patch) -> None:
+    patch.replace(QueueLimits, "pass_time", _nothing)
+
+
+@mutant("queue-expired-just-vanish", "expired messages are dropped although they are to become dead letters")
+def just_vanish(patch: Patch) -> None:
+    patch.replace(QueueLimits, "_to_dead_letters", property(lambda _self: False))
+
+
+@mutant("queue-retention-removes-unread", "retention deletes what no group needs, also when there is no group")
+def removes_unread(patch: Patch) -> None:
+    def make(original: Callable[[QueueEngine, float], None]) -> Callable[[QueueEngine, float], None]:
+        def tick(self: QueueEngine, now: float) -> None:
+            for found in self._queues.values():
+                for partition in found.partitions if not found.groups else ():
+                    if (stored := partition.cached.get(partition.head)) is not None and now - stored.enqueued_at > 300:
+                        partition.head = partition.log.next_offset
+            original(self, now)
+
+        return tick
+
+    patch.wrap(QueueEngine, "tick", make)
+
+
+@mutant("queue-slow-consumers-stay", "nobody looks whether a consumer settles anything")
+def slow_stay(patch: Patch) -> None:
+    patch.replace(SlowConsumers, "pass_time", _nothing)
