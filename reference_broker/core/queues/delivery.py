@@ -115,6 +115,14 @@ class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
     """Passed over since the group's filter does not want their routing keys."""
     slow_consumers: int
     """Consumers sent away for settling nothing."""
+    claimed: int
+    """Deliveries taken over by a claim; they are among the redelivered."""
+    rewound: int
+    """Settled messages that became ready again since the group was set back."""
+    skipped: int
+    """Unsettled messages that the group was set past."""
+    sessions_ended: int
+    """Members removed since no heartbeat came."""
     unreadable: int
     """Skipped since their bytes in the log are damaged."""
 

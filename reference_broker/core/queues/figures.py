@@ -69,5 +69,9 @@ def group_stats(queue: DurableQueue, group: ConsumerGroup) -> GroupStats:
         unmatched=counts.unmatched,
         dropped=counts.dropped,
         slow_consumers=counts.slow_consumers,
+        claimed=counts.claimed,
+        rewound=counts.rewound,
+        skipped=counts.skipped,
+        sessions_ended=counts.sessions_ended,
         unreadable=counts.unreadable,
     )

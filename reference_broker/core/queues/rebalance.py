@@ -105,6 +105,9 @@ class Rebalance:
         """Bring the assignment in line with the members there are now, as far as moves allow."""
         self.is_due = False
         group = self._group
+        if not group.ordered:
+            self._share_all()
+            return
         count = len(group.places)
         self._owners += [None] * (count - len(self._owners))
         targets = self._wanted(count)
@@ -142,6 +145,14 @@ class Rebalance:
                 self.moves[place] = Move(owner, unsettled, now + self._config.rebalance_timeout_s)
             return not unsettled
         return not move.unsettled
+
+    def _share_all(self) -> None:
+        """Where no order counts everybody serves every partition, and nothing has to move."""
+        places = self._group.places[:]
+        for consumer in self._group.consumers.values():
+            before, consumer.places = consumer.places, places
+            if consumer.notify is not None:
+                consumer.notify(self.event(consumer, before))
 
     def _hand_out(self, consumers: Iterable[Consumer]) -> None:
         served: dict[Consumer, list[GroupPartition]] = {consumer: [] for consumer in consumers}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
@@ -159,3 +160,43 @@ def test_bursts_end_in_the_assignment_of_the_final_membership(
     bench.advance(300)
     assert owned(bench) == assign(assignor, 5, members, {})
     assert not group_of(bench).rebalance.moves
+
+
+def test_without_an_order_nothing_moves_and_everybody_serves_everything(bench_with: BenchWith) -> None:
+    bench = bench_with(
+        partitions=2, ordering="none", delivery_timeout_s=600, group={**COOPERATIVE, "rebalance_timeout_s": 5}
+    )
+    first = bench.consumer("a")
+    publish_to_all(bench, 2)
+    held = first.take()
+    second = bench.consumer("b")
+    bench.advance(60)
+    assert owned(bench) == {"a": (0, 1), "b": (0, 1)}
+    assert not second.got, "what is in flight stays where it is"
+    assert not group_of(bench).rebalance.moves
+    for delivery in held:
+        first.ack(delivery)
+    publish_to_all(bench, 2, rounds=2)
+    assert {len(first.got), len(second.got)} == {2}, "the next ones are shared out"
+
+
+def test_a_consumer_takes_less_than_a_kilobyte(bench_with: BenchWith) -> None:
+    bench = bench_with(partitions=10)
+    bench.consumer("first")
+    bench.turn()
+
+    def take(delivery: object) -> bool:
+        return True
+
+    count = 500
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    handles = [
+        bench.engine.subscribe("q", pattern="", group="g", consumer_id=f"c{number}", deliver=take, now=bench.now)
+        for number in range(count)
+    ]
+    bench.turn()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(handles) == count
+    assert (after - before) / count < 1_000
