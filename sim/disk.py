@@ -242,6 +242,11 @@ class SimDisk:
         self.used_bytes -= len(inode.content)
         folder.change(Entry(number=self.next_number(), kind=EntryKind.UNLINK, name=name))
 
+    def remove_folder(self, path: str) -> None:
+        """See :meth:`Disk.remove_folder`. An empty folder stays, as if the power went before it was gone for good."""
+        if self.list(path):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+
     def sync_folder(self, path: str) -> None:
         """See :meth:`Disk.sync_folder`; deferred inside :meth:`deferred`."""
         folder = self.folders.get(path)

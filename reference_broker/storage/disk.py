@@ -57,6 +57,9 @@ class Disk(Protocol):
 
     def remove(self, path: str) -> None: ...
 
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder. Raises :class:`OSError` when it is not empty."""
+
     def sync_folder(self, path: str) -> None:
         """Make creations, renames and removals in a folder survive power loss."""
 
@@ -150,6 +153,9 @@ class RealDisk:
 
     def remove(self, path: str) -> None:
         (self.root / path).unlink()
+
+    def remove_folder(self, path: str) -> None:
+        (self.root / path).rmdir()
 
     def sync_folder(self, path: str) -> None:
         descriptor = os.open(self.root / path, os.O_RDONLY | os.O_DIRECTORY)

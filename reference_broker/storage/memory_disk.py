@@ -89,6 +89,14 @@ class MemoryDisk:
         folder, _, name = path.rpartition("/")
         self._folders[folder].discard(name)
 
+    def remove_folder(self, path: str) -> None:
+        if self._folders.get(path):
+            raise OSError(39, "the folder is not empty", path)
+        if self._folders.pop(path, None) is None:
+            raise FileNotFoundError(2, "no such folder", path)
+        folder, _, name = path.rpartition("/")
+        self._folders[folder].discard(name)
+
     def sync_folder(self, path: str) -> None:
         """As :meth:`MemoryFile.sync`."""
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -204,13 +205,17 @@ def _remove_rest(disk: Disk, folder: str) -> None:
         disk.sync_folder(folder)
         disk.remove(f"{folder}/{DESCRIPTION}")
         disk.sync_folder(folder)
+        with contextlib.suppress(OSError):
+            # An empty folder does no harm.
+            disk.remove_folder(folder)
+            disk.sync_folder(ROOT)
     except OSError as error:
         message = f"cannot remove {folder}: {error.strerror or error}"
         raise LogError(message) from error
 
 
 def _remove_tree(disk: Disk, path: str) -> None:
-    """Remove a file, or all files below a folder, durably; folders stay. Raises :class:`OSError`."""
+    """Remove a file, or a folder with all that is in it, durably. Raises :class:`OSError`."""
     try:
         disk.remove(path)
     except (IsADirectoryError, PermissionError, FileNotFoundError):
@@ -218,6 +223,8 @@ def _remove_tree(disk: Disk, path: str) -> None:
         for name in disk.list(path):
             _remove_tree(disk, f"{path}/{name}")
         disk.sync_folder(path)
+        with contextlib.suppress(OSError):
+            disk.remove_folder(path)
 
 
 class _Removal:

@@ -99,6 +99,9 @@ class ReadOnlyDisk:
     def remove(self, path: str) -> None:
         _refuse(path)
 
+    def remove_folder(self, path: str) -> None:
+        _refuse(path)
+
     def sync_folder(self, path: str) -> None:
         _refuse(path)
 
