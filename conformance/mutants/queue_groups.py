@@ -37,7 +37,7 @@ def default_group(patch: Patch) -> None:
     patch.replace(broker_state, "default_group", lambda client_id: client_id)
 
 
-@mutant("queue-idle-consumers-removed", "connected consumers need heartbeats, too")
+@mutant("queue-connected-members-need-heartbeats", "connected consumers need heartbeats, too")
 def idle_removed(patch: Patch) -> None:
     def make(original: _Call) -> _Call:
         def join(self: ConsumerGroup, consumer_id: str, deliver: Any, now: float, *rest: Any) -> Consumer:

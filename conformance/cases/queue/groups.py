@@ -54,7 +54,7 @@ async def default_group(ctx: CaseContext) -> None:
     "queue/groups/idle-consumers-stay",
     clauses=("Q-GROUP-02",),
     requires=("queues", "clock"),
-    mutant="queue-idle-consumers-removed",
+    mutant="queue-connected-members-need-heartbeats",
     near_miss="queue-one-batch-per-message",
 )
 async def idle(ctx: CaseContext) -> None:
