@@ -193,8 +193,8 @@ def index_text(text: str, pages: list[Page]) -> str:
 
 
 def state_diagram(transitions: Iterable[tuple[str, str, str]]) -> str:
-    """A transition table as the Mermaid drawing of a page: a transition is source, event and target."""
-    lines = [f"    {source} --> {target}: {event}\n" for source, event, target in transitions]
+    """A transition table as the Mermaid drawing of a page: source, event ("" = without a name) and target."""
+    lines = [f"    {source} --> {target}{f': {event}' if event else ''}\n" for source, event, target in transitions]
     return "```mermaid\nstateDiagram-v2\n" + "".join(lines) + "```\n"
 
 

@@ -21,7 +21,7 @@ from conformance.spec_pages import (
     read_pages,
     state_diagram,
 )
-from reference_broker.core.queues import lifecycle
+from reference_broker.core.queues import lifecycle, transaction
 
 REMEDY = "run python -m conformance.spec_pages"
 
@@ -35,7 +35,13 @@ def test_the_index_lists_every_page() -> None:
     assert text == index_text(text, read_pages()), REMEDY
 
 
-DRAWN = [("lifecycle", lifecycle.TRANSITIONS)]
+DRAWN = [
+    ("lifecycle", lifecycle.TRANSITIONS),
+    (
+        "transactions",
+        [(state, "", after) for state, all_after in transaction.TRANSITIONS.items() for after in all_after],
+    ),
+]
 """Pages that draw a state machine, and its table in the core."""
 
 

@@ -13,6 +13,7 @@ PASSED = "passed"
 
 DELIVERED = EntryState.DELIVERED.value
 WAITING = EntryState.WAITING.value
+COMMITTING = EntryState.COMMITTING.value
 DEAD_LETTERING = EntryState.DEAD_LETTERING.value
 SETTLED = EntryState.SETTLED.value
 
@@ -41,7 +42,11 @@ TRANSITIONS = (
     Transition(WAITING, "a dead letter sent back", DEAD_LETTERING),
     Transition(DEAD_LETTERING, "its queue does not take it back", WAITING),
     Transition(DEAD_LETTERING, "the dead-letter queue has it", SETTLED),
+    Transition(DELIVERED, "ack in a transaction", COMMITTING),
+    Transition(COMMITTING, "transaction committed", SETTLED),
+    Transition(COMMITTING, "transaction aborted", WAITING),
     Transition(DELIVERED, "restart", WAITING),
+    Transition(COMMITTING, "restart", WAITING),
     Transition(DEAD_LETTERING, "restart", WAITING),
 )
 STEPS = frozenset((step.source, step.target) for step in TRANSITIONS)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import pkgutil
 import random
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from reference_broker.config import Ordering, QueueConfig, QueuesConfig, queue_defaults
-from reference_broker.core.queues import QueueError, QueueOpenError, Verb, dispatcher, group
+from reference_broker.core import queues
+from reference_broker.core.queues import QueueError, QueueOpenError, Verb
 from reference_broker.core.queues.lifecycle import READY, SETTLED, STEPS, TRANSITIONS
 from reference_broker.core.queues.pending import EntryState, PendingEntry
 from reference_broker.storage.memory_disk import MemoryDisk
 from tests.core.queues.conftest import QueueBench
+from tests.core.queues.test_queue_transactions import Actor
 
 Seen = set[tuple[str, str]]
 
@@ -32,8 +36,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
                     changes.add((before, value.value))
             super().__setattr__(name, value)
 
-    for module in (dispatcher, group):
-        monkeypatch.setattr(module, "PendingEntry", WatchedEntry)
+    for found in pkgutil.iter_modules(queues.__path__, f"{queues.__name__}."):
+        module = importlib.import_module(found.name)
+        if getattr(module, "PendingEntry", None) is PendingEntry:
+            monkeypatch.setattr(module, "PendingEntry", WatchedEntry)
     yield changes
     assert changes <= STEPS
 
@@ -80,6 +86,21 @@ def test_a_restart_takes_deliveries_back(bench_with: Callable[..., QueueBench], 
     bench.turn()
     assert again.counts == [2]
     assert seen == {(READY, "delivered"), ("waiting", "delivered")}
+
+
+def test_acknowledgements_wait_for_their_transaction(bench_with: Callable[..., QueueBench], seen: Seen) -> None:
+    bench = bench_with(MemoryDisk())
+    consumer = bench.consumer()
+    actor = Actor(bench)
+    for value, end in (("kept", actor.commit), ("given back", actor.abort)):
+        bench.publish(value)
+        bench.turn()
+        transaction = actor.begin()
+        actor.ack(consumer.got[-1], "c", transaction)
+        end(transaction)
+        bench.turn()
+    assert consumer.values == ["kept", "given back", "given back"]
+    assert {("delivered", "committing"), ("committing", SETTLED), ("committing", "waiting")} <= seen
 
 
 def test_a_strict_queue_has_one_partition_whatever_is_configured() -> None:
