@@ -207,7 +207,7 @@ def profile_ignored(patch: Patch) -> None:
     patch.item(PROFILE_DEFAULTS, Profile.GOQUEUE, {})
 
 
-@mutant("queue-idle-consumers-removed", "a consumer that got nothing for half an hour is taken for dead")
+@mutant("queue-idle-consumers-dropped", "a consumer that got nothing for half an hour is taken for dead")
 def idle_removed(patch: Patch) -> None:
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def serve(self: Dispatcher, now: float) -> None:

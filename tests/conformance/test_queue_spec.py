@@ -39,7 +39,7 @@ DRAWN = [
     ("lifecycle", lifecycle.TRANSITIONS),
     (
         "transactions",
-        [(state, "", after) for state, all_after in transaction.TRANSITIONS.items() for after in all_after],
+        [(state.value, "", after.value) for state, all_after in transaction.TRANSITIONS.items() for after in all_after],
     ),
 ]
 """Pages that draw a state machine, and its table in the core."""

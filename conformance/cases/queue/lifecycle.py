@@ -308,7 +308,7 @@ async def first_offset(ctx: CaseContext) -> None:
     "queue/lifecycle/idle-consumers-stay",
     clauses=("Q-LIFE-12",),
     requires=("queues", "clock"),
-    mutant="queue-idle-consumers-removed",
+    mutant="queue-idle-consumers-dropped",
 )
 async def idle(ctx: CaseContext) -> None:
     """A consumer that is connected stays one, however long there is nothing to do (F32).
