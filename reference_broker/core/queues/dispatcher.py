@@ -264,6 +264,7 @@ class Dispatcher:
         offset = place.cursor
         entry = PendingEntry(place, offset, 1)
         entry.enqueued_at = stored.enqueued_at
+        entry.first_delivered_at = now
         # Everything is in place before the call, since a consumer may settle within it.
         place.pending[offset] = entry
         place.cursor = offset + 1
@@ -290,8 +291,6 @@ class Dispatcher:
         entry.consumer = consumer
         entry.deadline = deadline
         entry.claimed_at = now
-        if not entry.first_delivered_at:
-            entry.first_delivered_at = now
         consumer.in_flight += 1
         if group.shared_limit:
             group.in_flight += 1
@@ -346,6 +345,8 @@ class Dispatcher:
             group.dead_letter(entry, reason, now, None)
             return False
         due = entry.deadline
+        if not entry.delivery_count:
+            entry.first_delivered_at = now
         entry.delivery_count += 1
         if not self._hand_over(entry, stored, consumer, now):
             entry.delivery_count -= 1

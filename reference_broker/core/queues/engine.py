@@ -283,7 +283,9 @@ class QueueEngine:
         durable as the queue promises, or with the error.
         """
         self._agenda.now = now
-        groups = self._settling_groups(queue, group)
+        found = self._queues.get(queue) if group is not None and not self._closed else None
+        named = found.groups.get(group) if found is not None and group is not None else None
+        groups = self._settling_groups(queue, group) if named is None else (named,)
         at_partition, at_offset = settlement.place_of(queue, message_id, partition, offset)
         holder, entry = settlement.find_entry(groups, queue, at_partition, at_offset, consumer_id)
         settlement.settle(holder, entry, verb, reason, now, on_done)

@@ -328,7 +328,13 @@ class ConsumerGroup(SyncPoint):
 
     def pending_entry(self, partition: int, offset: int) -> PendingEntry | None:
         """The entry with a consumer at a place; None when there is none."""
-        entry = self.unsettled_entry(partition, offset)
+        # As unsettled_entry: one call less for each settlement.
+        if partition >= len(self.places):
+            return None
+        place = self.places[partition]
+        entry = place.pending.get(offset)
+        if entry is None and place.lanes is not None:
+            entry = self.unsettled_entry(partition, offset)
         return entry if entry is not None and entry.state is EntryState.DELIVERED else None
 
     def unsettled_entry(self, partition: int, offset: int) -> PendingEntry | None:
@@ -387,7 +393,10 @@ class ConsumerGroup(SyncPoint):
         self.unsettled -= 1
         self._settled_since_trim += 1
         self.log.ack(entry.place.number, entry.offset)
-        self.confirm_when_written(on_done)
+        if on_done is None:
+            self.agenda.groups_to_write[self] = None
+        else:
+            self.confirm_when_written(on_done)
 
     def confirm_when_written(self, on_done: Confirm | None) -> None:
         """Call it once what the log was told so far is as durable as the queue promises."""
