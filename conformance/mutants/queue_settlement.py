@@ -18,6 +18,7 @@ from reference_broker.core.queues.fair_turns import FairTurns
 from reference_broker.core.queues.group import ConsumerGroup
 from reference_broker.core.queues.pending import EntryState, PendingEntry
 from reference_broker.core.queues.settle_request import MAX_DELIVERIES, SettleRequest
+from reference_broker.storage.pending_log import PendingLogFile
 
 _Wrapped = Callable[..., Any]
 
@@ -77,6 +78,17 @@ def nack_delay_ignored(patch: Patch) -> None:
         return nack
 
     patch.wrap(settlement, "nack", make)
+
+
+@mutant("queue-restart-forgets-delays", "when a message may be delivered again is not written to the log")
+def forgets_delays(patch: Patch) -> None:
+    def make(original: _Wrapped) -> _Wrapped:
+        def expire(self: PendingLogFile, partition: int, offset: int, due_at_ms: int) -> None:
+            original(self, partition, offset, 0)
+
+        return expire
+
+    patch.wrap(PendingLogFile, "expire", make)
 
 
 @mutant("queue-extends-the-old-deadline", "an extension is added to the old deadline instead of counting from now")
@@ -173,6 +185,19 @@ def stale_receipts(patch: Patch) -> None:
 @mutant("queue-receipts-without-nonce", "the nonce of a receipt is not looked at")
 def without_nonce(patch: Patch) -> None:
     _by_receipt(patch, lambda entry, count, nonce: count == entry.delivery_count)
+
+
+@mutant("queue-prefetch-ignored", "the prefetch that a consumer asks for is ignored")
+def prefetch_ignored(patch: Patch) -> None:
+    def make(original: _Wrapped) -> _Wrapped:
+        def join(self: ConsumerGroup, *args: object, **kwargs: object) -> Consumer:
+            consumer: Consumer = original(self, *args, **kwargs)
+            consumer.limit = self.config.max_in_flight
+            return consumer
+
+        return join
+
+    patch.wrap(ConsumerGroup, "join", make)
 
 
 @mutant("queue-consumer-limit-ignored", "a consumer gets messages whatever it has not settled")

@@ -301,3 +301,27 @@ async def figures(ctx: CaseContext) -> None:
     seen = (answer.get("total"), answer.get("current"))
     ctx.must(seen == (3, 2), f"admin: expected total 3 and current 2; seen {answer}")
     ctx.must(float(answer.get("last_at") or 0) > 0, f"admin: expected the time of the last letter; seen {answer}")
+
+
+@case(
+    "queue/dead-letters/survive-a-restart",
+    clauses=("Q-DLQ-14",),
+    requires=("queues", "restart"),
+    mutant="queue-dead-letters-in-memory",
+    settings={"queues": {"defaults": {"durability": "fsync"}}},
+    limit_s=15.0,
+)
+async def restart(ctx: CaseContext) -> None:
+    """Dead letters are as durable as their queue, and what was replayed stays gone (R14).
+
+    Of three dead letters one is replayed. After kill -9 and a restart the other two are there, with their reason.
+    """
+    queue = new_queue(ctx)
+    await _bury(ctx, queue, b"0", b"1", b"2")
+    client = await ctx.connect(version=5, name="admin")
+    await admin(ctx, client, f"queue/{queue}/replay", {"message_id": f"$dlq/{queue}:0:1"})
+    await ctx.restart()
+    letters = await expect_dead_letters(ctx, queue, b"0", b"2")
+    for letter in letters:
+        reason = property_of(ctx, letter, "_dlq_reason")
+        ctx.must(reason == "cannot parse", f"dead letters: expected the reason; seen {reason!r}")

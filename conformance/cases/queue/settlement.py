@@ -165,6 +165,30 @@ async def nack_delay(ctx: CaseContext) -> None:
 
 
 @case(
+    "queue/settle/nack-delay-survives-restart",
+    clauses=("Q-SETTLE-05",),
+    requires=("queues", "clock", "restart"),
+    mutant="queue-restart-forgets-delays",
+    settings={"queues": {"defaults": {"durability": "fsync"}}},
+    limit_s=15.0,
+)
+async def nack_delay_restart(ctx: CaseContext) -> None:
+    """The delay of a refused message goes on over a restart, and its count goes up by one.
+
+    $nack with delay 1h, then kill -9 and restart. The consumer that comes back gets nothing at first, the message with
+    delivery-count 2 once the hour is over.
+    """
+    queue, consumer, got = await _filled(ctx, 1)
+    await settle(ctx, consumer, queue, "nack", got[0], delay="1h")
+    await ctx.restart()
+    again = await consume(ctx, queue, name="again")
+    await again.expect_nothing()
+    await ctx.advance(3_601)
+    delivery = await again.expect_publish(payload=b"0")
+    ctx.must(count_of(ctx, delivery) == 2, f"again: expected delivery-count 2; seen {count_of(ctx, delivery)}")
+
+
+@case(
     "queue/settle/extended-from-now",
     clauses=("Q-SETTLE-06",),
     requires=("queues", "clock"),
@@ -360,6 +384,31 @@ async def consumer_limit(ctx: CaseContext) -> None:
     for payload in (b"3", b"4"):
         await consumer.expect_publish(payload=payload)
     await consumer.expect_nothing()
+
+
+@case(
+    "queue/limit/as-the-consumer-asks",
+    clauses=("Q-SETTLE-18",),
+    requires=("queues",),
+    mutant="queue-prefetch-ignored",
+    near_miss="queue-one-batch-per-message",
+)
+async def prefetch(ctx: CaseContext) -> None:
+    """A consumer that asks for a prefetch holds no more unsettled deliveries than that, others as many as allowed.
+
+    One group joins with prefetch 2 and gets two of five messages, then one more for an $ack. Another group gets all.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    await publish(publisher, queue, *(str(number).encode() for number in range(5)))
+    consumer = await consume(ctx, queue, prefetch="2")
+    got = await deliveries(consumer)
+    ctx.must(len(got) == 2, f"consumer: expected 2 deliveries; seen {len(got)}")
+    await settle(ctx, consumer, queue, "ack", got[0])
+    await consumer.expect_publish(payload=b"2")
+    await consumer.expect_nothing()
+    other = await consume(ctx, queue, group="other", name="other")
+    ctx.must(len(await deliveries(other)) == 5, "other: expected all five deliveries")
 
 
 @case(
