@@ -8,10 +8,9 @@ from typing import Any
 import msgspec
 
 from conformance.mutants import Patch, mutant
-from reference_broker.config import Durability
 from reference_broker.core.message import Message
 from reference_broker.core.queues import queue as queues
-from reference_broker.core.queues import registry, replay
+from reference_broker.core.queues import replay
 from reference_broker.core.queues.group import ConsumerGroup
 from reference_broker.core.queues.pending import PendingEntry
 from reference_broker.core.queues.queue import DurableQueue
@@ -131,14 +130,3 @@ def count_the_present(patch: Patch) -> None:
         return stats
 
     patch.wrap(DeadLetterOperations, "stats", make)
-
-
-@mutant("queue-dead-letters-in-memory", "dead letters are kept in memory only")
-def in_memory(patch: Patch) -> None:
-    def make(original: _Wrapped) -> _Wrapped:
-        def dead_letter_config(*args: object) -> Any:
-            return msgspec.structs.replace(original(*args), durability=Durability.MEMORY)
-
-        return dead_letter_config
-
-    patch.wrap(registry, "dead_letter_config", make)
