@@ -205,3 +205,8 @@ def list_all(patch: Patch) -> None:
         request.answer(QueueNames(queues=engine.queues()))
 
     patch.item(admin.GENERAL_OPERATIONS, "list", listed)
+
+
+@mutant("queue-deletes-under-a-transaction", "a queue is deleted although a transaction is open in it")
+def under_a_transaction(patch: Patch) -> None:
+    patch.replace(registry, "check_removable", lambda queue: None)

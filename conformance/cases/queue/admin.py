@@ -6,6 +6,7 @@ import json
 
 from conformance.case import CaseContext, case
 from conformance.cases.queue.administration import NOT_AUTHORIZED, ask, create, figure, refused
+from conformance.cases.queue.producing import Producer
 from conformance.cases.queue.support import (
     admin,
     consume,
@@ -480,3 +481,33 @@ async def listed(ctx: CaseContext) -> None:
     ctx.must(found == [queue, f"{queue}-more"], f"client: expected the two that begin with {queue}; seen {found}")
     every = (await admin(ctx, client, "queue/list")).get("queues")
     ctx.must(names.issubset(every or ()), f"client: expected {sorted(names)} among all; seen {every}")
+
+
+@case(
+    "queue/admin/no-deletion-under-a-transaction",
+    clauses=("Q-ADMIN-20",),
+    requires=("queues",),
+    mutant="queue-deletes-under-a-transaction",
+    near_miss="queue-one-batch-per-message",
+)
+async def under_a_transaction(ctx: CaseContext) -> None:
+    """A queue that an open transaction has written to, or acknowledged in, is not deleted before the end of it.
+
+    One transaction acknowledges a message of one queue and writes to another. Deleting either is refused. After the
+    commit the second queue has the message, and both can be deleted.
+    """
+    source, target = new_queue(ctx), new_queue(ctx)
+    consumer = await consume(ctx, source)
+    producer = await Producer.make(ctx, ctx.client_id())
+    await publish_with(producer.client, source, b"in")
+    delivery = await consumer.expect_publish(payload=b"in")
+    transaction = await producer.begin()
+    await producer.put(target, b"out", transaction)
+    await producer.ack(consumer, source, delivery, transaction)
+    for queue in (source, target):
+        await refused(ctx, producer.client, f"{queue}/delete")
+    await producer.commit(transaction)
+    sink = await consume(ctx, target, name="sink")
+    await sink.expect_publish(payload=b"out")
+    for queue in (source, target):
+        await ask(ctx, producer.client, queue, "delete")

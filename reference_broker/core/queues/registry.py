@@ -318,6 +318,7 @@ class QueueRegistry:
         empty, with the next start. Raises :class:`QueueError` (UNKNOWN_QUEUE, NOT_ALLOWED).
         """
         queue = self.existing(name)
+        queue.write_unwritten()
         check_removable(queue)
         removal = Removal(queue, self._agenda, on_done)
         removal.on_removed = lambda: self._removed(name)

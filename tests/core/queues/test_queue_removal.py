@@ -11,6 +11,7 @@ from reference_broker.config import QueueConfig
 from reference_broker.core.queues import QueueError, QueueErrorCode
 from reference_broker.storage.memory_disk import MemoryDisk
 from reference_broker.storage.queue_store import LogQueueStore
+from tests.core.queues.test_queue_transactions import Actor
 
 if TYPE_CHECKING:
     from tests.core.queues.conftest import QueueBench
@@ -384,3 +385,26 @@ def test_a_store_names_only_what_is_not_deleted() -> None:
     files = store.open_queue(QueueConfig(name="q", partitions=1))
     files.removal().run()
     assert store.stored_queues() == []
+
+
+def test_producers_and_transactions_outlive_a_queue(bench_with: BenchWith) -> None:
+    bench = bench_with(MemoryDisk())
+    actor = Actor(bench)
+    transaction = actor.begin()
+    actor.publish("a", transaction)
+    with pytest.raises(QueueError) as caught:
+        delete(bench)
+    assert caught.value.code is QueueErrorCode.NOT_ALLOWED
+    actor.commit(transaction)
+    bench.turn()
+    delete(bench)
+    bench.turn()
+    transaction = actor.begin()
+    actor.publish("b", transaction)
+    actor.publish("c", transaction, topic="$queue/other")
+    actor.commit(transaction)
+    bench.advance(100.0)
+    bench.restart()
+    consumers = [bench.consumer(queue=queue) for queue in ("q", "other")]
+    bench.turn()
+    assert [consumer.values for consumer in consumers] == [["b"], ["c"]]
