@@ -36,7 +36,7 @@ from reference_broker.config_queues import RetryConfig as RetryConfig
 from reference_broker.config_queues import SlowConsumerAction as SlowConsumerAction
 from reference_broker.config_queues import SlowConsumerConfig as SlowConsumerConfig
 from reference_broker.config_queues import TransactionsConfig as TransactionsConfig
-from reference_broker.config_queues import binding_problems, dead_letter_problems, group_problems
+from reference_broker.config_queues import binding_problems, dead_letter_problems, group_problems, limit_problems
 from reference_broker.config_tenants import TenantConfig as TenantConfig
 from reference_broker.config_tenants import TenantQuotas as TenantQuotas
 from reference_broker.config_tenants import tenant_problems
@@ -322,7 +322,7 @@ def merged_settings(settings: dict[str, Any], changes: dict[str, Any]) -> dict[s
 
 def queue_problems(queue: QueueConfig) -> list[str]:
     """What is wrong with the configuration of a queue."""
-    return binding_problems(queue) + group_problems(queue) + dead_letter_problems(queue)
+    return binding_problems(queue) + group_problems(queue) + dead_letter_problems(queue) + limit_problems(queue)
 
 
 def _convert(data: Any, kind: type[_T], where: str) -> _T:

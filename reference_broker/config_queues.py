@@ -338,6 +338,27 @@ def group_problems(queue: QueueConfig) -> list[str]:
     ]
 
 
+def limit_problems(queue: QueueConfig) -> list[str]:
+    """What is wrong with the limits and the priorities of a queue."""
+    where = f"queues.{queue.name}"
+    problems = [
+        f"{where}.{name} must be {lowest} or more"
+        for name, value, lowest in (
+            ("max_depth", queue.max_depth, 1),
+            ("max_bytes", queue.max_bytes, 0),
+            ("max_message_bytes", queue.max_message_bytes, 0),
+            ("message_ttl_s", queue.message_ttl_s, 0),
+            ("priority.starvation_s", queue.priority.starvation_s, 0),
+        )
+        if not value >= lowest
+    ]
+    if not all(1 <= weight <= 1_000_000 for weight in queue.priority.weights):
+        problems.append(f"{where}.priority.weights must be 1 to 1000000 each")
+    if queue.slow_consumer.action is not SlowConsumerAction.NONE and not queue.slow_consumer.after_s > 0:
+        problems.append(f"{where}.slow_consumer.after_s must be above 0")
+    return problems
+
+
 def dead_letter_problems(queue: QueueConfig) -> list[str]:
     """What is wrong with the dead-letter settings of a queue."""
     config, where = queue.dead_letter, f"queues.{queue.name}.dead_letter"

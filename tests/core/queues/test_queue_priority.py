@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from reference_broker.config import ConfigError, parse_config
 from reference_broker.core.queues import Verb
 from reference_broker.core.queues.errors import QueueError, QueueErrorCode
 from reference_broker.core.queues.lanes import (
@@ -374,3 +375,18 @@ def test_a_partition_that_moves_waits_for_what_is_held_in_every_lane(bench_with:
         first.ack(delivery)
     bench.turn()
     assert {delivery.partition for delivery in second.got} == {1}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"priority": {"weights": [0, 1, 1, 1, 1]}},
+        {"priority": {"starvation_s": -1}},
+        {"max_bytes": -1},
+        {"message_ttl_s": -0.5},
+        {"slow_consumer": {"action": "drop", "after_s": 0}},
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        parse_config({"queues": {"defaults": fields}})
