@@ -48,13 +48,15 @@ class Campaign(msgspec.Struct, kw_only=True):
         return self.covered.total()
 
 
-def run_chunk(seed: int, examples: int, steps: int, mutants: tuple[str, ...]) -> Chunk:
+def run_chunk(
+    seed: int, examples: int, steps: int = STEPS, mutants: tuple[str, ...] = (), *, shrink: bool = True
+) -> Chunk:
     """Run the examples of one seed in this process."""
     QueueMachine.covered.clear()
     before, started, failure = QueueMachine.examples, time.perf_counter(), ""
     try:
         with applied(*mutants):
-            run(examples, seed=seed, steps=steps)
+            run(examples, seed=seed, steps=steps, shrink=shrink)
     # Whatever the engine raises is a finding: an assertion of the oracle, or an error of its own.
     except Exception as error:
         notes = "\n".join(getattr(error, "__notes__", ()))

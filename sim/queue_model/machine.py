@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
+from unittest import mock
 
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis import seed as seeded
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from reference_broker.core.queues import Verb
+from reference_broker.storage import pending_log
 from sim.disk import Persistence
 from sim.queue_model.life import LETTERS, QUEUE, Member, QueueLife, Setup
 
 STEPS: Final = 40
 """Steps of an example at most."""
+_SNAPSHOT_OPERATIONS: Final = 12
 GROUPS: Final = (("g", ""), ("h", ""), ("p", "x/#"))
 THEN: Final = st.sampled_from(("rest", "turn", ""))
 """How the loop goes on after a step."""
@@ -195,19 +199,20 @@ class QueueMachine(RuleBasedStateMachine):
             self.life.drain()
 
 
-def run(examples: int, *, seed: int, steps: int = STEPS, **overrides: Any) -> None:
+def run(examples: int, *, seed: int, steps: int = STEPS, shrink: bool = True) -> None:
     """Run examples; the same seed makes the same ones. Raises what the first failing one raised, after shrinking."""
-    from hypothesis import seed as seeded
-
     machine = seeded(seed)(type("QueueMachine", (QueueMachine,), {}))
-    profile = {
-        "max_examples": examples,
-        "stateful_step_count": steps,
-        "deadline": None,
-        "database": None,
-        "suppress_health_check": list(HealthCheck),
-        "phases": (Phase.generate, Phase.shrink),
-        "print_blob": False,
-        "report_multiple_bugs": False,
-    }
-    run_state_machine_as_test(machine, settings=settings(**{**profile, **overrides}))
+    profile = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
+        print_blob=False,
+        report_multiple_bugs=False,
+    )
+    # Groups write snapshots within a short life, too.
+    operations = min(_SNAPSHOT_OPERATIONS, pending_log.SNAPSHOT_OPERATIONS)
+    with mock.patch.object(pending_log, "SNAPSHOT_OPERATIONS", operations):
+        run_state_machine_as_test(machine, settings=profile)

@@ -1,0 +1,212 @@
+"""Planted bugs of the queue engine that show when it starts again: after a kill, a power loss or an orderly end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from conformance.mutants import Patch, mutant, variation
+from conformance.mutants.queue_engine import after, forget
+from reference_broker.core.queues import dispatcher, group
+from reference_broker.core.queues.confirms import SyncPoint
+from reference_broker.core.queues.dispatcher import Dispatcher
+from reference_broker.core.queues.engine import QueueEngine
+from reference_broker.core.queues.group import ConsumerGroup
+from reference_broker.core.queues.partition import QueuePartition
+from reference_broker.core.queues.pending import EntryState, PendingEntry
+from reference_broker.core.queues.retry import exhausted_reason
+from reference_broker.core.queues.store import PendingRecord
+from reference_broker.storage import pending_log
+from reference_broker.storage.pending_log import PendingLogFile
+
+Original = Callable[..., Any]
+
+
+@mutant("engine-call-not-logged", "what a consumer settles within its delivery is not in the log behind the delivery")
+def call_not_logged(patch: Patch) -> None:
+    forget(patch, Dispatcher, "_log_what_the_call_did")
+
+
+@mutant("engine-redeliveries-not-logged", "after a restart only the first delivery of a message is known")
+def redeliveries_not_logged(patch: Patch) -> None:
+    forget(patch, PendingLogFile, "claim")
+
+
+@mutant("engine-retries-not-logged", "after a restart what waited for a retry is taken for with its consumer")
+def retries_not_logged(patch: Patch) -> None:
+    forget(patch, PendingLogFile, "expire")
+
+
+@mutant("engine-batch-ack-not-logged", "an ack of many is not written to the log")
+def batch_ack_not_logged(patch: Patch) -> None:
+    forget(patch, PendingLogFile, "ack_many")
+
+
+@mutant("engine-passed-over-not-logged", "a cursor that moves without a delivery is not written to the log")
+def passed_over_not_logged(patch: Patch) -> None:
+    def make(original: Original) -> Original:
+        def write(self: ConsumerGroup, now: float) -> None:
+            self.moved.clear()
+            original(self, now)
+
+        return write
+
+    patch.wrap(ConsumerGroup, "write", make)
+
+
+@mutant("engine-recovery-forgets-pending", "recovery takes everything below a cursor for settled")
+def recovery_forgets_pending(patch: Patch) -> None:
+    patch.replace(PendingLogFile, "recovered", property(lambda self: ()))
+
+
+@mutant("engine-recovery-forgets-cursors", "recovery begins at the first message that is kept")
+def recovery_forgets_cursors(patch: Patch) -> None:
+    patch.replace(PendingLogFile, "recovered_cursors", property(lambda self: {}))
+
+
+@mutant(
+    "engine-recovery-trusts-the-group", "what a group knows of messages that were lost counts for those that follow"
+)
+def recovery_trusts_the_group(patch: Patch) -> None:
+    def rewind(self: PendingLogFile, offsets: Mapping[int, int]) -> None:
+        """Believe it."""
+
+    def keep(result: None, self: ConsumerGroup, now: float) -> None:
+        for place in self.places:
+            place.cursor = max(place.cursor, self.log.recovered_cursors.get(place.number, 0))
+
+    patch.replace(PendingLogFile, "rewind", rewind)
+    after(patch, ConsumerGroup, "recover", keep)
+
+
+@mutant("engine-last-try-lost-at-restart", "a message that is to be dead-lettered after a restart is given up")
+def last_try_lost_at_restart(patch: Patch) -> None:
+    def make(original: Original) -> Original:
+        def redeliver(self: Dispatcher, entry: PendingEntry, *args: Any) -> bool:
+            holder = self._group
+            reason = exhausted_reason(holder.config.retry, entry.delivery_count, 0.0)
+            if reason is None or holder.keeps_exhausted:
+                return bool(original(self, entry, *args))
+            entry.place.pop_waiting()
+            holder.counts.discarded += 1
+            holder.discard(entry, reason)
+            return False
+
+        return redeliver
+
+    patch.wrap(Dispatcher, "_redeliver", make)
+
+
+@mutant("engine-last-try-repeated-at-restart", "after a restart a message is delivered more often than it may be")
+def last_try_repeated_at_restart(patch: Patch) -> None:
+    forget(patch, dispatcher, "exhausted_reason")
+
+
+@mutant("engine-sync-confirms-what-follows", "a sync confirms what was written after it began, too")
+def sync_confirms_what_follows(patch: Patch) -> None:
+    def make(original: Original) -> Original:
+        def finish_sync(self: SyncPoint, error: OSError | None) -> list[Any]:
+            finished: list[Any] = original(self, error)
+            finished += [(confirm, self.failure) for confirm in self.waiting]
+            self.waiting = []
+            return finished
+
+        return finish_sync
+
+    patch.wrap(SyncPoint, "finish_sync", make)
+
+
+@mutant("engine-settled-before-sync", "an fsync queue confirms settlements when they are written")
+def settled_before_sync(patch: Patch) -> None:
+    def hasten(result: None, self: ConsumerGroup, *rest: object) -> None:
+        self._confirm_when_synced = False
+
+    after(patch, ConsumerGroup, "__init__", hasten)
+
+
+@mutant("engine-shown-before-sync", "an fsync queue delivers messages before they are synced")
+def shown_before_sync(patch: Patch) -> None:
+    def show(result: object, self: QueuePartition) -> None:
+        self.visible_end = self.log.next_offset
+
+    after(patch, QueuePartition, "write", show)
+
+
+@mutant("engine-never-synced-by-time", "queues synced by interval are synced when the engine ends")
+def never_synced_by_time(patch: Patch) -> None:
+    def unsync(result: None, self: QueueEngine, now: float) -> None:
+        self._sync_is_due = False
+
+    after(patch, QueueEngine, "tick", unsync)
+
+
+@mutant("engine-idle-groups-unsynced", "after a restart a group is synced when it writes again, not before")
+def idle_groups_unsynced(patch: Patch) -> None:
+    def unlist(result: None, self: ConsumerGroup, now: float) -> None:
+        self.agenda.unsynced.pop(self, None)
+
+    after(patch, ConsumerGroup, "recover", unlist)
+
+
+@mutant("engine-end-leaves-groups-unwritten", "an orderly end does not write what happened to groups in the last turn")
+def end_leaves_groups_unwritten(patch: Patch) -> None:
+    def make(original: Original) -> Original:
+        def close(self: QueueEngine, now: float) -> None:
+            for holder in self._agenda.groups_to_write:
+                holder._confirms, confirms = [], holder._confirms
+                for confirm in confirms:
+                    confirm(None)
+            self._agenda.groups_to_write.clear()
+            original(self, now)
+
+        return close
+
+    patch.wrap(QueueEngine, "close", make)
+
+
+@mutant("engine-end-leaves-messages-unwritten", "an orderly end does not write the messages of the last turn")
+def end_leaves_messages_unwritten(patch: Patch) -> None:
+    def make(original: Original) -> Original:
+        def close(self: QueueEngine, now: float) -> None:
+            self._agenda.partitions_to_write.clear()
+            original(self, now)
+
+        return close
+
+    patch.wrap(QueueEngine, "close", make)
+
+
+@mutant("engine-snapshot-without-waiting", "a snapshot of a group leaves out what waits for a retry")
+def snapshot_without_waiting(patch: Patch) -> None:
+    def make(original: Original) -> Original:
+        def described(entries: Iterable[PendingEntry]) -> Iterator[PendingRecord]:
+            yield from original([entry for entry in entries if entry.state is not EntryState.WAITING])
+
+        return described
+
+    patch.wrap(group, "_described", make)
+
+
+@mutant("engine-snapshot-counts-from-one", "a snapshot of a group does not tell how often messages were delivered")
+def snapshot_counts_from_one(patch: Patch) -> None:
+    def make(original: Original) -> Original:
+        def described(entries: Iterable[PendingEntry]) -> Iterator[PendingRecord]:
+            for record in original(entries):
+                yield record._replace(delivery_count=1)
+
+        return described
+
+    patch.wrap(group, "_described", make)
+
+
+@variation("engine-snapshots-often", "a group writes a snapshot after every few operations")
+def snapshots_often(patch: Patch) -> None:
+    patch.replace(pending_log, "SNAPSHOT_OPERATIONS", 3)
+
+
+@variation("engine-syncs-every-turn", "queues synced by interval are synced every turn")
+def syncs_every_turn(patch: Patch) -> None:
+    def hasten(result: None, self: QueueEngine, now: float) -> None:
+        self._sync_is_due = True
+
+    after(patch, QueueEngine, "dispatch", hasten)
