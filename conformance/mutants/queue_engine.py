@@ -439,13 +439,12 @@ def dead_letters_chain(patch: Patch) -> None:
 # -- legal variations --------------------------------------------------------------------------------------------
 
 
-@variation("engine-no-key-in-turn", "messages without a key go to the partitions in turn instead of at random")
-def no_key_in_turn(patch: Patch) -> None:
-    turn = iter(range(2**62))
-
+@variation("engine-no-key-mirrored", "messages without a key go to other random partitions")
+def no_key_mirrored(patch: Patch) -> None:
     def make(original: Original) -> Original:
         def choose(self: Partitioner, key: str | None, partitions: int) -> int:
-            return next(turn) % partitions if key is None else int(original(self, key, partitions))
+            chosen = int(original(self, key, partitions))
+            return partitions - 1 - chosen if key is None else chosen
 
         return choose
 

@@ -56,12 +56,18 @@ def passed_over_not_logged(patch: Patch) -> None:
 
 @mutant("engine-recovery-forgets-pending", "recovery takes everything below a cursor for settled")
 def recovery_forgets_pending(patch: Patch) -> None:
-    patch.replace(PendingLogFile, "recovered", property(lambda self: ()))
+    def unlist(result: None, self: PendingLogFile, *rest: object) -> None:
+        self.recovered = []
+
+    after(patch, PendingLogFile, "__init__", unlist)
 
 
 @mutant("engine-recovery-forgets-cursors", "recovery begins at the first message that is kept")
 def recovery_forgets_cursors(patch: Patch) -> None:
-    patch.replace(PendingLogFile, "recovered_cursors", property(lambda self: {}))
+    def unlist(result: None, self: PendingLogFile, *rest: object) -> None:
+        self.recovered_cursors = {}
+
+    after(patch, PendingLogFile, "__init__", unlist)
 
 
 @mutant(

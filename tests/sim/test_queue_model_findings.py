@@ -67,3 +67,21 @@ def test_a_refused_message_costs_no_group_another_one() -> None:
     life.make_room(slow, 1_000)
     life.rest()
     assert [held.sent.label for held in slow.got] == ["m1", "m2"]
+
+
+def test_settled_messages_of_other_lanes_do_not_come_back_once_their_segment_is_deleted() -> None:
+    """The lanes forgot deleted offsets; the cursor of the normal lane stood before them and took them for its own."""
+    life = QueueLife(Setup(segment_bytes=150))
+    life.join(QUEUE, "g", "a", is_eager=True)
+    life.publish(priority=0)
+    life.rest()
+    life.publish()
+    life.rest()
+    for _ in range(4):
+        life.publish(priority=0)
+        life.rest()
+        life.wait(1.0)
+    life.publish()
+    life.rest()
+    life.check()
+    life.drain()

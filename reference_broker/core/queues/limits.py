@@ -442,6 +442,18 @@ class QueueLimits:
             for partition, low in zip(queue.partitions, queue.low_watermarks(), strict=True):
                 partition.drop_before(low)
                 partition.head = max(partition.head, partition.log.start_offset)
+                if partition.lanes is not None:
+                    self._follow(partition)
+
+    def _follow(self, partition: QueuePartition) -> None:
+        """Lanes forgot what the log does not keep: a cursor left before it would take it for messages of its lane."""
+        start = partition.log.start_offset
+        for group in self._queue.groups.values():
+            for lane in group.places[partition.index].lanes or ():
+                if lane.cursor < start:
+                    lane.cursor = start
+                    group.moved[lane] = None
+                    self._agenda.groups_to_write[group] = None
 
     def retain(self, now: float) -> None:
         """Apply the retention limits; where the disk fails, later again."""
