@@ -571,3 +571,82 @@ def test_what_changes_nothing_during_a_sync_is_confirmed_with_it(durable: QueueB
     durable.engine.sync_done(job, None, durable.now)
     durable.turn()
     assert told == [None]
+
+
+@pytest.mark.parametrize("cursor", ["earliest", "latest", "3"])
+def test_a_reset_that_a_crash_cuts_anywhere_loses_nothing(cursor: str) -> None:
+    """What the group had not settled is delivered, unless the whole reset set the group past it."""
+    cut = 0
+    while True:
+        disk = MemoryDisk()
+        bench = QueueBench(disk)
+        consumer = join(bench)
+        publish(bench, *"abcdef")
+        for index in (0, 2):
+            consumer.ack(consumer.got[index])
+        consumer.nack(consumer.got[4])
+        bench.turn()
+        (path,) = [name for name in disk._files if name.endswith(".pel.log")]
+        before = len(disk._files[path])
+        consumer.room = 0
+        reset(bench, cursor)
+        bench.engine.dispatch(bench.now)
+        whole = before + cut >= len(disk._files[path])
+        del disk._files[path][before + cut :]
+        bench.restart()
+        again = join(bench)
+        bench.turn()
+        unsettled = ["b", "d", "e", "f"]
+        if whole:
+            wanted = {"earliest": list("abcdef"), "latest": [], "3": list("def")}[cursor]
+            assert again.values == wanted
+            assert cut > 0
+            return
+        assert set(again.values) >= set(unsettled), f"cut after {cut} bytes"
+        cut += 1
+
+
+def test_a_deletion_that_fails_anywhere_leaves_a_whole_group_or_none() -> None:
+    class FailingDisk(MemoryDisk):
+        """Fails from an operation on, as a disk that is pulled out."""
+
+        left = 10**9
+
+        def remove(self, path: str) -> None:
+            self._step()
+            super().remove(path)
+
+        def sync_folder(self, path: str) -> None:
+            self._step()
+            super().sync_folder(path)
+
+        def _step(self) -> None:
+            self.left -= 1
+            if self.left < 0:
+                raise OSError(5, "pulled out")
+
+    for steps in range(12):
+        disk = FailingDisk()
+        bench = QueueBench(disk)
+        consumer = join(bench)
+        publish(bench, *"abc")
+        consumer.ack(consumer.got[0])
+        bench.turn()
+        consumer.leave()
+        bench.turn()
+        disk.left = steps
+        done = True
+        try:
+            bench.engine.groups.delete("q", "g", bench.now)
+        except QueueError as error:
+            done = False
+            assert error.code is QueueErrorCode.STORAGE_FAILED
+        disk.left = 10**9
+        bench.restart()
+        again = join(bench)
+        bench.turn()
+        assert again.values in (["a", "b", "c"], ["b", "c"])
+        if done:
+            assert again.values == ["a", "b", "c"]
+            return
+    raise AssertionError("the deletion never came to its end")
