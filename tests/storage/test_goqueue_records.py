@@ -136,8 +136,8 @@ def test_the_broker_delivers_imported_messages_and_nobody_poses_as_it() -> None:
     assert stored.expires_at == float("inf")
     assert stored.topic == stored.message.topic == "$queue/orders"
     assert stored.enqueued_at == 2.0
+    assert stored.lane == Priority.LOW
     assert stored.message.user_properties == (
-        ("_priority", "3"),
         ("_goqueue_timestamp_ns", "5"),
         ("trace", "1"),
         ("_publisher", "mallory"),
