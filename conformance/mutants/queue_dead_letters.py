@@ -61,8 +61,8 @@ def one_sends_all(patch: Patch) -> None:
 def raises_the_settled(patch: Patch) -> None:
     def make(original: _Wrapped) -> _Wrapped:
         def build(self: Replay, source: DurableQueue, *rest: Any) -> None:
-            target, agenda, ranges, done = rest
-            original(self, source, target, agenda, [(index, 0, end) for index, _, end in ranges], done)
+            target, agenda, ranges, *others = rest
+            original(self, source, target, agenda, [(index, 0, end) for index, _, end in ranges], *others)
 
         return build
 

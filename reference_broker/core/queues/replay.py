@@ -80,14 +80,16 @@ class Replay:
         agenda: Agenda,
         ranges: list[tuple[int, int, int]],
         on_done: ReplayDone,
+        is_deleted: Callable[[], bool],
     ) -> None:
-        """``ranges``: partition, first offset and end of what to send back."""
+        """``ranges``: partition, first offset and end of what to send back. ``is_deleted``: the source is gone."""
         self.wake_at = _NEVER
         self._source = source
         self._target = target
         self._agenda = agenda
         self._ranges = ranges
         self._on_done: ReplayDone | None = on_done
+        self._is_deleted = is_deleted
         self._under_way = 0
         self._pauses = 0
         self._replayed = self._skipped = self._failed = 0
@@ -101,6 +103,8 @@ class Replay:
 
     def pass_time(self, now: float) -> None:
         """Send the next portion."""
+        if self._is_deleted():
+            self._ranges = []
         for _ in range(REPLAY_PER_TURN):
             if not self._ranges or self._under_way >= MAX_UNDER_WAY:
                 break
@@ -139,10 +143,14 @@ class Replay:
             self._under_way -= 1
             if error is None:
                 self._replayed += 1
+            else:
+                self._failed += 1
+            if self._is_deleted():
+                self._ranges = []
+            elif error is None:
                 for group, entry in held:
                     _sent_back(group, entry)
             else:
-                self._failed += 1
                 give_back(held, self._agenda.now)
             if self._ranges:
                 self._agenda.wake(self, self._agenda.now)
@@ -170,7 +178,8 @@ class Replay:
     def _end_if_done(self) -> None:
         if not self._ranges and not self._under_way and self._on_done is not None:
             on_done, self._on_done = self._on_done, None
-            self._source.retire_mark()
+            if not self._is_deleted():
+                self._source.retire_mark()
             on_done(ReplayResult(replayed=self._replayed, skipped=self._skipped, failed=self._failed))
 
 
@@ -300,7 +309,11 @@ class DeadLetterOperations:
         ]
         if message_id is not None:
             ranges = [self._one(source, message_id)]
-        replay = Replay(source, lambda: self._open_queue(origin), self._agenda, ranges, on_done)
+
+        def is_deleted() -> bool:
+            return self._queues.get(source.name) is not source
+
+        replay = Replay(source, lambda: self._open_queue(origin), self._agenda, ranges, on_done, is_deleted)
         self._running[source.name] = replay
         replay.start(now)
 

@@ -259,3 +259,18 @@ def test_a_configured_dead_letter_queue_of_several_partitions(bench_with: BenchW
     consumer = buried(bench, 9)
     assert replay(bench) == [result(9)]
     assert sorted(consumer.values) == [str(number) for number in range(9)]
+
+
+@pytest.mark.parametrize("gone", ["$dlq/q", "q"])
+def test_deleting_a_queue_ends_its_replay(bench_with: BenchWith, gone: str) -> None:
+    bench = bench_with(MemoryDisk(), auto_create=False, configured=(QueueConfig(name="q", partitions=1),))
+    buried(bench, 3 * REPLAY_PER_TURN)
+    results: list[ReplayResult] = []
+    bench.engine.dead_letters.replay("q", None, bench.now, results.append)
+    bench.engine.tick(bench.now)
+    bench.engine.dispatch(bench.now)
+    bench.engine.delete_queue(gone, bench.now)
+    bench.advance(120)
+    (done,) = results
+    assert done.replayed < 3 * REPLAY_PER_TURN
+    bench.engine.close(bench.now)
