@@ -50,3 +50,20 @@ def test_a_queue_that_refuses_changes_nothing_for_publishers(make_world: type[Wo
     assert len(watcher.publishes()) == 3
     stats = world.node.engine.stats("q")
     assert (stats.captured, stats.capture_failures) == (1, 3)
+
+
+def test_runs_of_queue_messages_reach_every_queue(world: World) -> None:
+    world.node.engine.create_queue("audit", {"topics": ["$queue/orders/#"]}, world.now)
+    publisher = world.connect("p")
+    acks = publisher.send(*run_of("$queue/orders/new", 50))
+    assert [ack.reason for ack in acks if isinstance(ack, p.Acknowledgement)] == [0] * 50
+    assert [world.node.engine.stats(queue).depth for queue in ("orders", "audit")] == [50, 50]
+
+
+def test_wills_and_retained_messages_are_captured_too(world: World) -> None:
+    world.node.engine.create_queue("q", {"topics": ["a/#"]}, world.now)
+    will = p.WillFields(topic="a/will", payload=b"gone", qos=1, retain=False)
+    client = world.connect("c", will=will)
+    client.send(p.Publish(topic="a/kept", payload=b"m", qos=1, packet_id=1, retain=True))
+    client.lose()
+    assert world.node.engine.stats("q").captured == 2
