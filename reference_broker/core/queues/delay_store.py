@@ -431,8 +431,12 @@ class DelayStore:
             cancelled=counts.cancelled,
             refused=counts.refused,
             unreadable=counts.unreadable,
-            stored_bytes=self._log.log.stored_bytes,
+            stored_bytes=self.stored_bytes,
         )
+
+    @property
+    def stored_bytes(self) -> int:
+        return self._log.log.stored_bytes
 
     @property
     def failed(self) -> bool:

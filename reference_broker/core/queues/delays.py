@@ -87,6 +87,11 @@ class Delays:
         return DelayStats() if self.store is None else self.store.stats()
 
     @property
+    def stored_bytes(self) -> int:
+        """Of the log of delayed messages."""
+        return 0 if self.store is None else self.store.stored_bytes
+
+    @property
     def failed(self) -> bool:
         return self.store is not None and self.store.failed
 

@@ -244,7 +244,7 @@ class QueueRegistry:
             partitions=sum(len(queue.partitions) for queue in plain),
             groups=sum(len(queue.groups) for queue in plain),
             stored_bytes=sum(
-                sum(partition.log.stored_bytes for partition in queue.partitions) + queue.delays.stats().stored_bytes
+                sum(partition.log.stored_bytes for partition in queue.partitions) + queue.delays.stored_bytes
                 for queue in queues
             ),
         )

@@ -366,6 +366,20 @@ def test_a_cancel_that_cannot_be_written_fails_and_is_written_later(
     assert consumer.values == []
 
 
+def test_the_memory_limit_counts_them(bench_with: BenchWith) -> None:
+    bench = bench_with(max_memory_bytes=100_000)
+
+    def fill() -> None:
+        for _ in range(1_000):
+            delayed(bench, "x" * 1_000, "1h")
+            bench.engine.dispatch(bench.now)
+            bench.now += 0.1
+
+    with pytest.raises(QueueError, match="max_memory_bytes"):
+        fill()
+    assert 50 < pending(bench) < 150
+
+
 def test_closing_syncs_what_fired(bench_with: BenchWith) -> None:
     bench = bench_with(MemoryDisk(), durability=Durability.INTERVAL)
     delayed(bench, "fired", "1s")
