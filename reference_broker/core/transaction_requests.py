@@ -14,20 +14,28 @@ import msgspec
 
 from reference_broker.core.message import Message
 from reference_broker.core.queues import QueueError, QueueErrorCode
-from reference_broker.core.queues.transaction_topics import perform
+from reference_broker.core.queues.publish_options import PRODUCER_ID
+from reference_broker.core.queues.transaction_topics import QUEUE, TRANSACTIONAL_ID, perform
 
 if TYPE_CHECKING:
     from reference_broker.core.broker_state import BrokerState
+    from reference_broker.core.tenants import Tenant
 
 OnAnswer = Callable[[QueueError | None, tuple[tuple[str, str], ...]], None]
 
 
 def request(
-    state: BrokerState, message: Message, may_publish: Callable[[str], bool], now: float, on_answer: OnAnswer
+    state: BrokerState,
+    message: Message,
+    may_publish: Callable[[str], bool],
+    tenant: Tenant | None,
+    now: float,
+    on_answer: OnAnswer,
 ) -> None:
     """Serve a request; ``on_answer`` is called once, now or later, with the error or with names and values.
 
-    ``may_publish`` tells whether the client itself may publish to a topic, for its response topic.
+    ``may_publish`` tells whether the client itself may publish to a topic, for its response topic. The names of a
+    ``tenant`` are its own: it reaches no producer and no transaction of others.
     """
     response_topic = message.response_topic
     if response_topic is not None and (response_topic.startswith("$") or not may_publish(response_topic)):
@@ -43,9 +51,26 @@ def request(
         on_answer(error, texts if error is None else ())
 
     try:
-        perform(state.engine, message.topic, message.user_properties, now, answer)
+        properties = message.user_properties
+        if tenant is not None:
+            properties = _of_tenant(state, tenant, message)
+        perform(state.engine, message.topic, properties, now, answer)
     except QueueError as refused:
         answer(refused, {})
+
+
+def _of_tenant(state: BrokerState, tenant: Tenant, message: Message) -> tuple[tuple[str, str], ...]:
+    """The request's properties with the engine's names. Raises :class:`QueueError`."""
+    if message.topic.endswith(("/list", "/describe")):
+        raise QueueError(QueueErrorCode.NOT_ALLOWED, "a tenant's clients may not look at transactions")
+    found: list[tuple[str, str]] = []
+    for name, value in message.user_properties:
+        if name == PRODUCER_ID:
+            owner = state.engine.transactions.name_of(value)
+            if owner is None or not tenant.owns(owner):
+                raise QueueError(QueueErrorCode.UNKNOWN_PRODUCER, f"there is no producer {value[:40]}")
+        found.append((name, tenant.name_in(value) if name in (TRANSACTIONAL_ID, QUEUE) and value else value))
+    return tuple(found)
 
 
 def _respond(state: BrokerState, message: Message, topic: str, told: Mapping[str, object]) -> None:

@@ -219,6 +219,14 @@ class CommitPhases:
                 # It stays, and the next start finds that there is nothing left to do.
                 return
 
+    def forget_queue(self, queue: DurableQueue) -> None:
+        """A queue is deleted: nothing more is to be told to it."""
+        for retry in [each for each in self._marker_retries if each[3] is queue]:
+            retry[1].markers -= 1
+        self._marker_retries = [each for each in self._marker_retries if each[3] is not queue]
+        for transaction in self._completing:
+            transaction.forget(queue)
+
     def next_deadline(self) -> float | None:
         """When the disk is asked again that refused to take a control record."""
         return min((due for due, *_ in self._marker_retries), default=None)

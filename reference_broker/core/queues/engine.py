@@ -87,6 +87,7 @@ class QueueEngine:
         self.dead_letters = DeadLetterOperations(self._queues, self._agenda, self.alerts, self._registry.get_or_create)
         self.transactions = Transactions(config.transactions, store, self._agenda, self._queues)
         self._agenda.produce = self.transactions.publish
+        self._registry.on_delete = self.transactions.forget_queue
         self.memory = self._registry.memory
         """What queues in memory hold and whether their publishers are to wait; None where that is not limited."""
         self._registry.open_all(now)

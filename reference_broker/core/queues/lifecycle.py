@@ -45,6 +45,7 @@ TRANSITIONS = (
     Transition(DELIVERED, "ack in a transaction", COMMITTING),
     Transition(COMMITTING, "transaction committed", SETTLED),
     Transition(COMMITTING, "transaction aborted", WAITING),
+    Transition(COMMITTING, "transaction aborted, and retries used up", DEAD_LETTERING),
     Transition(DELIVERED, "restart", WAITING),
     Transition(COMMITTING, "restart", WAITING),
     Transition(DEAD_LETTERING, "restart", WAITING),

@@ -69,6 +69,24 @@ class ProducerMemory:
             produced.unregistered = []
             self.coordinator.when_durable(partial(_registered, produced))
 
+    def forget(self, queue: DurableQueue) -> None:
+        """A queue is deleted; another of its name must not take over what is remembered."""
+        for partition in queue.partitions:
+            self._agenda.written_produced.pop(partition, None)
+            self._snapshots.pop(partition, None)
+            if self._queue_of.pop(partition, None) is not None:
+                self.forget_partition(queue.name, partition.index)
+
+    def forget_partition(self, queue: str, partition: int) -> None:
+        """A partition does not exist any more."""
+        coordinator = self.coordinator
+        try:
+            coordinator.save_partition(queue, partition, None)
+        except QueueError:
+            # It is tried again when the broker starts and finds no such queue.
+            return
+        self._agenda.awaited_syncs[coordinator] = None
+
     @property
     def has_snapshots(self) -> bool:
         """Some wait for their partition's log."""

@@ -72,6 +72,8 @@ class QueueRegistry:
         self._rng = rng
         self._tracer = tracer
         self._on_change = on_change
+        self.on_delete: Callable[[DurableQueue], None] | None = None
+        """Told of each queue that goes, while its logs are still open."""
         limit_bytes = config.max_memory_bytes
         self._cache = MessageCache(min(CACHE_BYTES, limit_bytes // 4) if limit_bytes else CACHE_BYTES)
         self.memory: MemoryLimit | None = None
@@ -324,6 +326,8 @@ class QueueRegistry:
         removal.on_removed = lambda: self._removed(name)
         self.removals[name] = removal
         del self.queues[name]
+        if self.on_delete is not None:
+            self.on_delete(queue)
         self._used_at.pop(name, None)
         self._on_change()
         for consumer in removal.consumers:

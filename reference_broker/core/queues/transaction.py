@@ -33,14 +33,20 @@ class TransactionState(Enum):
     ABORTED = "aborted"
 
 
-TRANSITIONS: Final[dict[TransactionState, tuple[TransactionState, ...]]] = {
-    TransactionState.OPEN: (TransactionState.PREPARING, TransactionState.ABORTING),
-    TransactionState.PREPARING: (TransactionState.DECIDING, TransactionState.ABORTING),
-    TransactionState.ABORTING: (TransactionState.ABORTED,),
-    TransactionState.DECIDING: (TransactionState.COMMITTED,),
-    TransactionState.COMMITTED: (),
-    TransactionState.ABORTED: (),
-}
+TRANSITIONS: Final = (
+    ("open", "commit", "preparing"),
+    ("open", "abort, timeout, new epoch, or lost message", "aborting"),
+    ("preparing", "all of it is durable", "deciding"),
+    ("preparing", "timeout, new epoch, or lost message", "aborting"),
+    ("aborting", "all of it is written", "aborted"),
+    ("deciding", "the decision is durable", "committed"),
+    ("open", "restart", "aborted"),
+    ("preparing", "restart", "aborted"),
+    ("deciding", "restart that finds the decision", "committed"),
+    ("deciding", "restart without it", "aborted"),
+)
+"""Source, event, target, by the values of the states; docs/spec/transactions.md draws it."""
+STEPS: Final = frozenset((source, target) for source, event, target in TRANSITIONS if not event.startswith("restart"))
 UNDECIDED: Final = frozenset((TransactionState.OPEN, TransactionState.PREPARING))
 
 
@@ -76,10 +82,39 @@ class Transaction:
     def is_empty(self) -> bool:
         return not self.partitions and not self.held
 
+    @property
+    def info(self) -> TransactionInfo:
+        """As it is shown."""
+        return TransactionInfo(
+            transaction_id=self.id,
+            transactional_id=self.name,
+            producer_id=self.producer,
+            producer_epoch=self.epoch,
+            state=self.state.value,
+            messages=self.messages,
+            acknowledgements=len(self.held),
+            partitions=tuple(f"{queue.name}:{partition.index}" for partition, queue in self.partitions.items()),
+            began_at=self.began_at,
+            ends_by=self.ends_by,
+            reason=self.reason,
+        )
+
     def move(self, state: TransactionState) -> None:
         """Raises :class:`AssertionError` for a transition that the table does not have."""
-        assert state in TRANSITIONS[self.state], f"{self.state} -> {state}"
+        assert (self.state.value, state.value) in STEPS, f"{self.state} -> {state}"
         self.state = state
+
+    def forget(self, queue: DurableQueue) -> bool:
+        """A queue is no part of it any more; False when it never was."""
+        partitions = [partition for partition, owner in self.partitions.items() if owner is queue]
+        held = [entry for entry, group in self.held.items() if queue.groups.get(group.group_id) is group]
+        for partition in partitions:
+            del self.partitions[partition]
+        for entry in held:
+            del self.held[entry]
+        gone = {*queue.partitions, *queue.groups.values()}
+        self.also = {point: None for point in self.also if point not in gone}
+        return bool(partitions or held)
 
     @property
     def is_written(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from reference_broker.core.queues.control_records import mark_of
@@ -17,10 +17,16 @@ if TYPE_CHECKING:
 _READ_RECORDS = 1_000
 
 
-def recover(coordinator: Coordinator, queues: Mapping[str, DurableQueue], now: float) -> list[Transaction]:
+def recover(
+    coordinator: Coordinator,
+    queues: Mapping[str, DurableQueue],
+    now: float,
+    forget_partition: Callable[[str, int], None],
+) -> list[Transaction]:
     """Restore what partitions know of producers; returns the transactions that must be ended in some of them.
 
-    Those that were decided are in state COMMITTED, the others ABORTING. Raises :class:`LogError`.
+    Those that were decided are in state COMMITTED, the others ABORTING. ``forget_partition`` is called with those that
+    are not there any more. Raises :class:`LogError`.
     """
     found: dict[str, Transaction] = {}
     for transaction_id, decision in coordinator.decisions.items():
@@ -28,6 +34,7 @@ def recover(coordinator: Coordinator, queues: Mapping[str, DurableQueue], now: f
     for (name, index), snapshot in sorted(coordinator.partitions.items()):
         queue = queues.get(name)
         if queue is None or queue.volatile or index >= len(queue.partitions):
+            forget_partition(name, index)
             continue
         partition = queue.partitions[index]
         produced = partition.produced = _restore(partition, snapshot)

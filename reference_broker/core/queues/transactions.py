@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 _RETRY_S = 1.0
 _MAX_ENDED = 10_000
 _MAX_NAME_BYTES = 1_024
+_MAX_DIGITS = 19
 
 
 class ProducerIdentity(NamedTuple):
@@ -84,7 +85,7 @@ class Transactions:
         coordinator = self.memory.open_existing()
         if coordinator is None:
             return
-        ended = transaction_recovery.recover(coordinator, self._queues, now)
+        ended = transaction_recovery.recover(coordinator, self._queues, now, self.memory.forget_partition)
         for queue in self._queues.values():
             for partition in queue.partitions if queue.has_producers else ():
                 self.memory.remember(queue, partition)
@@ -396,6 +397,14 @@ class Transactions:
             self._phases.abort(transaction, transaction.reason or "aborted by its producer")
         transaction.afterwards.append(lambda: on_done(None))
 
+    def forget_queue(self, queue: DurableQueue) -> None:
+        """A queue is deleted: what it held is gone, and open transactions that wrote to it or read from it fail."""
+        for transaction in [each for each in self._phases.open.values() if each.forget(queue)]:
+            if transaction.state in UNDECIDED:
+                self._phases.abort(transaction, f"the queue {queue.name!r} was deleted")
+        self._phases.forget_queue(queue)
+        self.memory.forget(queue)
+
     # -- time and closing ----------------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
@@ -438,13 +447,20 @@ class Transactions:
 
     def list(self) -> list[TransactionInfo]:
         """The transactions that have not ended, oldest first."""
-        return [_info(transaction) for transaction in self._phases.open.values()]
+        return [transaction.info for transaction in self._phases.open.values()]
+
+    def name_of(self, producer_id: str) -> str | None:
+        """The transactional id of a producer; None when it has none, or is unknown."""
+        coordinator = self.memory.found
+        if coordinator is None or not producer_id.isdecimal() or len(producer_id) > _MAX_DIGITS:
+            return None
+        return coordinator.names.get(int(producer_id))
 
     def describe(self, transaction_id: str) -> TransactionInfo:
         """One that has not ended. Raises :class:`QueueError` (UNKNOWN_TRANSACTION, TRANSACTION_STATE)."""
         transaction = self._phases.open.get(transaction_id)
         if transaction is not None:
-            return _info(transaction)
+            return transaction.info
         ended = self._phases.ended.get(transaction_id)
         if ended is not None:
             raise _ended_error(transaction_id, ended)
@@ -484,19 +500,3 @@ def _ended_error(transaction_id: str, ended: EndedTransaction) -> QueueError:
     if ended.outcome is Outcome.COMMITTED:
         return QueueError(QueueErrorCode.TRANSACTION_STATE, f"transaction {transaction_id} is committed already")
     return aborted_error(transaction_id, ended.reason)
-
-
-def _info(transaction: Transaction) -> TransactionInfo:
-    return TransactionInfo(
-        transaction_id=transaction.id,
-        transactional_id=transaction.name,
-        producer_id=transaction.producer,
-        producer_epoch=transaction.epoch,
-        state=transaction.state.value,
-        messages=transaction.messages,
-        acknowledgements=len(transaction.held),
-        partitions=tuple(f"{queue.name}:{partition.index}" for partition, queue in transaction.partitions.items()),
-        began_at=transaction.began_at,
-        ends_by=transaction.ends_by,
-        reason=transaction.reason,
-    )
