@@ -52,6 +52,7 @@ class ProducerMemory:
             coordinator = self.coordinator
             produced = PartitionProducers(partition.log.durable_offset)
             if not queue.volatile:
+                queue.remember_producers(partition.index)
                 coordinator.save_partition(queue.name, partition.index, produced.snapshot(produced.covered))
             partition.produced = produced
             queue.has_producers = True

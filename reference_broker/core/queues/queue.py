@@ -47,6 +47,8 @@ Tracer = Callable[[TraceKind, dict[str, str | int]], None]
 DeadLetterTarget = Callable[[], "DurableQueue"]
 
 MAX_GROUPS = 1_000
+PRODUCERS_FACT = "producers-"
+"""And the number of a partition: producers wrote to it. The coordinator remembers them, unless power was lost first."""
 LANES_FACT = "lanes"
 """Some message of the queue was not of normal priority."""
 TTL_FACT = "ttl"
@@ -55,6 +57,8 @@ _RUN_MESSAGES = 8
 """Fewer are not worth a block."""
 _BLOCK_MESSAGES = 32
 """Messages without a key that go to one partition together, at least, when there are enough for several blocks."""
+_FACTS_OF_MESSAGES = frozenset((LANES_FACT, TTL_FACT))
+"""A start looks at every message where they are true."""
 
 
 class DurableQueue:
@@ -141,7 +145,7 @@ class DurableQueue:
             partition.sizes = MessageSizes(partition.log.start_offset)
         if LANES_FACT in self._facts:
             partition.open_lanes()
-        if not (self._facts or self._counts_bytes):
+        if not (self._facts & _FACTS_OF_MESSAGES or self._counts_bytes):
             return
 
         def found(offset: int, stored: StoredMessage) -> None:
@@ -164,6 +168,14 @@ class DurableQueue:
             except LogError as error:
                 raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
             self._facts.add(fact)
+
+    def remember_producers(self, index: int) -> None:
+        """A partition gets its first producer. Durable on return. Raises :class:`QueueError` (STORAGE_FAILED)."""
+        self._remember(f"{PRODUCERS_FACT}{index}")
+
+    def had_producers(self, index: int) -> bool:
+        """Whether a partition ever had producers."""
+        return f"{PRODUCERS_FACT}{index}" in self._facts
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -31,21 +31,28 @@ def recover(
     found: dict[str, Transaction] = {}
     for transaction_id, decision in coordinator.decisions.items():
         found[transaction_id] = _decided(transaction_id, decision, queues, now)
+    snapshots: dict[tuple[str, int], bytes] = {}
     for (name, index), snapshot in sorted(coordinator.partitions.items()):
         queue = queues.get(name)
         if queue is None or queue.volatile or index >= len(queue.partitions):
             forget_partition(name, index)
-            continue
-        partition = queue.partitions[index]
-        produced = partition.produced = _restore(partition, snapshot)
-        queue.has_producers = True
-        for transaction_id, span in produced.open.items():
-            transaction = found.get(transaction_id)
-            if transaction is None:
-                transaction = Transaction(transaction_id, span.producer, span.epoch, "", now=now, timeout_s=0.0)
-                transaction.move(TransactionState.ABORTING)
-                found[transaction_id] = transaction
-            transaction.partitions[partition] = queue
+        else:
+            snapshots[name, index] = snapshot
+    for name, queue in queues.items():
+        for partition in queue.partitions:
+            snapshot_of = snapshots.get((name, partition.index))
+            # Without a snapshot power was lost before the first one was durable: then the log itself tells.
+            if snapshot_of is None and not (queue.had_producers(partition.index) and not queue.volatile):
+                continue
+            produced = partition.produced = _restore(partition, snapshot_of)
+            queue.has_producers = True
+            for transaction_id, span in produced.open.items():
+                transaction = found.get(transaction_id)
+                if transaction is None:
+                    transaction = Transaction(transaction_id, span.producer, span.epoch, "", now=now, timeout_s=0.0)
+                    transaction.move(TransactionState.ABORTING)
+                    found[transaction_id] = transaction
+                transaction.partitions[partition] = queue
     coordinator.partitions.clear()
     for transaction in found.values():
         # Parts that were told already count only once they are durable.
@@ -55,11 +62,11 @@ def recover(
     return list(found.values())
 
 
-def _restore(partition: QueuePartition, snapshot: bytes) -> PartitionProducers:
+def _restore(partition: QueuePartition, snapshot: bytes | None) -> PartitionProducers:
     """Raises :class:`LogError`."""
     log = partition.log
     try:
-        produced = PartitionProducers.restore(snapshot)
+        produced = PartitionProducers(log.start_offset) if snapshot is None else PartitionProducers.restore(snapshot)
     except ValueError:
         produced = PartitionProducers(log.start_offset)
     if produced.covered > log.next_offset:

@@ -84,7 +84,9 @@ class Transactions:
         """Take up what is stored: finish what was decided, abort the rest. Raises :class:`LogError`."""
         coordinator = self.memory.open_existing()
         if coordinator is None:
-            return
+            if not any(queue.had_producers(part.index) for queue in self._queues.values() for part in queue.partitions):
+                return
+            coordinator = self.memory.coordinator
         ended = transaction_recovery.recover(coordinator, self._queues, now, self.memory.forget_partition)
         for queue in self._queues.values():
             for partition in queue.partitions if queue.has_producers else ():

@@ -12,7 +12,7 @@ from reference_broker.config import Durability, QueuesConfig, TransactionsConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Delivery, LogError, QueueEngine, QueueError, QueueErrorCode, Verb
 from reference_broker.core.queues.settle_request import parse
-from reference_broker.core.queues.transaction import TRANSITIONS, TransactionState
+from reference_broker.core.queues.transaction import TRANSITIONS, TransactionKey, TransactionState
 from reference_broker.core.queues.transactions import ProducerIdentity
 from reference_broker.storage.batch import BatchFlag, decode_header
 from reference_broker.storage.memory_disk import MemoryDisk
@@ -366,12 +366,13 @@ def test_a_queue_goes_once_its_transactions_have_ended_and_leaves_nothing(durabl
     assert [consumer.values for consumer in consumers] == [["d", "e"], ["before", "c"]]
 
 
-def test_a_queue_deleted_in_the_turn_of_a_publish_fails_the_transaction(durable: QueueBench) -> None:
+def test_a_queue_that_was_added_and_is_deleted_fails_the_transaction(durable: QueueBench) -> None:
     actor = Actor(durable)
     transaction = actor.begin()
     actor.publish("a", transaction, topic="$queue/r")
     durable.turn()
-    actor.publish("b", transaction)
+    key = TransactionKey(*actor.identity, transaction)
+    durable.engine.add_to_transaction(key, "q", 0, durable.now)
     durable.engine.delete_queue("q", durable.now)
     durable.turn()
     with pytest.raises(QueueError, match="the queue 'q' was deleted"):

@@ -7,8 +7,11 @@ import random
 import pytest
 
 from reference_broker.config import Durability
+from reference_broker.core.message import Message
+from reference_broker.core.queues import Delivery, QueueEngine, QueueError
+from reference_broker.core.queues.transactions import ProducerIdentity
 from sim.power_cuts import WatchedDisk, power_cuts
-from sim.transaction_life import TransactionLife, examine
+from sim.transaction_life import START, TransactionLife, examine, open_engine, turn
 
 
 @pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.INTERVAL])
@@ -39,3 +42,62 @@ def test_power_cut_at_every_operation_of_a_transaction(durability: Durability, c
     assert life.told == [None]
     assert points > 15
     assert outcomes == ({True, False} if commits else {False})
+
+
+def _number(engine: QueueEngine, producer: ProducerIdentity, numbers: range) -> list[QueueError | None]:
+    """Publish these sequence numbers; returns what was confirmed."""
+    told: list[QueueError | None] = []
+    for number in numbers:
+        properties = (
+            ("producer-id", str(producer.producer_id)),
+            ("producer-epoch", str(producer.epoch)),
+            ("sequence", str(number)),
+        )
+        message = Message(topic="$queue/q", payload=b"%d" % number, user_properties=properties)
+        engine.publish(engine.address("$queue/q"), message, START, told.append)
+        if number % 2:
+            turn(engine)
+    turn(engine)
+    return told
+
+
+def _contents(engine: QueueEngine) -> list[bytes]:
+    got: list[bytes] = []
+
+    def deliver(delivery: Delivery) -> bool:
+        got.append(delivery.message.payload)
+        return True
+
+    engine.subscribe("q", pattern="", group="g", consumer_id="c", deliver=deliver, now=START)
+    turn(engine)
+    return got
+
+
+def test_power_cut_at_every_operation_of_numbered_publishes() -> None:
+    """Whatever is left, the producer sends everything again, and each message is there once."""
+    disk = WatchedDisk(random.Random(3))
+    engine = open_engine(disk, Durability.FSYNC)
+    found: list[ProducerIdentity | None] = []
+    engine.transactions.init_producer(None, START, lambda error, identity: found.append(identity))
+    turn(engine)
+    [producer] = found
+    assert producer is not None
+    seen: set[bytes] = set()
+    points = 0
+
+    def before() -> None:
+        nonlocal points
+        points += 1
+        for cut in power_cuts(disk, f"{points}"):
+            if cut.digest in seen:
+                continue
+            seen.add(cut.digest)
+            again = open_engine(cut.boot(), Durability.FSYNC)
+            assert _number(again, producer, range(6)) == [None] * 6, f"operation {points}, {cut.what}"
+            got = _contents(again)
+            assert got == [b"%d" % number for number in range(6)], f"operation {points}, {cut.what}"
+
+    disk.before = before
+    assert _number(engine, producer, range(6)) == [None] * 6
+    before()
+    assert points > 8
