@@ -9,8 +9,10 @@ import msgspec
 from rich.table import Table
 
 from loadtests.bench.engine import measure
+from loadtests.bench.engine.queue_rebalance import measure_rebalance
 from loadtests.bench.report import MARKS
 from loadtests.machine import this_machine
+from reference_broker.config import RebalanceProtocol
 from reference_broker.trace.results import Check, RunKind, RunResult, Verdict, worst
 
 
@@ -63,6 +65,33 @@ def _cost_lines(plan: EnginePlan) -> list[EngineLine]:
     ]
 
 
+def _rebalance_ms(protocol: RebalanceProtocol) -> Callable[[EnginePlan], float]:
+    return lambda _: measure_rebalance(protocol).join_ms
+
+
+def _rebalance_lines() -> list[EngineLine]:
+    lines = [
+        EngineLine(
+            name=f"rebalance_{protocol.value}",
+            title=f"rebalance of 100 partitions, 10 consumers, {protocol.value}",
+            unit="ms",
+            measure=_rebalance_ms(protocol),
+            bound=50.0,
+            at_least=False,
+        )
+        for protocol in RebalanceProtocol
+    ]
+    pause = EngineLine(
+        name="rebalance_pause",
+        title="pause of partitions that do not move, cooperative",
+        unit="ms",
+        measure=lambda _: measure_rebalance(RebalanceProtocol.COOPERATIVE).longest_pause_of_unmoved_ms,
+        bound=0.0,
+        at_least=False,
+    )
+    return [*lines, pause]
+
+
 def engine_lines(plan: EnginePlan) -> list[EngineLine]:
     """What is measured, in order."""
     return [
@@ -102,6 +131,7 @@ def engine_lines(plan: EnginePlan) -> list[EngineLine]:
             at_least=False,
         ),
         *_cost_lines(plan),
+        *_rebalance_lines(),
         EngineLine(
             name="consumer",
             title="memory of an idle consumer",
