@@ -38,8 +38,8 @@ _LARGE_BYTES: Final = 16 * 1024 * 1024
 @mutant("storage-checksum-skips-header", "the checksum covers the records only, not the header")
 def checksum_skips_header(patch: Patch) -> None:
     def make(original: Callable[..., bytes]) -> Callable[..., bytes]:
-        def encode(self: BatchEncoder, base_offset: int, records: list[NewRecord]) -> bytes:
-            data = original(self, base_offset, records)
+        def encode(self: BatchEncoder, base_offset: int, records: list[NewRecord], **options: bool) -> bytes:
+            data = original(self, base_offset, records, **options)
             return data[:4] + crc32c(data[HEADER_BYTES:]).to_bytes(4, "little") + data[8:]
 
         return encode

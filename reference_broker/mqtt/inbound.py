@@ -366,7 +366,7 @@ class Inbound:
         # At most once: what may not be published is dropped, as is a retained message over the limit.
         grants = self._connection.grants
         topic = message.topic
-        if (topic[0] == "$" and is_sys_topic(topic)) or (grants is not None and not grants.may_publish(topic)):
+        if (topic[:1] == "$" and is_sys_topic(topic)) or (grants is not None and not grants.may_publish(topic)):
             return
         if len(message.payload) > self._max_payload_bytes:
             self._traffic.dropped += 1
