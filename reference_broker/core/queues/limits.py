@@ -251,7 +251,12 @@ class QueueLimits:
             expiry = partition.expiry
             if expiry is None:
                 continue
+            groups = self._queue.groups.values()
+            low = min((group.low(partition.index) for group in groups), default=partition.head)
             for offset in expiry.pop_due(now, _STEPS):
+                if offset < low:
+                    # Settled by everybody long ago.
+                    continue
                 if offset >= partition.visible_end and offset < partition.log.next_offset:
                     # Not durable yet: nobody was told that it exists.
                     expiry.add(offset, now + _SWEEP_INTERVAL_S)
