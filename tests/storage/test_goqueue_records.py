@@ -7,15 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference_broker.config import Compression
-from reference_broker.core.queues.store import Headers, LogRecord
-from reference_broker.core.queues.stored_message import MessageCodec
+from reference_broker.core.queues.control_records import Outcome, control_record
+from reference_broker.core.queues.store import Headers, LogRecord, NewRecord
+from reference_broker.core.queues.stored_message import HIDDEN, MessageCodec
 from reference_broker.storage.batch import BatchEncoder
 from reference_broker.storage.foreign.goqueue_log import SoundMessage, walk_folder, write_folder
 from reference_broker.storage.foreign.goqueue_message import (
+    ControlMarker,
     GoQueueFlag,
     GoQueueLayout,
     GoQueueMessage,
     Priority,
+    decode_marker,
     decode_message,
     encode_message,
 )
@@ -275,3 +278,15 @@ def test_a_partition_goes_through_our_log_and_comes_out_byte_for_byte() -> None:
     for name in disk.list("logs/orders/0"):
         original = disk.open(f"logs/orders/0/{name}").read_at(0, 100_000)
         assert disk.open(f"logs/again/0/{name}").read_at(0, 100_000) == original
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_the_end_of_a_transaction_is_exported_as_goqueue_writes_it(outcome: Outcome) -> None:
+    record = LogRecord(7, *control_record(5, 2, "t-1", outcome, 1_000))
+    message = to_message(record)
+    commit = GoQueueFlag.COMMIT if outcome is Outcome.COMMITTED else GoQueueFlag(0)
+    assert message.flags == GoQueueFlag.CONTROL | commit
+    assert message.key == b"t-1"
+    assert decode_marker(message.value) == ControlMarker(producer_id=5, epoch=2, transaction_id="t-1")
+    assert MessageCodec("orders", ttl_s=0).decode(record) is HIDDEN
+    assert to_record(message) == NewRecord(*record[1:])
