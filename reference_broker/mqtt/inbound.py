@@ -371,10 +371,10 @@ class Inbound:
         if len(message.payload) > self._max_payload_bytes:
             self._traffic.dropped += 1
             return
-        if topic[0] == "$" and is_admin_topic(topic):
+        if topic[:1] == "$" and is_admin_topic(topic):
             administration.request(self._connection, message, now, ignore)
             return
-        if topic[0] == "$" and is_transaction_topic(topic):
+        if topic[:1] == "$" and is_transaction_topic(topic):
             self._request_transaction(message, now, [], ignore)
             return
         with contextlib.suppress(QueueError):
@@ -391,7 +391,7 @@ class Inbound:
         allowed = grants is None or grants.may_publish(message.topic)
         fits = len(message.payload) <= self._max_payload_bytes
         topic = message.topic
-        if topic[0] == "$" and allowed and fits and _is_served(topic):
+        if topic[:1] == "$" and allowed and fits and _is_served(topic):
             self._publish_to_queue(session, message, packet_id, now)
             return
         error: QueueError | None = None
