@@ -11,7 +11,7 @@ from reference_broker.core.message import Message
 from reference_broker.core.queues import Delivery, QueueEngine, QueueError, Verb
 from reference_broker.core.queues.settle_request import SettleRequest
 from reference_broker.core.queues.transaction import TransactionKey
-from reference_broker.core.queues.transactions import ProducerIdentity
+from reference_broker.core.queues.transactions import OnProducer, ProducerIdentity
 from reference_broker.storage.disk import Disk
 from reference_broker.storage.queue_store import LogQueueStore
 
@@ -68,9 +68,12 @@ class TransactionLife:
         self._publish(INPUT, "input", ())
         for queue in ("q", "r"):
             self._publish(queue, "before", ())
-        engine.subscribe(
-            INPUT, pattern="", group="g", consumer_id="c", deliver=lambda each: not self._got.append(each), now=START
-        )
+
+        def deliver(delivery: Delivery) -> bool:
+            self._got.append(delivery)
+            return True
+
+        engine.subscribe(INPUT, pattern="", group="g", consumer_id="c", deliver=deliver, now=START)
         turn(engine)
         turn(engine, START + 2)
 
@@ -78,7 +81,7 @@ class TransactionLife:
         """The whole transaction, from its producer on."""
         engine = self.engine
         producers: list[ProducerIdentity] = []
-        engine.transactions.init_producer("app", START, lambda error, found: found and producers.append(found))
+        engine.transactions.init_producer("app", START, _producer_collector(producers))
         turn(engine)
         [producer] = producers
         begun: list[str] = []
@@ -156,6 +159,14 @@ def _look(engine: QueueEngine, problems: list[str]) -> tuple[dict[str, list[str]
     return values, not values.pop(INPUT)
 
 
+def _producer_collector(got: list[ProducerIdentity]) -> OnProducer:
+    def tell(_: QueueError | None, found: ProducerIdentity | None) -> None:
+        if found is not None:
+            got.append(found)
+
+    return tell
+
+
 def _collector(got: list[Delivery]) -> Callable[[Delivery], bool]:
     def deliver(delivery: Delivery) -> bool:
         got.append(delivery)
@@ -170,7 +181,7 @@ def _works(engine: QueueEngine) -> bool:
     begun: list[str] = []
     told: list[QueueError | None] = []
     transactions = engine.transactions
-    transactions.init_producer("app", START, lambda error, found: found and producers.append(found))
+    transactions.init_producer("app", START, _producer_collector(producers))
     turn(engine)
     transactions.begin(*producers[0], START, lambda error, name: begun.append(name))
     turn(engine)

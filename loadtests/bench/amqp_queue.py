@@ -85,7 +85,7 @@ class AmqpQueuePump:
         if self._sent + allowed > len(self._seen):
             self._seen = np.concatenate([self._seen, np.zeros(len(self._seen), np.uint8)])
         start, rest = self._start, self._rest
-        output = []
+        output: list[bytes] = []
         for number in range(self._sent, self._sent + allowed):
             output += (start, amqp.frame(amqp.BODY, amqp.CHANNEL, _SEQUENCE.pack(number) + rest))
         self._sent += allowed
@@ -123,7 +123,8 @@ class AmqpQueuePump:
         self._confirmed = self._floor + len(self._above)
 
     def _on_deliveries(self, data: bytes) -> int:
-        used, tag, output = 0, 0, []
+        used, tag = 0, 0
+        output: list[bytes] = []
         for found in amqp.frames(data):
             if found.kind == amqp.METHOD:
                 if amqp.name_of(data, found) != amqp.BASIC_DELIVER:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Callable
 
@@ -9,6 +10,7 @@ import msgspec
 from rich.table import Table
 
 from loadtests.bench.engine import measure
+from loadtests.bench.engine.delays import measure_delays
 from loadtests.bench.engine.queue_rebalance import measure_rebalance
 from loadtests.bench.report import MARKS
 from loadtests.machine import this_machine
@@ -27,11 +29,12 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 2.0
     queued: tuple[int, ...] = (10, 10_000, 1_000_000)
     """Standing numbers of queued messages; the cost beside the others is compared with the first's."""
+    delayed: int = 1_000_000
 
 
 def quick_engine_plan() -> EnginePlan:
     """Small numbers: everything runs, nothing is worth judging."""
-    return EnginePlan(rounds=1, batches=3, singles=500, turns=5, seconds=0.1, queued=(10, 1_000))
+    return EnginePlan(rounds=1, batches=3, singles=500, turns=5, seconds=0.1, queued=(10, 1_000), delayed=1_000)
 
 
 class EngineLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +52,10 @@ class EngineLine(msgspec.Struct, frozen=True, kw_only=True):
     """The same in every round."""
 
 
+def _cost(queued: int) -> Callable[[EnginePlan], float]:
+    return lambda _: measure.cost_us(queued)
+
+
 def _cost_lines(plan: EnginePlan) -> list[EngineLine]:
     first = f"cost_{plan.queued[0]}"
     return [
@@ -56,7 +63,7 @@ def _cost_lines(plan: EnginePlan) -> list[EngineLine]:
             name=f"cost_{queued}",
             title=f"publish to ack with {queued:,} queued",
             unit="us",
-            measure=lambda _, queued=queued: measure.cost_us(queued),
+            measure=_cost(queued),
             bound=None if number == 0 else 1.5,
             at_least=False,
             share_of="" if number == 0 else first,
@@ -90,6 +97,37 @@ def _rebalance_lines() -> list[EngineLine]:
         at_least=False,
     )
     return [*lines, pause]
+
+
+def _delay_lines(plan: EnginePlan) -> list[EngineLine]:
+    pending = f"{plan.delayed:,} delayed messages"
+    # Measured in a process of their own, all at once: the second line only reads what the first has measured.
+    found = functools.cache(lambda: measure_delays(plan.delayed, measure.PAYLOAD_BYTES, on_disk=False))
+    return [
+        EngineLine(
+            name="delayed_memory",
+            title=f"memory of {pending}",
+            unit="MB",
+            measure=lambda _: found().grown_bytes / 1e6,
+            bound=250,
+            at_least=False,
+            once=True,
+        ),
+        EngineLine(
+            name="delayed_scheduled",
+            title=f"delay, {pending}",
+            unit="messages/s",
+            measure=lambda _: found().scheduled_per_s,
+            once=True,
+        ),
+        EngineLine(
+            name="delayed_fired",
+            title=f"fire, {pending} in random order",
+            unit="messages/s",
+            measure=lambda _: found().fired_per_s,
+            once=True,
+        ),
+    ]
 
 
 def engine_lines(plan: EnginePlan) -> list[EngineLine]:
@@ -132,6 +170,7 @@ def engine_lines(plan: EnginePlan) -> list[EngineLine]:
         ),
         *_cost_lines(plan),
         *_rebalance_lines(),
+        *_delay_lines(plan),
         EngineLine(
             name="consumer",
             title="memory of an idle consumer",

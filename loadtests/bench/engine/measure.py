@@ -21,6 +21,7 @@ from reference_broker.storage.queue_store import LogQueueStore
 
 QUEUE = "bench"
 BATCH = 1_000
+PAYLOAD_BYTES = 100
 TURN = 100
 """Messages of a turn, where a turn has several."""
 _NOW = 1_700_000_000.0
@@ -31,7 +32,9 @@ _UNLIMITED = 1 << 60
 class Drive:
     """An engine with one queue in memory, its time, and perhaps a consumer that settles what it gets."""
 
-    def __init__(self, *, partitions: int = 10, max_depth: int = 100_000_000, payload_bytes: int = 100) -> None:
+    def __init__(
+        self, *, partitions: int = 10, max_depth: int = 100_000_000, payload_bytes: int = PAYLOAD_BYTES
+    ) -> None:
         defaults = {"durability": Durability.MEMORY, "partitions": partitions, "max_depth": max_depth}
         defaults["max_in_flight"] = 10 * BATCH
         config = QueuesConfig(defaults=defaults)
@@ -200,7 +203,12 @@ def consumer_bytes(count: int = 1_000) -> float:
     drive = Drive(partitions=10)
     drive.join("first")
     drive.turn()
-    return _growth(lambda: [drive.join(f"consumer-{number}") for number in range(count)], drive) / count
+
+    def join_all() -> None:
+        for number in range(count):
+            drive.join(f"consumer-{number}")
+
+    return _growth(join_all, drive) / count
 
 
 def partition_bytes(count: int = 500) -> float:
