@@ -262,6 +262,14 @@ PROFILE_DEFAULTS: dict[Profile, dict[str, Any]] = {
             "nack_immediately": False,
         },
     },
+    Profile.INPROC: {
+        "partitions": 1,
+        "durability": "memory",
+        "delivery_timeout_s": 30.0,
+        "message_ttl_s": 0.0,
+        "dead_letters": False,
+        "retry": {"max_retries": 3, "initial_backoff_s": 0.0, "total_timeout_s": 0.0},
+    },
 }
 
 

@@ -46,6 +46,8 @@ class Profile(StrEnum):
 
     FLUXMQ = "fluxmq"
     GOQUEUE = "goqueue"
+    INPROC = "inproc"
+    """As an in-process broker: in memory, no time to live, at most three retries at once, no dead letters."""
 
 
 class AdminTopics(StrEnum):

@@ -90,3 +90,6 @@ def test_profiles_have_the_seeds_figures() -> None:
     )
     goqueue = queue_defaults(QueuesConfig(profile=Profile.GOQUEUE), "q")
     assert (goqueue.partitions, goqueue.retry.max_retries, goqueue.retry.max_backoff_s) == (3, 3, 60.0)
+    inproc = queue_defaults(QueuesConfig(profile=Profile.INPROC), "q")
+    assert (inproc.durability, inproc.message_ttl_s, inproc.dead_letters) == (Durability.MEMORY, 0.0, False)
+    assert (inproc.retry.max_retries, inproc.retry.initial_backoff_s, inproc.delivery_timeout_s) == (3, 0.0, 30.0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from reference_broker.broker import Broker
-from reference_broker.config import BrokerConfig, ListenerConfig, QueueConfig, QueuesConfig, RetryConfig
+from reference_broker.config import BrokerConfig, ListenerConfig, Profile, QueueConfig, QueuesConfig, RetryConfig
 from reference_broker.core.queues import QueueError, QueueErrorCode
 from reference_broker.embedded import (
     AckPolicy,
@@ -423,3 +423,18 @@ def test_subscriptions_end_with_a_broker_in_the_event_loop() -> None:
         return await asyncio.wait_for(task, TIMEOUT_S)
 
     assert asyncio.run(main()) == 0
+
+
+def test_the_in_process_profile_gives_up_after_three_retries_and_counts_it() -> None:
+    config = BrokerConfig(listeners=(ListenerConfig(port=0),), queues=QueuesConfig(profile=Profile.INPROC))
+    with Broker(config) as broker:
+        broker.queues.publish("jobs", b"x")
+        with broker.queues.subscribe("jobs", group="g") as subscription:
+            for count in (1, 2, 3, 4):
+                received = next_of(subscription)
+                assert received.delivery_count == count
+                received.nack()
+            with pytest.raises(TimeoutError):
+                subscription.get(0.05)
+        [group] = broker.queues.stats("jobs").groups
+        assert (group.discarded, broker.queues.dead_letter_stats("jobs").total) == (1, 0)
