@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from conformance.mutants import Patch, mutant, variation
-from reference_broker.config import Profile
-from reference_broker.core.queues import assignment, partitioner, rebalance, settlement
+from reference_broker.core.queues import assignment, rebalance, settlement
 from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.consumer import Consumer
 from reference_broker.core.queues.dispatcher import Dispatcher
@@ -188,11 +187,6 @@ def last_partition_unassigned(patch: Patch) -> None:
         return assign
 
     patch.wrap(rebalance, "assign", make)
-
-
-@mutant("engine-revoked-is-never-handed-over", "a revoked partition waits for its time even when all of it is settled")
-def revoked_is_never_handed_over(patch: Patch) -> None:
-    forget(patch, rebalance.Rebalance, "released")
 
 
 # -- settlements -------------------------------------------------------------------------------------------------
@@ -374,27 +368,7 @@ def dropped_in_silence(patch: Patch) -> None:
     after(patch, QueueLimits, "_drop_one", uncount)
 
 
-@mutant("engine-refusal-costs-a-message", "a publish that is refused in the end has cost some group its oldest message")
-def refusal_costs_a_message(patch: Patch) -> None:
-    def make(original: Original) -> Original:
-        def can_drop(self: QueueLimits, holder: ConsumerGroup) -> bool:
-            possible = bool(original(self, holder))
-            if possible:
-                self._drop_one(holder, self._agenda.now)
-            return possible
-
-        return can_drop
-
-    patch.wrap(QueueLimits, "_can_drop", make)
-
-
 # -- partitions and dead letters ---------------------------------------------------------------------------------
-
-
-@mutant("engine-hash-of-another-profile", "keys are spread by murmur3 in every profile")
-def hash_of_another_profile(patch: Patch) -> None:
-    for profile in Profile:
-        patch.item(partitioner.HASHES, profile, partitioner.murmur3_32)
 
 
 @mutant("engine-source-settled-first", "a message that failed for good is settled before its dead letter is safe")

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from conformance.mutants import Patch, mutant, variation
 from conformance.mutants.queue_engine import after, forget
-from reference_broker.core.queues import dispatcher, group
-from reference_broker.core.queues.confirms import SyncPoint
+from reference_broker.core.queues import dispatcher
 from reference_broker.core.queues.dispatcher import Dispatcher
 from reference_broker.core.queues.engine import QueueEngine
 from reference_broker.core.queues.group import ConsumerGroup
 from reference_broker.core.queues.partition import QueuePartition
-from reference_broker.core.queues.pending import EntryState, PendingEntry
+from reference_broker.core.queues.pending import PendingEntry
 from reference_broker.core.queues.retry import exhausted_reason
-from reference_broker.core.queues.store import PendingRecord
 from reference_broker.storage import pending_log
 from reference_broker.storage.pending_log import PendingLogFile
 
@@ -35,11 +33,6 @@ def redeliveries_not_logged(patch: Patch) -> None:
 @mutant("engine-retries-not-logged", "after a restart what waited for a retry is taken for with its consumer")
 def retries_not_logged(patch: Patch) -> None:
     forget(patch, PendingLogFile, "expire")
-
-
-@mutant("engine-batch-ack-not-logged", "an ack of many is not written to the log")
-def batch_ack_not_logged(patch: Patch) -> None:
-    forget(patch, PendingLogFile, "ack_many")
 
 
 @mutant("engine-passed-over-not-logged", "a cursor that moves without a delivery is not written to the log")
@@ -108,20 +101,6 @@ def last_try_repeated_at_restart(patch: Patch) -> None:
     forget(patch, dispatcher, "exhausted_reason")
 
 
-@mutant("engine-sync-confirms-what-follows", "a sync confirms what was written after it began, too")
-def sync_confirms_what_follows(patch: Patch) -> None:
-    def make(original: Original) -> Original:
-        def finish_sync(self: SyncPoint, error: OSError | None) -> list[Any]:
-            finished: list[Any] = original(self, error)
-            finished += [(confirm, self.failure) for confirm in self.waiting]
-            self.waiting = []
-            return finished
-
-        return finish_sync
-
-    patch.wrap(SyncPoint, "finish_sync", make)
-
-
 @mutant("engine-settled-before-sync", "an fsync queue confirms settlements when they are written")
 def settled_before_sync(patch: Patch) -> None:
     def hasten(result: None, self: ConsumerGroup, *rest: object) -> None:
@@ -154,22 +133,6 @@ def idle_groups_unsynced(patch: Patch) -> None:
     after(patch, ConsumerGroup, "recover", unlist)
 
 
-@mutant("engine-end-leaves-groups-unwritten", "an orderly end does not write what happened to groups in the last turn")
-def end_leaves_groups_unwritten(patch: Patch) -> None:
-    def make(original: Original) -> Original:
-        def close(self: QueueEngine, now: float) -> None:
-            for holder in self._agenda.groups_to_write:
-                holder._confirms, confirms = [], holder._confirms
-                for confirm in confirms:
-                    confirm(None)
-            self._agenda.groups_to_write.clear()
-            original(self, now)
-
-        return close
-
-    patch.wrap(QueueEngine, "close", make)
-
-
 @mutant("engine-end-leaves-messages-unwritten", "an orderly end does not write the messages of the last turn")
 def end_leaves_messages_unwritten(patch: Patch) -> None:
     def make(original: Original) -> Original:
@@ -182,37 +145,6 @@ def end_leaves_messages_unwritten(patch: Patch) -> None:
     patch.wrap(QueueEngine, "close", make)
 
 
-@mutant("engine-snapshot-without-waiting", "a snapshot of a group leaves out what waits for a retry")
-def snapshot_without_waiting(patch: Patch) -> None:
-    def make(original: Original) -> Original:
-        def described(entries: Iterable[PendingEntry]) -> Iterator[PendingRecord]:
-            yield from original([entry for entry in entries if entry.state is not EntryState.WAITING])
-
-        return described
-
-    patch.wrap(group, "_described", make)
-
-
-@mutant("engine-snapshot-counts-from-one", "a snapshot of a group does not tell how often messages were delivered")
-def snapshot_counts_from_one(patch: Patch) -> None:
-    def make(original: Original) -> Original:
-        def described(entries: Iterable[PendingEntry]) -> Iterator[PendingRecord]:
-            for record in original(entries):
-                yield record._replace(delivery_count=1)
-
-        return described
-
-    patch.wrap(group, "_described", make)
-
-
 @variation("engine-snapshots-often", "a group writes a snapshot after every few operations")
 def snapshots_often(patch: Patch) -> None:
     patch.replace(pending_log, "SNAPSHOT_OPERATIONS", 3)
-
-
-@variation("engine-syncs-every-turn", "queues synced by interval are synced every turn")
-def syncs_every_turn(patch: Patch) -> None:
-    def hasten(result: None, self: QueueEngine, now: float) -> None:
-        self._sync_is_due = True
-
-    after(patch, QueueEngine, "dispatch", hasten)

@@ -65,7 +65,7 @@ class Oracle:
                 sent.unneeded |= not queue.groups
             for group in queue.groups.values():
                 for copy in group.copies.values():
-                    if copy.may(Kind.READY) and not copy.is_retried:
+                    if NEW in copy.spots:
                         self._become(copy, *copy.spots, DONE)
 
     def _add(self, queue: Queue, label: str, key: str | None, routing_key: str, expires_at: float) -> Sent:
