@@ -373,8 +373,7 @@ class Dispatcher:
             group.discard(entry, "unreadable")
             return False
         if now >= stored.expires_at:
-            group.counts.expired += 1
-            group.discard(entry, "expired")
+            group.owner.expire_entry(group, entry, now)
             return False
         entry.enqueued_at = stored.enqueued_at
         entry.delivery_count += 1

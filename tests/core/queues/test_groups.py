@@ -650,3 +650,18 @@ def test_a_deletion_that_fails_anywhere_leaves_a_whole_group_or_none() -> None:
             assert again.values == ["a", "b", "c"]
             return
     raise AssertionError("the deletion never came to its end")
+
+
+def test_an_expired_message_that_is_claimed_becomes_a_dead_letter_when_asked() -> None:
+    bench = QueueBench(expired_to_dead_letters=True)
+    holder = bench.consumer("a")
+    bench.publish("short", user_properties=(("ttl", "10s"),))
+    bench.turn()
+    assert holder.values == ["short"]
+    thief = bench.consumer("b")
+    bench.now += 11
+    assert code_of(lambda: claim(bench, "b", place=(0, 0), min_idle_s=10)) is QueueErrorCode.NOT_PENDING
+    bench.turn()
+    assert thief.values == []
+    stats = bench.engine.stats("q")
+    assert (stats.dead_letters, stats.groups[0].dead_lettered, stats.groups[0].expired) == (1, 1, 0)
