@@ -400,11 +400,11 @@ class Dispatcher:
     # -- passing over --------------------------------------------------------------------------------------------
 
     def _skip(self, place: GroupPartition) -> None:
-        place.cursor += 1
-        self._skips += 1
         group = self._group
         if place.partition.sizes is not None:
             group.held_bytes -= place.partition.sizes.of(place.cursor)
+        place.cursor += 1
+        self._skips += 1
         group.cursor_total += 1
         group.moved[place] = None
         group.agenda.groups_to_write[group] = None

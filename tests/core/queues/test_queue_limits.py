@@ -65,6 +65,16 @@ def test_max_bytes(bench_with: Benches, disk: MemoryDisk | None) -> None:
     assert bench.engine.stats("q").held_bytes == 10
 
 
+def test_a_message_that_a_group_does_not_want_frees_its_own_bytes(bench_with: Benches) -> None:
+    """The bytes of the message behind it were freed instead."""
+    bench = bench_with(max_bytes=100)
+    bench.consumer(pattern="wanted")
+    for routing_key, value in (("other", "1234567890"), ("wanted", "12345")):
+        bench.publish(value, topic=f"$queue/q/{routing_key}")
+    bench.turn()
+    assert bench.engine.stats("q").held_bytes == 5
+
+
 def test_max_message_bytes_counts_the_user_properties(bench_with: Benches) -> None:
     bench = bench_with(max_message_bytes=10)
     bench.publish("1234567890")
