@@ -388,7 +388,7 @@ async def others(ctx: CaseContext) -> None:
 @case(
     "queue/admin/requests-are-not-passed-on",
     clauses=("Q-ADMIN-16",),
-    requires=("queues",),
+    requires=("queues", "wildcards"),
     mutant="queue-admin-requests-routed",
     near_miss="queue-one-batch-per-message",
 )
