@@ -8,7 +8,7 @@ from typing import Any
 from conformance.mutants import Patch, mutant
 from reference_broker.core.broker_state import BrokerState
 from reference_broker.core.message import Message
-from reference_broker.core.queues import priority_figures, publish_options, queue
+from reference_broker.core.queues import intake, priority_figures, publish_options
 from reference_broker.core.queues.delivery import Delivery
 from reference_broker.core.queues.engine import QueueEngine
 from reference_broker.core.queues.errors import QueueError
@@ -42,9 +42,9 @@ def bad_options(patch: Patch) -> None:
 
         return parse
 
-    patch.wrap(queue, "parse", make)
+    patch.wrap(intake, "parse", make)
     patch.wrap(publish_options, "parse", make)
-    patch.replace(queue, "with_ttl", lambda message, _ttl_ms, _now: message)
+    patch.replace(intake, "with_ttl", lambda message, _ttl_ms, _now: message)
 
 
 @mutant("queue-lanes-in-turn", "the scheduler goes to the next lane after every message, whatever the weights")
@@ -137,7 +137,7 @@ def bytes_unlimited(patch: Patch) -> None:
 
 @mutant("queue-size-of-payload-only", "user properties do not count as part of a message")
 def payload_only(patch: Patch) -> None:
-    patch.replace(queue, "message_bytes", lambda message: len(message.payload))
+    patch.replace(intake, "message_bytes", lambda message: len(message.payload))
 
 
 @mutant("queue-overflow-rejects", "a full queue refuses although it is to drop its oldest message")
@@ -190,7 +190,7 @@ def expiry_starts_anew(patch: Patch) -> None:
 
 @mutant("queue-ttl-ignored", "the user property ttl is accepted and has no effect")
 def ttl_ignored(patch: Patch) -> None:
-    patch.replace(queue, "with_ttl", lambda message, _ttl_ms, _now: message)
+    patch.replace(intake, "with_ttl", lambda message, _ttl_ms, _now: message)
 
 
 @mutant("queue-expires-at-delivery-only", "expired messages count until a consumer would be given them")

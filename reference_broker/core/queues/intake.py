@@ -1,0 +1,313 @@
+"""What goes into a durable queue: where a message goes, whether there is room, and what is known of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from reference_broker.config import Durability, Ordering, QueueConfig
+from reference_broker.core.message import Message
+from reference_broker.core.queues.address import message_id_of
+from reference_broker.core.queues.agenda import Agenda
+from reference_broker.core.queues.confirms import Confirm, Stored, StoredAs
+from reference_broker.core.queues.control_records import RecordMark, mark_headers
+from reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from reference_broker.core.queues.lanes import NORMAL
+from reference_broker.core.queues.partition import QueuePartition
+from reference_broker.core.queues.partitioner import PARTITION_KEY, Partitioner
+from reference_broker.core.queues.publish_options import Priority, PublishOptions, bad_option, parse, with_ttl
+from reference_broker.core.queues.queue_facts import LANES_FACT, TTL_FACT, QueueFacts
+from reference_broker.core.queues.store import NewRecord, QueueFiles
+from reference_broker.core.queues.stored_message import HIDDEN, MessageCodec, StoredMessage, is_plain, message_bytes
+
+if TYPE_CHECKING:
+    from reference_broker.core.queues.delays import Delays
+    from reference_broker.core.queues.group import ConsumerGroup
+    from reference_broker.core.queues.limits import QueueLimits
+
+_RUN_MESSAGES = 8
+"""Fewer are not worth a block."""
+_BLOCK_MESSAGES = 32
+"""Messages without a key that go to one partition together, at least, when there are enough for several blocks."""
+
+
+class QueueIntake:
+    """The half of a queue that takes messages.
+
+    The other, :class:`reference_broker.core.queues.queue.DurableQueue`, opens the partitions, and has the groups and
+    the limits. A base class, and no object of its own, so that a message costs no call more.
+    """
+
+    partitions: list[QueuePartition]
+    groups: dict[str, ConsumerGroup]
+    limits: QueueLimits
+    delays: Delays
+
+    def __init__(self, config: QueueConfig, files: QueueFiles, agenda: Agenda, rng: random.Random) -> None:
+        self.config = config
+        self.name = config.name
+        self.refused = 0
+        self._files = files
+        self._facts = QueueFacts(files)
+        self._partitioner = Partitioner(config.partitioner, rng)
+        self._agenda = agenda
+        self._codec = MessageCodec(config.name, config.message_ttl_s)
+        self._confirm_when_synced = config.durability is Durability.FSYNC and not files.volatile
+        self._has_priorities = config.priority.enabled and config.ordering is not Ordering.STRICT
+        self._counts_bytes = config.max_bytes > 0
+        self._end_total = 0
+        """Sum of the next offsets, those of unwritten messages included."""
+        self._room = 0
+        """Messages that certainly still fit; depth is only counted again when it is used up."""
+
+    @property
+    def depth(self) -> int:
+        """Messages that the slowest group has not settled."""
+        raise NotImplementedError
+
+    @property
+    def staying(self) -> int:
+        """The depth, without what is only waiting for the dead-letter queue to have it."""
+        raise NotImplementedError
+
+    def publish(
+        self,
+        routing_key: str,
+        message: Message,
+        now: float,
+        on_confirmed: Confirm | None,
+        on_stored: Stored | None = None,
+    ) -> None:
+        """Enqueue; written with the rest of the turn.
+
+        Raises :class:`QueueError` (TOO_LARGE, FULL, STORAGE_FAILED, BAD_OPTION).
+        """
+        properties = message.user_properties
+        size = message_bytes(message) if properties else len(message.payload)
+        if size > self.config.max_message_bytes:
+            self.refused += 1
+            text = f"{size} bytes; the queue {self.name!r} takes at most {self.config.max_message_bytes}"
+            raise QueueError(QueueErrorCode.TOO_LARGE, text)
+        options = parse(message) if properties else None
+        if options is not None and options.ttl_ms is not None:
+            message = with_ttl(message, options.ttl_ms, now)
+        if options is not None and self._agenda.produce is not None and options.is_produced:
+            self._agenda.produce(self, routing_key, message, options, now, on_confirmed, on_stored)
+            return
+        if options is not None and self._is_kept(routing_key, message, size, options, now, on_confirmed, on_stored):
+            return
+        partition = self._add(routing_key, message, size, now, on_confirmed, options)
+        if on_stored is not None:
+            self.tell_place(partition, on_stored)
+
+    def _lane(self, priority: Priority) -> int:
+        """The lane of a message. Raises :class:`QueueError` (STORAGE_FAILED)."""
+        if priority is Priority.NORMAL or not self._has_priorities:
+            return NORMAL
+        self._facts.remember(LANES_FACT)
+        return priority.value
+
+    def _add(
+        self,
+        routing_key: str,
+        message: Message,
+        size: int,
+        now: float,
+        on_confirmed: Confirm | None,
+        options: PublishOptions | None = None,
+        mark: RecordMark | None = None,
+    ) -> QueuePartition:
+        """Enqueue whatever its size; returns the partition that it goes to.
+
+        ``mark``: it is from a producer, whose state the caller keeps.
+        """
+        if self._room <= 0:
+            self.limits.make_room(now)
+            self._room = max(1, self.config.max_depth - self.staying)
+        key = message.user_property(PARTITION_KEY) if message.user_properties else None
+        if mark is not None:
+            partition = self.partition_for(message, options, mark.producer)
+        elif options is None or options.partition is None:
+            partition = self.partitions[self._partitioner.choose(key, len(self.partitions))]
+        else:
+            partition = self.partitions[self._explicit(options.partition)]
+        if partition.failure is not None:
+            self.refused += 1
+            raise partition.failure
+        if self._counts_bytes:
+            self.limits.make_byte_room(size, now)
+        lane = NORMAL if options is None or options.priority is None else self._lane(options.priority)
+        headers, topic = self._codec.headers(message, routing_key, lane)
+        timestamp_ms = int(now * 1000)
+        enqueued_at = timestamp_ms / 1000
+        expires_at = self._codec.expiry(enqueued_at, message.expires_at)
+        stored = StoredMessage(message, topic, routing_key, enqueued_at, expires_at, size, lane)
+        if lane != NORMAL or message.expires_at:
+            if message.expires_at:
+                self._facts.remember(TTL_FACT)
+            partition.list_next()
+        if expires_at < self.limits.wake_at:
+            self.limits.arm(expires_at)
+        if self._counts_bytes:
+            self.limits.add_bytes(size)
+        record = NewRecord(timestamp_ms, b"" if key is None else key.encode(), message.payload, headers)
+        if mark is None:
+            partition.add(record, stored, on_confirmed)
+        else:
+            marked = record._replace(headers=headers + mark_headers(mark))
+            partition.add_marked(marked, stored, on_confirmed, transactional=mark.transaction is not None)
+        self._room -= 1
+        self._end_total += 1
+        return partition
+
+    def partition_for(self, message: Message, options: PublishOptions | None, producer: int) -> QueuePartition:
+        """Where a producer's message goes: without a choice or a key always to one, so that it can number them.
+
+        Raises :class:`QueueError` (BAD_OPTION).
+        """
+        if options is not None and options.partition is not None:
+            return self.partitions[self._explicit(options.partition)]
+        key = message.user_property(PARTITION_KEY)
+        count = len(self.partitions)
+        return self.partitions[producer % count if key is None else self._partitioner.choose(key, count)]
+
+    def enqueue_marked(
+        self,
+        routing_key: str,
+        message: Message,
+        now: float,
+        on_confirmed: Confirm,
+        options: PublishOptions,
+        mark: RecordMark,
+        on_stored: Stored | None,
+    ) -> None:
+        """Enqueue a producer's message, which was found to fit. Raises :class:`QueueError` (FULL, STORAGE_FAILED)."""
+        partition = self._add(routing_key, message, message_bytes(message), now, on_confirmed, options, mark)
+        if on_stored is not None:
+            self.tell_place(partition, on_stored)
+
+    def add_control(self, partition: QueuePartition, record: NewRecord, confirm: Confirm) -> None:
+        """Enqueue the record that ends a transaction, whatever the limits."""
+
+        def told(_index: int, offset: int) -> None:
+            if partition.produced is not None:
+                partition.produced.hide(offset)
+            self.hide(partition, (offset,))
+
+        self._end_total += 1
+        self._room -= 1
+        partition.add_marked(record, HIDDEN, confirm, transactional=True)
+        partition.tell_place(told)
+
+    def hide(self, partition: QueuePartition, offsets: Iterable[int]) -> None:
+        """Records that nobody gets, and that count for no group: control records, and what was aborted."""
+        expiry = partition.open_expiry()
+        for offset in offsets:
+            if offset < partition.log.start_offset or expiry.is_gone(offset):
+                continue
+            lanes = partition.lanes
+            stored = partition.cached.get(offset)
+            if stored is not None:
+                partition.cached[offset] = HIDDEN
+            expiry.mark_gone(offset)
+            for group in self.groups.values():
+                home = group.places[partition.index]
+                place = home
+                if lanes is not None:
+                    place = next(lane for lane in home.lanes or (home,) if lanes.count(lane.lane, offset, offset + 1))
+                if offset >= place.cursor:
+                    group.cursor_total += 1
+                    if partition.sizes is not None:
+                        group.held_bytes -= partition.sizes.of(offset)
+            if not self.groups and partition.sizes is not None and offset >= partition.head:
+                self.limits.loose_bytes -= partition.sizes.of(offset)
+
+    def _explicit(self, partition: int) -> int:
+        """Raises :class:`QueueError` (BAD_OPTION)."""
+        if partition >= len(self.partitions):
+            self.refused += 1
+            raise bad_option(f"there is no partition {partition}: {self.name!r} has {len(self.partitions)}, from 0 on")
+        return partition
+
+    def tell_place(self, partition: QueuePartition, on_stored: Stored) -> None:
+        def told(index: int, offset: int) -> None:
+            on_stored(StoredAs.MESSAGE, message_id_of(self.name, index, offset))
+
+        partition.tell_place(told)
+
+    def _is_kept(
+        self,
+        routing_key: str,
+        message: Message,
+        size: int,
+        options: PublishOptions,
+        now: float,
+        on_confirmed: Confirm | None,
+        on_stored: Stored | None,
+    ) -> bool:
+        """Whether the message waits for its time now. Raises :class:`QueueError`."""
+        if options.partition is not None:
+            self._explicit(options.partition)
+        try:
+            return self.delays.take(routing_key, message, size, options, now, on_confirmed, on_stored)
+        except QueueError:
+            self.refused += 1
+            raise
+
+    def enqueue_due(
+        self,
+        routing_key: str,
+        message: Message,
+        size: int,
+        now: float,
+        confirm: Confirm,
+        options: PublishOptions | None,
+    ) -> QueuePartition:
+        """See :class:`DelayTarget`."""
+        return self._add(routing_key, message, size, now, confirm, options)
+
+    def enqueue_dead_letter(self, routing_key: str, message: Message, size: int, now: float, on_done: Confirm) -> None:
+        """Take a dead letter, whatever its size. Raises :class:`QueueError` (FULL, STORAGE_FAILED)."""
+        self._add(routing_key, message, size, now, on_done)
+
+    def publish_run(
+        self, routing_key: str, messages: Sequence[Message], now: float, part: Callable[[int], Confirm]
+    ) -> bool:
+        """See :meth:`QueueEngine.publish_run`."""
+        count = len(messages)
+        limit = self.config.max_message_bytes
+        if count < _RUN_MESSAGES or self._counts_bytes:
+            return False
+        if count > self._room:
+            self._room = self.config.max_depth - self.depth
+            if count > self._room:
+                return False
+        if not all(is_plain(message) and len(message.payload) <= limit for message in messages):
+            return False
+        if any(partition.failure is not None for partition in self.partitions):
+            return False
+        timestamp_ms = int(now * 1000)
+        enqueued_at = timestamp_ms / 1000
+        expires_at = self._codec.expiry(enqueued_at, 0.0)
+        if expires_at < self.limits.wake_at:
+            self.limits.arm(expires_at)
+        headers = self._codec.headers
+        blocks = max(1, min(len(self.partitions), count // _BLOCK_MESSAGES))
+        size = -(-count // blocks)
+        first = self._partitioner.choose(None, len(self.partitions))
+        for block in range(blocks):
+            some = messages[block * size : (block + 1) * size]
+            records: list[NewRecord] = []
+            stored: list[StoredMessage] = []
+            for message in some:
+                payload = message.payload
+                header, topic = headers(message, routing_key)
+                records.append(NewRecord(timestamp_ms, b"", payload, header))
+                stored.append(StoredMessage(message, topic, routing_key, enqueued_at, expires_at, len(payload)))
+            if some:
+                partition = self.partitions[(first + block) % len(self.partitions)]
+                partition.add_run(records, stored, part(len(some)))
+        self._room -= count
+        self._end_total += count
+        return True
