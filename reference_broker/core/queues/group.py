@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from reference_broker.config import Ordering, QueueConfig
+from reference_broker.core.queues import group_recovery
 from reference_broker.core.queues.address import is_dead_letter, message_id_of
 from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.confirms import Confirm, SyncPoint, call_all
@@ -167,8 +168,6 @@ class ConsumerGroup(SyncPoint):
         self.slow = SlowConsumers.for_group(self)
         if self.scheduler is not None:
             self.scheduler = LaneScheduler(config.priority.weights, config.priority.starvation_s, self.agenda.now)
-        if self.scheduler is not None:
-            self.scheduler = LaneScheduler(config.priority.weights, config.priority.starvation_s, self.agenda.now)
         self.agenda.groups_to_serve[self] = None
 
     def add_partitions(self, partitions: Sequence[QueuePartition], config: QueueConfig) -> None:
@@ -203,43 +202,8 @@ class ConsumerGroup(SyncPoint):
         self.agenda.groups_to_write[self] = None
 
     def recover(self, now: float) -> None:
-        """Take up the log's state: what was with a consumer is ready again, what waited for a retry still waits.
-
-        The log may know more than the partitions when power was lost before their last records were synced. Offsets
-        that are given out again must not count as settled, so such knowledge is dropped, durably. Raises LogError.
-        """
-        cursors = self.log.recovered_cursors
-        beyond: dict[int, int] = {}
-        by_number = {place.number: place for place in self.every_place}
-        for place in by_number.values():
-            log = place.partition.log
-            wanted = cursors.get(place.number, log.start_offset)
-            place.cursor = min(max(wanted, log.start_offset), log.next_offset)
-            if wanted > log.next_offset:
-                beyond[place.number] = place.cursor
-        self.cursor_total = sum(place.passed for place in self.places)
-        for record in self.log.recovered:
-            found = by_number.get(record.partition)
-            if found is None:
-                continue
-            place = found
-            if not place.partition.log.start_offset <= record.offset < place.cursor:
-                if record.offset >= place.cursor:
-                    beyond[place.number] = place.cursor
-                continue
-            entry = PendingEntry(place, record.offset, record.delivery_count)
-            entry.deadline = now if record.consumer else record.due_at_ms / 1000
-            entry.claimed_at = entry.first_delivered_at = record.claimed_at_ms / 1000
-            entry.last_consumer = record.consumer
-            place.pending[record.offset] = entry
-            self.unsettled += 1
-            self._wait(entry, now)
-        self.count_what_is_there()
-        if beyond:
-            self.log.rewind(beyond)
-        if self.log.needs_sync and not self._volatile:
-            # The process that wrote it may have been killed before its sync, and an idle group writes nothing more.
-            self.agenda.unsynced[self] = None
+        """Take up the log's state; see :func:`group_recovery.recover`. Raises :class:`LogError`."""
+        group_recovery.recover(self, now, volatile=self._volatile)
 
     def recount(self) -> None:
         """Cursors were set anew: count again what depends on them."""
@@ -250,31 +214,14 @@ class ConsumerGroup(SyncPoint):
     def count_what_is_there(self) -> None:
         """Take out what has expired before its turn, and sum up the bytes."""
         for place in self.every_place:
-            self.cursor_total += len(self._gone(place))
+            self.cursor_total += len(group_recovery.gone_of(place))
         if self._counts_bytes:
             self.count_bytes()
-
-    def _gone(self, place: GroupPartition) -> set[int]:
-        """Messages of the place that expired before their turn."""
-        partition, lanes = place.partition, place.partition.lanes
-        if partition.expiry is None:
-            return set()
-        gone = partition.expiry.gone(place.cursor, partition.log.next_offset)
-        return {offset for offset in gone if lanes is None or lanes.count(place.lane, offset, offset + 1)}
 
     def count_bytes(self) -> None:
         """The queue limits its bytes from now on: sum up what is not settled."""
         self._counts_bytes = True
-        self.held_bytes = sum(place.partition.unwritten_bytes for place in self.places)
-        for place in self.every_place:
-            lanes, sizes = place.partition.lanes, place.partition.sizes
-            if sizes is None:
-                continue
-            gone = self._gone(place)
-            self.held_bytes += sum(sizes.of(offset) for offset, entry in place.pending.items() if entry.delivery_count)
-            for offset in range(place.cursor, place.partition.log.next_offset):
-                if offset not in gone and (lanes is None or lanes.count(place.lane, offset, offset + 1)):
-                    self.held_bytes += sizes.of(offset)
+        self.held_bytes = group_recovery.unsettled_bytes(self)
 
     # -- members -------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,74 @@
+"""How a consumer group takes up what its log says, and counts what is there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reference_broker.core.queues.pending import GroupPartition, PendingEntry
+
+if TYPE_CHECKING:
+    from reference_broker.core.queues.group import ConsumerGroup
+
+
+def recover(group: ConsumerGroup, now: float, *, volatile: bool) -> None:
+    """Take up the log's state: what was with a consumer is ready again, what waited for a retry still waits.
+
+    The log may know more than the partitions when power was lost before their last records were synced. Offsets
+    that are given out again must not count as settled, so such knowledge is dropped, durably. Raises LogError.
+    """
+    cursors = group.log.recovered_cursors
+    beyond: dict[int, int] = {}
+    by_number = {place.number: place for place in group.every_place}
+    for place in by_number.values():
+        log = place.partition.log
+        wanted = cursors.get(place.number, log.start_offset)
+        place.cursor = min(max(wanted, log.start_offset), log.next_offset)
+        if wanted > log.next_offset:
+            beyond[place.number] = place.cursor
+    group.cursor_total = sum(place.passed for place in group.places)
+    for record in group.log.recovered:
+        found = by_number.get(record.partition)
+        if found is None:
+            continue
+        place = found
+        if not place.partition.log.start_offset <= record.offset < place.cursor:
+            if record.offset >= place.cursor:
+                beyond[place.number] = place.cursor
+            continue
+        entry = PendingEntry(place, record.offset, record.delivery_count)
+        entry.deadline = now if record.consumer else record.due_at_ms / 1000
+        entry.claimed_at = entry.first_delivered_at = record.claimed_at_ms / 1000
+        entry.last_consumer = record.consumer
+        place.pending[record.offset] = entry
+        group.unsettled += 1
+        group.wait_again(entry, now)
+    group.count_what_is_there()
+    if beyond:
+        group.log.rewind(beyond)
+    if group.log.needs_sync and not volatile:
+        # The process that wrote it may have been killed before its sync, and an idle group writes nothing more.
+        group.agenda.unsynced[group] = None
+
+
+def gone_of(place: GroupPartition) -> set[int]:
+    """Messages of the place that expired before their turn."""
+    partition, lanes = place.partition, place.partition.lanes
+    if partition.expiry is None:
+        return set()
+    gone = partition.expiry.gone(place.cursor, partition.log.next_offset)
+    return {offset for offset in gone if lanes is None or lanes.count(place.lane, offset, offset + 1)}
+
+
+def unsettled_bytes(group: ConsumerGroup) -> int:
+    """Bytes of what the group has not settled."""
+    total = sum(place.partition.unwritten_bytes for place in group.places)
+    for place in group.every_place:
+        lanes, sizes = place.partition.lanes, place.partition.sizes
+        if sizes is None:
+            continue
+        gone = gone_of(place)
+        total += sum(sizes.of(offset) for offset, entry in place.pending.items() if entry.delivery_count)
+        for offset in range(place.cursor, place.partition.log.next_offset):
+            if offset not in gone and (lanes is None or lanes.count(place.lane, offset, offset + 1)):
+                total += sizes.of(offset)
+    return total
