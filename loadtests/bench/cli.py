@@ -155,14 +155,16 @@ def queue(
     """Durable queues: the engine by itself, and over sockets beside RabbitMQ's durable queues in the same run.
 
     \b
-    engine   enqueue in batches and singly, the whole life of a message, p99 at 10 000/s,
-             cost with 10 to 1 000 000 queued, memory of a consumer and of a partition
-    sockets  one queue, one publisher, one consumer: MQTT 5.0 at QoS 1 with $ack for each message
-             or a turn's together, at durabilities interval, fsync and memory; RabbitMQ over AMQP 0.9.1
-             with persistent messages, confirms and manual acks. A message counts once its publish is
-             confirmed and its settlement is confirmed (RabbitMQ: sent).
+    engine   enqueue in batches and singly, the whole life of a message,
+             p99 at 10 000/s, cost with 10 to 1 000 000 queued, rebalance,
+             memory of a consumer, a partition and a million delayed messages
+    sockets  one queue, one publisher, one consumer: MQTT 5.0 at QoS 1, $ack
+             for each message or for a turn's together, at durabilities
+             interval, fsync and memory; RabbitMQ over AMQP 0.9.1 with
+             persistent messages, confirms and manual acks
 
-    RabbitMQ is skipped, and named, where it is not installed. About 2 minutes.
+    A message counts once its publish is confirmed and its settlement is confirmed (RabbitMQ: sent).
+    RabbitMQ is skipped, and named, where it is not installed. About 4 minutes.
     Exit status: 0 measured, 1 an aim missed, 2 usage, 3 a broker cannot be started, 4 messages lost or repeated.
     """
     console = Console()
