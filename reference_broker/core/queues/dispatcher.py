@@ -67,8 +67,9 @@ class Dispatcher:
 
     def _serve_consumer(self, consumer: Consumer, now: float) -> None:
         limit = consumer.limit
-        count = len(consumer.places)
-        active = [consumer.places[(consumer.next_turn + step) % count] for step in range(count)]
+        at = consumer.next_turn
+        in_turn = consumer.places[at:] + consumer.places[:at]
+        active = [place for place in in_turn if place.waiting or place.cursor < place.partition.visible_end]
         while active:
             still_active: list[GroupPartition] = []
             for place in active:
