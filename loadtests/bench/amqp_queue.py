@@ -6,24 +6,12 @@ acknowledgement in AMQP, so a message counts once its publish is confirmed and i
 
 from __future__ import annotations
 
-import select
 import struct
-import time
-
-import numpy as np
-import numpy.typing as npt
 
 from loadtests.bench import amqp
 from loadtests.bench.frames import SEQUENCE_BYTES
-from loadtests.bench.pump import (
-    COALESCE_S,
-    COALESCE_SHARE,
-    STALL_TIMEOUT_S,
-    UNBOUNDED_MESSAGES,
-    WARM_UP_S,
-    Stream,
-)
-from loadtests.bench.queue import GROWTH_MESSAGES
+from loadtests.bench.pump import WARM_UP_S, Stream
+from loadtests.bench.queue_flow import QueueFlow
 from loadtests.bench.workload import BenchError, Figure, Meter, Workload
 
 _MAX_PREFETCH = 65_535
@@ -31,73 +19,27 @@ _TAG = struct.Struct(">Q")
 _SEQUENCE = struct.Struct(">Q")
 
 
-class AmqpQueuePump:
+class AmqpQueuePump(QueueFlow):
     """Publishes on one channel, consumes and settles on another, in one thread. ``multiple``: one ack a turn."""
 
     def __init__(
         self, publisher: Stream, consumer: Stream, queue: str, *, payload_bytes: int, window: int, multiple: bool
     ) -> None:
-        self._publisher, self._consumer = publisher, consumer
-        self._window, self._multiple = window, multiple
+        super().__init__(publisher, consumer, window)
+        self._multiple = multiple
         self._start = amqp.publish_start(queue, payload_bytes)
         self._rest = bytes(payload_bytes - SEQUENCE_BYTES)
-        self._sent = self._confirmed = self._settled = self._limit = 0
         self._floor = 0
         """Every publish up to this tag is confirmed ..."""
         self._above: set[int] = set()
         """... and these."""
-        self._seen: npt.NDArray[np.uint8] = np.zeros(GROWTH_MESSAGES, np.uint8)
 
-    def run(self, *, messages: int = 0, seconds: float = 0.0) -> int:
-        """As :meth:`loadtests.bench.pump.Pump.run`. Raises :class:`BenchError`."""
-        first = self._sent
-        self._limit = first + (messages or UNBOUNDED_MESSAGES)
-        poll = select.poll()
-        by_fd = {stream.socket.fileno(): stream for stream in (self._publisher, self._consumer)}
-        deadline = time.perf_counter() + seconds if seconds else float("inf")
-        while True:
-            if time.perf_counter() >= deadline:
-                self._limit = min(self._limit, self._sent)
-            self._publish()
-            if self._sent == self._limit and min(self._confirmed, self._settled) == self._limit:
-                break
-            for fd, stream in by_fd.items():
-                poll.register(fd, select.POLLIN | (select.POLLOUT if stream.writing else 0))
-            ready = poll.poll(STALL_TIMEOUT_S * 1_000)
-            if not ready:
-                message = f"nothing arrived for {STALL_TIMEOUT_S:g} s: sent {self._sent}, settled {self._settled}"
-                raise BenchError(message)
-            before = self._confirmed + self._settled
-            for fd, _ in ready:
-                self._turn(by_fd[fd])
-            if self._confirmed + self._settled - before < self._window // COALESCE_SHARE:
-                time.sleep(COALESCE_S)
-        if not bool((self._seen[: self._sent] == 1).all()):
-            message = "some message was never delivered"
-            raise BenchError(message)
-        return self._sent - first
-
-    def _publish(self) -> None:
-        done = min(self._confirmed, self._settled)
-        allowed = min(self._window - (self._sent - done), self._limit - self._sent)
-        if self._publisher.writing or allowed < min(self._window // 8 + 1, self._limit - self._sent) or allowed <= 0:
-            return
-        if self._sent + allowed > len(self._seen):
-            self._seen = np.concatenate([self._seen, np.zeros(len(self._seen), np.uint8)])
+    def _block(self, first: int, count: int) -> bytes:
         start, rest = self._start, self._rest
         output: list[bytes] = []
-        for number in range(self._sent, self._sent + allowed):
+        for number in range(first, first + count):
             output += (start, amqp.frame(amqp.BODY, amqp.CHANNEL, _SEQUENCE.pack(number) + rest))
-        self._sent += allowed
-        self._publisher.write(b"".join(output))
-
-    def _turn(self, stream: Stream) -> None:
-        stream.flush()
-        chunk = stream.read()
-        data = bytes(chunk)
-        chunk.release()
-        used = self._on_confirms(data) if stream is self._publisher else self._on_deliveries(data)
-        stream.consume(used)
+        return b"".join(output)
 
     def _on_confirms(self, data: bytes) -> int:
         used = 0
@@ -133,10 +75,7 @@ class AmqpQueuePump:
                 (tag,) = _TAG.unpack_from(data, found.start + 5 + data[found.start + 4])
             elif found.kind == amqp.BODY:
                 (number,) = _SEQUENCE.unpack_from(data, found.start)
-                if number >= self._sent or self._seen[number]:
-                    message = f"message {number} was delivered twice, or was never sent"
-                    raise BenchError(message)
-                self._seen[number] = 1
+                self._see(number)
                 self._settled += 1
                 if not self._multiple:
                     output.append(amqp.method(amqp.BASIC_ACK, _TAG.pack(tag) + b"\0"))

@@ -7,24 +7,13 @@ one, or all deliveries of a turn and partition by one ``$ack`` that names their 
 
 from __future__ import annotations
 
-import select
 import socket
-import time
 from collections import deque
-
-import numpy as np
-import numpy.typing as npt
 
 from loadtests.bench.frames import PACKET_IDS, SEQUENCE_BYTES, PublishFrames
 from loadtests.bench.handshake import connect, subscribe
-from loadtests.bench.pump import (
-    COALESCE_S,
-    COALESCE_SHARE,
-    STALL_TIMEOUT_S,
-    UNBOUNDED_MESSAGES,
-    WARM_UP_S,
-    Stream,
-)
+from loadtests.bench.pump import WARM_UP_S, Stream
+from loadtests.bench.queue_flow import QueueFlow
 from loadtests.bench.workload import BenchError, Figure, Meter, Workload
 from loadtests.packets import (
     PUBACK,
@@ -40,12 +29,11 @@ from loadtests.packets import (
 GROUP = "bench"
 QOS = 1
 FIRST_FAILURE_CODE = 0x80
-GROWTH_MESSAGES = 65_536
 BATCH_OFFSETS = 500
 """Most deliveries that one ``$ack`` settles."""
 
 
-class QueuePump:
+class QueuePump(QueueFlow):
     """Publishes, consumes and settles on two connections in one thread.
 
     ``window`` bounds the messages between publish and confirmed settlement; ``receive_maximum`` is the broker's.
@@ -62,83 +50,39 @@ class QueuePump:
         receive_maximum: int,
         batch: bool = False,
     ) -> None:
+        super().__init__(Stream(publisher), Stream(consumer), min(window, receive_maximum))
         topic = f"$queue/{queue}"
         self._frames = PublishFrames(topic, QOS, payload_bytes, section=property_section(b"", 5))
         self._ack_topic = f"{topic}/$ack".encode()
-        self._publisher, self._consumer = Stream(publisher), Stream(consumer)
-        self._window = min(window, receive_maximum)
         self._receive_maximum = receive_maximum
-        self._sent = self._confirmed = self._delivered = self._acks_sent = self._settled = self._limit = 0
+        self._acks_sent = 0
         self._unconfirmed: set[int] = set()
         self._waiting: deque[tuple[bytes, bytes]] = deque()  # bounded by the window
         self._batch = batch
         self._settling: deque[int] = deque()
         """How many messages each unconfirmed ``$ack`` settles, in the order sent."""
-        self._seen: npt.NDArray[np.uint8] = np.zeros(GROWTH_MESSAGES, np.uint8)
 
-    def run(self, *, messages: int = 0, seconds: float = 0.0) -> int:
-        """As :meth:`loadtests.bench.pump.Pump.run`. Raises :class:`BenchError`."""
-        first = self._sent
-        self._limit = first + (messages or UNBOUNDED_MESSAGES)
-        poll = select.poll()
-        by_fd = {stream.socket.fileno(): stream for stream in (self._publisher, self._consumer)}
-        deadline = time.perf_counter() + seconds if seconds else float("inf")
-        while True:
-            if time.perf_counter() >= deadline:
-                self._limit = min(self._limit, self._sent)
-            self._publish()
-            if self._sent == self._limit and self._done() == self._limit:
-                break
-            for fd, stream in by_fd.items():
-                poll.register(fd, select.POLLIN | (select.POLLOUT if stream.writing else 0))
-            ready = poll.poll(STALL_TIMEOUT_S * 1_000)
-            if not ready:
-                raise BenchError(self._stalled())
-            before = self._confirmed + self._delivered + self._settled
-            for fd, _ in ready:
-                self._turn(by_fd[fd])
-            if self._confirmed + self._delivered + self._settled - before < self._window // COALESCE_SHARE:
-                time.sleep(COALESCE_S)
-        if not bool((self._seen[: self._sent] == 1).all()):
-            message = "some message was never delivered although every delivery was settled"
-            raise BenchError(message)
-        return self._sent - first
-
-    def _done(self) -> int:
-        return min(self._confirmed, self._settled)
-
-    def _publish(self) -> None:
-        allowed = min(self._window - (self._sent - self._done()), self._limit - self._sent)
-        if self._publisher.writing or allowed < min(self._window // 8 + 1, self._limit - self._sent) or allowed <= 0:
-            return
-        numbers = range(self._sent, self._sent + allowed)
-        ids = {number % PACKET_IDS + 1 for number in numbers}
+    def _block(self, first: int, count: int) -> bytes | memoryview:
+        ids = {number % PACKET_IDS + 1 for number in range(first, first + count)}
         if self._unconfirmed & ids:
             message = f"a publish is still unconfirmed after {PACKET_IDS} later ones"
             raise BenchError(message)
         self._unconfirmed |= ids
-        if numbers.stop > len(self._seen):
-            self._seen = np.concatenate([self._seen, np.zeros(len(self._seen), np.uint8)])
-        block = self._frames.block(self._sent, allowed)
-        self._sent += allowed
-        self._publisher.write(block)
+        return self._frames.block(first, count)
 
-    def _turn(self, stream: Stream) -> None:
-        stream.flush()
-        chunk = stream.read()
-        data = bytes(chunk)
-        chunk.release()
+    @staticmethod
+    def _split(data: bytes) -> tuple[list[tuple[int, int, int]], int]:
         try:
-            frames, used = split_frames(data)
+            return split_frames(data)
         except ValueError as error:
             raise BenchError(str(error)) from error
-        if stream is self._publisher:
-            for frame in frames:
-                self._unconfirmed.remove(self._confirmation(data, *frame))
-            self._confirmed += len(frames)
-        else:
-            self._consume(data, frames)
-        stream.consume(used)
+
+    def _on_confirms(self, data: bytes) -> int:
+        frames, used = self._split(data)
+        for frame in frames:
+            self._unconfirmed.remove(self._confirmation(data, *frame))
+        self._confirmed += len(frames)
+        return used
 
     @staticmethod
     def _confirmation(data: bytes, first: int, start: int, end: int) -> int:
@@ -148,7 +92,8 @@ class QueuePump:
             raise BenchError(message)
         return data[start] << 8 | data[start + 1]
 
-    def _consume(self, data: bytes, frames: list[tuple[int, int, int]]) -> None:
+    def _on_deliveries(self, data: bytes) -> int:
+        frames, used = self._split(data)
         output = []
         for frame in frames:
             if frame[0] >> 4 != 3:
@@ -157,12 +102,7 @@ class QueuePump:
                 continue
             _, packet_id, properties, payload = read_publish(data, frame, 5)
             number = int.from_bytes(payload[:SEQUENCE_BYTES], "big")
-            if number >= self._sent or self._seen[number]:
-                what = "twice" if number < self._sent else "though it was never sent"
-                message = f"message {number} was delivered {what}"
-                raise BenchError(message)
-            self._seen[number] = 1
-            self._delivered += 1
+            self._see(number)
             output.append(acknowledgement(PUBACK, packet_id))
             self._waiting.append(
                 (find_user_property(properties, b"message-id"), find_user_property(properties, b"group-id"))
@@ -175,6 +115,7 @@ class QueuePump:
             output.append(self._settlement(pairs, 1))
         if output:
             self._consumer.write(b"".join(output))
+        return used
 
     def _settlement(self, pairs: bytes, messages: int) -> bytes:
         """A ``$ack`` with these user properties."""
@@ -204,12 +145,6 @@ class QueuePump:
                 )
                 output.append(self._settlement(pairs, len(part)))
         return output
-
-    def _stalled(self) -> str:
-        return (
-            f"nothing arrived for {STALL_TIMEOUT_S:g} s: sent {self._sent}, confirmed {self._confirmed}, "
-            f"acknowledgements sent {self._acks_sent}, settled {self._settled}"
-        )
 
 
 class QueueLife(Workload):

@@ -23,9 +23,8 @@ from assay.cli import build_app
 from conformance.adapter import broker_config, reference_broker_endpoint
 from conformance.targets import RunningTarget, StartHook, Target, running
 from loadtests import null_broker
-from loadtests.bench import cases, fan_in, fan_out, open_loop, subscriptions
+from loadtests.bench import cases, fan_in, fan_out, open_loop, queue_flow, subscriptions
 from loadtests.bench import pump as pump_module
-from loadtests.bench import queue as queue_module
 from loadtests.bench.broker_process import BrokerProcess, process_cpu_s, process_tree
 from loadtests.bench.cases import PUB_SUB, Case, lines_of
 from loadtests.bench.figures import BenchRun, Reading
@@ -94,7 +93,7 @@ def test_a_lower_qos_than_asked_for_is_unsupported() -> None:
 
 @pytest.mark.parametrize("fault", ["--lose-every", "--duplicate-every", "--swap-every"])
 def test_a_figure_of_a_broker_that_loses_repeats_or_swaps_is_void(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (pump_module, queue_module, fan_out, fan_in, open_loop):
+    for module in (pump_module, queue_flow, fan_out, fan_in, open_loop):
         monkeypatch.setattr(module, "STALL_TIMEOUT_S", STALL_TIMEOUT_S)
     plan = msgspec.structs.replace(SMALL, messages=3_000)
     text = r"sequence|nothing arrived|missing|twice|something else|more (messages|than)"
