@@ -144,7 +144,10 @@ class QueueLimits:
         """The place whose next message is the oldest that nobody of the group was given."""
         oldest: tuple[float, GroupPartition] | None = None
         for place in group.every_place:
-            stored = self._first(place, place.partition.log.next_offset)
+            partition = place.partition
+            end = partition.log.next_offset
+            # Messages of an open transaction, and those behind it, stay until it is decided.
+            stored = self._first(place, end if partition.produced is None else partition.produced.stable_end(end))
             if stored is not None and (oldest is None or stored.enqueued_at < oldest[0]):
                 oldest = (stored.enqueued_at, place)
         return oldest[1] if oldest is not None else None

@@ -655,3 +655,28 @@ def test_the_table_of_states_ends_and_is_whole() -> None:
     targets = {target for _, _, target in TRANSITIONS}
     assert sources | targets == {state.value for state in TransactionState}
     assert targets - sources == {"committed", "aborted"}
+
+
+@pytest.mark.parametrize("overflow", ["drop_oldest", "dead_letter_oldest"])
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_full_queue_gives_up_no_message_of_an_open_transaction(
+    bench_with: Callable[..., QueueBench], overflow: str, commits: bool
+) -> None:
+    bench = bench_with(max_depth=2, overflow=overflow)
+    consumer = bench.consumer()
+    actor = Actor(bench)
+    transaction = actor.begin()
+    actor.publish("a", transaction)
+    actor.publish("b", transaction)
+    bench.turn()
+    outcome = Outcome()
+    with pytest.raises(QueueError) as refused:
+        bench.engine.publish(
+            bench.engine.address("$queue/q"), Message(topic="$queue/q", payload=b"c"), bench.now, outcome
+        )
+    assert refused.value.code is QueueErrorCode.FULL
+    (actor.commit if commits else actor.abort)(transaction)
+    bench.turn()
+    assert consumer.values == (["a", "b"] if commits else [])
+    stats = bench.engine.stats("q")
+    assert (stats.depth, stats.dead_letters, stats.refused) == (2 if commits else 0, 0, 1)
