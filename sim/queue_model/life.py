@@ -23,6 +23,7 @@ from reference_broker.config import (
 )
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Consumer, Delivery, QueueEngine, QueueError, QueueErrorCode, SyncJob, Verb
+from reference_broker.core.queues.confirms import Stored
 from reference_broker.core.queues.retry import backoff_s
 from reference_broker.core.queues.settle_request import SettleRequest
 from reference_broker.core.topics import matches
@@ -34,6 +35,8 @@ from sim.queue_model.oracle import Oracle
 from sim.queue_model.state import Rules, Sent, ViolationError
 
 QUEUE: Final = "q"
+OTHER: Final = "r"
+"""A second queue, for transactions."""
 LETTERS: Final = "$dlq/q"
 START: Final = 1_700_000_000.0
 _TURNS: Final = 30
@@ -58,8 +61,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     assignor: str = "range"
     segment_bytes: int = 400
 
-    def configured(self) -> tuple[QueueConfig, QueueConfig]:
-        """The queue and its dead-letter queue."""
+    def configured(self) -> tuple[QueueConfig, ...]:
+        """The queue, its dead-letter queue, and another queue."""
         queue = QueueConfig(
             name=QUEUE,
             partitions=self.partitions,
@@ -88,7 +91,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         letters = msgspec.structs.replace(
             queue, name=LETTERS, partitions=1, dead_letters=False, message_ttl_s=0.0, max_depth=100_000
         )
-        return queue, letters
+        return queue, letters, msgspec.structs.replace(queue, name=OTHER, partitions=1, dead_letters=False)
 
 
 def rules_of(config: QueueConfig) -> Rules:
@@ -187,12 +190,21 @@ class QueueLife:
     # -- clients -------------------------------------------------------------------------------------------------
 
     def publish(
-        self, key: str | None = None, routing_key: str = "", expires_in_s: float = 0.0, priority: int | None = None
-    ) -> None:
+        self,
+        key: str | None = None,
+        routing_key: str = "",
+        expires_in_s: float = 0.0,
+        priority: int | None = None,
+        *,
+        queue: str = QUEUE,
+        marks: dict[str, str] | None = None,
+        on_stored: Stored | None = None,
+    ) -> Sent | None:
+        """None when the queue is full. ``marks``: what names a producer."""
         self.sent += 1
         label = f"m{self.sent}"
-        topic = f"$queue/{QUEUE}/{routing_key}" if routing_key else f"$queue/{QUEUE}"
-        options = {"partition-key": key, "priority": None if priority is None else str(priority)}
+        topic = f"$queue/{queue}/{routing_key}" if routing_key else f"$queue/{queue}"
+        options = (marks or {}) | {"partition-key": key, "priority": None if priority is None else str(priority)}
         message = Message(
             topic=topic,
             payload=label.encode(),
@@ -201,15 +213,16 @@ class QueueLife:
         )
         outcome = Outcome(self, label)
         try:
-            self.engine.publish(self.engine.address(topic), message, self.now, outcome)
+            self.engine.publish(self.engine.address(topic), message, self.now, outcome, on_stored)
         except QueueError as error:
             if error.code is not QueueErrorCode.FULL:
                 raise
-            self.oracle.refused(QUEUE)
-            return
-        sent = self.oracle.publish(QUEUE, label, key, routing_key, message.expires_at or float("inf"))
+            self.oracle.refused(queue)
+            return None
+        sent = self.oracle.publish(queue, label, key, routing_key, message.expires_at or float("inf"))
         sent.lane = 2 if priority is None else priority
         outcome.accepted(partial(setattr, sent, "confirmed", True))
+        return sent
 
     def join(
         self, queue: str, group: str, name: str, *, pattern: str = "", room: int = 1_000, is_eager: bool = False
@@ -318,10 +331,14 @@ class QueueLife:
     def _begin_turn(self) -> None:
         self.oracle.tick(self.now)
         self.engine.tick(self.now)
+        self._dispatch()
+        self.jobs += self.engine.take_sync_jobs(self.now)
+
+    def _dispatch(self) -> None:
+        self.oracle.transactions.turn()
         self.engine.dispatch(self.now)
         self.oracle.written = self.oracle.step
         self._written.append((self.now, self.oracle.step))
-        self.jobs += self.engine.take_sync_jobs(self.now)
 
     def run_syncs(self) -> None:
         """The disk does what it was asked to."""
@@ -335,6 +352,9 @@ class QueueLife:
         done, self.done = self.done, []
         for job in done:
             self.engine.sync_done(job, None, self.now)
+        if done and self.oracle.transactions.all:
+            # The record that ends a transaction counts as a message until it is written.
+            self._dispatch()
 
     def rest(self) -> None:
         """Turns until nothing is left to do now; then everything that had to happen has happened."""
@@ -392,6 +412,8 @@ class QueueLife:
         self._start()
         for name in self.names:
             self.oracle.reopened(name, [group.group for group in self.engine.stats(name).groups], mark)
+        if self.oracle.transactions.all:
+            self._dispatch()
 
     # -- checks --------------------------------------------------------------------------------------------------
 
@@ -419,7 +441,8 @@ class QueueLife:
             self.check()
             if not self.oracle.is_open:
                 break
-            self.now += 2.0
+            due = self.oracle.transactions.next_due()
+            self.now = max(self.now + 2.0, 0.0 if due == float("inf") else due)
         self.oracle.finish()
 
 

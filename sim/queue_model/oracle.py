@@ -28,6 +28,7 @@ from sim.queue_model.state import (
     Spot,
     ViolationError,
 )
+from sim.queue_model.transactions import Transactions
 
 _NEVER: Final = float("inf")
 
@@ -44,6 +45,7 @@ class Oracle:
         self.synced = 0
         """Everything up to this step survives a power loss, too."""
         self.lost_power = False
+        self.transactions = Transactions(self)
 
     # -- publishing ----------------------------------------------------------------------------------------------
 
@@ -65,8 +67,8 @@ class Oracle:
                 sent.unneeded |= not queue.groups
             for group in queue.groups.values():
                 for copy in group.copies.values():
-                    if NEW in copy.spots:
-                        self._become(copy, *copy.spots, DONE)
+                    if NEW in copy.spots and not self.transactions.is_open(copy.message):
+                        self.become(copy, *copy.spots, DONE)
 
     def _add(self, queue: Queue, label: str, key: str | None, routing_key: str, expires_at: float) -> Sent:
         self.step += 1
@@ -104,7 +106,7 @@ class Oracle:
         group = queue.groups[group_id]
         if group.members.pop(consumer, None) is not None:
             for copy in group.held_by(consumer):
-                self._fail(queue, group_id, copy, self.now)
+                self.fail(queue, group_id, copy, self.now)
 
     def _note_unneeded(self, queue: Queue) -> None:
         for sent in queue.messages:
@@ -140,14 +142,15 @@ class Oracle:
                 raise ViolationError(f"{what} before its publisher knows that it is safe")
             # What an fsync queue shows is safe.
             sent.confirmed = True
-        self._appeared(queue, sent)
+        self.transactions.delivered(queue, sent, copy, count, what)
+        self.appeared(queue, sent)
         if rules.ordered:
             check_order(group, copy, what, self.now)
-        self._become(copy, Spot(Kind.FLIGHT, count, self.now + (rules.timeout_s or _NEVER), consumer))
+        self.become(copy, Spot(Kind.FLIGHT, count, self.now + (rules.timeout_s or _NEVER), consumer))
         group.counts["delivered" if count == 1 else "redelivered"] += 1
         return sent
 
-    def _appeared(self, queue: Queue, sent: Sent) -> None:
+    def appeared(self, queue: Queue, sent: Sent) -> None:
         """A message that a crash may have lost is there. A letter may have been written only now."""
         if not sent.unsure:
             return
@@ -182,15 +185,15 @@ class Oracle:
         (spot,) = copy.spots
         if verb == "extend":
             wait_s = rules.timeout_s if wait_s is None else wait_s
-            self._become(copy, spot._replace(at=self.now + wait_s))
+            self.become(copy, spot._replace(at=self.now + wait_s))
             return lambda: None
         group.counts[verb + "ed"] += 1
         if verb == "ack":
-            self._become(copy, DONE)
+            self.become(copy, DONE)
         elif verb == "nack":
             if wait_s is None:
                 wait_s = rules.backoff_s(spot.deliveries) if rules.nack_waits else 0.0
-            self._fail(queue, group_id, copy, self.now + wait_s)
+            self.fail(queue, group_id, copy, self.now + wait_s)
         else:
             self._give_up(queue, group_id, copy)
         step, letter = self.step, copy.letter if copy.may(Kind.MOVING) else None
@@ -205,20 +208,20 @@ class Oracle:
 
         return confirmed
 
-    def _fail(self, queue: Queue, group_id: str, copy: Copy, due: float) -> None:
+    def fail(self, queue: Queue, group_id: str, copy: Copy, due: float) -> None:
         """A delivery failed: the message is ready again, or that was the last."""
         (spot,) = copy.spots
         if spot.deliveries > queue.rules.max_retries:
             self._give_up(queue, group_id, copy)
         else:
-            self._become(copy, Spot(Kind.READY, spot.deliveries, due))
+            self.become(copy, Spot(Kind.READY, spot.deliveries, due))
 
     def _give_up(self, queue: Queue, group_id: str, copy: Copy) -> None:
         """To the dead letters, or nowhere when the queue keeps none."""
         if queue.rules.dead_letters is None:
-            self._become(copy, DONE)
+            self.become(copy, DONE)
             return
-        self._become(copy, Spot(Kind.MOVING, max(spot.deliveries for spot in copy.spots)))
+        self.become(copy, Spot(Kind.MOVING, max(spot.deliveries for spot in copy.spots)))
         self._write_letter(queue, group_id, copy)
 
     def _write_letter(self, queue: Queue, group_id: str, copy: Copy, *, unsure: bool = False) -> None:
@@ -230,7 +233,7 @@ class Oracle:
             for group in target.groups.values():
                 group.copies[letter].spots.add(NONE)
 
-    def _become(self, copy: Copy, *spots: Spot) -> None:
+    def become(self, copy: Copy, *spots: Spot) -> None:
         self.step += 1
         copy.before.append((self.step, copy.spots))
         copy.spots = set(spots)
@@ -244,7 +247,7 @@ class Oracle:
             for spot in list(copy.spots):
                 if spot.kind is Kind.FLIGHT and spot.at <= now:
                     group.counts["timed_out"] += 1
-                    self._fail(queue, group_id, copy, now + queue.rules.backoff_s(spot.deliveries))
+                    self.fail(queue, group_id, copy, now + queue.rules.backoff_s(spot.deliveries))
 
     def _every(self) -> Iterator[tuple[Queue, str, Group, Copy]]:
         for queue in self.queues.values():
@@ -254,14 +257,14 @@ class Oracle:
 
     def next_due(self) -> float:
         """When the engine must look at its clock at the latest."""
-        times = [
+        times = (
             spot.at
             for _, _, group, copy in self._every()
             for spot in copy.spots
             if spot.kind is Kind.FLIGHT
             or (spot.kind is Kind.READY and spot.at > self.now and group.members and len(copy.spots) == 1)
-        ]
-        return min(times, default=_NEVER)
+        )
+        return min((*times, self.transactions.next_due()))
 
     def rest(self) -> None:
         """The engine has nothing left to do at this time: whatever could be done was done."""
@@ -286,11 +289,19 @@ class Oracle:
         )
         # Its source may still become it.
         is_open = sent.unsure and sent.source is not None and sent.source.may(Kind.READY, Kind.MOVING)
-        is_behind = rules.ordered and any(may_hold_back(other, copy) for other in retried)
+        is_behind = self.transactions.holds_back(queue, sent)
+        is_retry_first = rules.ordered and any(may_hold_back(other, copy) for other in retried)
         for spot in copy.spots:
             if spot.kind is Kind.MOVING:
                 left.add(DEAD)
-            elif spot.kind is not Kind.READY or spot.at > self.now or not is_served or is_behind or is_open:
+            elif (
+                spot.kind is not Kind.READY
+                or spot.at > self.now
+                or not is_served
+                or is_retry_first
+                or is_open
+                or (is_behind and not spot.deliveries)
+            ):
                 left.add(spot)
             elif is_passed_over(group, sent, self.now):
                 left.add(DONE)
@@ -299,7 +310,7 @@ class Oracle:
         if not left:
             raise ViolationError(f"{where} does not deliver {sent.label} although every consumer has room")
         if left != copy.spots:
-            self._become(copy, *left)
+            self.become(copy, *left)
 
     # -- crashes -------------------------------------------------------------------------------------------------
 
@@ -307,10 +318,13 @@ class Oracle:
         """The process is gone; with ``power`` also what the disk had not made safe. Returns up to which step it was."""
         mark = self.synced if power else self.written
         self.lost_power |= power
+        self.transactions.crash(power=power)
         for queue in self.queues.values():
             self._note_unneeded(queue)
             for sent in queue.messages:
-                sent.unsure |= not (sent.number <= mark or (sent.confirmed and queue.rules.durability == "fsync"))
+                sent.unsure |= not (
+                    sent.is_safe or sent.number <= mark or (sent.confirmed and queue.rules.durability == "fsync")
+                )
                 sent.is_orphan |= not sent.confirmed
         for queue in list(self.queues.values()):
             if queue.rules.durability == "memory":
@@ -334,7 +348,7 @@ class Oracle:
         for spot in held:
             if spot.kind is Kind.MOVING:
                 spots.add(DEAD)
-            if spot.kind in (Kind.FLIGHT, Kind.MOVING):
+            if spot.kind in (Kind.FLIGHT, Kind.HELD, Kind.MOVING):
                 spot = Spot(Kind.READY, spot.deliveries, self.now)
             spots.add(spot)
             is_exhausted |= spot.kind is Kind.READY and spot.deliveries > queue.rules.max_retries
@@ -362,10 +376,11 @@ class Oracle:
     @property
     def is_open(self) -> bool:
         """Something may still happen to some message."""
-        return any(copy.may(Kind.READY, Kind.FLIGHT, Kind.MOVING) for _, _, _, copy in self._every())
+        return any(copy.may(Kind.READY, Kind.FLIGHT, Kind.HELD, Kind.MOVING) for _, _, _, copy in self._every())
 
     def finish(self) -> None:
         """After everything was drained: nothing vanished."""
+        self.transactions.finish()
         for queue, group_id, _, copy in self._every():
             what = f"{queue.name}/{group_id}: {copy.message.label}"
             if not copy.spots <= THROUGH:

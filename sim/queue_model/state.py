@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from sim.queue_model.transactions import Transaction
 
 _FNV_BASIS: Final = 0x811C9DC5
 _FNV_PRIME: Final = 0x01000193
@@ -24,6 +27,7 @@ class Kind(Enum):
     READY = "ready"
     """To be delivered from a time on, for the first time when its count is 0."""
     FLIGHT = "in flight"
+    HELD = "acknowledged in a transaction that has not ended"
     MOVING = "on its way to the dead letters"
     DEAD = "dead-lettered"
     DONE = "settled, given up or expired"
@@ -78,6 +82,9 @@ class Sent:
         self.label = label
         self.number = number
         """The step at which it was published."""
+        self.transaction: Transaction | None = None
+        self.is_safe = False
+        """Nothing loses it: its transaction is known to be committed."""
         self.key = key
         self.routing_key = routing_key
         self.expires_at = expires_at
@@ -100,7 +107,7 @@ def bucket_of(spot: Spot) -> str:
     """Where the engine's figures count it."""
     if spot.kind is Kind.READY:
         return "retrying" if spot.deliveries else "lag"
-    return {Kind.FLIGHT: "in_flight", Kind.MOVING: "dead_lettering"}.get(spot.kind, "through")
+    return {Kind.FLIGHT: "in_flight", Kind.HELD: "in_flight", Kind.MOVING: "dead_lettering"}.get(spot.kind, "through")
 
 
 class Copy:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from reference_broker.core.queues import Verb
 from sim.disk import Persistence
 from sim.queue_model.life import LETTERS, QUEUE, QueueLife, Setup
+from sim.queue_model.producing import Producer
 
 
 def test_the_state_of_an_idle_group_is_synced_after_a_restart() -> None:
@@ -85,3 +86,29 @@ def test_settled_messages_of_other_lanes_do_not_come_back_once_their_segment_is_
     life.rest()
     life.check()
     life.drain()
+
+
+def begun(life: QueueLife) -> Producer:
+    """A producer with an open transaction."""
+    producer = Producer(life, "s")
+    producer.init()
+    life.rest()
+    producer.begin(60.0)
+    life.rest()
+    return producer
+
+
+def test_a_full_queue_drops_no_message_of_an_open_transaction() -> None:
+    """It made room for a newer message, was missing after the commit, and counted twice after an abort."""
+    life = QueueLife(Setup(max_depth=2, overflow="drop_oldest", dead_letters=False))
+    member = life.join(QUEUE, "g", "a")
+    producer = begun(life)
+    for _ in range(2):
+        producer.publish(QUEUE, None, is_numbered=False)
+    life.rest()
+    life.publish()
+    assert life.engine.stats(QUEUE).refused == 1
+    producer.commit()
+    life.rest()
+    life.check()
+    assert [held.sent.label for held in member.got] == ["m1", "m2"]
