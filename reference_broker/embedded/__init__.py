@@ -7,6 +7,7 @@
 ...             received.ack()
 """
 
+from reference_broker.core.queues.lanes import lane_of_level
 from reference_broker.core.queues.publish_options import Priority
 from reference_broker.embedded.aio import AsyncQueues
 from reference_broker.embedded.blocking import BlockingTransaction, Queues, Subscription
@@ -84,4 +85,5 @@ __all__ = [
     "UnknownProducerError",
     "UnknownQueueError",
     "UnknownTransactionError",
+    "lane_of_level",
 ]

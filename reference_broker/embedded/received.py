@@ -94,8 +94,24 @@ class AsyncReceived(ReceivedMessage):
         except (QueueError, ValueError) as error:
             log.info("the ack policy of %s cannot be kept: %s", self.message_id, error)
 
-    def _request(self, verb: Verb, **options: float | str | TransactionKey | None) -> SettleRequest:
-        return SettleRequest(verb=verb, message_ids=(self.message_id,), group=self.delivery.group, **options)  # type: ignore[arg-type]
+    def _request(
+        self,
+        verb: Verb,
+        *,
+        delay_s: float | None = None,
+        extend_s: float | None = None,
+        reason: str = "",
+        within: TransactionKey | None = None,
+    ) -> SettleRequest:
+        return SettleRequest(
+            verb=verb,
+            message_ids=(self.message_id,),
+            group=self.delivery.group,
+            delay_s=delay_s,
+            extend_s=extend_s,
+            reason=reason,
+            within=within,
+        )
 
     async def _settle(self, request: SettleRequest) -> None:
         driver, now = self._queues.turn()

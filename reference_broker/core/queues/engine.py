@@ -237,7 +237,7 @@ class QueueEngine:
         found = self._queue(queue)
         if options.cursor is not None or found.config.group.start is GroupStart.LATEST:
             # What was published before lies before.
-            found.write_waiting()
+            found.write_unwritten()
         joined = found.group(group, pattern, options.cursor)
         consumer = joined.join(consumer_id, deliver, now, options, notify)
         if heartbeats:

@@ -147,7 +147,7 @@ class GroupOperations:
         found, named = self._find_writable(queue, group, now)
         if partition is not None and partition >= len(named.places):
             raise QueueError(QueueErrorCode.BAD_ADDRESS, f"the queue {queue!r} has no partition {partition}")
-        found.write_waiting()
+        found.write_unwritten()
         places = named.places if partition is None else named.places[partition : partition + 1]
         cursors.reset(named, position, places, on_done)
         found.recount()

@@ -8,17 +8,10 @@ from reference_broker.core.queues.errors import QueueError, QueueErrorCode
 from reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
-    import random
-
     from reference_broker.core.queues.consumer import Consumer
     from reference_broker.core.queues.group import ConsumerGroup
 
 _NEVER = float("inf")
-
-
-def new_member_id(client_id: str, rng: random.Random) -> str:
-    """The id of a member that is bound to no connection: each time it joins it is another member."""
-    return f"{client_id}-{rng.getrandbits(64):016x}"
 
 
 class Membership:

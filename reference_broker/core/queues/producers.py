@@ -204,10 +204,6 @@ class PartitionProducers:
         del self._aborted_starts[:gone], self._aborted_ends[:gone]
         del self._hidden[: bisect_left(self._hidden, start)]
 
-    @property
-    def aborted_ranges(self) -> int:
-        return len(self._aborted_starts)
-
     # -- snapshots -----------------------------------------------------------------------------------------------
 
     @property

@@ -219,7 +219,7 @@ class DurableQueue(QueueIntake):
             self.serve_groups()
 
     def write_unwritten(self) -> bool:
-        """Write what this turn has published so far; False when that is nothing."""
+        """Write what this turn has published so far, so that it has offsets; False when that is nothing."""
         waiting = [partition for partition in self.partitions if partition.unwritten]
         for partition in waiting:
             self._agenda.partitions_to_write.pop(partition, None)
@@ -365,13 +365,6 @@ class DurableQueue(QueueIntake):
     def dispatcher(self, group: ConsumerGroup) -> Dispatcher:
         return self._dispatchers[group]
 
-    def write_waiting(self) -> None:
-        """Write what was published this turn, so that it has offsets."""
-        for partition in self.partitions:
-            if partition.unwritten:
-                self._agenda.partitions_to_write.pop(partition, None)
-                self.write(partition)
-
     def recount(self) -> None:
         """Groups moved: what room there is has to be counted again."""
         self._room = 0
@@ -476,8 +469,7 @@ class DurableQueue(QueueIntake):
         """From now on; the stored messages are looked through. Raises :class:`LogError`."""
         self._counts_bytes = True
         for partition in self.partitions:
-            sizes = partition.sizes = MessageSizes(partition.log.start_offset)
-            partition.scan(lambda offset, stored, sizes=sizes: sizes.put(offset, stored.size))  # type: ignore[misc]
+            partition.sizes = _sizes_of(partition)
         self.limits.loose_bytes = sum(
             partition.sizes.total(partition.head) + partition.unwritten_bytes
             for partition in self.partitions
@@ -496,3 +488,10 @@ class DurableQueue(QueueIntake):
     def end_total(self) -> int:
         """Sum of the partitions' ends, unwritten messages included."""
         return self._end_total
+
+
+def _sizes_of(partition: QueuePartition) -> MessageSizes:
+    """Of the stored messages, in bytes. Raises :class:`LogError`."""
+    sizes = MessageSizes(partition.log.start_offset)
+    partition.scan(lambda offset, stored: sizes.put(offset, stored.size))
+    return sizes

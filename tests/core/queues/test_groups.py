@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from reference_broker.core.queues import QueueError, QueueErrorCode, Verb
 from reference_broker.core.queues.cursors import resolve
 from reference_broker.core.queues.group_operations import Claim
-from reference_broker.core.queues.membership import new_member_id
 from reference_broker.core.queues.subscribe_options import LATEST, CursorKind, CursorPosition, parse, parse_cursor
 from reference_broker.storage.memory_disk import MemoryDisk
 from tests.core.queues.conftest import BenchConsumer, QueueBench
@@ -96,13 +94,6 @@ def test_a_heartbeat_of_an_old_generation_is_refused_and_keeps_the_member(bench:
     )
     bench.advance(20)
     assert bench.engine.stats("q").groups[0].consumers == 2
-
-
-def test_member_ids_do_not_repeat() -> None:
-    rng = random.Random(1)
-    ids = {new_member_id("client", rng) for _ in range(1_000)}
-    assert len(ids) == 1_000
-    assert all(member.startswith("client-") for member in ids)
 
 
 def test_consumers_are_told_what_they_are_assigned(bench_with: BenchWith) -> None:
