@@ -46,8 +46,7 @@ class CommitPhases:
         """To be committed."""
         transaction.move(TransactionState.PREPARING)
         if transaction.is_empty:
-            transaction.move(TransactionState.DECIDING)
-            self._end(transaction, Outcome.COMMITTED)
+            self._decide(transaction)
         else:
             self._preparing[transaction] = None
 
@@ -111,6 +110,10 @@ class CommitPhases:
         if error is not None or transaction.reason:
             self.abort(transaction, transaction.reason or str(error))
             return
+        self._decide(transaction)
+
+    def _decide(self, transaction: Transaction) -> None:
+        """Have the decision made durable. Nothing but that keeps an empty one known to whoever asks again."""
         decision = Decision(
             transaction.producer,
             transaction.epoch,

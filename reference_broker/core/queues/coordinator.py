@@ -197,21 +197,28 @@ class Coordinator(SyncPoint):
         self.names.pop(self.producers.pop(name).id, None)
 
     def decide(self, transaction: str, decision: Decision) -> None:
-        """Raises :class:`QueueError`."""
+        """Raises :class:`QueueError`. Where no part is to be told, its producer's record says it all."""
+        if not decision.partitions and not decision.held:
+            self._remember(transaction, decision, [])
+            return
         self._apply([(_DECISION + transaction.encode(), msgspec.msgpack.encode(decision))])
         self.decisions[transaction] = decision
 
     def complete(self, transaction: str) -> None:
         """Every part of it knows, durably. Raises :class:`QueueError`."""
-        decision = self.decisions[transaction]
-        name = decision.transactional_id
-        changes: list[tuple[bytes, bytes | None]] = []
-        producer = self.producers.get(name)
-        if producer is not None and producer.id == decision.producer:
-            producer.last_committed = transaction
-            changes.append((_PRODUCER + name.encode(), msgspec.msgpack.encode(producer)))
-        self._apply([*changes, (_DECISION + transaction.encode(), None)])
+        self._remember(transaction, self.decisions[transaction], [(_DECISION + transaction.encode(), None)])
         del self.decisions[transaction]
+
+    def _remember(self, transaction: str, decision: Decision, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
+        """It is its producer's last committed transaction, unless a later one was complete earlier."""
+        name = decision.transactional_id
+        producer = self.producers.get(name)
+        if producer is None or producer.id != decision.producer or int(producer.last_committed or 0) > int(transaction):
+            self._apply(changes)
+            return
+        producer = msgspec.structs.replace(producer, last_committed=transaction)
+        self._apply([(_PRODUCER + name.encode(), msgspec.msgpack.encode(producer)), *changes])
+        self.producers[name] = producer
 
     def save_partition(self, queue: str, partition: int, snapshot: bytes | None) -> None:
         """None: the partition does not exist any more. Raises :class:`QueueError`."""

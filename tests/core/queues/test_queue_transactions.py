@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from reference_broker.config import Durability, QueuesConfig, TransactionsConfig
+from reference_broker.config import Durability, QueueConfig, QueuesConfig, TransactionsConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Delivery, LogError, QueueEngine, QueueError, QueueErrorCode, Verb
 from reference_broker.core.queues.settle_request import parse
@@ -207,7 +207,46 @@ def test_a_commit_after_an_abort_names_what_happened(either: QueueBench) -> None
 
 def test_an_empty_transaction_commits(either: QueueBench) -> None:
     actor = Actor(either)
-    assert actor.commit(actor.begin()).confirmed
+    outcome = actor.commit(actor.begin())
+    either.turn()
+    assert outcome.confirmed
+    assert either.engine.transactions.list() == []
+
+
+def test_a_commit_of_nothing_twice_is_told_the_same_also_after_a_restart(durable: QueueBench) -> None:
+    """Nothing kept it known: the second one was told that it never began."""
+    actor = Actor(durable)
+    transaction = actor.begin()
+    first = actor.commit(transaction)
+    assert not first.calls, "what is told is durable"
+    durable.turn()
+    assert first.confirmed
+    assert actor.commit(transaction).confirmed
+    durable.restart()
+    assert actor.commit(transaction).confirmed
+    actor.init()
+    assert actor.commit(transaction).confirmed, "nor does a new epoch forget it"
+
+
+def test_the_last_commit_is_remembered_although_an_earlier_one_was_complete_later(
+    bench_with: Callable[..., QueueBench],
+) -> None:
+    """Completing the earlier one, once a periodic sync covered its parts, took the place of the later one."""
+    queues = (
+        QueueConfig(name="q", partitions=1, durability=Durability.INTERVAL),
+        QueueConfig(name="r", partitions=1, durability=Durability.MEMORY),
+    )
+    bench = bench_with(MemoryDisk(), configured=queues)
+    actor = Actor(bench)
+    transactions = []
+    for topic in ("$queue/q", "$queue/r"):
+        transactions.append(actor.begin())
+        actor.publish("a", transactions[-1], topic=topic)
+        actor.commit(transactions[-1])
+        bench.turn()
+    bench.advance(5)
+    bench.restart()
+    assert actor.commit(transactions[-1]).confirmed
 
 
 def test_a_transaction_times_out_and_the_commit_that_comes_late_says_so(either: QueueBench) -> None:
@@ -480,7 +519,9 @@ def test_a_new_epoch_fences_the_old_and_aborts_its_transaction(either: QueueBenc
         with pytest.raises(QueueError) as refused:
             act()
         assert refused.value.code is QueueErrorCode.FENCED
-    assert new.commit(new.begin()).confirmed
+    outcome = new.commit(new.begin())
+    either.turn()
+    assert outcome.confirmed
 
 
 def test_an_epoch_or_producer_that_never_was_is_unknown(either: QueueBench) -> None:
