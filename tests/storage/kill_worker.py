@@ -29,8 +29,7 @@ from kill_fork import Voice, WrongError, live_and_die
 
 from reference_broker.config import Durability, QueueConfig, QueuesConfig, RetentionConfig
 from reference_broker.core.message import Message
-from reference_broker.core.queues import Delivery, QueueEngine, QueueError, SyncJob, Verb
-from reference_broker.core.queues import group as queue_group
+from reference_broker.core.queues import Delivery, QueueEngine, QueueError, SyncJob, Verb, group_state
 from reference_broker.core.queues.store import LogRecord
 from reference_broker.storage import pending_log
 from reference_broker.storage.disk import RealDisk
@@ -188,7 +187,7 @@ class Life:
 
 def live(folder: Path, life: int, seed: int, fault: str, voice: Voice) -> None:
     """The body of a life. Lives are short: let them remove segments and begin snapshots within their time too."""
-    queue_group._SETTLED_PER_TRIM = 64
+    group_state._SETTLED_PER_TRIM = 64
     pending_log.SNAPSHOT_OPERATIONS = 300
     Life(folder, life, seed, voice, fault).run()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from reference_broker.core.queues.confirms import SyncPoint
     from reference_broker.core.queues.group import ConsumerGroup
+    from reference_broker.core.queues.group_state import GroupState
     from reference_broker.core.queues.partition import QueuePartition
 
 
@@ -40,7 +41,7 @@ class Agenda:
         """Who writes a log; every log of a message but not those of groups."""
         self.partitions_to_write: dict[SyncPoint, None] = {}
         self.groups_to_serve: dict[ConsumerGroup, None] = {}
-        self.groups_to_write: dict[ConsumerGroup, None] = {}
+        self.groups_to_write: dict[GroupState, None] = {}
         self.awaited_syncs: dict[SyncPoint, None] = {}
         """Logs whose confirms wait for a sync."""
         self.unsynced: dict[SyncPoint, None] = {}

@@ -369,8 +369,8 @@ class QueueEngine:
         # Deliveries that failed for good went to dead-letter queues, whose confirms settle their sources.
         self._write_partitions()
         written, agenda.groups_to_write = agenda.groups_to_write, {}
-        for group in written:
-            group.write(now)
+        for state in written:
+            state.write(now)
         if agenda.written_produced or self.transactions.is_busy:
             self.transactions.step(now)
             self._write_partitions()

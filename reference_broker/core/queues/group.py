@@ -1,4 +1,4 @@
-"""A consumer group: its members, its view of every partition, and its log of pending entries."""
+"""A consumer group: its members, what becomes of their deliveries, and its deadlines."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import heapq
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from reference_broker.config import Ordering, QueueConfig
+from reference_broker.config import QueueConfig
 from reference_broker.core.queues import group_recovery
 from reference_broker.core.queues.address import is_dead_letter, message_id_of
 from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.confirms import Confirm, SyncPoint, call_all
+from reference_broker.core.queues.confirms import Confirm
 from reference_broker.core.queues.consumer import Consumer, Deliver, Notify
-from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from reference_broker.core.queues.errors import QueueError, QueueErrorCode
 from reference_broker.core.queues.group_counts import GroupCounts
+from reference_broker.core.queues.group_state import WRITE_RETRY_S, GroupState, Trimmer
 from reference_broker.core.queues.lanes import LaneScheduler
 from reference_broker.core.queues.membership import Membership
 from reference_broker.core.queues.partition import QueuePartition
@@ -21,25 +22,21 @@ from reference_broker.core.queues.pending import EntryState, GroupPartition, Pen
 from reference_broker.core.queues.rebalance import Rebalance
 from reference_broker.core.queues.retry import exhausted_reason
 from reference_broker.core.queues.slow_consumers import SlowConsumers
-from reference_broker.core.queues.store import CursorRecord, PendingLog, PendingRecord
+from reference_broker.core.queues.store import PendingLog
 from reference_broker.core.queues.subscribe_options import DEFAULT_OPTIONS, SubscribeOptions
 from reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     Tracer = Callable[[TraceKind, dict[str, str | int]], None]
 
 MAX_CONSUMERS = 10_000
-WRITE_RETRY_S = 1.0
-"""After a failed write the group rests this long before it tries again."""
 _STALE_TIMEOUTS = 1_024
-_SETTLED_PER_TRIM = 1_024
-_TRIM_INTERVAL_S = 1.0
 
 
-class GroupOwner(Protocol):
+class GroupOwner(Trimmer, Protocol):
     """What a group needs of its queue."""
 
     def dead_letter(
@@ -56,15 +53,14 @@ class GroupOwner(Protocol):
     def expire_entry(self, group: ConsumerGroup, entry: PendingEntry, now: float) -> None:
         """A message that waited for redelivery has expired."""
 
-    def trim(self) -> None:
-        """Free log space that no group needs."""
-
     def pass_time(self, group: ConsumerGroup, now: float) -> None:
         """Do what has become due in the group."""
 
 
-class ConsumerGroup(SyncPoint):
+class ConsumerGroup(GroupState):
     """Every group gets every message; one consumer of the group gets it."""
+
+    owner: GroupOwner
 
     def __init__(
         self,
@@ -81,47 +77,26 @@ class ConsumerGroup(SyncPoint):
         confirm_when_synced: bool,
         volatile: bool,
     ) -> None:
-        super().__init__(log)
+        super().__init__(config, log, partitions, agenda, confirm_when_synced=confirm_when_synced, volatile=volatile)
         self.owner = owner
-        self.config = config
         self.group_id = group_id
         self.pattern = pattern
-        self.log = log
-        self.agenda = agenda
         self.tracer = tracer
         self.rng = rng
         """Draws the nonces of receipts."""
-        self.ordered = config.ordering is not Ordering.NONE
         self.consumers: dict[str, Consumer] = {}
         self.counts = GroupCounts()
-        self.unsettled = 0
-        """Pending entries of all partitions."""
-        self.held_bytes = 0
-        """Bytes of what it has not settled, where the queue limits its bytes."""
         self.leaving = 0
         """Messages never delivered that go to the dead-letter queue; they do not count against the depth."""
-        self.cursor_total = 0
-        """Sum of the cursors of all partitions."""
-        self.wake_at = float("inf")
-        self.stalled_until = 0.0
         self.timeouts: deque[tuple[float, PendingEntry]] = deque()
         """Deliveries in order of their deadline; settled ones stay until pruned."""
-        self.moved: dict[GroupPartition, None] = {}
-        """Partitions whose cursor moved without a delivery."""
         self._extensions: list[tuple[float, int, PendingEntry]] = []
         """A heap of the deadlines that consumers asked for; those that count no more stay until pruned."""
         self._extension_count = 0
         self._retry_times: list[float] = []
         self._dead_letter_retries: list[tuple[float, int, int, PendingEntry, str]] = []
-        self._confirms: list[Confirm] = []
-        self._confirm_when_synced = confirm_when_synced
-        self._volatile = volatile
-        self._settled_since_trim = 0
-        self._trim_at = 0.0
-        self._counts_bytes = config.max_bytes > 0
         self.slow = SlowConsumers.for_group(self)
         self.keeps_exhausted = is_dead_letter(config.name)
-        self.places = [GroupPartition(partition, cursor=0, ordered=self.ordered) for partition in partitions]
         self.rebalance = Rebalance(self)
         self.shared_limit = config.group.max_in_flight
         """Most deliveries with all consumers together; 0 = no limit."""
@@ -130,25 +105,6 @@ class ConsumerGroup(SyncPoint):
         self._max_pending = config.group.max_pending
         self._moves = self.rebalance.moves
         self.membership = Membership(self)
-        self.scheduler: LaneScheduler | None = None
-        """Once a partition has lanes."""
-        for place in self.places:
-            if place.partition.lanes is not None:
-                self.open_lanes(place)
-
-    @property
-    def every_place(self) -> Sequence[GroupPartition]:
-        """The places of all partitions and lanes."""
-        if self.scheduler is None:
-            return self.places
-        return [lane for place in self.places for lane in place.lanes or (place,)]
-
-    def open_lanes(self, place: GroupPartition) -> None:
-        """The partition has lanes now."""
-        place.open_lanes()
-        if self.scheduler is None:
-            priority = self.config.priority
-            self.scheduler = LaneScheduler(priority.weights, priority.starvation_s, self.agenda.now)
 
     def reconfigure(self, config: QueueConfig) -> None:
         """Other settings hold from now on; deliveries that are out keep their deadlines."""
@@ -181,47 +137,9 @@ class ConsumerGroup(SyncPoint):
                 self.open_lanes(place)
         self.rebalance.request()
 
-    def low(self, partition: int) -> int:
-        """The lowest offset of a partition that is not settled; at most the end of what is delivered or may be."""
-        place = self.places[partition]
-        if place.lanes is None:
-            return place.committed
-        return min(lane.needed_from for lane in place.lanes)
-
-    # -- opening -------------------------------------------------------------------------------------------------
-
-    def start_at(self, cursors: Sequence[int]) -> None:
-        """A new group: where it begins in each partition."""
-        for place, cursor in zip(self.places, cursors, strict=True):
-            for lane in place.lanes or (place,):
-                lane.cursor = cursor
-                if cursor:
-                    self.log.move_cursor(lane.number, cursor)
-        self.cursor_total = sum(cursors)
-        self.count_what_is_there()
-        self.agenda.groups_to_write[self] = None
-
     def recover(self, now: float) -> None:
         """Take up the log's state; see :func:`group_recovery.recover`. Raises :class:`LogError`."""
         group_recovery.recover(self, now, volatile=self._volatile)
-
-    def recount(self) -> None:
-        """Cursors were set anew: count again what depends on them."""
-        self.cursor_total = sum(place.passed for place in self.places)
-        self.held_bytes = 0
-        self.count_what_is_there()
-
-    def count_what_is_there(self) -> None:
-        """Take out what has expired before its turn, and sum up the bytes."""
-        for place in self.every_place:
-            self.cursor_total += len(group_recovery.gone_of(place))
-        if self._counts_bytes:
-            self.count_bytes()
-
-    def count_bytes(self) -> None:
-        """The queue limits its bytes from now on: sum up what is not settled."""
-        self._counts_bytes = True
-        self.held_bytes = group_recovery.unsettled_bytes(self)
 
     # -- members -------------------------------------------------------------------------------------------------
 
@@ -345,15 +263,6 @@ class ConsumerGroup(SyncPoint):
         else:
             self.confirm_when_written(on_done)
 
-    def confirm_when_written(self, on_done: Confirm | None) -> None:
-        """Call it once what the log was told so far is as durable as the queue promises."""
-        if on_done is not None:
-            if self.failure is not None:
-                on_done(self.failure)
-                return
-            self._confirms.append(on_done)
-        self.agenda.groups_to_write[self] = None
-
     def retry(self, entry: PendingEntry, due: float, now: float, cause: str, on_done: Confirm | None = None) -> None:
         """A delivery failed: wait for the next, or dead-letter when it was the last."""
         if entry.consumer is not None:
@@ -429,61 +338,6 @@ class ConsumerGroup(SyncPoint):
                 fields["detail"] = detail
             self.tracer(kind, fields)
 
-    # -- log -----------------------------------------------------------------------------------------------------
-
-    def write(self, now: float) -> None:
-        """Write what happened since the last time; settlements are confirmed then, or by the sync that covers them."""
-        for place in self.moved:
-            self.log.move_cursor(place.number, place.cursor)
-        self.moved.clear()
-        confirms, self._confirms = self._confirms, []
-        try:
-            self.log.flush()
-        except LogError as error:
-            if error.sticky:
-                self.fail(str(error))
-            else:
-                self.stall(now)
-            call_all(confirms, QueueError(QueueErrorCode.STORAGE_FAILED, str(error)))
-            return
-        if not self._volatile:
-            self.agenda.unsynced[self] = None
-        if self._confirm_when_synced and confirms and (self.log.needs_sync or self.is_syncing):
-            self.waiting += confirms
-            self.agenda.awaited_syncs[self] = None
-        else:
-            call_all(confirms, None)
-        if self.log.wants_snapshot(self.unsettled):
-            self._begin_snapshot(now)
-        if self.log.continue_snapshot():
-            self.agenda.groups_to_write[self] = None
-        if self._settled_since_trim >= _SETTLED_PER_TRIM or (self._settled_since_trim and now >= self._trim_at):
-            self._settled_since_trim = 0
-            self._trim_at = now + _TRIM_INTERVAL_S
-            self.owner.trim()
-
-    def stall(self, now: float) -> None:
-        """The disk refused something that may work later: rest, then try again."""
-        self.stalled_until = now + WRITE_RETRY_S
-        self.agenda.wake(self, self.stalled_until)
-
-    def finish_sync(self, error: OSError | None) -> list[tuple[Confirm, QueueError | None]]:
-        """See :meth:`SyncPoint.finish_sync`. A snapshot may need another sync even when nothing is written."""
-        finished = super().finish_sync(error)
-        if self.log.needs_sync:
-            self.agenda.unsynced[self] = None
-        elif self.waiting and error is None:
-            # They changed nothing that this sync did not cover.
-            finished += [(confirm, self.failure) for confirm in self.waiting]
-            self.waiting = []
-        return finished
-
-    def _begin_snapshot(self, now: float) -> None:
-        """Replace the log by what is pending now. Entries are only listed here; each turn describes some of them."""
-        cursors = {place.number: CursorRecord(place.cursor, place.committed) for place in self.every_place}
-        entries = [entry for place in self.every_place for entry in place.pending.values()]
-        self.log.begin_snapshot(cursors, _described(entries), int(now * 1000))
-
     def extend(self, entry: PendingEntry, deadline: float) -> None:
         """A delivery times out at another time than it would have."""
         entry.deadline = deadline
@@ -552,20 +406,6 @@ class ConsumerGroup(SyncPoint):
             timeouts.popleft()
         if len(timeouts) > 2 * self.unsettled + _STALE_TIMEOUTS:
             self.timeouts = deque(pair for pair in timeouts if _is_live(*pair))
-
-
-def _described(entries: Sequence[PendingEntry]) -> Iterator[PendingRecord]:
-    """The entries that are still pending when it is their turn, as they are then."""
-    for entry in entries:
-        if entry.state is not EntryState.SETTLED:
-            yield PendingRecord(
-                entry.place.number,
-                entry.offset,
-                entry.consumer.consumer_id if entry.consumer is not None else "",
-                int(entry.claimed_at * 1000),
-                int(entry.deadline * 1000) if entry.state is EntryState.WAITING else 0,
-                entry.delivery_count,
-            )
 
 
 def _is_live(deadline: float, entry: PendingEntry) -> bool:

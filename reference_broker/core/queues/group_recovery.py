@@ -8,6 +8,7 @@ from reference_broker.core.queues.pending import GroupPartition, PendingEntry
 
 if TYPE_CHECKING:
     from reference_broker.core.queues.group import ConsumerGroup
+    from reference_broker.core.queues.group_state import GroupState
 
 
 def recover(group: ConsumerGroup, now: float, *, volatile: bool) -> None:
@@ -59,7 +60,7 @@ def gone_of(place: GroupPartition) -> set[int]:
     return {offset for offset in gone if lanes is None or lanes.count(place.lane, offset, offset + 1)}
 
 
-def unsettled_bytes(group: ConsumerGroup) -> int:
+def unsettled_bytes(group: GroupState) -> int:
     """Bytes of what the group has not settled."""
     total = sum(place.partition.unwritten_bytes for place in group.places)
     for place in group.every_place:
