@@ -20,8 +20,8 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from reference_broker.config import BrokerConfig, ListenerConfig, ServerReferenceConfig
-from reference_broker.core.broker_state import is_queue_topic
 from reference_broker.core.message import Message
+from reference_broker.core.message_paths import is_queue_topic
 from reference_broker.core.queues import QueueError, QueueStats
 from reference_broker.core.topics import validate_topic
 from reference_broker.embedded.aio import AsyncQueues

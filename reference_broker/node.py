@@ -13,7 +13,8 @@ from functools import partial
 from reference_broker.auth import Authenticator, PasswordCheck
 from reference_broker.config import BrokerConfig, Durability, QueuesConfig, ServerReferenceConfig
 from reference_broker.config_files import read_named_files
-from reference_broker.core.broker_state import BrokerState, Tracer
+from reference_broker.core.broker_state import BrokerState
+from reference_broker.core.message_paths import Tracer
 from reference_broker.core.queues import LogError, QueueEngine, QueueError, SyncJob
 from reference_broker.core.queues.confirms import Confirm
 from reference_broker.core.queues.store import RecoveryNote

@@ -7,7 +7,7 @@ from functools import partial
 from types import TracebackType
 
 from reference_broker.config import BrokerConfig
-from reference_broker.core.broker_state import Tracer
+from reference_broker.core.message_paths import Tracer
 from reference_broker.core.queues import SyncJob
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.node import BrokerNode

@@ -17,7 +17,7 @@ from conformance.checkers import CheckOutcome, check_history
 from conformance.mutants import applied
 from faults.measure import check_targets, measure
 from faults.scenario import Scenario, ScenarioError, World
-from reference_broker.core.broker_state import Tracer
+from reference_broker.core.message_paths import Tracer
 from reference_broker.trace.files import HistoryWriter, TraceWriter
 from reference_broker.trace.results import (
     Finding,

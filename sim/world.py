@@ -11,7 +11,7 @@ from simpy import Event
 from faults.scenario import Fault, FaultKind, Scenario
 from faults.workload import ClientRole, HistoryRecorder, WorkloadPlan
 from reference_broker.config import parse_config
-from reference_broker.core.broker_state import Tracer
+from reference_broker.core.message_paths import Tracer
 from reference_broker.trace.schema import HistoryEvent, OpKind, OpType
 from sim.clients import SimClient
 from sim.disk import DiskProfile, SimDisk

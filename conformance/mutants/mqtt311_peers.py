@@ -10,8 +10,9 @@ from conformance.mutants import Patch, mutant, variation
 from conformance.mutants.mqtt311_connect import with_request
 from conformance.mutants.mqtt311_ways import close_fast_lanes
 from conformance.wire import Decoder
-from reference_broker.core.broker_state import BrokerState, ConnectRequest, is_queue_topic
+from reference_broker.core.broker_state import BrokerState, ConnectRequest
 from reference_broker.core.message import Message
+from reference_broker.core.message_paths import is_queue_topic
 from reference_broker.core.session import Session
 from reference_broker.mqtt import handshake
 from reference_broker.mqtt.connection import MqttConnection

@@ -10,8 +10,9 @@ import msgspec
 
 from conformance.mutants import Patch, mutant, variation
 from conformance.mutants.mqtt311_ways import close_fast_lanes
-from reference_broker.core.broker_state import BrokerState, is_queue_topic
+from reference_broker.core.broker_state import BrokerState
 from reference_broker.core.message import Message
+from reference_broker.core.message_paths import is_queue_topic
 from reference_broker.core.retained import RetainedStore
 from reference_broker.core.routing import Route, RouteEntry, Subscription, SubscriptionTree
 from reference_broker.core.session import Session

@@ -1,4 +1,4 @@
-"""The broker's state machine: sessions, routing, retained messages, wills, and the way into the queues.
+"""The broker's state machine: sessions, subscriptions, wills, time.
 
 Pure: commands come in with ``now``, effects leave through session connections and callbacks.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import inf
 from typing import ClassVar
 
@@ -16,35 +16,18 @@ import msgspec
 from reference_broker.config import BrokerConfig
 from reference_broker.core import queue_consumers
 from reference_broker.core.access import AccessControl
-from reference_broker.core.message import Message
+from reference_broker.core.message_paths import MessagePaths, Tracer, is_queue_topic
 from reference_broker.core.queue_admin import QueueAdmin
-from reference_broker.core.queues import Delivery, QueueEngine, QueueError, QueueErrorCode, Verb, settle_request
-from reference_broker.core.queues.admin import ADMIN_PREFIX
-from reference_broker.core.queues.confirms import Stored
-from reference_broker.core.queues.group_operations import GROUP_VERBS
-from reference_broker.core.queues.transaction_topics import TRANSACTION_PREFIX
-from reference_broker.core.retained import RetainedStore
-from reference_broker.core.routing import Subscription, SubscriptionTree
+from reference_broker.core.queues import QueueEngine, QueueError, QueueErrorCode
+from reference_broker.core.routing import Subscription
 from reference_broker.core.session import Session, SessionConnection, Will
 from reference_broker.core.session_journal import SessionJournal
 from reference_broker.core.sys_topics import SysTopics
-from reference_broker.core.tenants import Tenants
 from reference_broker.core.timers import TimerHeap
 from reference_broker.core.traffic import Traffic
 from reference_broker.trace.schema import TraceKind
 
-Confirm = Callable[[QueueError | None], None]
-Tracer = Callable[[TraceKind, dict[str, str | int]], None]
 NEVER_EXPIRES_S = 0xFFFFFFFF
-CLOCK_TOPIC = "$admin/clock/advance"
-"""Where a test moves the clock of a broker that lets it (``testing.movable_clock``)."""
-QUEUE_PREFIXES = ("$queue/", "$dlq/")
-_NOT_ROUTED = (*QUEUE_PREFIXES, ADMIN_PREFIX, TRANSACTION_PREFIX)
-
-
-def is_queue_topic(topic: str) -> bool:
-    """Whether a topic name or filter addresses a durable queue."""
-    return topic.startswith(QUEUE_PREFIXES)
 
 
 def default_group(client_id: str) -> str:
@@ -76,42 +59,28 @@ class SubscribeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     existed: bool = False
 
 
-class BrokerState:
+class BrokerState(MessagePaths):
     """Everything a broker knows, whatever the protocol."""
 
     session_class: ClassVar[type[Session]] = Session
-    tree_class: ClassVar[type[SubscriptionTree]] = SubscriptionTree
 
     def __init__(
         self, config: BrokerConfig, engine: QueueEngine, rng: random.Random, tracer: Tracer | None = None
     ) -> None:
-        self.config = config
-        self.engine: QueueEngine = engine
+        super().__init__(config, engine, tracer)
         self.rng = rng
-        self.tracer = tracer
         self.sessions: dict[str, Session] = {}
-        self.tree: SubscriptionTree = self.tree_class()
-        engine.on_bindings_changed = self.tree.invalidate_plans
         self.access: AccessControl | None = AccessControl(config.acl) if config.acl is not None else None
-        self.retained: RetainedStore = RetainedStore(config.mqtt.max_retained_messages)
         self.journal: SessionJournal | None = None
         """Writes down what must survive a restart; None = nothing does."""
         self.timers = TimerHeap()
         self.traffic: Traffic = Traffic()
         self.sys_topics = SysTopics(self, config.sys.interval_s)
         self.admin: QueueAdmin = QueueAdmin(self)
-        self.tenants: Tenants | None = Tenants(config.queues.tenants, engine) if config.queues.tenants else None
-        self.published = 0
-        self.refused = 0
-        """Unconfirmed messages that a queue did not take."""
-        self.advance_clock: Callable[[bytes], None] | None = None
-        """Takes the payload of a publish to :data:`CLOCK_TOPIC`; None = that is a topic like others."""
         self.waiting_publishers: dict[SessionConnection, None] = {}
         """Connections that are read no more until queues in memory have room again."""
         if engine.memory is not None:
             engine.memory.on_released = self._release_publishers
-        self.now = 0.0
-        """Time of the current turn; set by whoever drives the broker."""
 
     def next_client_id(self) -> str:
         """An id for a client that sent none; unique among the sessions, and 23 bytes long, which any server takes."""
@@ -262,139 +231,6 @@ class BrokerState:
         session.subscriptions.clear()
         self._send_will(session, now)
 
-    # -- publishing ----------------------------------------------------------------------------------------------
-
-    def publish(self, message: Message, publisher: Session | None, now: float) -> bool:
-        """Route a message that nobody waits to see confirmed, or one for an ordinary topic.
-
-        True: somebody gets it. Raises :class:`QueueError` when no more retained messages can be kept. A message for a
-        queue that the queue refuses is traced as an error and dropped, as QoS 0 allows.
-        """
-        if message.topic.startswith(_NOT_ROUTED):
-            # Nobody can wait here for a request to be answered; wills and the like are dropped.
-            if is_queue_topic(message.topic):
-                self.publish_to_queue(message, publisher, now, self._note_refused)
-            return True
-        if self.advance_clock is not None and message.topic == CLOCK_TOPIC:
-            self.advance_clock(message.payload)
-            return True
-        if message.retain and not self.retained.store(message):
-            raise QueueError(QueueErrorCode.LIMIT, "the broker keeps no more retained messages")
-        return self._fan_out(message, publisher)
-
-    def publish_figure(self, message: Message) -> None:
-        """Route a ``$SYS`` value of the broker's own; it is not kept as a retained message."""
-        self._fan_out(message, None)
-
-    def _note_refused(self, error: QueueError | None) -> None:
-        if error is not None:
-            self.refused += 1
-            if self.tracer is not None:
-                self.tracer(TraceKind.PROTOCOL_ERROR, {"detail": str(error)})
-
-    def _fan_out(self, message: Message, publisher: Session | None) -> bool:
-        self.published += 1
-        if self.tracer is not None:
-            self.tracer(TraceKind.PUBLISHED, {"client_id": message.publisher, "topic": message.topic})
-        route = self.tree.route(message.topic)
-        qos = message.qos
-        retain = message.retain
-        for merged in route.entries:
-            session = merged.session
-            entry = merged.own if session is publisher else merged
-            if entry is None:
-                continue
-            session.deliver(
-                message,
-                qos if qos < entry.qos else entry.qos,
-                retain and entry.retain_as_published,
-                entry.identifiers,
-            )
-        for group in route.groups:
-            chosen = group.choose()
-            if chosen is not None:
-                member, subscription = chosen
-                identifiers = (subscription.identifier,) if subscription.identifier else ()
-                member.deliver(
-                    message, min(qos, subscription.qos), retain and subscription.retain_as_published, identifiers
-                )
-        if self.engine.captures is not None:
-            self.engine.capture(message, self.now)
-        return bool(route.entries or route.groups)
-
-    def publish_to_queue(
-        self,
-        message: Message,
-        publisher: Session | None,
-        now: float,
-        on_confirmed: Confirm,
-        on_stored: Stored | None = None,
-    ) -> None:
-        """Enqueue, or settle when the topic ends in a verb. ``on_confirmed`` is called once, now or after a sync.
-
-        ``on_stored``: see :meth:`QueueEngine.publish`.
-        """
-        try:
-            if self.tenants is None:
-                address = self.engine.address(message.topic)
-            else:
-                address, message, on_stored = self.tenants.enter(message, publisher, on_stored, now)
-            if address.verb is None:
-                self.engine.publish(address, message, now, on_confirmed, on_stored)
-            elif address.verb in GROUP_VERBS:
-                self.engine.groups.request(
-                    address.verb,
-                    address.queue,
-                    message.user_properties,
-                    consumer_id=publisher.client_id if publisher is not None else None,
-                    now=now,
-                    on_done=on_confirmed,
-                )
-            elif address.verb is Verb.CANCEL:
-                self.engine.cancel_named(address.queue, message, now, on_confirmed)
-            else:
-                self._settle(address.verb, address.queue, message, publisher, now, on_confirmed)
-        except QueueError as error:
-            on_confirmed(error)
-
-    def _settle(
-        self,
-        verb: Verb,
-        queue: str,
-        message: Message,
-        publisher: Session | None,
-        now: float,
-        on_confirmed: Confirm,
-    ) -> None:
-        request = settle_request.parse(verb, message.user_properties)
-        consumer_id = publisher.client_id if publisher is not None else None
-        self.engine.settle_request(queue, request, consumer_id=consumer_id, now=now, on_done=on_confirmed)
-
-    def received(self, session: Session, delivery: Delivery, now: float) -> None:
-        """A client acknowledged, on the level of its protocol, a delivery that it need not settle itself."""
-        consumer = session.auto_consumers.get((delivery.queue, delivery.group))
-        if consumer is not None:
-            self.engine.groups.received(consumer, delivery.partition, delivery.offset, now)
-
-    def settle_delivery(self, session: Session, delivery: Delivery, now: float) -> None:
-        """A protocol without explicit settlement (MQTT 3.1.1) acknowledged a queue delivery."""
-        try:
-            self.engine.settle(
-                Verb.ACK,
-                queue=delivery.queue,
-                message_id=delivery.message_id,
-                partition=None,
-                offset=None,
-                group=delivery.group,
-                consumer_id=session.client_id,
-                reason="",
-                now=now,
-                on_done=_ignore,
-            )
-        except QueueError:
-            # It timed out and went to somebody else meanwhile; the client cannot be told in 3.1.1.
-            return
-
     # -- subscriptions -------------------------------------------------------------------------------------------
 
     def subscribe(
@@ -482,22 +318,6 @@ class BrokerState:
         for connection in waiting:
             connection.go_on_publishing()
 
-    def delivery_message(self, delivery: Delivery) -> Message:
-        """The message a consumer gets: the publisher's, on the delivery topic, with the queue's properties."""
-        message = delivery.message
-        return Message(
-            topic=delivery.topic,
-            payload=message.payload,
-            qos=1,
-            expires_at=message.expires_at,
-            publisher=message.publisher,
-            payload_format=message.payload_format,
-            content_type=message.content_type,
-            response_topic=message.response_topic,
-            correlation_data=message.correlation_data,
-            user_properties=self.engine.delivery_properties(delivery),
-        )
-
     def room_appeared(self, session: Session, now: float) -> None:
         """The window has room again: send what waits, then let refused consumers go on."""
         if session.queued or session.unsent:
@@ -516,7 +336,3 @@ class BrokerState:
     def tick(self, now: float) -> None:
         self.timers.fire_due(now)
         self.engine.tick(now)
-
-
-def _ignore(error: QueueError | None) -> None:
-    """Nobody waits for this confirmation."""

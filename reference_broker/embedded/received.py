@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from reference_broker.core.broker_state import is_queue_topic
+from reference_broker.core.message_paths import is_queue_topic
 from reference_broker.core.queues import Delivery, QueueError, Verb
 from reference_broker.core.queues.settle_request import SettleRequest
 from reference_broker.core.queues.times import parse_duration_ms

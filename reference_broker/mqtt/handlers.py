@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from reference_broker.core.broker_state import NEVER_EXPIRES_S, SubscribeOutcome, is_queue_topic
+from reference_broker.core.broker_state import NEVER_EXPIRES_S, SubscribeOutcome
+from reference_broker.core.message_paths import is_queue_topic
 from reference_broker.core.queues import QueueError, QueueErrorCode
 from reference_broker.core.queues.admin import reaches_admin
 from reference_broker.core.routing import Subscription

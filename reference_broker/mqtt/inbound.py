@@ -12,8 +12,8 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from reference_broker.core import transaction_requests
-from reference_broker.core.broker_state import is_queue_topic
 from reference_broker.core.message import Message
+from reference_broker.core.message_paths import is_queue_topic
 from reference_broker.core.queues import QueueError, QueueErrorCode
 from reference_broker.core.queues.admin import is_admin_topic
 from reference_broker.core.queues.confirms import Confirm, Stored, StoredAs, ignore

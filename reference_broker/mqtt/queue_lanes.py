@@ -17,7 +17,7 @@ from reference_broker.mqtt.packets import V5
 from reference_broker.mqtt.wire_types import decode_string
 
 if TYPE_CHECKING:
-    from reference_broker.core.broker_state import Confirm
+    from reference_broker.core.queues.confirms import Confirm
     from reference_broker.core.session import Session
     from reference_broker.mqtt.connection import MqttConnection
     from reference_broker.mqtt.inbound import Inbound

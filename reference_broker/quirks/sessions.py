@@ -9,8 +9,9 @@ from typing import ClassVar
 import msgspec
 
 from reference_broker.config import BrokerConfig
-from reference_broker.core.broker_state import BrokerState, ConnectRequest, Tracer
+from reference_broker.core.broker_state import BrokerState, ConnectRequest
 from reference_broker.core.message import Message
+from reference_broker.core.message_paths import Tracer
 from reference_broker.core.queues import QueueEngine
 from reference_broker.core.session import Session, SessionConnection
 from reference_broker.mqtt.codec import decode_packet

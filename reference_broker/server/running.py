@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from reference_broker.config import BrokerConfig
-from reference_broker.core.broker_state import Tracer
+from reference_broker.core.message_paths import Tracer
 from reference_broker.node import BrokerNode
 from reference_broker.server.clock import Clock
 from reference_broker.server.listeners import ListenerAddress, start_listener

@@ -10,8 +10,8 @@ from math import inf
 
 import msgspec
 
-from reference_broker.core.broker_state import is_queue_topic
 from reference_broker.core.message import Message
+from reference_broker.core.message_paths import is_queue_topic
 from reference_broker.core.routing import SubscriptionTree
 from reference_broker.core.session import Released, Session
 from reference_broker.mqtt.connection import MqttConnection

@@ -1,0 +1,203 @@
+"""The ways of a message: from its publisher to the sessions that match, or into the queues and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from reference_broker.config import BrokerConfig
+from reference_broker.core.message import Message
+from reference_broker.core.queues import Delivery, QueueEngine, QueueError, QueueErrorCode, Verb, settle_request
+from reference_broker.core.queues.admin import ADMIN_PREFIX
+from reference_broker.core.queues.confirms import Confirm, Stored, ignore
+from reference_broker.core.queues.group_operations import GROUP_VERBS
+from reference_broker.core.queues.transaction_topics import TRANSACTION_PREFIX
+from reference_broker.core.retained import RetainedStore
+from reference_broker.core.routing import SubscriptionTree
+from reference_broker.core.session import Session
+from reference_broker.core.tenants import Tenants
+from reference_broker.trace.schema import TraceKind
+
+Tracer = Callable[[TraceKind, dict[str, str | int]], None]
+CLOCK_TOPIC = "$admin/clock/advance"
+"""Where a test moves the clock of a broker that lets it (``testing.movable_clock``)."""
+QUEUE_PREFIXES = ("$queue/", "$dlq/")
+_NOT_ROUTED = (*QUEUE_PREFIXES, ADMIN_PREFIX, TRANSACTION_PREFIX)
+
+
+def is_queue_topic(topic: str) -> bool:
+    """Whether a topic name or filter addresses a durable queue."""
+    return topic.startswith(QUEUE_PREFIXES)
+
+
+class MessagePaths:
+    """Who gets a message, and what consumers say about it."""
+
+    tree_class: ClassVar[type[SubscriptionTree]] = SubscriptionTree
+
+    def __init__(self, config: BrokerConfig, engine: QueueEngine, tracer: Tracer | None) -> None:
+        self.config = config
+        self.engine: QueueEngine = engine
+        self.tracer = tracer
+        self.tree: SubscriptionTree = self.tree_class()
+        engine.on_bindings_changed = self.tree.invalidate_plans
+        self.retained: RetainedStore = RetainedStore(config.mqtt.max_retained_messages)
+        self.tenants: Tenants | None = Tenants(config.queues.tenants, engine) if config.queues.tenants else None
+        self.published = 0
+        self.refused = 0
+        """Unconfirmed messages that a queue did not take."""
+        self.advance_clock: Callable[[bytes], None] | None = None
+        """Takes the payload of a publish to :data:`CLOCK_TOPIC`; None = that is a topic like others."""
+        self.now = 0.0
+        """Time of the current turn; set by whoever drives the broker."""
+
+    # -- topics --------------------------------------------------------------------------------------------------
+
+    def publish(self, message: Message, publisher: Session | None, now: float) -> bool:
+        """Route a message that nobody waits to see confirmed, or one for an ordinary topic.
+
+        True: somebody gets it. Raises :class:`QueueError` when no more retained messages can be kept. A message for a
+        queue that the queue refuses is traced as an error and dropped, as QoS 0 allows.
+        """
+        if message.topic.startswith(_NOT_ROUTED):
+            # Nobody can wait here for a request to be answered; wills and the like are dropped.
+            if is_queue_topic(message.topic):
+                self.publish_to_queue(message, publisher, now, self._note_refused)
+            return True
+        if self.advance_clock is not None and message.topic == CLOCK_TOPIC:
+            self.advance_clock(message.payload)
+            return True
+        if message.retain and not self.retained.store(message):
+            raise QueueError(QueueErrorCode.LIMIT, "the broker keeps no more retained messages")
+        return self._fan_out(message, publisher)
+
+    def publish_figure(self, message: Message) -> None:
+        """Route a ``$SYS`` value of the broker's own; it is not kept as a retained message."""
+        self._fan_out(message, None)
+
+    def _note_refused(self, error: QueueError | None) -> None:
+        if error is not None:
+            self.refused += 1
+            if self.tracer is not None:
+                self.tracer(TraceKind.PROTOCOL_ERROR, {"detail": str(error)})
+
+    def _fan_out(self, message: Message, publisher: Session | None) -> bool:
+        self.published += 1
+        if self.tracer is not None:
+            self.tracer(TraceKind.PUBLISHED, {"client_id": message.publisher, "topic": message.topic})
+        route = self.tree.route(message.topic)
+        qos = message.qos
+        retain = message.retain
+        for merged in route.entries:
+            session = merged.session
+            entry = merged.own if session is publisher else merged
+            if entry is None:
+                continue
+            session.deliver(
+                message,
+                qos if qos < entry.qos else entry.qos,
+                retain and entry.retain_as_published,
+                entry.identifiers,
+            )
+        for group in route.groups:
+            chosen = group.choose()
+            if chosen is not None:
+                member, subscription = chosen
+                identifiers = (subscription.identifier,) if subscription.identifier else ()
+                member.deliver(
+                    message, min(qos, subscription.qos), retain and subscription.retain_as_published, identifiers
+                )
+        if self.engine.captures is not None:
+            self.engine.capture(message, self.now)
+        return bool(route.entries or route.groups)
+
+    # -- queues --------------------------------------------------------------------------------------------------
+
+    def publish_to_queue(
+        self,
+        message: Message,
+        publisher: Session | None,
+        now: float,
+        on_confirmed: Confirm,
+        on_stored: Stored | None = None,
+    ) -> None:
+        """Enqueue, or settle when the topic ends in a verb. ``on_confirmed`` is called once, now or after a sync.
+
+        ``on_stored``: see :meth:`QueueEngine.publish`.
+        """
+        try:
+            if self.tenants is None:
+                address = self.engine.address(message.topic)
+            else:
+                address, message, on_stored = self.tenants.enter(message, publisher, on_stored, now)
+            if address.verb is None:
+                self.engine.publish(address, message, now, on_confirmed, on_stored)
+            elif address.verb in GROUP_VERBS:
+                self.engine.groups.request(
+                    address.verb,
+                    address.queue,
+                    message.user_properties,
+                    consumer_id=publisher.client_id if publisher is not None else None,
+                    now=now,
+                    on_done=on_confirmed,
+                )
+            elif address.verb is Verb.CANCEL:
+                self.engine.cancel_named(address.queue, message, now, on_confirmed)
+            else:
+                self._settle(address.verb, address.queue, message, publisher, now, on_confirmed)
+        except QueueError as error:
+            on_confirmed(error)
+
+    def _settle(
+        self,
+        verb: Verb,
+        queue: str,
+        message: Message,
+        publisher: Session | None,
+        now: float,
+        on_confirmed: Confirm,
+    ) -> None:
+        request = settle_request.parse(verb, message.user_properties)
+        consumer_id = publisher.client_id if publisher is not None else None
+        self.engine.settle_request(queue, request, consumer_id=consumer_id, now=now, on_done=on_confirmed)
+
+    def received(self, session: Session, delivery: Delivery, now: float) -> None:
+        """A client acknowledged, on the level of its protocol, a delivery that it need not settle itself."""
+        consumer = session.auto_consumers.get((delivery.queue, delivery.group))
+        if consumer is not None:
+            self.engine.groups.received(consumer, delivery.partition, delivery.offset, now)
+
+    def settle_delivery(self, session: Session, delivery: Delivery, now: float) -> None:
+        """A protocol without explicit settlement (MQTT 3.1.1) acknowledged a queue delivery."""
+        try:
+            self.engine.settle(
+                Verb.ACK,
+                queue=delivery.queue,
+                message_id=delivery.message_id,
+                partition=None,
+                offset=None,
+                group=delivery.group,
+                consumer_id=session.client_id,
+                reason="",
+                now=now,
+                on_done=ignore,
+            )
+        except QueueError:
+            # It timed out and went to somebody else meanwhile; the client cannot be told in 3.1.1.
+            return
+
+    def delivery_message(self, delivery: Delivery) -> Message:
+        """The message a consumer gets: the publisher's, on the delivery topic, with the queue's properties."""
+        message = delivery.message
+        return Message(
+            topic=delivery.topic,
+            payload=message.payload,
+            qos=1,
+            expires_at=message.expires_at,
+            publisher=message.publisher,
+            payload_format=message.payload_format,
+            content_type=message.content_type,
+            response_topic=message.response_topic,
+            correlation_data=message.correlation_data,
+            user_properties=self.engine.delivery_properties(delivery),
+        )
