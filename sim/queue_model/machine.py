@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from reference_broker.core.queues import Verb
 from reference_broker.storage import pending_log
 from sim.disk import Persistence
-from sim.queue_model.life import LETTERS, OTHER, QUEUE, Member, QueueLife, Setup
+from sim.queue_model.life import LETTERS, OTHER, QUEUE, Member, QueueLife, Setup, is_of_a_group
 from sim.queue_model.producing import Producer
 
 STEPS: Final = 40
@@ -258,12 +258,14 @@ class QueueMachine(RuleBasedStateMachine):
 
     # -- time ----------------------------------------------------------------------------------------------------
 
-    @rule(sync=st.sampled_from(("all", "none", "run")))
+    @rule(sync=st.sampled_from(("all", "none", "run", "groups")))
     def turn(self, sync: str) -> None:
         self.life.turn(sync=sync == "all")
         if sync == "run":
             # The disk is done, but the engine does not know it yet.
             self.life.run_syncs()
+        elif sync == "groups":
+            self.life.run_syncs(only=is_of_a_group)
         self._did("turn")
 
     @rule(seconds=st.sampled_from((0.0, 0.25, 1.0, 2.0, 5.0, 20.0)))

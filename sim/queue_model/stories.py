@@ -1,0 +1,400 @@
+"""Short lives of a queue engine, each of which some planted bugs do not survive.
+
+The model finds nearly all planted bugs by chance; a story shows each of them every time, within milliseconds.
+``KILLERS`` says which story is the end of which bug. A story fails when the oracle is violated, as do the examples of
+:mod:`sim.queue_model.machine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from reference_broker.core.queues import Verb
+from sim.disk import Persistence
+from sim.queue_model.life import LETTERS, QUEUE, Member, QueueLife, Setup, is_of_a_group
+
+Tell = Callable[["StoryLife"], None]
+
+
+class StoryLife(QueueLife):
+    """A life whose figures are looked at whenever it rests."""
+
+    def rest(self) -> None:
+        self.check()
+        super().rest()
+        self.check()
+
+    def publish_and_rest(self, count: int = 1, routing_key: str = "", expires_in_s: float = 0.0) -> None:
+        for _ in range(count):
+            self.publish(routing_key=routing_key, expires_in_s=expires_in_s)
+        self.rest()
+
+    def enter(self, name: str = "a", group: str = "g", *, queue: str = QUEUE, room: int = 1_000) -> Member:
+        """A consumer joins, and is given what there is."""
+        member = self.join(queue, group, name, room=room)
+        self.rest()
+        return member
+
+    def do(self, member: Member, verb: Verb, index: int = -1, wait_s: float | None = None) -> None:
+        """A settlement of what a member got, by default the last; a new turn follows."""
+        at = index % len(member.got)
+        if wait_s is None:
+            self.settle(member, at, verb)
+        else:
+            self.settle_later(member, at, verb, wait_s)
+        self.rest()
+
+    def pass_by(self, *seconds: float) -> None:
+        """Time passes in steps; the engine looks at its clock after each."""
+        for each in seconds:
+            self.wait(each)
+            self.rest()
+
+
+class Story(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens, and what it happens to."""
+
+    tell: Tell
+    setup: Setup
+
+    def run(self) -> None:
+        """Raises :class:`ViolationError` when the engine does what no specification allows."""
+        life = StoryLife(self.setup)
+        self.tell(life)
+        life.check()
+        life.drain()
+
+
+STORIES: Final[dict[str, Story]] = {}
+KILLERS: Final[dict[str, str]] = {}
+"""Planted bug -> the story that it does not survive."""
+
+
+def ends(*mutants: str, setup: Setup = Setup()) -> Callable[[Tell], Tell]:  # noqa: B008 - frozen
+    """Register a story with the planted bugs that it ends."""
+
+    def register(tell: Tell) -> Tell:
+        STORIES[tell.__name__] = Story(tell=tell, setup=setup)
+        KILLERS.update(dict.fromkeys(mutants, tell.__name__))
+        return tell
+
+    return register
+
+
+# -- deliveries --------------------------------------------------------------------------------------------------
+
+
+@ends("engine-refused-delivery-is-lost", "engine-resume-serves-nobody")
+def a_full_consumer_gets_the_rest_once_it_has_room(life: StoryLife) -> None:
+    life.publish_and_rest(3)
+    member = life.enter(room=1)
+    life.make_room(member, 1_000)
+    life.rest()
+
+
+@ends("engine-refused-redelivery-is-lost", setup=Setup(max_retries=2))
+def a_full_consumer_gets_a_redelivery_once_it_has_room(life: StoryLife) -> None:
+    life.publish_and_rest()
+    member = life.enter(room=1)
+    life.do(member, Verb.NACK)
+    life.make_room(member, 1_000)
+    life.rest()
+
+
+@ends("engine-room-never-comes-back", "engine-one-too-many-in-flight", setup=Setup(max_in_flight=1))
+def one_delivery_at_a_time(life: StoryLife) -> None:
+    life.publish_and_rest(3)
+    member = life.enter()
+    life.do(member, Verb.ACK)
+    life.do(member, Verb.ACK)
+
+
+@ends("engine-shared-limit-ignored", setup=Setup(group_limit=2))
+def a_group_shares_two_deliveries(life: StoryLife) -> None:
+    life.publish_and_rest(4)
+    life.enter("a")
+    life.enter("b")
+
+
+@ends("engine-filter-ignored", "engine-filter-asked-once", "engine-passed-over-not-logged")
+def a_group_with_a_filter_passes_over_the_rest(life: StoryLife) -> None:
+    life.join(QUEUE, "p", "a", pattern="x/#")
+    life.publish_and_rest(routing_key="x/y")
+    life.publish_and_rest(2)
+    life.close()
+    life.check()
+
+
+@ends("engine-new-group-starts-late")
+def a_new_group_gets_what_is_there(life: StoryLife) -> None:
+    life.publish_and_rest()
+    life.enter()
+
+
+# -- members -----------------------------------------------------------------------------------------------------
+
+
+@ends("engine-leaving-keeps-deliveries")
+def who_leaves_gives_back_what_it_holds(life: StoryLife) -> None:
+    life.publish_and_rest()
+    life.leave(life.enter("a"))
+    life.enter("b")
+
+
+@ends("engine-successor-leaves-deliveries")
+def a_successor_gets_what_its_predecessor_held(life: StoryLife) -> None:
+    life.publish_and_rest()
+    life.enter("a")
+    life.enter("a")
+
+
+@ends(
+    "engine-partitions-stay-with-the-lost",
+    "engine-last-partition-unassigned",
+    setup=Setup(partitions=2, assignor="round_robin"),
+)
+def every_partition_is_somebodys(life: StoryLife) -> None:
+    first = life.enter("a")
+    life.enter("b")
+    for key in "abcd":
+        life.publish(key)
+    life.rest()
+    life.leave(first)
+    life.rest()
+
+
+# -- settlements -------------------------------------------------------------------------------------------------
+
+
+@ends("engine-ambiguity-picks-the-first")
+def a_settlement_must_say_which_group_is_meant(life: StoryLife) -> None:
+    life.publish_and_rest()
+    member = life.enter(group="g")
+    life.enter(group="h")
+    life.settle(member, 0, Verb.ACK, any_group=True)
+
+
+@ends("engine-nack-delay-ignored", "engine-nack-unanswered")
+def a_nack_with_a_delay(life: StoryLife) -> None:
+    life.publish_and_rest()
+    member = life.enter()
+    life.do(member, Verb.NACK, wait_s=6.0)
+    life.pass_by(6.0)
+
+
+@ends("engine-extension-ignored", "engine-extension-never-ends")
+def an_extension_and_its_end(life: StoryLife) -> None:
+    life.publish_and_rest()
+    member = life.enter()
+    life.do(member, Verb.EXTEND, wait_s=6.0)
+    life.pass_by(5.0, 1.0)
+
+
+@ends("engine-batch-settles-the-first", "engine-batch-hides-what-is-missing")
+def an_ack_of_all_of_which_one_is_settled(life: StoryLife) -> None:
+    life.publish_and_rest(3)
+    member = life.enter()
+    life.do(member, Verb.ACK, 0)
+    life.ack_all(member)
+    life.rest()
+
+
+# -- time --------------------------------------------------------------------------------------------------------
+
+
+@ends("engine-redeliveries-never-time-out", "engine-clock-not-watched", setup=Setup(max_retries=2))
+def each_delivery_times_out(life: StoryLife) -> None:
+    life.publish_and_rest()
+    life.enter()
+    life.pass_by(4.0, 2.0, 4.0)
+
+
+@ends("engine-wakes-for-the-first-only", setup=Setup(ordered=False))
+def three_times_to_wake_up_at(life: StoryLife) -> None:
+    """The retry that is due last is left alone with the clock once the redelivery between has been settled."""
+    life.publish_and_rest(2)
+    member = life.enter()
+    life.do(member, Verb.NACK, 0, wait_s=6.0)
+    life.do(member, Verb.NACK, 1, wait_s=1.0)
+    life.pass_by(1.0)
+    life.do(member, Verb.ACK)
+    life.pass_by(4.0, 1.0)
+
+
+@ends("engine-own-expiry-ignored")
+def a_message_expires_by_itself(life: StoryLife) -> None:
+    life.publish_and_rest(expires_in_s=3.0)
+    life.pass_by(5.0)
+    life.enter()
+
+
+@ends("engine-queue-ttl-ignored", setup=Setup(ttl_s=10.0))
+def a_message_expires_with_its_queue(life: StoryLife) -> None:
+    life.publish_and_rest()
+    life.pass_by(20.0)
+    life.enter()
+
+
+@ends("engine-expired-counted-again", setup=Setup(ordered=False, max_retries=0, dead_letters=False))
+def a_message_expires_behind_others(life: StoryLife) -> None:
+    life.publish_and_rest(3)
+    life.publish_and_rest(expires_in_s=3.0)
+    life.enter(room=1)
+    life.enter(group="h")
+    life.pass_by(5.0, 0.25)
+
+
+# -- limits ------------------------------------------------------------------------------------------------------
+
+
+@ends(
+    "engine-depth-off-by-one",
+    "engine-depth-without-pending",
+    "engine-room-counted-once",
+    setup=Setup(max_depth=2),
+)
+def a_queue_is_full_and_then_is_not(life: StoryLife) -> None:
+    life.publish_and_rest(3)
+    member = life.enter()
+    life.publish_and_rest()
+    life.do(member, Verb.ACK)
+    life.publish_and_rest()
+
+
+@ends("engine-dropped-in-silence", setup=Setup(max_depth=2, overflow="drop_oldest"))
+def the_oldest_makes_room(life: StoryLife) -> None:
+    life.enter(room=0)
+    life.publish_and_rest(2)
+    life.publish_and_rest()
+
+
+# -- dead letters ------------------------------------------------------------------------------------------------
+
+
+@ends("engine-source-settled-first")
+def power_is_lost_before_a_dead_letter_is_safe(life: StoryLife) -> None:
+    """The group's log is synced, since another settlement waits for that; the log of the dead letters is not yet."""
+    life.publish_and_rest(3)
+    member = life.enter()
+    life.do(member, Verb.ACK)
+    life.settle(member, 0, Verb.REJECT)
+    life.settle(member, 1, Verb.ACK)
+    life.turn(sync=False)
+    life.run_syncs(only=is_of_a_group)
+    life.lose_power(Persistence.NONE)
+
+
+@ends("engine-exhausted-is-discarded", setup=Setup(max_retries=0))
+def the_last_try_fails(life: StoryLife) -> None:
+    life.publish_and_rest()
+    life.do(life.enter(), Verb.NACK)
+    life.enter(queue=LETTERS)
+
+
+@ends("engine-dead-letters-chain", setup=Setup(max_retries=0))
+def a_dead_letter_fails_again_and_again(life: StoryLife) -> None:
+    life.publish_and_rest()
+    life.do(life.enter(), Verb.REJECT)
+    reader = life.enter(queue=LETTERS)
+    life.do(reader, Verb.NACK)
+    life.do(reader, Verb.NACK)
+
+
+# -- starts ------------------------------------------------------------------------------------------------------
+
+
+@ends("engine-call-not-logged", "engine-recovery-forgets-cursors")
+def what_was_settled_stays_settled(life: StoryLife) -> None:
+    life.publish_and_rest()
+    life.join(QUEUE, "g", "a", is_eager=True)
+    life.rest()
+    life.kill()
+    life.enter()
+
+
+@ends("engine-redeliveries-not-logged", setup=Setup(max_retries=2))
+def a_start_knows_how_often_a_message_was_delivered(life: StoryLife) -> None:
+    life.publish_and_rest()
+    life.do(life.enter(), Verb.NACK)
+    life.kill()
+    life.enter()
+
+
+@ends("engine-retries-not-logged")
+def a_start_knows_when_a_retry_is_due(life: StoryLife) -> None:
+    life.publish_and_rest()
+    life.do(life.enter(), Verb.NACK, wait_s=6.0)
+    life.kill()
+    life.enter()
+
+
+@ends("engine-recovery-forgets-pending")
+def a_start_knows_what_was_in_flight(life: StoryLife) -> None:
+    life.publish_and_rest()
+    life.enter()
+    life.kill()
+    life.enter()
+
+
+@ends("engine-recovery-trusts-the-group", setup=Setup(durability="interval"))
+def power_is_lost_and_with_it_what_a_group_had_settled(life: StoryLife) -> None:
+    life.join(QUEUE, "g", "a", is_eager=True)
+    life.publish_and_rest()
+    life.wait(1.0)
+    life.turn(sync=False)
+    life.run_syncs(only=is_of_a_group)
+    life.lose_power(Persistence.NONE)
+    life.publish_and_rest()
+    life.enter()
+
+
+@ends("engine-last-try-lost-at-restart", "engine-last-try-repeated-at-restart", setup=Setup(max_retries=0))
+def a_process_ends_during_the_last_try(life: StoryLife) -> None:
+    life.publish_and_rest()
+    life.enter()
+    life.kill()
+    life.enter()
+
+
+@ends("engine-settled-before-sync")
+def power_is_lost_before_a_settlement_is_safe(life: StoryLife) -> None:
+    life.publish_and_rest()
+    member = life.enter()
+    life.settle(member, 0, Verb.ACK)
+    life.turn(sync=False)
+    life.lose_power(Persistence.NONE)
+    life.enter()
+
+
+@ends("engine-shown-before-sync")
+def nobody_sees_what_is_not_safe(life: StoryLife) -> None:
+    life.enter()
+    life.publish()
+    life.turn(sync=False)
+
+
+@ends("engine-never-synced-by-time", setup=Setup(durability="interval"))
+def power_is_lost_after_the_periodic_sync(life: StoryLife) -> None:
+    life.publish_and_rest()
+    life.pass_by(1.0, 1.0)
+    life.lose_power(Persistence.NONE)
+    life.enter()
+
+
+@ends("engine-idle-groups-unsynced", setup=Setup(durability="interval"))
+def an_idle_group_is_synced_after_a_start(life: StoryLife) -> None:
+    life.enter()
+    life.kill()
+    life.turn()
+    life.pass_by(1.0)
+    life.lose_power(Persistence.NONE)
+
+
+@ends("engine-end-leaves-messages-unwritten")
+def an_orderly_end_within_a_turn(life: StoryLife) -> None:
+    life.publish()
+    life.close()
+    life.enter()
