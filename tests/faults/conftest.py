@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
+import socketserver
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -24,8 +26,10 @@ from conformance.wire import (
     encode,
 )
 from faults.scenario import Scenario, parse_scenario
+from faults.toxiproxy import Endpoint, ToxiproxyClient, ToxiproxyThread, toxiproxy_endpoint
 from faults.workload import HistoryRecorder, WorkloadClient, WorkloadPlan
 from reference_broker.trace.schema import HistoryEvent
+from tests.faults.toxiproxy_bench import REAL, Api, Echo
 
 EPOCH = 1_000_000.0
 MAX_TURNS = 100_000
@@ -293,3 +297,43 @@ def scenario_of() -> Callable[..., Scenario]:
 @pytest.fixture
 def broker_of() -> type[FakeBroker]:
     return FakeBroker
+
+
+@pytest.fixture(scope="module")
+def echo() -> Iterator[str]:
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+        allow_reuse_address = True
+
+    with Server(("127.0.0.1", 0), Echo) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(
+    scope="module",
+    params=["embedded", "real"] if REAL else ["embedded"],
+)
+def endpoint(request: pytest.FixtureRequest) -> Iterator[Endpoint]:
+    if request.param == "real":
+        with toxiproxy_endpoint() as found:
+            yield found
+    else:
+        with ToxiproxyThread(seed=5) as server:
+            yield Endpoint(url=server.url, kind="embedded", version=ToxiproxyClient(server.url).version())
+
+
+@pytest.fixture
+def api(endpoint: Endpoint) -> Iterator[Api]:
+    api = Api(endpoint.url)
+    yield api
+    for name in api("GET", "/proxies")[1]:
+        assert api("DELETE", f"/proxies/{name}")[0] == 204
+
+
+@pytest.fixture
+def proxied(api: Api, echo: str) -> str:
+    return str(api("POST", "/proxies", {"name": "p", "upstream": echo, "listen": "127.0.0.1:0"})[1]["listen"])

@@ -2,113 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
-import json
-import os
-import shutil
-import socket
-import socketserver
-import threading
-import time
-from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 import pytest
 import toxiproxy
 from toxiproxy.exceptions import InvalidToxic, NotFound, ProxyExists
 
-from faults.toxiproxy import Endpoint, ToxiproxyClient, ToxiproxyError, ToxiproxyThread, toxiproxy_endpoint
-from faults.toxiproxy.server import MAX_BODY_BYTES
-
-REAL = bool(os.environ.get("TOXIPROXY_URL") or shutil.which("toxiproxy-server"))
-
-
-class Echo(socketserver.BaseRequestHandler):
-    def handle(self) -> None:
-        try:
-            while data := self.request.recv(65_536):
-                self.request.sendall(data)
-        except ConnectionError:
-            return  # some toxics reset it
-
-
-@pytest.fixture(scope="module")
-def echo() -> Iterator[str]:
-    class Server(socketserver.ThreadingTCPServer):
-        daemon_threads = True
-        allow_reuse_address = True
-
-    with Server(("127.0.0.1", 0), Echo) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        yield f"127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
-
-
-@pytest.fixture(
-    scope="module",
-    params=["embedded", "real"] if REAL else ["embedded"],
-)
-def endpoint(request: pytest.FixtureRequest) -> Iterator[Endpoint]:
-    if request.param == "real":
-        with toxiproxy_endpoint() as found:
-            yield found
-    else:
-        with ToxiproxyThread(seed=5) as server:
-            yield Endpoint(url=server.url, kind="embedded", version=ToxiproxyClient(server.url).version())
-
-
-class Api:
-    """Bare HTTP, so that the bytes of the answers are seen."""
-
-    def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        self.address = (parts.hostname or "", parts.port or 0)
-
-    def call(
-        self, method: str, path: str, body: Any = None, **headers: str
-    ) -> tuple[int, Any, http.client.HTTPResponse]:
-        connection = http.client.HTTPConnection(*self.address, timeout=10)
-        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-        connection.request(method, path, data, {name.replace("_", "-"): value for name, value in headers.items()})
-        answer = connection.getresponse()
-        text = answer.read()
-        connection.close()
-        try:
-            return answer.status, json.loads(text), answer
-        except ValueError:
-            return answer.status, text, answer
-
-    def __call__(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        return self.call(method, path, body)[:2]
-
-
-@pytest.fixture
-def api(endpoint: Endpoint) -> Iterator[Api]:
-    api = Api(endpoint.url)
-    yield api
-    for name in api("GET", "/proxies")[1]:
-        assert api("DELETE", f"/proxies/{name}")[0] == 204
-
-
-def dial(listen: str) -> socket.socket:
-    host, _, port = listen.rpartition(":")
-    connection = socket.create_connection((host, int(port)), timeout=5)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
-
-
-def ends(connection: socket.socket) -> bool:
-    """Whether the peer ended the connection, in whatever way."""
-    try:
-        return connection.recv(1) == b""
-    except ConnectionError:
-        return True
-
+from faults.toxiproxy import Endpoint, ToxiproxyClient, ToxiproxyError, toxiproxy_endpoint
+from tests.faults.toxiproxy_bench import Api, dial, ends
 
 # Proxies
 
@@ -231,11 +133,6 @@ def test_populate(api: Api, echo: str) -> None:
 # Toxics
 
 
-@pytest.fixture
-def proxied(api: Api, echo: str) -> str:
-    return str(api("POST", "/proxies", {"name": "p", "upstream": echo, "listen": "127.0.0.1:0"})[1]["listen"])
-
-
 def test_the_life_of_a_toxic(api: Api, proxied: str) -> None:
     status, toxic = api("POST", "/proxies/p/toxics", {"type": "latency", "attributes": {"latency": 40}})
     assert status == 200
@@ -286,78 +183,12 @@ def test_odd_values_are_taken_as_toxiproxy_takes_them(api: Api, proxied: str) ->
     )
 
 
-def test_latency_on_the_wire(api: Api, proxied: str) -> None:
-    api("POST", "/proxies/p/toxics", {"type": "latency", "attributes": {"latency": 60}})
-    api("POST", "/proxies/p/toxics", {"type": "latency", "stream": "upstream", "attributes": {"latency": 60}})
-    with dial(proxied) as client:
-        began = time.monotonic()
-        client.sendall(b"x")
-        assert client.recv(1) == b"x"
-        elapsed_s = time.monotonic() - began
-    assert 0.115 <= elapsed_s < 1.0
-
-
-def test_bandwidth_on_the_wire(api: Api, proxied: str) -> None:
-    api("POST", "/proxies/p/toxics", {"type": "bandwidth", "attributes": {"rate": 200}})
-    with dial(proxied) as client:
-        began = time.monotonic()
-        client.sendall(b"x" * 60_000)
-        received = 0
-        while received < 60_000:
-            received += len(client.recv(65_536))
-        elapsed_s = time.monotonic() - began
-    assert 0.25 <= elapsed_s < 2.0
-
-
-def test_limit_data_on_the_wire(api: Api, proxied: str) -> None:
-    api("POST", "/proxies/p/toxics", {"type": "limit_data", "attributes": {"bytes": 10}})
-    with dial(proxied) as client:
-        client.sendall(b"x" * 25)
-        received = b""
-        while data := client.recv(100):
-            received += data
-    assert received == b"x" * 10
-
-
-def test_timeout_and_its_removal_on_the_wire(api: Api, proxied: str) -> None:
-    api("POST", "/proxies/p/toxics", {"type": "timeout", "attributes": {"timeout": 0}})
-    with dial(proxied) as client:
-        client.sendall(b"x")
-        client.settimeout(0.1)
-        with pytest.raises(TimeoutError):
-            client.recv(1)
-        client.settimeout(5)
-        assert api("DELETE", "/proxies/p/toxics/timeout_downstream")[0] == 204
-        assert ends(client)
-
-
-def test_reset_peer_resets_new_connections(api: Api, proxied: str) -> None:
-    api("POST", "/proxies/p/toxics", {"type": "reset_peer", "attributes": {"timeout": 0}})
-    with dial(proxied) as client:
-        client.sendall(b"x")
-        with pytest.raises(ConnectionResetError):
-            client.recv(1)
-
-
 def test_reset_removes_toxics_and_enables(api: Api, proxied: str) -> None:
     api("POST", "/proxies/p/toxics", {"type": "timeout"})
     api("POST", "/proxies/p", {"enabled": False})
     assert api("POST", "/reset")[0] == 204
     proxy = api("GET", "/proxies/p")[1]
     assert (proxy["enabled"], proxy["toxics"]) == (True, [])
-
-
-def test_a_large_transfer_survives_a_slow_reader(api: Api, proxied: str) -> None:
-    """More than any buffer holds: reading the source must stop, and go on, without loss."""
-    blob = os.urandom(12_000_000)
-    with dial(proxied) as client:
-        sender = threading.Thread(target=client.sendall, args=(blob,))
-        sender.start()
-        received = bytearray()
-        while len(received) < len(blob):
-            received += client.recv(65_536)
-        sender.join()
-    assert bytes(received) == blob
 
 
 def test_version_unknown_paths_and_browsers(api: Api) -> None:
@@ -373,86 +204,6 @@ def test_version_unknown_paths_and_browsers(api: Api) -> None:
 
 
 # The embedded server alone
-
-
-@pytest.fixture(scope="module")
-def embedded() -> Iterator[Api]:
-    with ToxiproxyThread(seed=1) as server:
-        yield Api(server.url)
-
-
-def test_only_loopback_is_listened_on(embedded: Api) -> None:
-    for listen in ("0.0.0.0:0", ":0", "192.0.2.1:80"):
-        status, answer = embedded("POST", "/proxies", {"name": "x", "upstream": "127.0.0.1:1", "listen": listen})
-        assert (status, "loopback" in answer["error"]) == (400, True), listen
-
-
-def test_a_huge_body_is_refused(embedded: Api) -> None:
-    status, text, _ = embedded.call("POST", "/proxies", b" " * (MAX_BODY_BYTES + 1))
-    assert status == 413
-    assert b"above" in text
-
-
-def test_garbage_gets_an_answer_and_an_end(embedded: Api) -> None:
-    with socket.create_connection(embedded.address, timeout=5) as client:
-        client.sendall(b"\x16\x03\x01 this is no HTTP\r\n\r\n")
-        assert client.recv(100).startswith(b"HTTP/1.1 400")
-        while client.recv(1_000):
-            pass
-
-
-def test_one_connection_serves_many_requests(embedded: Api) -> None:
-    connection = http.client.HTTPConnection(*embedded.address, timeout=5)
-    for _ in range(3):
-        connection.request("GET", "/version")
-        answer = connection.getresponse()
-        assert answer.status == 200
-        answer.read()
-    connection.close()
-
-
-def test_metrics_count_bytes(embedded: Api, echo: str) -> None:
-    listen = embedded("POST", "/proxies", {"name": "m", "upstream": echo})[1]["listen"]
-    with dial(listen) as client:
-        client.sendall(b"12345")
-        assert client.recv(5) == b"12345"
-    _, text, response = embedded.call("GET", "/metrics")
-    assert response.headers["content-type"].startswith("text/plain")
-    lines = [line for line in text.decode().splitlines() if 'proxy="m"' in line]
-    assert len(lines) == 4
-    assert all(line.endswith(" 5") for line in lines)
-
-
-def test_our_own_toxics_on_the_wire(embedded: Api, echo: str) -> None:
-    listen = embedded("POST", "/proxies", {"name": "own", "upstream": echo})[1]["listen"]
-    with dial(listen) as client:
-        assert embedded("POST", "/proxies/own/toxics", {"type": "blackhole"})[0] == 200
-        client.sendall(b"held")
-        client.settimeout(0.1)
-        with pytest.raises(TimeoutError):
-            client.recv(1)
-        client.settimeout(5)
-        embedded("DELETE", "/proxies/own/toxics/blackhole_downstream")
-        assert client.recv(4) == b"held", "as after a partition, nothing is lost and nothing was closed"
-        lossy = {"type": "loss_retx", "attributes": {"loss_rate": 0.999, "rto": 5}}
-        embedded("POST", "/proxies/own/toxics", lossy)
-        began = time.monotonic()
-        client.sendall(b"late")
-        assert client.recv(4) == b"late"
-        assert time.monotonic() - began >= 0.005
-
-
-def test_what_a_toxic_holds_is_bounded(embedded: Api, echo: str) -> None:
-    listen = embedded("POST", "/proxies", {"name": "full", "upstream": echo})[1]["listen"]
-    embedded("POST", "/proxies/full/toxics", {"type": "blackhole", "stream": "upstream"})
-    most, sent, blob = 64_000_000, 0, bytes(1_000_000)
-    with dial(listen) as client:
-        client.settimeout(0.3)
-        with contextlib.suppress(TimeoutError):
-            while sent < most:
-                sent += client.send(blob)
-    assert 4_000_000 < sent < most, "the proxy stops reading, and the sender feels it"
-    assert embedded("DELETE", "/proxies/full")[0] == 204
 
 
 # Clients

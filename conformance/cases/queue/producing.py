@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from conformance.case import CaseContext
 from conformance.cases.queue.support import deliveries, settlement
 from conformance.connection import Connection
-from conformance.wire import Properties, Puback, Publish
+from conformance.wire import Properties, Puback, Publish, Subscription
 
 REMEMBERED = 32
 
@@ -115,3 +118,24 @@ def must_fail(ctx: CaseContext, puback: Puback, error: str = "") -> None:
 async def payloads(consumer: Connection) -> list[bytes]:
     """What has been delivered so far."""
     return [delivery.payload for delivery in await deliveries(consumer)]
+
+
+async def answer_of(ctx: CaseContext, producer: Producer, operation: str, **named: str) -> dict[str, Any]:
+    """The JSON answer of a request, whatever it says."""
+    client = producer.client
+    topic = ctx.topic(f"answers/{client.client_id}/{client.next_packet_id()}")
+    await client.subscribe(Subscription(filter=topic, qos=1))
+    correlation = topic.encode()[-16:]
+    properties = Properties(response_topic=topic, correlation_data=correlation, user_property=tuple(named.items()))
+    client.send(Publish(topic=f"$txn/{operation}", qos=1, packet_id=client.next_packet_id(), properties=properties))
+    await client.expect(Puback, skipping=(Publish,))
+    answer = await client.expect_publish()
+    ctx.must(answer.topic == topic, f"producer: expected an answer on {topic}; seen {answer.topic}")
+    ctx.must(answer.properties.correlation_data == correlation, "producer: expected the request's correlation data")
+    try:
+        found = json.loads(answer.payload)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        ctx.fail(f"producer: expected a JSON object; seen {answer.payload[:200]!r}")
+    return found

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from reference_broker.config import PROFILE_DEFAULTS, Profile, QueuesConfig
+from reference_broker.config import PROFILE_DEFAULTS, Durability, Profile, QueuesConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Consumer, Delivery, QueueEngine, QueueError, Verb
 from reference_broker.storage.disk import Disk
@@ -197,3 +197,9 @@ def bench() -> QueueBench:
 def durable() -> QueueBench:
     """On a disk that keeps its files, so confirms wait for syncs."""
     return QueueBench(MemoryDisk())
+
+
+@pytest.fixture(params=[Durability.MEMORY, Durability.INTERVAL, Durability.FSYNC])
+def either(request: pytest.FixtureRequest, bench_with: Callable[..., QueueBench]) -> QueueBench:
+    """One of each durability."""
+    return bench_with(MemoryDisk(), durability=request.param)

@@ -16,8 +16,8 @@ from reference_broker.core.queues import QueueError, QueueOpenError, Verb
 from reference_broker.core.queues.lifecycle import READY, SETTLED, STEPS, TRANSITIONS
 from reference_broker.core.queues.pending import EntryState, PendingEntry
 from reference_broker.storage.memory_disk import MemoryDisk
+from tests.core.queues.actor import Actor
 from tests.core.queues.conftest import QueueBench
-from tests.core.queues.test_queue_transactions import Actor
 
 Seen = set[tuple[str, str]]
 

@@ -11,7 +11,7 @@ from reference_broker.config import QueueConfig
 from reference_broker.core.queues import QueueError, QueueErrorCode
 from reference_broker.storage.memory_disk import MemoryDisk
 from reference_broker.storage.queue_store import LogQueueStore
-from tests.core.queues.test_queue_transactions import Actor
+from tests.core.queues.actor import Actor
 
 if TYPE_CHECKING:
     from tests.core.queues.conftest import QueueBench
