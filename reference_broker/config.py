@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -11,6 +10,14 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
+from reference_broker.config_listeners import CertificateConfig as CertificateConfig
+from reference_broker.config_listeners import ListenerConfig as ListenerConfig
+from reference_broker.config_listeners import TlsConfig as TlsConfig
+from reference_broker.config_listeners import TlsVersion as TlsVersion
+from reference_broker.config_listeners import Transport as Transport
+from reference_broker.config_listeners import WebSocketConfig as WebSocketConfig
+from reference_broker.config_listeners import is_loopback as is_loopback
+from reference_broker.config_listeners import listener_problems
 from reference_broker.config_mqtt import LARGEST_PACKET_BYTES as LARGEST_PACKET_BYTES
 from reference_broker.config_mqtt import MqttConfig as MqttConfig
 from reference_broker.config_mqtt import Section, mqtt_problems, server_reference_problems
@@ -57,68 +64,6 @@ class SessionsConfig(Section, frozen=True, kw_only=True):
     sync_interval_s: float = 1.0
     segment_bytes: int = 16 * 1024 * 1024
     """A file that has reached it is sealed, and may be compacted."""
-
-
-class Transport(StrEnum):
-    """What carries the MQTT bytes of a listener; ``tls`` may protect either."""
-
-    TCP = "tcp"
-    WEBSOCKET = "websocket"
-
-
-class TlsVersion(StrEnum):
-    """Oldest TLS version a listener speaks."""
-
-    V1_2 = "TLSv1.2"
-    V1_3 = "TLSv1.3"
-
-
-class CertificateConfig(Section, frozen=True, kw_only=True):
-    """A further certificate of a listener, for clients that ask for one of its names (SNI)."""
-
-    server_names: tuple[str, ...]
-    """``broker.example``, or ``*.example`` for any one label."""
-    certificate: str
-    key: str
-
-
-class TlsConfig(Section, frozen=True, kw_only=True):
-    """TLS of one listener. Files are PEM; the keys are not encrypted."""
-
-    certificate: str
-    """The certificate, then those that lead to its authority."""
-    key: str
-    certificates: tuple[CertificateConfig, ...] = ()
-    """Chosen by server name; clients that ask for no or another name get ``certificate``."""
-    minimum_version: TlsVersion = TlsVersion.V1_2
-    client_certificate_authority: str = ""
-    """Authorities whose client certificates are accepted; empty = clients are asked for none."""
-    require_client_certificate: bool = False
-    use_certificate_name_as_username: bool = False
-    """The common name of the client's certificate is its user name and needs no password; otherwise it is ignored."""
-    handshake_timeout_s: float = 10.0
-
-
-class WebSocketConfig(Section, frozen=True, kw_only=True):
-    """WebSocket of one listener. Handshake and CONNECT together have ``mqtt.connect_timeout_s``."""
-
-    path: str = "/mqtt"
-    origins: tuple[str, ...] = ()
-    """Origins of the web pages that may connect, as in ``https://app.example``; empty = any. Clients that are no
-    browsers send no origin and may always connect."""
-    max_handshake_bytes: int = 8_192
-    max_message_bytes: int = 16 * 1024 * 1024
-    """Largest WebSocket message of a client; it may hold many MQTT packets, or a part of one."""
-
-
-class ListenerConfig(Section, frozen=True, kw_only=True):
-    host: str = "127.0.0.1"
-    port: int = 1883
-    """0 = any free port."""
-    max_connections: int = 20_000
-    transport: Transport = Transport.TCP
-    websocket: WebSocketConfig = WebSocketConfig()
-    tls: TlsConfig | None = None
 
 
 class UserConfig(Section, frozen=True, kw_only=True):
@@ -400,34 +345,10 @@ def _check(config: BrokerConfig, where: str) -> None:
     problems += _limit_problems(config.limits)
     problems += _testing_problems(config)
     for index, listener in enumerate(config.listeners):
-        problems += [f"listeners[{index}].{problem}" for problem in _listener_problems(listener)]
+        problems += [f"listeners[{index}].{problem}" for problem in listener_problems(listener)]
     if problems:
         message = f"{where}: " + "; ".join(problems)
         raise ConfigError(message)
-
-
-def _listener_problems(listener: ListenerConfig) -> list[str]:
-    problems: list[str] = []
-    websocket, tls = listener.websocket, listener.tls
-    if not websocket.path.startswith("/"):
-        problems.append(f"websocket.path must start with '/', not be {websocket.path!r}")
-    if not 256 <= websocket.max_handshake_bytes <= 65_536:
-        problems.append("websocket.max_handshake_bytes must be 256 to 65536")
-    if websocket.max_message_bytes < 1:
-        problems.append("websocket.max_message_bytes must be at least 1")
-    if listener.transport is Transport.TCP and websocket != WebSocketConfig():
-        problems.append("websocket has settings, but transport is tcp: write transport: websocket")
-    if tls is None:
-        return problems
-    if not 0 < tls.handshake_timeout_s <= 300:
-        problems.append("tls.handshake_timeout_s must be over 0 and at most 300")
-    if tls.require_client_certificate and not tls.client_certificate_authority:
-        problems.append("tls.require_client_certificate needs tls.client_certificate_authority")
-    if tls.use_certificate_name_as_username and not tls.require_client_certificate:
-        problems.append("tls.use_certificate_name_as_username needs tls.require_client_certificate")
-    if not all(further.server_names for further in tls.certificates):
-        problems.append("tls.certificates: every entry needs at least one of server_names")
-    return problems
 
 
 def _testing_problems(config: BrokerConfig) -> list[str]:
@@ -442,16 +363,6 @@ def _testing_problems(config: BrokerConfig) -> list[str]:
     if not 0 <= testing.clock_ahead_s <= 1e9:
         problems.append("testing.clock_ahead_s must be 0 to 1000000000")
     return problems
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a listener on this host is reachable from this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _limit_problems(limits: LimitsConfig) -> list[str]:

@@ -16,6 +16,7 @@ CORE = "reference_broker.core"
 STORAGE = "reference_broker.storage"
 MQTT = "reference_broker.mqtt"
 CONFIG_MQTT = "reference_broker.config_mqtt"
+CONFIG_LISTENERS = "reference_broker.config_listeners"
 CONFIG_QUEUES = "reference_broker.config_queues"
 CONFIG_TENANTS = "reference_broker.config_tenants"
 CONFIG_FILES = "reference_broker.config_files"
@@ -28,8 +29,9 @@ SERVER = "reference_broker.server"
 # Prefix of a module -> prefixes it may import. The longest matching prefix counts; a package may import itself.
 RULES: dict[str, tuple[str, ...]] = {
     TRACE: (),
-    CONFIG: (CONFIG_MQTT, CONFIG_QUEUES, CONFIG_TENANTS),
+    CONFIG: (CONFIG_LISTENERS, CONFIG_MQTT, CONFIG_QUEUES, CONFIG_TENANTS),
     CONFIG_QUEUES: (CONFIG_MQTT, CONFIG_TENANTS),
+    CONFIG_LISTENERS: (CONFIG_MQTT,),
     CONFIG_TENANTS: (CONFIG_MQTT,),
     CONFIG_MQTT: (),
     AUTH: (CONFIG, AUTH_SCRAM),

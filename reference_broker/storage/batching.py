@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 
 from reference_broker.core.queues.errors import LogError
@@ -13,13 +14,16 @@ from reference_broker.storage.batch import (
     BatchError,
     BatchProblem,
 )
-from reference_broker.storage.record import MAX_RECORD_HEADERS
+from reference_broker.storage.record import MAX_RECORD_HEADERS, RecordError
+from reference_broker.storage.segment import AppendedBatch
 
 TARGET_BATCH_BYTES = 256 * 1024
 """A larger append is split into several batches, so that reading one record back stays cheap."""
 _MAX_WHOLE_BYTES = 2 * TARGET_BATCH_BYTES
 """An append that is a little larger still stays one batch: it is encoded before its size is known."""
 _MAX_TIME_MS = 2**62
+_COUNT_AND_TIMES = struct.Struct("<H6xqq")
+_COUNT_AT = 20
 _FIXED_BYTES = 64
 """At least the batch header and the varints of one record."""
 
@@ -72,6 +76,26 @@ def bound_of(records: Sequence[NewRecord]) -> int:
             raise LogError(message)
         total += size
     return total
+
+
+def batches_of(
+    encoder: BatchEncoder, base_offset: int, records: Sequence[NewRecord], most: int, *, transactional: bool
+) -> tuple[bytes, list[AppendedBatch]]:
+    """Records as batches of at most so many, each of a size that is cheap to read back. Raises :class:`LogError`."""
+    try:
+        if len(records) == 1:
+            data = encoder.encode(base_offset, records, transactional=transactional)
+            timestamp_ms = records[0][0]
+            return data, [AppendedBatch(base_offset, 1, len(data), timestamp_ms, timestamp_ms)]
+        pieces = encode_batches(encoder, base_offset, records, most, transactional=transactional)
+    except (BatchError, RecordError) as error:
+        raise LogError(str(error)) from error
+    batches: list[AppendedBatch] = []
+    for piece in pieces:
+        count, base_ms, max_ms = _COUNT_AND_TIMES.unpack_from(piece, _COUNT_AT)
+        batches.append(AppendedBatch(base_offset, count, len(piece), base_ms, max_ms))
+        base_offset += count
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces), batches
 
 
 def encode_batches(

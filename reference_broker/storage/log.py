@@ -5,13 +5,12 @@ Implements :class:`reference_broker.core.queues.store.PartitionLog`.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
 
 from reference_broker.core.queues.errors import LogError
 from reference_broker.core.queues.store import LogRecord, NewRecord, RetentionPolicy
-from reference_broker.storage.batch import MAX_BATCH_RECORDS, BatchEncoder, BatchError, Wanted
-from reference_broker.storage.batching import WriteBuffer, bound_of, encode_batches
+from reference_broker.storage.batch import MAX_BATCH_RECORDS, BatchEncoder, Wanted
+from reference_broker.storage.batching import WriteBuffer, batches_of, bound_of
 from reference_broker.storage.disk import Disk
 from reference_broker.storage.disk_room import DiskRoom
 from reference_broker.storage.durable_mark import DurableMark, DurableMarkFile
@@ -20,7 +19,6 @@ from reference_broker.storage.log_opening import Note, OpenedLog, open_segments
 from reference_broker.storage.log_options import LogOptions
 from reference_broker.storage.log_reader import LogReader
 from reference_broker.storage.open_files import OpenFiles
-from reference_broker.storage.record import RecordError
 from reference_broker.storage.retention import expired_count
 from reference_broker.storage.segment import AppendedBatch, Segment
 
@@ -29,8 +27,6 @@ __all__ = ["LogOptions", "SegmentedLog"]
 _MAX_RELATIVE_OFFSET = 2**32 - 1 - MAX_BATCH_RECORDS
 _MAX_POSITION = 2**32 - 1
 _RANGE_RECORDS = 1_000
-_COUNT_AND_TIMES = struct.Struct("<H6xqq")
-_COUNT_AT = 20
 _NEVER = 2**63
 
 
@@ -148,7 +144,9 @@ class SegmentedLog:
         if self.options.write_buffer_bytes:
             self._collect(records, transactional=transactional)
             return base_offset
-        data, batches = self._encode_all(records, base_offset, transactional=transactional)
+        data, batches = batches_of(
+            self._encoder, base_offset, records, self.options.batch_records, transactional=transactional
+        )
         if self.options.reserve_bytes:
             self._room.check(len(data))
         if not self._segments or self._is_full(len(data), records[0][0]):
@@ -184,26 +182,6 @@ class SegmentedLog:
             segment.truncate(size, end_offset)
         except OSError as error:
             self._failure = f"{segment.path} has a partial write that cannot be cut off: {error.strerror or error}"
-
-    def _encode_all(
-        self, records: Sequence[NewRecord], base_offset: int, *, transactional: bool
-    ) -> tuple[bytes, list[AppendedBatch]]:
-        """As batches, each of a size that is cheap to read back. Raises :class:`LogError`."""
-        try:
-            if len(records) == 1:
-                data = self._encoder.encode(base_offset, records, transactional=transactional)
-                timestamp_ms = records[0][0]
-                return data, [AppendedBatch(base_offset, 1, len(data), timestamp_ms, timestamp_ms)]
-            most = self.options.batch_records
-            pieces = encode_batches(self._encoder, base_offset, records, most, transactional=transactional)
-        except (BatchError, RecordError) as error:
-            raise LogError(str(error)) from error
-        batches: list[AppendedBatch] = []
-        for piece in pieces:
-            count, base_ms, max_ms = _COUNT_AND_TIMES.unpack_from(piece, _COUNT_AT)
-            batches.append(AppendedBatch(base_offset, count, len(piece), base_ms, max_ms))
-            base_offset += count
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces), batches
 
     def _is_full(self, size: int, timestamp_ms: int) -> bool:
         """Whether the next append of that size and time must go to a new segment."""
@@ -246,7 +224,8 @@ class SegmentedLog:
             return
         self._refuse_when_failed()
         buffer, end = self._buffer, self._segments[-1].end_offset
-        self._write(*self._encode_all(buffer.records, end, transactional=buffer.transactional))
+        most = self.options.batch_records
+        self._write(*batches_of(self._encoder, end, buffer.records, most, transactional=buffer.transactional))
         self._buffer.clear()
         if self._volatile:
             self._durable = self._end()
