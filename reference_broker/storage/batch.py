@@ -65,6 +65,8 @@ _CHECKED_FROM = 8
 _AFTER_CHECKSUM = struct.Struct("<QIHHBBHqq")
 _BEFORE_CHECKED = struct.Struct("<II")
 _COMPRESS_ABOVE_BYTES = 256
+_COPIED_BYTES = 1_024
+"""Up to it, copying once more is faster than a second call for the checksum."""
 _MAX_OFFSETS = 2**63
 """Readers refuse larger ones."""
 
@@ -162,6 +164,9 @@ class BatchEncoder:
             )
         except struct.error as error:
             raise BatchError(BatchProblem.BAD_HEADER, "an offset or a timestamp is beyond 64 bits") from error
+        if len(body) <= _COPIED_BYTES:
+            checked += body
+            return _BEFORE_CHECKED.pack(MAGIC, crc32c(checked)) + checked
         return b"".join((_BEFORE_CHECKED.pack(MAGIC, crc32c(body, crc32c(checked))), checked, body))
 
 

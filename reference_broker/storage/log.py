@@ -106,7 +106,8 @@ class SegmentedLog:
 
     @property
     def durable_offset(self) -> int:
-        return self._durable.offset
+        # What is in memory is as safe as it ever gets, so nobody keeps a mark of it.
+        return self._next_offset - len(self._buffer.records) if self._volatile else self._durable.offset
 
     @property
     def needs_sync(self) -> bool:
@@ -153,8 +154,6 @@ class SegmentedLog:
             self.roll()
         self._write(data, batches)
         self._next_offset = base_offset + len(records)
-        if self._volatile:
-            self._durable = self._end()
         return base_offset
 
     def _write(self, data: bytes, batches: list[AppendedBatch]) -> None:
@@ -227,8 +226,6 @@ class SegmentedLog:
         most = self.options.batch_records
         self._write(*batches_of(self._encoder, end, buffer.records, most, transactional=buffer.transactional))
         self._buffer.clear()
-        if self._volatile:
-            self._durable = self._end()
 
     def roll(self) -> None:
         """Seal the active segment and begin a new one. Raises :class:`LogError`."""
@@ -469,7 +466,7 @@ class SegmentedLog:
 
     def is_replaceable(self, segment: Segment) -> bool:
         """Sealed, on disk as a whole, and still part of the log."""
-        return segment in self._segments and self._is_idle(segment) and segment.end_offset <= self._durable.offset
+        return segment in self._segments and self._is_idle(segment) and segment.end_offset <= self.durable_offset
 
     def close(self) -> None:
         """Write the buffer and close the files, without syncing them. Twice is fine."""

@@ -367,6 +367,14 @@ def test_the_cheap_header_check_agrees_with_the_whole_one() -> None:
 # -- what cannot be written --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("size", [0, 1, 1_010, 1_015, 1_016, 1_017, 1_018, 1_030, 5_000])
+def test_batches_around_the_size_that_is_copied_are_sound(size: int) -> None:
+    record = NewRecord(1_000, None, bytes(size), ())
+    for count in (1, 2):
+        found = decode_batch(BatchEncoder(Compression.NONE).encode(7, [record] * count))
+        assert [(each.offset, each.value) for each in found] == [(7 + at, bytes(size)) for at in range(count)]
+
+
 def test_times_and_offsets_beyond_64_bits_are_refused() -> None:
     encoder = BatchEncoder(Compression.NONE)
     with pytest.raises(BatchError, match="beyond 64 bits"):

@@ -22,14 +22,14 @@ FOLDER = "log"
 HOUR_MS = 3_600_000
 
 
-def open_log(disk: Disk, notes: list[str] | None = None, **options: int) -> SegmentedLog:
+def open_log(disk: Disk, notes: list[str] | None = None, *, volatile: bool = False, **options: int) -> SegmentedLog:
     kept = notes if notes is not None else []
     return SegmentedLog(
         disk,
         FOLDER,
         options=LogOptions(**options),
         encoder=BatchEncoder(Compression.NONE),
-        volatile=False,
+        volatile=volatile,
         note=lambda place, problem: kept.append(f"{place}: {problem}"),
     )
 
@@ -66,6 +66,19 @@ def test_appends_collect_until_the_buffer_is_full() -> None:
     for number in range(5, 12):
         log.append([record(f"value {number}")])
     assert 0 < size(disk) < log.stored_bytes
+
+
+@pytest.mark.parametrize("buffer_bytes", [0, 200])
+def test_in_memory_all_that_is_written_counts_as_durable(buffer_bytes: int) -> None:
+    log = open_log(MemoryDisk(), volatile=True, write_buffer_bytes=buffer_bytes)
+    for number in range(10):
+        log.append([record("v" * 50)])
+        # The buffer holds one of them and is written with the next.
+        waiting = 1 if buffer_bytes and number % 2 == 0 else 0
+        assert log.durable_offset == log.next_offset - waiting
+    log.flush()
+    assert log.durable_offset == 10
+    assert not log.needs_sync
 
 
 @pytest.mark.parametrize("how", ["flush", "read", "sync", "roll", "close", "back", "get", "time"])

@@ -216,7 +216,7 @@ class DelayStore:
             self._wake()
             return
         dues, self._unwritten = self._unwritten, []
-        base_offset, messages = self._log.write()
+        base_offset, messages, _ = self._log.write()
         self.counts.scheduled += len(messages)
         if messages:
             self._unarmed.extend(enumerate(dues, base_offset))

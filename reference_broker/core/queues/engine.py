@@ -362,15 +362,18 @@ class QueueEngine:
         agenda.now = now
         if self._closed:
             return
-        self._write_partitions()
-        served, agenda.groups_to_serve = agenda.groups_to_serve, {}
-        for group in served:
-            group.owner.serve(group, now)
-        # Deliveries that failed for good went to dead-letter queues, whose confirms settle their sources.
-        self._write_partitions()
-        written, agenda.groups_to_write = agenda.groups_to_write, {}
-        for state in written:
-            state.write(now)
+        if agenda.partitions_to_write:
+            self._write_partitions()
+        if agenda.groups_to_serve:
+            served, agenda.groups_to_serve = agenda.groups_to_serve, {}
+            for group in served:
+                group.owner.serve(group, now)
+            # Deliveries that failed for good went to dead-letter queues, whose confirms settle their sources.
+            self._write_partitions()
+        if agenda.groups_to_write:
+            written, agenda.groups_to_write = agenda.groups_to_write, {}
+            for state in written:
+                state.write(now)
         if agenda.written_produced or self.transactions.is_busy:
             self.transactions.step(now)
             self._write_partitions()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from reference_broker.core.queues.group import ConsumerGroup
     from reference_broker.core.queues.limits import QueueLimits
 
+_NEVER = float("inf")
 _RUN_MESSAGES = 8
 """Fewer are not worth a block."""
 _BLOCK_MESSAGES = 32
@@ -141,14 +142,16 @@ class QueueIntake:
         headers, topic = self._codec.headers(message, routing_key, lane)
         timestamp_ms = int(now * 1000)
         enqueued_at = timestamp_ms / 1000
-        expires_at = self._codec.expiry(enqueued_at, message.expires_at)
+        expires_at = _NEVER
+        if message.expires_at or self._codec.ttl_s > 0:
+            expires_at = self._codec.expiry(enqueued_at, message.expires_at)
+            if expires_at < self.limits.wake_at:
+                self.limits.arm(expires_at)
         stored = StoredMessage(message, topic, routing_key, enqueued_at, expires_at, size, lane)
         if lane != NORMAL or message.expires_at:
             if message.expires_at:
                 self._facts.remember(TTL_FACT)
             partition.list_next()
-        if expires_at < self.limits.wake_at:
-            self.limits.arm(expires_at)
         if self._counts_bytes:
             self.limits.add_bytes(size)
         record = NewRecord(timestamp_ms, b"" if key is None else key.encode(), message.payload, headers)

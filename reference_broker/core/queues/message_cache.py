@@ -35,6 +35,10 @@ class MessageCache:
 
     def put_run(self, part: dict[int, StoredMessage], base_offset: int, messages: Sequence[StoredMessage]) -> None:
         """Add messages of consecutive offsets, none of which is there."""
+        if len(messages) == 1:
+            part[base_offset] = messages[0]
+            self._enter(part, base_offset, base_offset + 1, messages[0].size + _OVERHEAD_BYTES)
+            return
         end = base_offset + len(messages)
         part.update(zip(range(base_offset, end), messages, strict=True))
         self._enter(part, base_offset, end, sum(map(_SIZE, messages)) + len(messages) * _OVERHEAD_BYTES)

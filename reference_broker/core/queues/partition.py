@@ -27,7 +27,7 @@ class _Unwritten:
         self.records: list[NewRecord] = []
         self.messages: list[StoredMessage] = []
         self.confirms: list[Confirm] = []
-        self.told: list[tuple[int, Callable[[int, int], None]]] = []
+        self.told: list[tuple[int, Callable[[int, int], None]]] | None = None
         """Who is told partition and offset of a message, by its position."""
         self.unlisted = False
         """Some message is to be listed in the partition's lanes, or as expiring."""
@@ -114,7 +114,11 @@ class QueuePartition(SyncPoint):
 
     def add(self, record: NewRecord, message: StoredMessage, confirm: Confirm | None) -> None:
         """Enqueue; :meth:`write` writes it."""
-        unwritten = self._unwritten or self._begin()
+        unwritten = self._unwritten
+        if unwritten is None:
+            # As _begin: one call less for a message that is alone in its turn.
+            self._agenda.partitions_to_write[self] = None
+            unwritten = self._unwritten = _Unwritten()
         unwritten.records.append(record)
         unwritten.messages.append(message)
         unwritten.confirms.append(confirm or ignore)
@@ -130,6 +134,8 @@ class QueuePartition(SyncPoint):
     def tell_place(self, told: Callable[[int, int], None]) -> None:
         """Call it with partition and offset of the message added last, once that is written, before the confirm."""
         unwritten = self._unwritten or self._begin()
+        if unwritten.told is None:
+            unwritten.told = []
         unwritten.told.append((len(unwritten.records) - 1, told))
 
     def add_marked(
@@ -150,11 +156,13 @@ class QueuePartition(SyncPoint):
         unwritten.confirms += [ignore] * (len(messages) - 1)
         unwritten.confirms.append(confirm)
 
-    def write(self) -> tuple[int, list[StoredMessage]]:
-        """Append what collected as one batch; returns its first offset and the messages, none when that failed."""
+    def write(self) -> tuple[int, list[StoredMessage], int]:
+        """Append what collected as one batch; returns its first offset and the messages, and how many were refused:
+        all or none.
+        """
         unwritten, self._unwritten = self._unwritten, None
         if unwritten is None:
-            return 0, []
+            return 0, [], 0
         messages, confirms = unwritten.messages, unwritten.confirms
         append = self.log.append
         try:
@@ -166,9 +174,10 @@ class QueuePartition(SyncPoint):
             if error.sticky:
                 self.fail(str(error))
             call_all(confirms, QueueError(QueueErrorCode.STORAGE_FAILED, str(error)))
-            return 0, []
-        for position, tell in unwritten.told:
-            tell(self.index, base_offset + position)
+            return 0, [], len(messages)
+        if unwritten.told is not None:
+            for position, tell in unwritten.told:
+                tell(self.index, base_offset + position)
         if self._on_confirmed is not None:
             confirms = [
                 self._traced(confirm, self._on_confirmed, offset, message)
@@ -189,9 +198,12 @@ class QueuePartition(SyncPoint):
             self.waiting += confirms
             self._agenda.awaited_syncs[self] = None
         else:
-            self.show()
+            if self.produced is None:
+                self.visible_end = base_offset + len(messages)
+            else:
+                self.show()
             call_all(confirms, None)
-        return base_offset, messages
+        return base_offset, messages, 0
 
     def open_expiry(self) -> PartitionExpiry:
         """From now on the partition remembers messages that nobody gets."""

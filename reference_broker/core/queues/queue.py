@@ -195,19 +195,18 @@ class DurableQueue(QueueIntake):
 
     def write(self, partition: QueuePartition) -> None:
         """Write what was published to a partition since the last time, and have it delivered."""
-        wanted = partition.unwritten
         had_lanes = partition.lanes is not None
         unwritten_bytes = partition.unwritten_bytes if self._counts_bytes else 0
-        base_offset, messages = partition.write()
-        if not had_lanes and partition.lanes is not None:
+        base_offset, messages, refused = partition.write()
+        if partition.lanes is not None and not had_lanes:
             for group in self.groups.values():
                 group.open_lanes(group.places[partition.index])
         self.enqueued += len(messages)
         if partition.produced is not None:
             self.enqueued -= messages.count(HIDDEN)
-        self.refused += wanted - len(messages)
-        self._end_total -= wanted - len(messages)
-        if len(messages) < wanted:
+        if refused:
+            self.refused += refused
+            self._end_total -= refused
             if self._counts_bytes:
                 self.limits.add_bytes(-unwritten_bytes)
             # The disk may be full: what is settled makes room for the next.
@@ -215,7 +214,7 @@ class DurableQueue(QueueIntake):
         if self._tracer is not None:
             for offset, stored in enumerate(messages, base_offset):
                 self._trace(TraceKind.ENQUEUED, partition.index, offset, stored)
-        if not self._confirm_when_synced:
+        if self.groups and not self._confirm_when_synced:
             self.serve_groups()
 
     def write_unwritten(self) -> bool:

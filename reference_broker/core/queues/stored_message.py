@@ -36,6 +36,7 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
     """Its :class:`Priority`, as the queue took it."""
 
 
+_NEVER = float("inf")
 HIDDEN = StoredMessage(Message(topic="", payload=b""), "", "", 0.0, float("-inf"), 0)
 """Takes the place of a record that nobody may get: a control record, or one of an aborted transaction. It has always
 expired, so that the path of a delivery need not look for it."""
@@ -73,20 +74,21 @@ class MessageCodec:
 
     def expiry(self, enqueued_at: float, message_expires_at: float) -> float:
         """The earlier of the message's own expiry and the queue's time to live."""
-        expires_at = message_expires_at or float("inf")
+        expires_at = message_expires_at or _NEVER
         return min(expires_at, enqueued_at + self.ttl_s) if self.ttl_s > 0 else expires_at
 
     def headers(self, message: Message, routing_key: str, lane: int = NORMAL) -> tuple[Headers, str]:
         """Record headers, and the topic to deliver on."""
-        if lane != NORMAL or not is_plain(message) or len(message.topic) > _CACHED_TOPIC_LENGTH:
+        if lane != NORMAL or not is_plain(message):
             return self._encode(message, routing_key, lane)
         key = (message.topic, message.publisher, routing_key)
         known = self._plain.get(key)
         if known is None:
             known = self._encode(message, routing_key, lane)
-            if len(self._plain) >= _CACHE_LIMIT:
-                self._plain.clear()
-            self._plain[key] = known
+            if len(message.topic) <= _CACHED_TOPIC_LENGTH:
+                if len(self._plain) >= _CACHE_LIMIT:
+                    self._plain.clear()
+                self._plain[key] = known
         return known
 
     def _encode(self, message: Message, routing_key: str, lane: int) -> tuple[Headers, str]:
