@@ -165,6 +165,19 @@ class Coordinator(SyncPoint):
         else:
             confirm(None)
 
+    def sync_now(self) -> None:
+        """Blocks until all changes so far are durable; only at opening. Raises :class:`LogError`."""
+        task = self.start_sync()
+        if task is None:
+            return
+        try:
+            task.run()
+        except OSError as error:
+            self.finish_sync(error)
+            message = f"cannot sync the state in {FOLDER}: {error.strerror or error}"
+            raise LogError(message) from error
+        self.finish_sync(None)
+
     def take_number(self) -> int:
         """A number that was never given out; reliable once :attr:`numbers_are_safe`. Raises :class:`QueueError`."""
         if self._next >= self._reserved:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import msgspec
 
@@ -18,7 +18,7 @@ from reference_broker.core.queues.errors import QueueError, QueueErrorCode
 REMEMBERED_SEQUENCES = 32
 """A publisher that repeats one of its last so many messages gets the offset of the first; older ones are refused."""
 MAX_PRODUCERS = 10_000
-"""Per partition; the one that was silent longest is forgotten first."""
+"""Per partition; the one that was silent longest is forgotten first, but none with an open transaction."""
 MAX_HIDDEN = 1_000_000
 """Offsets of hidden records that are remembered, so that they do not count as messages; the oldest go first."""
 SNAPSHOT_RECORDS = 1_000
@@ -120,14 +120,21 @@ class PartitionProducers:
         text = f"sequence {sequence} of producer {producer}: {last + 1} is due, and older ones are not remembered"
         raise QueueError(QueueErrorCode.OUT_OF_SEQUENCE, text)
 
-    def add(self, mark: RecordMark, offset: int) -> None:
-        """A record of a producer gets, or has, that offset."""
+    def check_room(self, producer: int, busy: Container[int]) -> None:
+        """Raises :class:`QueueError` (LIMIT) when one would have to be forgotten that is ``busy``."""
+        windows = self.windows
+        if len(windows) >= MAX_PRODUCERS and producer not in windows and all(known in busy for known in windows):
+            text = f"all of the {MAX_PRODUCERS} producers of the partition, which is the limit, have open transactions"
+            raise QueueError(QueueErrorCode.LIMIT, text)
+
+    def add(self, mark: RecordMark, offset: int, busy: Container[int] | None = None) -> None:
+        """A record of a producer gets, or has, that offset. ``busy``: producers with open transactions."""
         if mark.sequence is not None:
             window = self.windows.pop(mark.producer, None)
             if window is None or window.epoch != mark.epoch:
                 window = ProducerWindow(mark.epoch, -1, [])
                 if len(self.windows) >= MAX_PRODUCERS:
-                    del self.windows[next(iter(self.windows))]
+                    self._forget_one(busy)
             self.windows[mark.producer] = window
             window.last = mark.sequence
             window.offsets.append(offset)
@@ -139,6 +146,13 @@ class PartitionProducers:
                 self.open[mark.transaction] = OpenSpan(mark.producer, mark.epoch, [offset])
             else:
                 span.offsets.append(offset)
+
+    def _forget_one(self, busy: Container[int] | None) -> None:
+        if busy is None:
+            busy = {span.producer for span in self.open.values()}
+        idle = next((known for known in self.windows if known not in busy), None)
+        if idle is not None:
+            del self.windows[idle]
 
     def take_back(self, mark: RecordMark, offset: int) -> None:
         """The record was not written after all, nor those behind it."""
@@ -231,6 +245,26 @@ class PartitionProducers:
         restored._hidden.frombytes(found.hidden[: len(found.hidden) // 8 * 8])
         restored.unregistered = None
         return restored
+
+    def inherit(self, snapshot: PartitionProducers, end: int) -> None:
+        """This was rebuilt from the whole log, which ends before what a snapshot knows: take over what still holds.
+
+        That is how transactions ended whose control records are lost, and the sequences of messages that are too old to
+        be kept. What it says about messages at or behind ``end`` is about others than those that will come there.
+        """
+        for transaction, span in list(self.open.items()):
+            if transaction not in snapshot.open:
+                aborted = snapshot.is_aborted(span.offsets[0])
+                self.close(transaction, Outcome.ABORTED if aborted else Outcome.COMMITTED)
+        before = {
+            producer: window
+            for producer, window in snapshot.windows.items()
+            if producer not in self.windows and all(offset < self.floor for offset in window.offsets)
+        }
+        room = max(0, MAX_PRODUCERS - len(self.windows))
+        self.windows = dict(list(before.items())[-room:] if room else ()) | self.windows
+        self.floor = max(self.floor, min(snapshot.floor, end))
+        self.covered = end
 
     def replay(self, mark: RecordMark, offset: int) -> None:
         """A record behind the snapshot, found at opening."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reference_broker.core.queues.control_records import mark_of
 from reference_broker.core.queues.coordinator import Coordinator, Decision
-from reference_broker.core.queues.producers import PartitionProducers
+from reference_broker.core.queues.errors import LogError, QueueError
+from reference_broker.core.queues.producers import OpenSpan, PartitionProducers
+from reference_broker.core.queues.store import PartitionLog
 from reference_broker.core.queues.transaction import Transaction, TransactionState
 
 if TYPE_CHECKING:
@@ -38,22 +41,31 @@ def recover(
             forget_partition(name, index)
         else:
             snapshots[name, index] = snapshot
+    is_stale = False
     for name, queue in queues.items():
         for partition in queue.partitions:
             snapshot_of = snapshots.get((name, partition.index))
             # Without a snapshot power was lost before the first one was durable: then the log itself tells.
             if snapshot_of is None and not (queue.had_producers(partition.index) and not queue.volatile):
                 continue
-            produced = partition.produced = _restore(partition, snapshot_of)
+            produced, is_cut = _restore(partition, snapshot_of)
+            partition.produced = produced
             queue.has_producers = True
+            if is_cut:
+                try:
+                    coordinator.save_partition(name, partition.index, produced.snapshot(produced.covered))
+                except QueueError as error:
+                    raise LogError(str(error)) from error
+                is_stale = True
             for transaction_id, span in produced.open.items():
                 transaction = found.get(transaction_id)
                 if transaction is None:
-                    transaction = Transaction(transaction_id, span.producer, span.epoch, "", now=now, timeout_s=0.0)
-                    transaction.move(TransactionState.ABORTING)
-                    found[transaction_id] = transaction
+                    transaction = found[transaction_id] = _undecided(coordinator, transaction_id, span, queues, now)
                 transaction.partitions[partition] = queue
     coordinator.partitions.clear()
+    if is_stale:
+        # Before the offsets are given out again that a stale snapshot knows as other messages'.
+        coordinator.sync_now()
     for transaction in found.values():
         # Parts that were told already count only once they are durable.
         transaction.partitions = {
@@ -62,16 +74,26 @@ def recover(
     return list(found.values())
 
 
-def _restore(partition: QueuePartition, snapshot: bytes | None) -> PartitionProducers:
-    """Raises :class:`LogError`."""
+def _restore(partition: QueuePartition, snapshot: bytes | None) -> tuple[PartitionProducers, bool]:
+    """Also tells whether the log ends before what the snapshot knows. Raises :class:`LogError`."""
     log = partition.log
-    try:
-        produced = PartitionProducers(log.start_offset) if snapshot is None else PartitionProducers.restore(snapshot)
-    except ValueError:
-        produced = PartitionProducers(log.start_offset)
-    if produced.covered > log.next_offset:
-        # The log lost what was durable: nothing that is known of it can be relied on.
-        produced = PartitionProducers(log.next_offset)
+    known: PartitionProducers | None = None
+    if snapshot is not None:
+        with suppress(ValueError):
+            known = PartitionProducers.restore(snapshot)
+    is_cut = known is not None and known.covered > log.next_offset
+    produced = PartitionProducers(log.start_offset) if known is None or is_cut else known
+    _replay(produced, log)
+    if known is not None and is_cut:
+        # The log lost what had been durable: it may be believed about what it has, the snapshot about the rest.
+        produced.inherit(known, log.next_offset)
+    produced.unregistered = None
+    produced.forget_below(log.start_offset)
+    return produced, is_cut
+
+
+def _replay(produced: PartitionProducers, log: PartitionLog) -> None:
+    """Raises :class:`LogError`."""
     offset = max(produced.covered, log.start_offset)
     while offset < log.next_offset:
         records = log.read(offset, _READ_RECORDS)
@@ -82,9 +104,21 @@ def _restore(partition: QueuePartition, snapshot: bytes | None) -> PartitionProd
             if mark is not None:
                 produced.replay(mark, record.offset)
         offset = records[-1].offset + 1
-    produced.unregistered = None
-    produced.forget_below(log.start_offset)
-    return produced
+
+
+def _undecided(
+    coordinator: Coordinator, transaction_id: str, span: OpenSpan, queues: Mapping[str, DurableQueue], now: float
+) -> Transaction:
+    """A transaction without an end in some partition, and without a decision: aborted, as a rule."""
+    name = coordinator.names.get(span.producer, "")
+    producer = coordinator.producers.get(name)
+    if producer is not None and producer.last_committed == transaction_id:
+        # It was complete, so its end was durable; a log has lost it.
+        decision = coordinator.decisions[transaction_id] = Decision(span.producer, span.epoch, name, [], [])
+        return _decided(transaction_id, decision, queues, now)
+    transaction = Transaction(transaction_id, span.producer, span.epoch, "", now=now, timeout_s=0.0)
+    transaction.move(TransactionState.ABORTING)
+    return transaction
 
 
 def _decided(transaction_id: str, decision: Decision, queues: Mapping[str, DurableQueue], now: float) -> Transaction:

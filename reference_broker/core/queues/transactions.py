@@ -271,7 +271,7 @@ class Transactions:
             raise bad_option("a producer's message needs a sequence, a transaction-id, or both")
         if options.delay_ms is not None or options.deliver_at_ms is not None:
             raise bad_option("a producer's message cannot be delayed: it is numbered when it is enqueued")
-        self._check_producer(producer_id, epoch)
+        coordinator = self._check_producer(producer_id, epoch)
         partition = queue.partition_for(message, options, producer_id)
         transaction: Transaction | None = None
         if options.transaction_id is not None:
@@ -282,6 +282,7 @@ class Transactions:
             if first is not None:
                 _confirm_again(queue, partition, first, on_confirmed, on_stored)
                 return
+            produced.check_room(producer_id, coordinator.open)
         size = len(message.payload)
         if transaction is not None:
             self._check_room(transaction, partition, size)
@@ -290,7 +291,7 @@ class Transactions:
         confirm = on_confirmed if transaction is None else partial(_confirmed_in, transaction, on_confirmed)
         acceptance = Acceptance(produced, mark, offset, confirm)
         queue.enqueue_marked(routing_key, message, now, acceptance, options, mark, on_stored)
-        produced.add(mark, offset)
+        produced.add(mark, offset, coordinator.open)
         produced.unconfirmed[offset] = acceptance
         if transaction is not None:
             transaction.partitions[partition] = queue
