@@ -11,6 +11,8 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from loadtests.bench.frames import SEQUENCE_BYTES
+from loadtests.bench.shape import Field
 from loadtests.bench.workload import BenchError
 
 METHOD, HEADER, BODY = 1, 2, 3
@@ -20,6 +22,7 @@ _FRAME = struct.Struct(">BHI")
 _OVERHEAD_BYTES = _FRAME.size + 1
 TIMEOUT_S = 10.0
 _PERSISTENT = 2
+_CONSUMER = "bench"
 _DELIVERY_MODE_FLAG = 0x1000
 
 START, START_OK, TUNE, TUNE_OK, OPEN, OPEN_OK = (10, 10), (10, 11), (10, 30), (10, 31), (10, 40), (10, 41)
@@ -55,11 +58,33 @@ def method(name: Method, arguments: bytes = b"", *, channel: int = CHANNEL) -> b
     return frame(METHOD, channel, struct.pack(">HH", *name) + arguments)
 
 
-def publish_start(queue: str, body_bytes: int) -> bytes:
-    """Everything of a persistent publish to the default exchange but its body frame."""
-    header = struct.pack(">HHQHB", 60, 0, body_bytes, _DELIVERY_MODE_FLAG, _PERSISTENT)
+def publish_parts(queue: str, body_bytes: int) -> tuple[bytes | Field, ...]:
+    """A persistent publish to the default exchange: a body of that size, which begins with its number ``seq``."""
     arguments = b"\0\0" + short_string("") + short_string(queue) + b"\0"
-    return method(BASIC_PUBLISH, arguments) + frame(HEADER, CHANNEL, header)
+    return (method(BASIC_PUBLISH, arguments), *_content_parts(body_bytes))
+
+
+def _content_parts(body_bytes: int) -> tuple[bytes | Field, ...]:
+    header = struct.pack(">HHQHB", 60, 0, body_bytes, _DELIVERY_MODE_FLAG, _PERSISTENT)
+    start = frame(HEADER, CHANNEL, header) + _FRAME.pack(BODY, CHANNEL, body_bytes)
+    rest = bytes(body_bytes - SEQUENCE_BYTES) + bytes((FRAME_END,))
+    return (start, ("seq", ">u8"), rest)
+
+
+def delivery_parts(queue: str, body_bytes: int) -> tuple[bytes | Field, ...]:
+    """How such a message comes to the consumer, for the first time."""
+    before = struct.pack(">HH", *BASIC_DELIVER) + short_string(_CONSUMER)
+    behind = b"\0" + short_string("") + short_string(queue)
+    head = _FRAME.pack(METHOD, CHANNEL, len(before) + 8 + len(behind)) + before
+    content, *rest = _content_parts(body_bytes)
+    assert isinstance(content, bytes)
+    return (head, ("tag", ">u8"), behind + bytes((FRAME_END,)) + content, *rest)
+
+
+def ack_parts() -> tuple[bytes | Field, ...]:
+    """``basic.ack``, which confirms to a publisher and settles for a consumer."""
+    head = _FRAME.pack(METHOD, CHANNEL, 13) + struct.pack(">HH", *BASIC_ACK)
+    return (head, ("tag", ">u8"), ("multiple", "u1"), bytes((FRAME_END,)))
 
 
 def frames(data: bytes) -> Iterator[Frame]:
@@ -148,5 +173,5 @@ def consume(connection: socket.socket, queue: str, prefetch: int) -> None:
     """Consume with manual acknowledgements, so many unsettled at most. Raises :class:`BenchError`."""
     talk = _Handshake(connection)
     talk.request(BASIC_QOS, BASIC_QOS_OK, struct.pack(">IHB", 0, prefetch, 0))
-    arguments = b"\0\0" + short_string(queue) + short_string("bench") + b"\0" + struct.pack(">I", 0)
+    arguments = b"\0\0" + short_string(queue) + short_string(_CONSUMER) + b"\0" + struct.pack(">I", 0)
     talk.request(BASIC_CONSUME, BASIC_CONSUME_OK, arguments)

@@ -6,17 +6,15 @@ acknowledgement in AMQP, so a message counts once its publish is confirmed and i
 
 from __future__ import annotations
 
-import struct
+import numpy as np
 
 from loadtests.bench import amqp
-from loadtests.bench.frames import SEQUENCE_BYTES
 from loadtests.bench.pump import WARM_UP_S, Stream
-from loadtests.bench.queue_flow import QueueFlow
-from loadtests.bench.workload import BenchError, Figure, Meter, Workload
+from loadtests.bench.queue_flow import QueueFlow, queue_stream
+from loadtests.bench.shape import Shape
+from loadtests.bench.workload import Figure, Meter, Workload
 
 _MAX_PREFETCH = 65_535
-_TAG = struct.Struct(">Q")
-_SEQUENCE = struct.Struct(">Q")
 
 
 class AmqpQueuePump(QueueFlow):
@@ -27,30 +25,23 @@ class AmqpQueuePump(QueueFlow):
     ) -> None:
         super().__init__(publisher, consumer, window)
         self._multiple = multiple
-        self._start = amqp.publish_start(queue, payload_bytes)
-        self._rest = bytes(payload_bytes - SEQUENCE_BYTES)
+        self._publishes = Shape("", *amqp.publish_parts(queue, payload_bytes))
+        self._deliveries = Shape("a delivery", *amqp.delivery_parts(queue, payload_bytes))
+        self._confirms = Shape("a confirm", *amqp.ack_parts())
+        self._acks = Shape("", *amqp.ack_parts())
         self._floor = 0
         """Every publish up to this tag is confirmed ..."""
         self._above: set[int] = set()
         """... and these."""
 
-    def _block(self, first: int, count: int) -> bytes:
-        start, rest = self._start, self._rest
-        output: list[bytes] = []
-        for number in range(first, first + count):
-            output += (start, amqp.frame(amqp.BODY, amqp.CHANNEL, _SEQUENCE.pack(number) + rest))
-        return b"".join(output)
+    def _block(self, first: int, count: int) -> memoryview:
+        return self._publishes.build(count, seq=np.arange(first, first + count))
 
     def _on_confirms(self, data: bytes) -> int:
-        used = 0
-        for found in amqp.frames(data):
-            if found.kind != amqp.METHOD or amqp.name_of(data, found) != amqp.BASIC_ACK:
-                message = f"expected a confirm, received {data[found.start : found.end][:80]!r}"
-                raise BenchError(message)
-            (tag,) = _TAG.unpack_from(data, found.start + 4)
-            self._confirm(tag, multiple=bool(data[found.start + 12] & 1))
-            used = found.end + 1
-        return used
+        found = self._confirms.read(data)
+        for tag, multiple in zip(found["tag"].tolist(), found["multiple"].tolist(), strict=True):
+            self._confirm(tag, multiple=bool(multiple & 1))
+        return len(found) * self._confirms.size
 
     def _confirm(self, tag: int, *, multiple: bool) -> None:
         """Tags count the publishes of a channel from 1. Single confirms may overtake each other."""
@@ -65,27 +56,14 @@ class AmqpQueuePump(QueueFlow):
         self._confirmed = self._floor + len(self._above)
 
     def _on_deliveries(self, data: bytes) -> int:
-        used, tag = 0, 0
-        output: list[bytes] = []
-        for found in amqp.frames(data):
-            if found.kind == amqp.METHOD:
-                if amqp.name_of(data, found) != amqp.BASIC_DELIVER:
-                    message = f"expected a delivery, received {data[found.start : found.end][:80]!r}"
-                    raise BenchError(message)
-                (tag,) = _TAG.unpack_from(data, found.start + 5 + data[found.start + 4])
-            elif found.kind == amqp.BODY:
-                (number,) = _SEQUENCE.unpack_from(data, found.start)
-                self._see(number)
-                self._settled += 1
-                if not self._multiple:
-                    output.append(amqp.method(amqp.BASIC_ACK, _TAG.pack(tag) + b"\0"))
-                used = found.end + 1
-        if self._multiple and used:
-            # The last whole delivery: a method frame behind it belongs to one that is not read yet.
-            output = [amqp.method(amqp.BASIC_ACK, _TAG.pack(self._settled) + b"\x01")]
-        if output:
-            self._consumer.write(b"".join(output))
-        return used
+        found = self._deliveries.read(data)
+        if len(found):
+            self._see(found["seq"].astype(np.uint64))
+            self._settled += len(found)
+            tags = found["tag"][-1:] if self._multiple else found["tag"]
+            # A copy: what the socket does not take at once is sent later.
+            self._consumer.write(bytes(self._acks.build(len(tags), tag=tags, multiple=int(self._multiple))))
+        return len(found) * self._deliveries.size
 
 
 class AmqpQueueLife(Workload):
@@ -102,8 +80,8 @@ class AmqpQueueLife(Workload):
             amqp.consume(consumer, queue, _MAX_PREFETCH)
             amqp.select_confirms(publisher)
             pump = AmqpQueuePump(
-                Stream(publisher),
-                Stream(consumer),
+                queue_stream(publisher, plan.payload_bytes),
+                queue_stream(consumer, plan.payload_bytes),
                 queue,
                 payload_bytes=plan.payload_bytes,
                 window=plan.window_of(1),

@@ -74,6 +74,16 @@ class BenchRun(msgspec.Struct, kw_only=True):
         cpu_s = sum(figure.broker_cpu_s or 0.0 for figure in known)
         return sum(figure.count for figure in known) / cpu_s if cpu_s else None
 
+    def client_us(self, peer: str, line: str) -> float | None:
+        """Processor time of the client for each that was counted, in microseconds; None where it was not measured.
+
+        Only where the values are rates.
+        """
+        known = [each for each in self.figures(peer, line) if each.value and each.client_load is not None]
+        counted = sum(each.count for each in known)
+        spent_s = sum((each.client_load or 0.0) * each.count / (each.value or 1.0) for each in known)
+        return spent_s / counted * 1e6 if counted else None
+
     def advantage(self, line: Line, peer: str, other: str) -> float | None:
         """How many times better ``peer`` is than ``other``; None when one was not measured."""
         mine, theirs = self.median(peer, line.name), self.median(other, line.name)

@@ -38,10 +38,11 @@ WARM_UP_S = 0.2
 class Stream:
     """A non-blocking socket with one read buffer and one pending output."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, *, read_bytes: int = READ_BYTES) -> None:
+        """``read_bytes``: at most, and more than a packet has."""
         connection.setblocking(False)
         self.socket = connection
-        self._buffer = bytearray(READ_BYTES)
+        self._buffer = bytearray(read_bytes)
         self._filled = 0
         self._output: list[memoryview] = []
 

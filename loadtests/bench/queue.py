@@ -10,25 +10,19 @@ from __future__ import annotations
 import socket
 from collections import deque
 
-from loadtests.bench.frames import PACKET_IDS, SEQUENCE_BYTES, PublishFrames
+import numpy as np
+import numpy.typing as npt
+
+from loadtests.bench.frames import ACK_BYTES, PACKET_IDS, AckType, PublishFrames, packet_ids, read_acks
 from loadtests.bench.handshake import connect, subscribe
-from loadtests.bench.pump import WARM_UP_S, Stream
-from loadtests.bench.queue_flow import QueueFlow
+from loadtests.bench.pump import WARM_UP_S
+from loadtests.bench.queue_flow import QueueFlow, queue_stream
+from loadtests.bench.queue_frames import AckFrames, DeliveryReader, acknowledgements
 from loadtests.bench.workload import BenchError, Figure, Meter, Workload
-from loadtests.packets import (
-    PUBACK,
-    acknowledgement,
-    find_user_property,
-    property_section,
-    publish_frame,
-    read_publish,
-    split_frames,
-    user_property,
-)
+from loadtests.packets import property_section, user_property
 
 GROUP = "bench"
 QOS = 1
-FIRST_FAILURE_CODE = 0x80
 BATCH_OFFSETS = 500
 """Most deliveries that one ``$ack`` settles."""
 
@@ -50,87 +44,70 @@ class QueuePump(QueueFlow):
         receive_maximum: int,
         batch: bool = False,
     ) -> None:
-        super().__init__(Stream(publisher), Stream(consumer), min(window, receive_maximum))
+        super().__init__(
+            queue_stream(publisher, payload_bytes), queue_stream(consumer, payload_bytes), min(window, receive_maximum)
+        )
         topic = f"$queue/{queue}"
         self._frames = PublishFrames(topic, QOS, payload_bytes, section=property_section(b"", 5))
-        self._ack_topic = f"{topic}/$ack".encode()
+        self._acks = AckFrames(f"{topic}/$ack".encode())
+        self._reader = DeliveryReader(payload_bytes)
         self._receive_maximum = receive_maximum
-        self._acks_sent = 0
-        self._unconfirmed: set[int] = set()
-        self._waiting: deque[tuple[bytes, bytes]] = deque()  # bounded by the window
+        self._is_unconfirmed: npt.NDArray[np.bool_] = np.zeros(PACKET_IDS + 1, np.bool_)
+        """By packet id."""
+        self._waiting: deque[bytes] = deque()  # message ids, bounded by the window
         self._batch = batch
         self._settling: deque[int] = deque()
         """How many messages each unconfirmed ``$ack`` settles, in the order sent."""
 
-    def _block(self, first: int, count: int) -> bytes | memoryview:
-        ids = {number % PACKET_IDS + 1 for number in range(first, first + count)}
-        if self._unconfirmed & ids:
+    def _block(self, first: int, count: int) -> memoryview:
+        ids = packet_ids(first, count)
+        if bool(self._is_unconfirmed[ids].any()):
             message = f"a publish is still unconfirmed after {PACKET_IDS} later ones"
             raise BenchError(message)
-        self._unconfirmed |= ids
+        self._is_unconfirmed[ids] = True
         return self._frames.block(first, count)
 
-    @staticmethod
-    def _split(data: bytes) -> tuple[list[tuple[int, int, int]], int]:
-        try:
-            return split_frames(data)
-        except ValueError as error:
-            raise BenchError(str(error)) from error
-
     def _on_confirms(self, data: bytes) -> int:
-        frames, used = self._split(data)
-        for frame in frames:
-            self._unconfirmed.remove(self._confirmation(data, *frame))
-        self._confirmed += len(frames)
-        return used
-
-    @staticmethod
-    def _confirmation(data: bytes, first: int, start: int, end: int) -> int:
-        """Packet id of a successful PUBACK. Raises :class:`BenchError` for a refusal or another packet."""
-        if first != PUBACK or (end - start > 2 and data[start + 2] >= FIRST_FAILURE_CODE):
-            message = f"expected a successful PUBACK, received {bytes([first]).hex()} .. {data[start:end].hex()}"
+        used = len(data) - len(data) % ACK_BYTES
+        try:
+            kinds, ids = read_acks(memoryview(data)[:used])
+        except ValueError as error:
+            message = f"expected a successful PUBACK: {error}"
+            raise BenchError(message) from error
+        known = self._is_unconfirmed[ids]
+        if not bool((kinds == AckType.PUBACK).all() and known.all()) or len(np.unique(ids)) < len(ids):
+            message = f"expected a PUBACK for each publish, received {data[:used][:80].hex()}"
             raise BenchError(message)
-        return data[start] << 8 | data[start + 1]
+        self._is_unconfirmed[ids] = False
+        self._confirmed += len(ids)
+        return used
 
     def _on_deliveries(self, data: bytes) -> int:
-        frames, used = self._split(data)
-        output = []
-        for frame in frames:
-            if frame[0] >> 4 != 3:
-                self._confirmation(data, *frame)
-                self._settled += self._settling.popleft()
-                continue
-            _, packet_id, properties, payload = read_publish(data, frame, 5)
-            number = int.from_bytes(payload[:SEQUENCE_BYTES], "big")
-            self._see(number)
-            output.append(acknowledgement(PUBACK, packet_id))
-            self._waiting.append(
-                (find_user_property(properties, b"message-id"), find_user_property(properties, b"group-id"))
-            )
+        found = self._reader.read(data)
+        settling = self._settling
+        if found.confirms > len(settling):
+            message = "more settlements are confirmed than were sent"
+            raise BenchError(message)
+        self._settled += sum([settling.popleft() for _ in range(found.confirms)])
+        self._see(found.sequences)
+        self._waiting += found.names
+        output = [acknowledgements(found.ids)] if found.ids else []
         if self._batch:
             output += self._settle_together()
-        while self._waiting and len(self._settling) < self._receive_maximum:
-            message_id, group = self._waiting.popleft()
-            pairs = user_property(b"message-id", message_id) + user_property(b"group-id", group)
-            output.append(self._settlement(pairs, 1))
+        count = min(len(self._waiting), self._receive_maximum - len(settling))
+        if count > 0:
+            waiting = self._waiting
+            output.append(self._acks.each([waiting.popleft() for _ in range(count)], self._reader.group))
+            settling += [1] * count
         if output:
             self._consumer.write(b"".join(output))
-        return used
-
-    def _settlement(self, pairs: bytes, messages: int) -> bytes:
-        """A ``$ack`` with these user properties."""
-        packet_id = self._acks_sent % PACKET_IDS + 1
-        self._acks_sent += 1
-        self._settling.append(messages)
-        return publish_frame(QOS, self._ack_topic, packet_id, property_section(pairs, 5), b"")
+        return found.used
 
     def _settle_together(self) -> list[bytes]:
         """One ``$ack`` for all waiting deliveries of a partition; offsets come in ascending order, mostly in a row."""
         partitions: dict[bytes, list[int]] = {}
-        group = b""
         while self._waiting:
-            message_id, group = self._waiting.popleft()
-            _, partition, offset = message_id.rsplit(b":", 2)
+            _, partition, offset = self._waiting.popleft().rsplit(b":", 2)
             partitions.setdefault(partition, []).append(int(offset))
         output = []
         for partition, offsets in partitions.items():
@@ -139,11 +116,12 @@ class QueuePump(QueueFlow):
                 in_a_row = part[-1] - part[0] == len(part) - 1
                 named = f"{part[0]}-{part[-1]}" if in_a_row else ",".join(map(str, part))
                 pairs = (
-                    user_property(b"group-id", group)
+                    user_property(b"group-id", self._reader.group)
                     + user_property(b"partition", partition)
                     + user_property(b"offsets", named.encode())
                 )
-                output.append(self._settlement(pairs, len(part)))
+                output.append(self._acks.one(pairs))
+                self._settling.append(len(part))
         return output
 
 

@@ -6,16 +6,26 @@ A message is under way from its publish until it is both confirmed and settled; 
 from __future__ import annotations
 
 import select
+import socket
 import time
 from abc import ABC, abstractmethod
 
 import numpy as np
 import numpy.typing as npt
 
-from loadtests.bench.pump import COALESCE_S, COALESCE_SHARE, STALL_TIMEOUT_S, UNBOUNDED_MESSAGES, Stream
+from loadtests.bench.frames import Sequences
+from loadtests.bench.pump import STALL_TIMEOUT_S, UNBOUNDED_MESSAGES, Stream
 from loadtests.bench.workload import BenchError
 
 GROWTH_MESSAGES = 65_536
+TURN_BYTES = 16 * 1024
+"""What a stream reads at once, as usual clients do. With more, client and broker would take turns: each would handle
+all that is under way in one piece while the other has nothing to do, and neither would show what it can."""
+
+
+def queue_stream(connection: socket.socket, payload_bytes: int) -> Stream:
+    """A stream of a queue client."""
+    return Stream(connection, read_bytes=TURN_BYTES + 2 * payload_bytes)
 
 
 class QueueFlow(ABC):
@@ -45,11 +55,8 @@ class QueueFlow(ABC):
             ready = poll.poll(STALL_TIMEOUT_S * 1_000)
             if not ready:
                 raise BenchError(self._stalled())
-            before = self._advanced
             for fd, _ in ready:
                 self._turn(by_fd[fd])
-            if self._advanced - before < self._window // COALESCE_SHARE:
-                time.sleep(COALESCE_S)
         if not bool((self._seen[: self._sent] == 1).all()):
             message = "some message was never delivered although every delivery was settled"
             raise BenchError(message)
@@ -58,10 +65,6 @@ class QueueFlow(ABC):
     @property
     def _done(self) -> int:
         return min(self._confirmed, self._settled)
-
-    @property
-    def _advanced(self) -> int:
-        return self._confirmed + self._delivered + self._settled
 
     def _publish(self) -> None:
         allowed = min(self._window - (self._sent - self._done), self._limit - self._sent)
@@ -81,14 +84,24 @@ class QueueFlow(ABC):
         used = self._on_confirms(data) if stream is self._publisher else self._on_deliveries(data)
         stream.consume(used)
 
-    def _see(self, number: int) -> None:
-        """A message was delivered. Raises :class:`BenchError` when it was before, or was never sent."""
-        if number >= self._sent or self._seen[number]:
-            what = "twice" if number < self._sent else "though it was never sent"
-            message = f"message {number} was delivered {what}"
+    def _see(self, numbers: Sequences) -> None:
+        """These messages were delivered. Raises :class:`BenchError` when one was before, or was never sent."""
+        if not len(numbers):
+            return
+        unknown = numbers[numbers >= self._sent]
+        if len(unknown):
+            message = f"message {unknown[0]} was delivered though it was never sent"
             raise BenchError(message)
-        self._seen[number] = 1
-        self._delivered += 1
+        seen = self._seen
+        again = numbers[seen[numbers] > 0]
+        seen[numbers] = 1
+        self._delivered += len(numbers)
+        if not len(again) and len(np.unique(numbers)) < len(numbers):
+            values, counts = np.unique(numbers, return_counts=True)
+            again = values[counts > 1]
+        if len(again):
+            message = f"message {again[0]} was delivered twice"
+            raise BenchError(message)
 
     def _stalled(self) -> str:
         return (

@@ -49,7 +49,8 @@ def table(bench: BenchRun) -> Table:
     versions = ", ".join(f"{name} {bench.versions[name]}".strip() for name in bench.peers)
     found = Table(title=head, title_justify="left", caption=f"{versions}; null: no broker", caption_justify="left")
     found.add_column("line and broker", no_wrap=True)
-    for name in ("median", "range", f"{bench.peers[0]} is" if bench.peers else "ratio", "per CPU s", "client"):
+    ratio_title = f"{bench.peers[0]} is" if bench.peers else "ratio"
+    for name in ("median", "range", ratio_title, "per CPU s", "client", "client us"):
         found.add_column(name, justify="right", no_wrap=True)
     found.add_column("aim", overflow="fold")
     judged = checks(bench)
@@ -62,6 +63,7 @@ def table(bench: BenchRun) -> Table:
             first = peer == bench.peers[0]
             ratio = None if first or peer == NULL else bench.advantage(line, bench.peers[0], peer)
             per_cpu_s = bench.per_cpu_second(peer, line.name) if line.timed_client else None
+            client_us = bench.client_us(peer, line.name) if line.timed_client else None
             aims = [f"{MARKS[check.verdict]} {_bound(check)}" for check in judged.get((line.name, peer), [])]
             found.add_row(
                 f"  {peer}",
@@ -70,6 +72,7 @@ def table(bench: BenchRun) -> Table:
                 "-" if ratio is None else f"{ratio:.2f}x",
                 "-" if per_cpu_s is None else f"{per_cpu_s / 1_000:,.1f}k",
                 "-" if load is None else f"{load:.0%}",
+                "-" if client_us is None else f"{client_us:.2f}",
                 "; ".join(aims + ([note.partition(":")[0]] if note else [])),
             )
         found.add_section()
@@ -180,6 +183,8 @@ def _metrics(bench: BenchRun) -> dict[str, float | int | str]:
                 metrics[f"{name}.client_load"] = round(load, 3)
             if line.timed_client and (per_cpu_s := bench.per_cpu_second(peer, line.name)) is not None:
                 metrics[f"{name}.per_cpu_s"] = round(per_cpu_s, 1)
+            if line.timed_client and (client_us := bench.client_us(peer, line.name)) is not None:
+                metrics[f"{name}.client_us"] = round(client_us, 3)
             if note:
                 metrics[f"{name}.note"] = note
             ratio = bench.advantage(line, bench.peers[0], peer) if peer not in (bench.peers[0], NULL) else None
