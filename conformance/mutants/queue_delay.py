@@ -9,8 +9,9 @@ import msgspec
 
 from conformance.mutants import Patch, mutant, variation
 from reference_broker.core.message import Message
-from reference_broker.core.queues import delay_store, delays, publish_options, times
+from reference_broker.core.queues import delay_recovery, delay_store, delays, publish_options, times
 from reference_broker.core.queues.delay_store import DelayStore
+from reference_broker.core.queues.delayed_message import parse_delay_id
 from reference_broker.core.queues.delays import Delays
 from reference_broker.core.queues.done_log import DoneLog
 from reference_broker.core.queues.errors import QueueError, QueueErrorCode
@@ -113,21 +114,21 @@ def forgotten(patch: Patch) -> None:
 def start_anew(patch: Patch) -> None:
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def recover(self: DelayStore, done: DoneLog, now_ms: int) -> None:
-            due_of = delay_store._due_of
-
-            def anew(record: LogRecord) -> int | None:
-                due_ms = due_of(record)
-                return None if due_ms is None else now_ms + due_ms - record.timestamp_ms
-
-            delay_store._due_of = anew
-            try:
-                original(self, done, now_ms)
-            finally:
-                delay_store._due_of = due_of
+            started_ms.append(now_ms)
+            original(self, done, now_ms)
 
         return recover
 
+    def make_due(original: Callable[[LogRecord], int | None]) -> Callable[[LogRecord], int | None]:
+        def anew(record: LogRecord) -> int | None:
+            due_ms = original(record)
+            return None if due_ms is None else started_ms[-1] + due_ms - record.timestamp_ms
+
+        return anew
+
+    started_ms: list[int] = []
     patch.wrap(DelayStore, "_recover", make)
+    patch.wrap(delay_recovery, "due_of", make_due)
 
 
 @mutant("queue-cancel-only-says-so", "a cancel is confirmed and the timer left in its slot")
@@ -138,7 +139,7 @@ def only_says_so(patch: Patch) -> None:
 @mutant("queue-cancel-not-persisted", "a cancel is kept in memory only")
 def cancel_not_persisted(patch: Patch) -> None:
     def cancel(self: DelayStore, delay_id: str, confirm: Callable[[QueueError | None], None] | None) -> bool:
-        found = self._wheel.cancel(delay_store.parse_delay_id(self._target.name, delay_id))
+        found = self._wheel.cancel(parse_delay_id(self._target.name, delay_id))
         if found and confirm is not None:
             confirm(None)
         return found
@@ -154,6 +155,12 @@ def fired_not_persisted(patch: Patch) -> None:
             confirm(None)
 
     patch.replace(DelayStore, "_finish", finish)
+    patch.replace(DoneLog, "note_firing", lambda _self, _offsets, _ends, _now: None)
+
+
+@mutant("queue-firing-not-noted", "that a message fires is only written down once the queue has it durably")
+def firing_not_noted(patch: Patch) -> None:
+    patch.replace(DoneLog, "note_firing", lambda _self, _offsets, _ends, _now: None)
 
 
 @mutant("queue-fired-anywhere", "a message fires without its key and options, into any partition")

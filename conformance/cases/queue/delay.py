@@ -17,6 +17,10 @@ from conformance.cases.queue.support import consume, new_queue, publish_with
 from conformance.wire import Properties, Puback, Publish
 
 _DURABLE = {"data_dir": "{dir}/data", "queues": {"defaults": {"durability": "fsync"}}}
+_SELDOM_SYNCED = {
+    "data_dir": "{dir}/data",
+    "queues": {"defaults": {"durability": "interval"}, "sync_interval_s": 600.0},
+}
 
 
 @case(
@@ -327,4 +331,35 @@ async def fires_once(ctx: CaseContext) -> None:
     # What fires anew is only delivered once it is synced: before the confirm of what is published behind it.
     await publish_with(await ctx.connect(version=5, name="marker"), queue, b"marker")
     await again.expect_publish(payload=b"marker")
+    await again.expect_nothing()
+
+
+@case(
+    "queue/delay/fires-once-over-a-kill",
+    clauses=("Q-DELAY-21",),
+    requires=("queues", "clock"),
+    mutant="queue-firing-not-noted",
+    near_miss="queue-due-read-singly",
+    settings=_SELDOM_SYNCED,
+    limit_s=20.0,
+)
+async def fires_once_over_a_kill(ctx: CaseContext) -> None:
+    """A message that fired just before kill -9 does not fire again, though nothing was synced in between.
+
+    It is delivered and acknowledged, and the broker is killed at once. Another one, due later, comes all the same.
+    """
+    queue = new_queue(ctx)
+    consumer = await consume(ctx, queue)
+    publisher = await ctx.connect(version=5, name="publisher")
+    delay_id(ctx, await publish_with(publisher, queue, b"later", delay="50s"))
+    delay_id(ctx, await publish_with(publisher, queue, b"once", delay="10s"))
+    await ctx.advance(10 + TICK_S)
+    await expect_settled(ctx, consumer, queue, b"once")
+    await ctx.restart()
+    again = await consume(ctx, queue)
+    await publish_with(await ctx.connect(version=5, name="marker"), queue, b"marker")
+    await expect_settled(ctx, again, queue, b"marker")
+    await again.expect_nothing()
+    await ctx.advance(50)
+    await expect_settled(ctx, again, queue, b"later")
     await again.expect_nothing()

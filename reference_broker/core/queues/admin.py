@@ -15,7 +15,8 @@ import msgspec
 from reference_broker.config import QueueConfig
 from reference_broker.core.queues import group_admin
 from reference_broker.core.queues.address import DEAD_LETTER_PREFIX, check_queue_name, is_dead_letter
-from reference_broker.core.queues.delay_store import MAX_LISTED, DelayedMessage
+from reference_broker.core.queues.delay_store import MAX_LISTED
+from reference_broker.core.queues.delayed_message import DelayedMessage
 from reference_broker.core.queues.errors import QueueError, QueueErrorCode
 
 if TYPE_CHECKING:

@@ -1,25 +1,34 @@
 """Delayed messages of one queue: kept in a log of their own until they are due, then published like any other.
 
 A message is *scheduled* once it is in that log, as durably as the queue promises; then its publisher is told. A timing
-wheel says when it is due. It is published then, to the partition its options and key choose, and *done* as soon as that
-partition has it durably: a crash in between may fire it twice, never lose it. Cancelling makes it done, too. The log
-frees segments below the oldest message that is not done. After a restart the wheel is filled from the log.
+wheel says when it is due. It *fires* then: it is published, to the partition its options and key choose, and *done* as
+soon as that partition has it durably. A power loss in between may fire it twice, a kill does not, and neither loses it:
+see :mod:`done_log`. Cancelling makes it done, too. The log frees segments below the oldest message that is not done.
+After a restart the wheel is filled from the two logs.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from heapq import merge
+from itertools import islice
 from typing import Protocol
-
-import msgspec
 
 from reference_broker.config import QueueConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.confirms import Confirm, Stored, StoredAs, SyncPoint
+from reference_broker.core.queues.delay_recovery import fired_among, waiting_runs
+from reference_broker.core.queues.delayed_message import (
+    DelayCounts,
+    DelayedMessage,
+    delay_id_of,
+    due_of,
+    parse_delay_id,
+    with_due,
+)
 from reference_broker.core.queues.delivery import DelayStats
 from reference_broker.core.queues.done_log import DoneLog
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
@@ -27,7 +36,7 @@ from reference_broker.core.queues.message_cache import MessageCache
 from reference_broker.core.queues.partition import QueuePartition
 from reference_broker.core.queues.publish_options import PublishOptions, parse
 from reference_broker.core.queues.store import LogRecord, NewRecord, QueueFiles
-from reference_broker.core.queues.stored_message import MessageCodec, StoredMessage
+from reference_broker.core.queues.stored_message import DELAY_HEADER, MessageCodec, StoredMessage
 from reference_broker.core.queues.timing_wheel import TimingWheel
 
 FIRED_PER_TURN = 1_024
@@ -35,17 +44,17 @@ FIRED_PER_TURN = 1_024
 RETRY_S = 1.0
 """After the queue or the disk refused something, it is tried again so much later."""
 MAX_LISTED = 1_000
-DELAY_ID = StoredAs.DELAYED.value
-"""The user property that names a delayed message."""
-_DUE = b"_due"
 _READ_GAP = 3
 """Records this near each other are read in one go, up to so many; others one by one."""
 _READ_RECORDS = 256
-_RECOVERY_RECORDS = 512
 _TRIM_AFTER = 1_024
 _TRIM_INTERVAL_S = 1.0
-_ID_MARK = ":delay:"
-_MAX_DIGITS = 19
+_TOLD_OFFSETS = 4_096
+"""Once so many more were scheduled, the done log is told what of them waits, so that a start need not read them."""
+_TOLD_WAITING = 4_096
+"""Most that are told in one record."""
+_TOLD_PER_TURN = 4
+"""Records; more wait for the next turn."""
 
 
 class DelayTarget(Protocol):
@@ -53,6 +62,7 @@ class DelayTarget(Protocol):
 
     name: str
     config: QueueConfig
+    partitions: list[QueuePartition]
 
     def enqueue_due(
         self,
@@ -64,44 +74,6 @@ class DelayTarget(Protocol):
         options: PublishOptions | None,
     ) -> QueuePartition:
         """Publish a message whose time has come. Raises :class:`QueueError` when the queue refuses it now."""
-
-
-class DelayedMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that waits for its time. Times are Unix seconds."""
-
-    delay_id: str
-    deliver_at: float
-    published_at: float
-    topic: str
-    publisher: str
-    payload_bytes: int
-    refused: bool
-    """It is due, and the queue refused it for now."""
-
-
-class DelayCounts:
-    """What happened since the engine opened; they only grow."""
-
-    __slots__ = ("cancelled", "fired", "refused", "scheduled", "unreadable")
-
-    def __init__(self) -> None:
-        self.scheduled = self.fired = self.cancelled = self.refused = self.unreadable = 0
-
-
-def delay_id_of(queue: str, offset: int) -> str:
-    return f"{queue}{_ID_MARK}{offset}"
-
-
-def parse_delay_id(queue: str, delay_id: str) -> int:
-    """The offset that a delay id of a queue names. Raises :class:`QueueError` (BAD_ADDRESS)."""
-    named, _, digits = delay_id.rpartition(_ID_MARK)
-    if named and digits.isascii() and digits.isdecimal() and len(digits) <= _MAX_DIGITS:
-        if named == queue:
-            return int(digits)
-        raise QueueError(
-            QueueErrorCode.BAD_ADDRESS, f"the delay id {delay_id[:80]!r} is of another queue than {queue!r}"
-        )
-    raise QueueError(QueueErrorCode.BAD_ADDRESS, f"the delay id {delay_id[:80]!r} is not <queue>{_ID_MARK}<number>")
 
 
 class DelayStore:
@@ -144,11 +116,13 @@ class DelayStore:
         """Offset and due time of what is written and not yet as durable as promised."""
         self._refused: dict[int, int] = {}
         """Due times of what the queue refused, to be tried again."""
-        self._in_hand: dict[int, QueuePartition | None] = {}
+        self._in_hand: dict[int, QueuePartition] = {}
         """Published, and not yet done."""
         self._retry_at = 0.0
         self._since_trim = 0
         self._trim_at = 0.0
+        self._told_to = self._log.log.next_offset
+        """The done log has told of every offset below it, since it was opened or began to be stated anew."""
         agenda.owners[self._log] = self
         if self._done is not None:
             agenda.owners[self._done] = self
@@ -157,18 +131,19 @@ class DelayStore:
 
     def _recover(self, done: DoneLog, now_ms: int) -> None:
         log = self._log.log
-        start, end = log.start_offset, log.next_offset
-        is_done = done.recover(start, end, now_ms)
-        at = start
-        while at < end and (records := log.read(at, _RECOVERY_RECORDS)):
-            for record in records:
-                if not is_done[record.offset - start]:
-                    due_ms = _due_of(record)
-                    if due_ms is None:
-                        self.counts.unreadable += 1
-                    else:
-                        self._wheel.add(record.offset, due_ms, now_ms)
-            at = records[-1].offset + 1
+        known = done.recover(log.start_offset, log.next_offset, now_ms)
+        fired = fired_among(self._target.partitions, known.firing)
+        for offsets, dues in waiting_runs(log, known):
+            if None in dues:
+                self.counts.unreadable += dues.count(None)
+            readable = [(offset, due_ms) for offset, due_ms in zip(offsets, dues, strict=True) if due_ms is not None]
+            self._wheel.load([offset for offset, _ in readable], [due_ms for _, due_ms in readable], now_ms)
+        for offset, partition in fired.items():
+            if self._wheel.cancel(offset):
+                self._in_hand[offset] = partition
+                done.keep_firing(offset, known.firing[offset])
+                self._finish_when_synced(offset, partition)
+        self._told_to = known.untold[0][0] if known.untold else log.next_offset
 
     # -- scheduling ----------------------------------------------------------------------------------------------
 
@@ -195,7 +170,7 @@ class DelayStore:
                 raise point.failure
         headers, topic = self._codec.headers(message, routing_key)
         timestamp_ms = int(now * 1000)
-        record = NewRecord(timestamp_ms, None, message.payload, ((_DUE, b"%d" % due_ms), *headers))
+        record = NewRecord(timestamp_ms, None, message.payload, with_due(headers, due_ms))
         stored = StoredMessage(message, topic, routing_key, timestamp_ms / 1000, float("inf"), size)
         self._log.add(record, stored, on_confirmed)
         self._unwritten.append(due_ms)
@@ -211,8 +186,8 @@ class DelayStore:
         if point is self._done:
             if not self._done.write(now):
                 self._retry_at = max(self._retry_at, now + RETRY_S)
-            elif self._done.wants_restatement:
-                self._done.restate(self._alive(), self._log.log.start_offset, self._log.log.next_offset, now)
+            elif self._done.wants_restatement and self._done.begin_restatement(now):
+                self._told_to = self._log.log.start_offset
             self._wake()
             return
         dues, self._unwritten = self._unwritten, []
@@ -233,8 +208,40 @@ class DelayStore:
             self._wheel.add(*self._unarmed.popleft(), now_ms)
         self._wake()
 
+    @property
+    def _armed_to(self) -> int:
+        """Offsets below it are known to the wheel, or done."""
+        return self._unarmed[0][0] if self._unarmed else self._log.log.next_offset
+
+    @property
+    def _has_to_tell(self) -> bool:
+        done = self._done
+        if done is None or done.failure is not None:
+            return False
+        return done.is_restating or self._armed_to - self._told_to >= _TOLD_OFFSETS
+
+    def _tell(self, done: DoneLog, now: float) -> None:
+        """Let the done log know what waits: some of it, the rest another turn."""
+        end = self._armed_to
+        for _ in range(_TOLD_PER_TURN):
+            if not self._has_to_tell:
+                return
+            first = self._told_to
+            waiting = self._alive(first, end, _TOLD_WAITING)
+            stop = end if len(waiting) < _TOLD_WAITING else waiting[-1][0] + 1
+            if first < stop and not done.tell(first, stop, waiting, now):
+                self._retry_at = max(self._retry_at, now + RETRY_S)
+                return
+            self._told_to = stop
+            if stop == end:
+                if done.is_restating:
+                    done.end_restatement()
+                return
+
     def _wake(self) -> None:
         deadline_ms = self._wheel.next_deadline_ms()
+        if self._has_to_tell:
+            self._agenda.wake(self, max(self._agenda.now, self._retry_at))
         if self._refused or (self._done is not None and self._done.has_unwritten):
             self._agenda.wake(self, self._retry_at)
         elif deadline_ms is not None:
@@ -251,6 +258,8 @@ class DelayStore:
             due += self._wheel_due(now, FIRED_PER_TURN - len(due))
             if due:
                 self._fire(due, now)
+            if self._done is not None and self._has_to_tell:
+                self._tell(self._done, now)
             if now >= self._trim_at:
                 self._trim(now)
         self._wake()
@@ -264,6 +273,7 @@ class DelayStore:
         except LogError:
             self._refuse(due, now)
             return
+        firing: list[int] = []
         for at, offset in enumerate(due):
             stored = self._decode(records.get(offset))
             if stored is None:
@@ -272,7 +282,7 @@ class DelayStore:
                 self._finish(offset)
                 continue
             try:
-                self._in_hand[offset] = self._target.enqueue_due(
+                partition = self._target.enqueue_due(
                     stored.routing_key,
                     stored.message,
                     stored.size,
@@ -281,14 +291,21 @@ class DelayStore:
                     parse(stored.message),
                 )
             except QueueError as error:
-                self._in_hand.pop(offset, None)
                 if error.code is QueueErrorCode.STORAGE_FAILED:
                     # Only its partition.
                     self._refuse([offset], now)
                     continue
                 self._refuse(due[at:], now)
-                return
+                break
+            self._in_hand[offset] = partition
             self._refused.pop(offset, None)
+            if self._done is not None:
+                partition.mark_last((DELAY_HEADER, b"%d" % offset))
+                firing.append(offset)
+        if self._done is not None and firing:
+            partitions = {self._in_hand[offset] for offset in firing}
+            ends = {partition.index: partition.log.next_offset for partition in partitions}
+            self._done.note_firing(firing, dict(sorted(ends.items())), now)
 
     def _read(self, offsets: list[int]) -> dict[int, LogRecord]:
         """Raises :class:`LogError`."""
@@ -314,7 +331,7 @@ class DelayStore:
         return found
 
     def _decode(self, record: LogRecord | None) -> StoredMessage | None:
-        if record is None or _due_of(record) is None:
+        if record is None or due_of(record) is None:
             return None
         try:
             return self._codec.decode(record._replace(headers=record.headers[1:]))
@@ -334,13 +351,21 @@ class DelayStore:
         partition = self._in_hand.get(offset)
         if error is not None:
             self._in_hand.pop(offset, None)
+            if self._done is not None:
+                self._done.forget_firing(offset)
             self._refuse([offset], self._agenda.now)
             self._wake()
             return
         self.counts.fired += 1
         if self._done_when_synced and partition is not None:
             # The confirm says less than was promised when it was scheduled: it may have been on disk for days.
-            partition.waiting.append(partial(self._synced, offset))
+            self._finish_when_synced(offset, partition)
+        else:
+            self._finish(offset)
+
+    def _finish_when_synced(self, offset: int, partition: QueuePartition) -> None:
+        if partition.when_synced(partial(self._synced, offset)):
+            self._agenda.unsynced[partition] = None
         else:
             self._finish(offset)
 
@@ -370,10 +395,11 @@ class DelayStore:
         needed = (self._wheel.lowest, min(self._refused, default=None), min(self._in_hand, default=None))
         self._log.log.drop_before(min((offset for offset in needed if offset is not None), default=end))
 
-    def _alive(self) -> Iterator[int]:
-        """What is not done, ascending."""
-        unarmed = [offset for offset, _ in self._unarmed]
-        return merge(self._wheel.numbers(), sorted(self._refused), sorted(self._in_hand), unarmed)
+    def _alive(self, first: int, end: int, limit: int) -> list[tuple[int, int]]:
+        """What is not done from an offset to below another, ascending, up to a number, with due times."""
+        others = [offset for offset in (*self._refused, *self._in_hand) if first <= offset < end]
+        due = ((offset, self._refused.get(offset, 0)) for offset in sorted(others))
+        return list(islice(merge(self._wheel.items(first, end), due), limit))
 
     # -- cancelling and listing ----------------------------------------------------------------------------------
 
@@ -414,7 +440,7 @@ class DelayStore:
         stored = self._decode(record)
         return DelayedMessage(
             delay_id=delay_id_of(self._target.name, record.offset),
-            deliver_at=(_due_of(record) or 0) / 1000,
+            deliver_at=(due_of(record) or 0) / 1000,
             published_at=record.timestamp_ms / 1000,
             topic=stored.message.topic if stored is not None else "",
             publisher=stored.message.publisher if stored is not None else "",
@@ -451,10 +477,3 @@ class DelayStore:
 def _floor_ms(now: float) -> int:
     """Whole milliseconds, safe from what a float lacks in precision: a deadline that has come is not missed by one."""
     return int(now * 1000 + 0.001)
-
-
-def _due_of(record: LogRecord) -> int | None:
-    headers = record.headers
-    if not headers or headers[0][0] != _DUE or not headers[0][1].isdigit():
-        return None
-    return int(headers[0][1])

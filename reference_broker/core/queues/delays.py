@@ -7,7 +7,8 @@ from math import ceil
 from reference_broker.core.message import Message
 from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.confirms import Confirm, Stored, SyncPoint
-from reference_broker.core.queues.delay_store import DelayedMessage, DelayStore, DelayTarget
+from reference_broker.core.queues.delay_store import DelayStore, DelayTarget
+from reference_broker.core.queues.delayed_message import DelayedMessage
 from reference_broker.core.queues.delivery import DelayStats
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
 from reference_broker.core.queues.publish_options import PublishOptions, bad_option

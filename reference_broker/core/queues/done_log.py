@@ -1,26 +1,33 @@
-"""Which delayed messages fired or were cancelled: what a restart must not fire again.
+"""Which delayed messages fired or were cancelled, and when the others are due: what a start has to know of them.
 
-A log of its own. Its records name ranges of offsets of the log of delayed messages; being done is for ever, so records
-may be read in any number and order. Once the log has grown well past what is still worth knowing, everything is stated
-anew in one append, and what lies before that is dropped when it is durable. When power loss took the end of the log of
-delayed messages, a ``rewind`` record says that what was known of its offsets does not hold for those that reuse them.
+A log of its own; :mod:`done_records` has what its records say. Being done is for ever. Once the log has grown well past
+what is still worth knowing, everything is stated anew, piece by piece, and what lies before that is dropped when it is
+durable. When power loss took the end of the log of delayed messages, a ``rewind`` record says that what was known of
+its offsets does not hold for those that reuse them.
+
+A message is done only once its partition has it on disk. Before any partition gets what fires in a turn, a ``firing``
+record says where the partitions end. A start looks behind these ends for what fired and is not done: so a message fires
+once however the broker is killed, as long as what was written survives.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.confirms import Confirm, SyncPoint, call_all
+from reference_broker.core.queues.done_records import (
+    DoneReader,
+    Ends,
+    Known,
+    done_records,
+    firing_record,
+    rewind_record,
+    waiting_record,
+)
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
 from reference_broker.core.queues.store import NewRecord, PartitionLog
 
-_RANGE = struct.Struct("<QI")
-_REWIND = struct.Struct("<Q")
-_DONE_KEY, _REWIND_KEY = b"done", b"rewind"
-_RANGES_PER_RECORD = 16_384
-_MAX_RANGE = 2**32 - 1
 _READ_RECORDS = 256
 RESTATE_ABOVE_BYTES = 1024 * 1024
 _RESTATE_FACTOR = 4
@@ -37,7 +44,11 @@ class DoneLog(SyncPoint):
         self._confirm_when_synced = confirm_when_synced
         self._offsets: list[int] = []
         self._confirms: list[Confirm] = []
-        self._restated_bytes = 0
+        self._firing: dict[int, list[Ends]] = {}
+        """What fires and is not done."""
+        self._replaces: int | None = None
+        """While everything is stated anew: the offset of the first record that does it."""
+        self._told_bytes = self._restated_bytes = 0
         self._restated: tuple[int, int] | None = None
         """First and end offset of a restatement that is not known to be durable yet."""
         if log.next_offset > log.start_offset:
@@ -45,25 +56,15 @@ class DoneLog(SyncPoint):
 
     # -- opening -------------------------------------------------------------------------------------------------
 
-    def recover(self, start: int, end: int, now_ms: int) -> bytearray:
-        """For each offset from ``start`` to below ``end``, 1 when it is done. Raises :class:`LogError`."""
-        done = bytearray(end - start)
-        known_to = 0
+    def recover(self, start: int, end: int, now_ms: int) -> Known:
+        """What is known of the offsets from ``start`` to below ``end``. Raises :class:`LogError`."""
+        reader = DoneReader()
         for key, value in self._records():
-            if key == _REWIND_KEY and len(value) == _REWIND.size:
-                (at,) = _REWIND.unpack(value)
-                known_to = min(known_to, at)
-                if at < end:
-                    done[max(at - start, 0) :] = bytes(end - max(at, start))
-            elif key == _DONE_KEY and not len(value) % _RANGE.size:
-                for first, count in _RANGE.iter_unpack(value):
-                    known_to = max(known_to, first + count)
-                    low, high = max(first, start), min(first + count, end)
-                    if low < high:
-                        done[low - start : high - start] = b"\x01" * (high - low)
-        if known_to > end:
+            reader.take(key, value)
+        known = reader.known(start, end)
+        if known.known_to > end:
             self._rewind(end, now_ms)
-        return done
+        return known
 
     def _records(self) -> Iterator[tuple[bytes, bytes]]:
         at = self._log.start_offset
@@ -74,7 +75,7 @@ class DoneLog(SyncPoint):
 
     def _rewind(self, offset: int, now_ms: int) -> None:
         """Durably, before any of these offsets is given out again."""
-        self._log.append([NewRecord(now_ms, _REWIND_KEY, _REWIND.pack(offset), ())])
+        self._log.append([rewind_record(offset, now_ms)])
         task = self._log.start_sync()
         if task is None:
             return
@@ -88,11 +89,31 @@ class DoneLog(SyncPoint):
             message = f"a sync failed while delayed messages were recovered: {failure.strerror or failure}"
             raise LogError(message, sticky=True) from failure
 
+    # -- firing --------------------------------------------------------------------------------------------------
+
+    def note_firing(self, offsets: Sequence[int], ends: Ends, now: float) -> None:
+        """Write down that these fire into partitions that end there, before the partitions get them.
+
+        Where the disk refuses that, a broker that is killed before they are done fires them twice.
+        """
+        if self._append([firing_record(sorted(offsets), ends, int(now * 1000))]):
+            for offset in offsets:
+                self.keep_firing(offset, [ends])
+
+    def keep_firing(self, offset: int, ends: list[Ends]) -> None:
+        """It was noted before, and is not done."""
+        self._firing[offset] = ends
+
+    def forget_firing(self, offset: int) -> None:
+        """Its partition could not take it, so it has still to fire."""
+        self._firing.pop(offset, None)
+
     # -- writing -------------------------------------------------------------------------------------------------
 
     def add(self, offset: int, confirm: Confirm | None = None) -> None:
         """It fired, or was cancelled; ``confirm`` is called when that is as durable as the queue promises."""
         self._offsets.append(offset)
+        self._firing.pop(offset, None)
         if confirm is not None:
             self._confirms.append(confirm)
         self._agenda.partitions_to_write[self] = None
@@ -107,7 +128,7 @@ class DoneLog(SyncPoint):
             return True
         confirms, self._confirms = self._confirms, []
         try:
-            self._append(_ranges(sorted(self._offsets)), now)
+            self._log.append(done_records(sorted(self._offsets), int(now * 1000)))
         except LogError as error:
             if error.sticky:
                 self.fail(str(error))
@@ -122,39 +143,63 @@ class DoneLog(SyncPoint):
             call_all(confirms, None)
         return True
 
-    def _append(self, ranges: list[tuple[int, int]], now: float) -> None:
-        packed = [_RANGE.pack(first, count) for first, count in ranges]
-        self._log.append(
-            [
-                NewRecord(int(now * 1000), _DONE_KEY, b"".join(packed[at : at + _RANGES_PER_RECORD]), ())
-                for at in range(0, len(packed), _RANGES_PER_RECORD)
-            ]
-        )
+    def _append(self, records: list[NewRecord]) -> bool:
+        """Write what nobody waits for; False when the disk refused it."""
+        if self.failure is not None:
+            return False
+        try:
+            self._log.append(records)
+        except LogError as error:
+            if error.sticky:
+                self.fail(str(error))
+            return False
+        self._agenda.unsynced[self] = None
+        return True
+
+    # -- stating -------------------------------------------------------------------------------------------------
+
+    def tell(self, first: int, end: int, waiting: Sequence[tuple[int, int]], now: float) -> bool:
+        """State that of the offsets from ``first`` to below ``end`` these wait, each with its due time, and no others.
+
+        False when the disk refused it: what is there holds.
+        """
+        record = waiting_record(first, end, waiting, int(now * 1000))
+        if not self._append([record]):
+            return False
+        self._told_bytes += len(record.value or b"")
+        return True
+
+    @property
+    def is_restating(self) -> bool:
+        return self._replaces is not None
 
     @property
     def wants_restatement(self) -> bool:
         """It has grown well past what is worth knowing."""
-        if self._restated is not None or self.failure is not None or self._offsets:
+        if self._replaces is not None or self._restated is not None or self.failure is not None or self._offsets:
             return False
         return self._log.stored_bytes > max(RESTATE_ABOVE_BYTES, _RESTATE_FACTOR * self._restated_bytes)
 
-    def restate(self, alive: Iterable[int], start: int, end: int, now: float) -> None:
-        """State anew that every offset from ``start`` to below ``end`` is done but those ``alive`` (ascending)."""
-        ranges: list[tuple[int, int]] = []
-        at = start
-        for offset in alive:
-            ranges += _split(at, offset)
-            at = offset + 1
-        ranges += _split(at, end)
+    def begin_restatement(self, now: float) -> bool:
+        """From now on every offset is told anew; False when the disk refuses it."""
         first = self._log.next_offset
-        try:
-            self._append(ranges or [(start, 0)], now)
-        except LogError:
-            # What is there holds; the next time it is tried again.
-            return
-        self._restated = (first, self._log.next_offset)
-        self._restated_bytes = len(ranges) * _RANGE.size
-        self._agenda.unsynced[self] = None
+        by_ends: dict[int, tuple[Ends, list[int]]] = {}
+        for offset, noted in self._firing.items():
+            for ends in noted:
+                by_ends.setdefault(id(ends), (ends, []))[1].append(offset)
+        now_ms = int(now * 1000)
+        if by_ends and not self._append(
+            [firing_record(sorted(offsets), ends, now_ms) for ends, offsets in by_ends.values()]
+        ):
+            return False
+        self._replaces, self._told_bytes = first, 0
+        return True
+
+    def end_restatement(self) -> None:
+        """Every offset has been told anew."""
+        assert self._replaces is not None
+        self._restated, self._replaces = (self._replaces, self._log.next_offset), None
+        self._restated_bytes = self._told_bytes
 
     def finish_sync(self, error: OSError | None) -> list[tuple[Confirm, QueueError | None]]:
         """See :meth:`SyncPoint.finish_sync`; what a durable restatement replaces goes."""
@@ -169,19 +214,3 @@ class DoneLog(SyncPoint):
         confirms, self._confirms = self._confirms, []
         call_all(confirms, error)
         super().abandon(error)
-
-
-def _ranges(offsets: list[int]) -> list[tuple[int, int]]:
-    """Ascending offsets as (first, count)."""
-    ranges: list[tuple[int, int]] = []
-    first = end = offsets[0]
-    for offset in offsets:
-        if offset > end:
-            ranges += _split(first, end)
-            first = offset
-        end = offset + 1
-    return ranges + _split(first, end)
-
-
-def _split(first: int, end: int) -> list[tuple[int, int]]:
-    return [(at, min(_MAX_RANGE, end - at)) for at in range(first, end, _MAX_RANGE)]

@@ -25,7 +25,7 @@ from reference_broker.core.queues.bindings import Bindings, publish_to_all
 from reference_broker.core.queues.browse import browse
 from reference_broker.core.queues.confirms import Confirm, JointConfirm, Stored, SyncPoint, ignore
 from reference_broker.core.queues.consumer import Consumer, Deliver, Notify
-from reference_broker.core.queues.delay_store import DELAY_ID, DelayedMessage
+from reference_broker.core.queues.delayed_message import DELAY_ID, DelayedMessage
 from reference_broker.core.queues.delivery import Delivery, QueueStats, QueueUsage, delivery_properties
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
 from reference_broker.core.queues.group import ConsumerGroup

@@ -138,6 +138,12 @@ class QueuePartition(SyncPoint):
             unwritten.told = []
         unwritten.told.append((len(unwritten.records) - 1, told))
 
+    def mark_last(self, header: tuple[bytes, bytes]) -> None:
+        """The record added last gets a header more."""
+        records = (self._unwritten or self._begin()).records
+        timestamp_ms, key, value, headers = records[-1]
+        records[-1] = NewRecord(timestamp_ms, key, value, (*headers, header))
+
     def add_marked(
         self, record: NewRecord, message: StoredMessage, confirm: Confirm | None, *, transactional: bool
     ) -> int:

@@ -16,6 +16,8 @@ from reference_broker.core.queues.lanes import LANES, NORMAL
 from reference_broker.core.queues.store import Headers, LogRecord
 
 PRIORITY_HEADER = b"_priority"
+DELAY_HEADER = b"_delay"
+"""Of a message that was delayed: its number among the delayed ones, so that a start sees that it fired."""
 _CACHE_LIMIT = 1_024
 _CACHED_TOPIC_LENGTH = 256
 
@@ -179,6 +181,12 @@ class MessageCodec:
         )
 
 
+def delay_number(record: LogRecord) -> int | None:
+    """The number that a message had while it was delayed; None for one that was not."""
+    headers = record.headers
+    return int(headers[-1][1]) if headers and headers[-1][0] == DELAY_HEADER and headers[-1][1].isdigit() else None
+
+
 def lane_in(value: bytes) -> int:
     """The lane that a priority header names. Raises :class:`ValueError`."""
     lane = int(value)
@@ -203,5 +211,5 @@ def _set_field(message: Message, name: bytes, value: bytes) -> bool:
     elif name == b"_correlation_data":
         message.correlation_data = value
     else:
-        return False
+        return name == DELAY_HEADER
     return True

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from reference_broker.config import Durability
 from reference_broker.core.message import Message
@@ -392,70 +390,3 @@ def test_closing_syncs_what_fired(bench_with: BenchWith) -> None:
     consumer = bench.consumer()
     bench.turn()
     assert (consumer.values, pending(bench)) == (["fired"], 1)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.sampled_from(["memory", "interval", "fsync"]),
-    st.lists(
-        st.one_of(
-            st.tuples(st.just("publish"), st.integers(0, 5_000)),
-            st.tuples(st.just("cancel"), st.integers(0, 20)),
-            st.tuples(st.just("pass"), st.integers(0, 3_000)),
-            st.tuples(st.just("restart"), st.just(0)),
-        ),
-        max_size=40,
-    ),
-)
-def test_against_a_plain_model(durability: str, steps: list[tuple[str, int]]) -> None:
-    """Every message comes exactly once and in time, but those that a cancel promised to keep back."""
-    from tests.core.queues.conftest import QueueBench
-
-    bench = QueueBench(MemoryDisk(), durability=Durability(durability))
-    waiting: dict[str, float] = {}
-    names: dict[str, str] = {}
-    expected: list[tuple[float, str]] = []
-    consumer = bench.consumer()
-    got: list[tuple[float, str]] = []
-
-    def settle() -> None:
-        got.extend(zip(consumer.times, consumer.values, strict=True))
-        for delivery in consumer.take():
-            consumer.ack(delivery)
-        bench.turn()
-
-    for number, (step, amount) in enumerate(steps):
-        value = str(number)
-        if step == "publish" and amount:
-            names[value] = delay_id(bench, value, ("delay", f"{amount}ms"))
-            waiting[value] = bench.now + amount / 1000
-            expected.append((waiting[value], value))
-        elif step == "cancel" and names:
-            chosen = sorted(names)[amount % len(names)]
-            is_waiting = waiting.get(chosen, 0) > bench.now
-            cancelled = bench.engine.cancel_delayed("q", names[chosen], bench.now)
-            if is_waiting:
-                assert cancelled
-            if cancelled:
-                expected = [pair for pair in expected if pair[1] != chosen]
-                waiting.pop(chosen, None)
-            bench.turn()
-        elif step == "pass":
-            bench.advance(amount / 1000)
-            settle()
-        elif step == "restart" and durability != "memory":
-            bench.advance(1.5)
-            settle()
-            bench.restart()
-            consumer = bench.consumer()
-            bench.turn()
-    bench.advance(10)
-    settle()
-    values = sorted(value for _, value in got)
-    if durability == "interval":
-        # Killed within an interval after it fired, a message may fire again.
-        values = sorted(set(values))
-    assert values == sorted(value for _, value in expected)
-    at = {value: time for time, value in reversed(got)}
-    for due, value in expected:
-        assert due - 1e-3 <= at[value] <= due + TICK_S + 2e-3

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -208,3 +208,27 @@ def test_cancelled_timers_do_not_pile_up() -> None:
     assert len(wheel._dues) < 20_000
     assert list(wheel.numbers()) == [0]
     assert wheel.advance(MAX_DELAY_MS + TICK_MS) == [0]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=40),
+    st.lists(st.integers(0, MAX_DELAY_MS), min_size=40, max_size=40),
+    st.integers(0, 10_000_000),
+    st.booleans(),
+)
+def test_many_timers_at_once_are_as_one_by_one(gaps: list[int], delays: list[int], now_ms: int, split: bool) -> None:
+    numbers = [sum(gaps[: at + 1]) for at in range(len(gaps))]
+    dues = [now_ms + delay for delay in delays[: len(numbers)]]
+    singly, together = TimingWheel(now_ms), TimingWheel(now_ms)
+    for number, due in zip(numbers, dues, strict=True):
+        singly.add(number, due, now_ms)
+    half = len(numbers) // 2 if split else 0
+    together.load(numbers[:half], dues[:half], now_ms)
+    together.load(numbers[half:], dues[half:], now_ms)
+    assert list(together.items(0, numbers[-1] + 1)) == list(zip(numbers, dues, strict=True))
+    assert list(together.items(3, 50)) == [pair for pair in zip(numbers, dues, strict=True) if 3 <= pair[0] < 50]
+    while (deadline := singly.next_deadline_ms()) is not None:
+        assert together.next_deadline_ms() == deadline
+        assert together.advance(deadline) == singly.advance(deadline)
+    assert len(together) == 0
