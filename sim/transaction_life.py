@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 from reference_broker.config import Durability, QueuesConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Delivery, QueueEngine, QueueError, Verb
+from reference_broker.core.queues.producer_names import OnProducer, ProducerIdentity
 from reference_broker.core.queues.settle_request import SettleRequest
 from reference_broker.core.queues.transaction import TransactionKey
-from reference_broker.core.queues.transactions import OnProducer, ProducerIdentity
 from reference_broker.storage.disk import Disk
 from reference_broker.storage.queue_store import LogQueueStore
 

@@ -9,6 +9,7 @@ import msgspec
 
 from conformance.mutants import Patch, mutant
 from reference_broker.config import TenantConfig
+from reference_broker.core.message import Message
 from reference_broker.core.queues.address import DEAD_LETTER_PREFIX, QUEUE_PREFIX
 from reference_broker.core.rates import TokenBucket
 from reference_broker.core.tenants import Tenant, Tenants
@@ -119,3 +120,19 @@ def groups_uncounted(patch: Patch) -> None:
 @mutant("queue-tenant-storage-unbounded", "what a tenant stores is not bounded")
 def storage_unbounded(patch: Patch) -> None:
     _without(patch, max_storage_bytes=0)
+
+
+@mutant("queue-tenant-transactions-unknown", "a tenant's publishes name its transactions with the tenant before them")
+def transactions_unknown(patch: Patch) -> None:
+    def make(original: Callable[..., Message]) -> Callable[..., Message]:
+        def message_in(self: Tenant, message: Message, verb: Any) -> Message:
+            found = original(self, message, verb)
+            pairs = tuple(
+                (name, self.name_in(value) if name == "transaction-id" else value)
+                for name, value in found.user_properties
+            )
+            return msgspec.structs.replace(found, user_properties=pairs)
+
+        return message_in
+
+    patch.wrap(Tenant, "message_in", make)

@@ -7,7 +7,7 @@ from typing import Any
 from conformance.mutants import Patch, mutant
 from reference_broker.core import transaction_requests
 from reference_broker.core.message import Message
-from reference_broker.core.queues import settle_request
+from reference_broker.core.queues import producer_names, settle_request
 from reference_broker.core.queues.address import Verb
 from reference_broker.core.queues.commit_phases import CommitPhases
 from reference_broker.core.queues.control_records import Outcome
@@ -195,6 +195,11 @@ def anybody(patch: Patch) -> None:
         return find
 
     patch.wrap(Transactions, "_find", make)
+
+
+@mutant("queue-producers-of-anybody", "any user may use any transactional id and producer")
+def of_anybody(patch: Patch) -> None:
+    patch.replace(producer_names, "_check_owner", lambda producer, owner, what: None)
 
 
 @mutant("queue-markers-counted", "records that end transactions, and aborted messages, count as stored messages")

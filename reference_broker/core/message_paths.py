@@ -16,6 +16,7 @@ from reference_broker.core.retained import RetainedStore
 from reference_broker.core.routing import SubscriptionTree
 from reference_broker.core.session import Session
 from reference_broker.core.tenants import Tenants
+from reference_broker.core.transaction_requests import check_producers
 from reference_broker.trace.schema import TraceKind
 
 Tracer = Callable[[TraceKind, dict[str, str | int]], None]
@@ -108,8 +109,18 @@ class MessagePaths:
                     message, min(qos, subscription.qos), retain and subscription.retain_as_published, identifiers
                 )
         if self.engine.captures is not None:
-            self.engine.capture(message, self.now)
+            self._capture(message, publisher)
         return bool(route.entries or route.groups)
+
+    def _capture(self, message: Message, publisher: Session | None) -> None:
+        """Queues get their copies, unless the message names a producer that is not its publisher's."""
+        if message.user_properties and (self.tenants is not None or self.engine.transactions.has_owners):
+            try:
+                check_producers(self.engine, message, publisher)
+            except QueueError as error:
+                self._note_refused(error)
+                return
+        self.engine.capture(message, self.now)
 
     # -- queues --------------------------------------------------------------------------------------------------
 
@@ -126,6 +137,8 @@ class MessagePaths:
         ``on_stored``: see :meth:`QueueEngine.publish`.
         """
         try:
+            if message.user_properties and (self.tenants is not None or self.engine.transactions.has_owners):
+                check_producers(self.engine, message, publisher)
             if self.tenants is None:
                 address = self.engine.address(message.topic)
             else:

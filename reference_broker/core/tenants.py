@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _USAGE_INTERVAL_S = 1.0
 _MIN_WAIT_S = 0.001
 """Shorter ones might end before the clock, a float, has moved."""
-_IDS_IN = frozenset(("message-id", "receipt", "delay-id", "transaction-id"))
+_IDS_IN = frozenset(("message-id", "receipt", "delay-id"))
 _NAMES_OUT = frozenset(("message-id", "receipt", "queue"))
 _DEAD_LETTER_NAMES_OUT = frozenset(("_dlq_original_queue", "_dlq_original_topic", "_dlq_original_id"))
 
@@ -104,11 +104,10 @@ class Tenant:
         return name.removeprefix(self.prefix)
 
     def message_in(self, message: Message, verb: Verb | None) -> Message:
-        """A client's message as the engine takes it. A publish may name a transaction, a settlement more."""
-        wanted = ("transaction-id",) if verb is None else _IDS_IN
-        pairs = tuple(
-            (name, self.name_in(value) if name in wanted else value) for name, value in message.user_properties
-        )
+        """A client's message as the engine takes it. A settlement names what begins with a queue's name."""
+        pairs = message.user_properties
+        if verb is not None:
+            pairs = tuple((name, self.name_in(value) if name in _IDS_IN else value) for name, value in pairs)
         return msgspec.structs.replace(message, topic=self.topic_in(message.topic), user_properties=pairs)
 
     def message_out(self, message: Message, queue: str) -> Message:

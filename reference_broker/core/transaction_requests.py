@@ -19,7 +19,9 @@ from reference_broker.core.queues.transaction_topics import QUEUE, TRANSACTIONAL
 
 if TYPE_CHECKING:
     from reference_broker.core.broker_state import BrokerState
-    from reference_broker.core.tenants import Tenant
+    from reference_broker.core.queues import QueueEngine
+    from reference_broker.core.session import Session
+    from reference_broker.core.tenants import Tenant, Tenants
 
 OnAnswer = Callable[[QueueError | None, tuple[tuple[str, str], ...]], None]
 
@@ -28,15 +30,16 @@ def request(
     state: BrokerState,
     message: Message,
     may_publish: Callable[[str], bool],
-    tenant: Tenant | None,
+    session: Session,
     now: float,
     on_answer: OnAnswer,
 ) -> None:
     """Serve a request; ``on_answer`` is called once, now or later, with the error or with names and values.
 
     ``may_publish`` tells whether the client itself may publish to a topic, for its response topic. The names of a
-    ``tenant`` are its own: it reaches no producer and no transaction of others.
+    tenant are its own: it reaches no producer and no transaction of others. Nor does a user those of another user.
     """
+    tenant = session.tenant
     response_topic = message.response_topic
     if response_topic is not None and (response_topic.startswith("$") or not may_publish(response_topic)):
         text = "the response topic must be an ordinary one that the client itself may publish to"
@@ -54,7 +57,9 @@ def request(
         properties = message.user_properties
         if tenant is not None:
             properties = _of_tenant(state, tenant, message)
-        perform(state.engine, message.topic, properties, now, answer)
+        elif state.tenants is not None and not session.may_administer:
+            _check_reach(state.tenants, properties)
+        perform(state.engine, message.topic, properties, owner_of(session), now, answer)
     except QueueError as refused:
         answer(refused, {})
 
@@ -71,6 +76,32 @@ def _of_tenant(state: BrokerState, tenant: Tenant, message: Message) -> tuple[tu
                 raise QueueError(QueueErrorCode.UNKNOWN_PRODUCER, f"there is no producer {value[:40]}")
         found.append((name, tenant.name_in(value) if name in (TRANSACTIONAL_ID, QUEUE) and value else value))
     return tuple(found)
+
+
+def _check_reach(tenants: Tenants, properties: tuple[tuple[str, str], ...]) -> None:
+    """Raises :class:`QueueError` (NOT_ALLOWED)."""
+    if any(name == TRANSACTIONAL_ID and tenants.of_queue(value) is not None for name, value in properties):
+        raise QueueError(QueueErrorCode.NOT_ALLOWED, "the transactional id belongs to a tenant")
+
+
+def owner_of(session: Session | None) -> str:
+    """What the producers of a client belong to: its user, and its tenant. Empty for one that has neither."""
+    if session is None:
+        return ""
+    user = session.username or ""
+    # No user name has a NUL.
+    return user if session.tenant is None else f"{session.tenant.name}\0{user}"
+
+
+def check_producers(engine: QueueEngine, message: Message, publisher: Session | None) -> None:
+    """Whether a client may name the producer that its message does. Raises :class:`QueueError` (NOT_ALLOWED)."""
+    tenant = None if publisher is None else publisher.tenant
+    for name, value in message.user_properties:
+        if name == PRODUCER_ID:
+            engine.transactions.check_owner(value, owner_of(publisher))
+            named = None if tenant is None else engine.transactions.name_of(value)
+            if tenant is not None and named is not None and not tenant.owns(named):
+                raise QueueError(QueueErrorCode.NOT_ALLOWED, f"producer {value[:40]} belongs to another tenant")
 
 
 def _respond(state: BrokerState, message: Message, topic: str, told: Mapping[str, object]) -> None:

@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from reference_broker.core.queues import QueueError
+from reference_broker.core.queues.producer_names import ProducerIdentity
 from reference_broker.core.queues.publish_options import PRODUCER_EPOCH, PRODUCER_ID, TRANSACTION_ID
 from reference_broker.core.queues.transaction import TransactionKey
-from reference_broker.core.queues.transactions import ProducerIdentity
 from reference_broker.embedded.errors import named
 from reference_broker.embedded.messages import MessageOptions, NewMessage, Published, new_message
 

@@ -471,8 +471,8 @@ class Inbound:
             on_done(error)
 
         may_publish = _anywhere if grants is None else grants.may_publish
-        tenant = self._connection.active_session.tenant
-        transaction_requests.request(self._broker, message, may_publish, tenant, now, answered)
+        session = self._connection.active_session
+        transaction_requests.request(self._broker, message, may_publish, session, now, answered)
 
     # -- acknowledgements to the client ---------------------------------------------------------------------------
 

@@ -7,9 +7,9 @@ from typing import Final
 from reference_broker.core.message import Message
 from reference_broker.core.queues import QueueError, QueueErrorCode, Verb
 from reference_broker.core.queues.confirms import StoredAs
+from reference_broker.core.queues.producer_names import ProducerIdentity
 from reference_broker.core.queues.settle_request import SettleRequest
 from reference_broker.core.queues.transaction import TransactionKey
-from reference_broker.core.queues.transactions import ProducerIdentity
 from sim.queue_model.life import Member, Outcome, QueueLife
 from sim.queue_model.state import Sent, ViolationError
 from sim.queue_model.transactions import LIVE, Fate, Transaction

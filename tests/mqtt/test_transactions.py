@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from reference_broker.auth import hash_password
 from reference_broker.config import parse_config
 from reference_broker.mqtt import packets as p
 from reference_broker.mqtt.errors import Reason
@@ -93,3 +94,82 @@ def test_tenants_do_not_reach_each_others_producers(make_world: type[World]) -> 
     assert asked(red, "list").reason == Reason.NOT_AUTHORIZED
     transaction = told(asked(red, "begin", **producers[0]))
     assert told(asked(red, "commit", **producers[0], **transaction)) == {"state": "committed"}
+
+
+def numbered(client: Client, topic: str, qos: int = 1, **named: str) -> int:
+    """The reason code of a publish that names a producer."""
+    pairs = tuple((name.replace("_", "-"), value) for name, value in named.items())
+    client.take()
+    packet = p.Publish(
+        topic=topic, payload=b"m", qos=qos, packet_id=9 if qos else 0, properties=Properties(user_property=pairs)
+    )
+    found = [answer for answer in client.send(packet) if isinstance(answer, p.Acknowledgement)]
+    return int(found[0].reason) if found else -1
+
+
+def test_a_tenant_has_transactions_of_its_own(make_world: type[World]) -> None:
+    tenants = [{"name": name, "clients": [f"{name}-*"]} for name in ("red", "blue")]
+    queues = {"admin_topics": "off", "defaults": {"partitions": 1}, "tenants": tenants}
+    world = make_world(parse_config({"queues": queues}))
+    red, blue, stranger = world.connect("red-1"), world.connect("blue-1"), world.connect("stranger")
+    producer = told(asked(red, "init", transactional_id="app"))
+    transaction = told(asked(red, "begin", **producer))
+    assert numbered(red, "$queue/q", **producer, **transaction) == 0
+    for other in (blue, stranger):
+        assert numbered(other, "$queue/q", **producer, sequence="0") == Reason.NOT_AUTHORIZED
+    assert asked(stranger, "init", transactional_id="red.app").reason == Reason.NOT_AUTHORIZED
+    assert asked(stranger, "abort", **producer, **transaction).reason == Reason.NOT_AUTHORIZED
+    assert told(asked(red, "commit", **producer, **transaction)) == {"state": "committed"}
+    assert world.node.engine.stats("red.q").depth == 1
+    world.node.engine.transactions.init_producer("program", world.now, lambda error, identity: None)
+    assert numbered(red, "$queue/q", producer_id="3", producer_epoch="0", sequence="0") == Reason.NOT_AUTHORIZED
+    alone = told(asked(red, "init"))
+    assert numbered(red, "$queue/q", **alone, sequence="0") == 0
+
+
+USERS = [{"username": name, "password_hash": hash_password(name.encode())} for name in ("ann", "bob")]
+
+
+@pytest.fixture
+def users(make_world: type[World]) -> dict[str, Client]:
+    """ann, bob, and somebody without a name, at one broker; what ends in /captured goes to the queue c as well."""
+    queues = {"defaults": {"partitions": 1}, "configured": [{"name": "c", "topics": ["+/captured"]}]}
+    world = make_world(parse_config({"auth": {"users": USERS, "anonymous": True}, "queues": queues}))
+    clients = {name: world.connect(name, username=name, password=name.encode()) for name in ("ann", "bob")}
+    return clients | {"": world.connect("nobody")}
+
+
+@pytest.mark.parametrize("other", ["bob", ""])
+def test_a_transactional_id_is_its_users(users: dict[str, Client], other: str) -> None:
+    ann, thief = users["ann"], users[other]
+    producer = told(asked(ann, "init", transactional_id="app"))
+    transaction = told(asked(ann, "begin", **producer))
+    refused = asked(thief, "init", transactional_id="app")
+    assert refused.reason == Reason.NOT_AUTHORIZED
+    assert refused.properties.reason_string == "the transactional id 'app' belongs to another user"
+    for operation in ("begin", "commit", "abort"):
+        assert asked(thief, operation, **producer, **transaction).reason == Reason.NOT_AUTHORIZED
+    assert asked(thief, "add", **producer, **transaction, queue="q", partition="0").reason == Reason.NOT_AUTHORIZED
+    for named in ({"sequence": "0"}, transaction):
+        assert numbered(thief, "$queue/q", **producer, **named) == Reason.NOT_AUTHORIZED
+        assert numbered(thief, "$queue/q/$ack", **producer, **transaction) == Reason.NOT_AUTHORIZED
+        numbered(thief, "x/captured", **producer, **named)
+        numbered(thief, "$queue/q", 0, **producer, **named)
+    assert numbered(ann, "$queue/q", **producer, **transaction, sequence="0") == 0
+    assert told(asked(ann, "commit", **producer, **transaction)) == {"state": "committed"}
+    engine = ann.world.node.engine
+    assert (engine.stats("q").depth, engine.stats("c").depth) == (1, 0)
+    numbered(ann, "x/captured", **producer, sequence="0")
+    ann.world.wait(0.1)
+    assert engine.stats("c").depth == 1
+
+
+def test_what_nobody_owns_becomes_the_first_users(users: dict[str, Client]) -> None:
+    """As after users were configured for a broker that had none."""
+    nobody, ann, bob = users[""], users["ann"], users["bob"]
+    before = told(asked(nobody, "init", transactional_id="app"))
+    after = told(asked(ann, "init", transactional_id="app"))
+    assert before["producer_id"] == after["producer_id"]
+    assert asked(nobody, "init", transactional_id="app").reason == Reason.NOT_AUTHORIZED
+    assert asked(bob, "begin", **after).reason == Reason.NOT_AUTHORIZED
+    assert "transaction_id" in told(asked(ann, "begin", **after))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from conformance.case import CaseContext, case
+from conformance.cases.queue.producing import Producer, must_fail, request
 from conformance.cases.queue.support import consume, deliveries, join, property_of, publish_with, settle
 from conformance.connection import Connection
 from conformance.wire import Connack, Connect, Properties, Puback, Publish, Suback, Subscribe, Subscription
@@ -370,3 +371,38 @@ async def storage(ctx: CaseContext) -> None:
     ctx.must(15 <= passed <= 22, f"acme: expected 15 to 22 messages to pass; seen {passed}")
     ctx.must(set(codes[passed:]) == {0x97}, f"acme: expected 0x97 from then on; seen {codes}")
     ctx.must(await _codes(bee, 30, bytes(1_000)) == [0] * 30, "bee: expected no quota")
+
+
+@case(
+    "queue/tenants/transactions",
+    clauses=("Q-TENANT-17",),
+    requires=("queues",),
+    mutant="queue-tenant-transactions-unknown",
+    settings=_tenants(),
+)
+async def transactions(ctx: CaseContext) -> None:
+    """acme commits and aborts transactions; the transactional id of the same name is another one for bee.
+
+    bee, and a client without a tenant, neither end acme's transaction nor publish as its producer, and the full name of
+    its transactional id is refused to the client without a tenant.
+    """
+    acme, bee, stranger = [await _client(ctx, f"{name}-1") for name in ("acme", "bee", "free")]
+    producer = await Producer.make(ctx, "app", acme)
+    transaction = await producer.begin()
+    await producer.put("q", b"in", transaction)
+    for client in (bee, stranger):
+        thief = Producer(ctx, client, "app")
+        thief.id, thief.epoch = producer.id, producer.epoch
+        must_fail(ctx, await thief.end("commit", transaction))
+        must_fail(ctx, await thief.publish("q", b"stolen", transaction))
+        must_fail(ctx, await thief.publish("q", b"stolen", sequence=0))
+    must_fail(ctx, await request(stranger, "init", **{"transactional-id": "acme.app"}))
+    await Producer.make(ctx, "app", bee)
+    consumer = await consume(ctx, "q", name="acme", client_id="acme-consumer")
+    await consumer.expect_nothing()
+    await producer.commit(transaction)
+    await consumer.expect_publish("$queue/q", b"in")
+    second = await producer.begin()
+    await producer.put("q", b"aborted", second)
+    await producer.abort(second)
+    await consumer.expect_nothing()

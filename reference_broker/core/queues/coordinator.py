@@ -43,6 +43,8 @@ class Producer(msgspec.Struct, array_like=True):
     used_at_s: float
     last_committed: str = ""
     """The last transaction that was committed: to be told so again to whoever missed the answer."""
+    owner: str = ""
+    """Whose it is: nobody else may use it. Empty = it is nobody's."""
 
 
 class HeldOffset(msgspec.Struct, array_like=True, frozen=True):
@@ -116,6 +118,8 @@ class Coordinator(SyncPoint):
         """Queue and partition -> snapshot, as found at opening."""
         self.open: dict[int, Transaction] = {}
         """By producer id."""
+        self.has_owners = False
+        """Some producer is or was somebody's."""
         self._reserved = 1
         self._reservation = -1
         try:
@@ -133,6 +137,7 @@ class Coordinator(SyncPoint):
             name = key[len(_PRODUCER) :].decode()
             producer = self.producers[name] = msgspec.msgpack.decode(value, type=Producer)
             self.names[producer.id] = name
+            self.has_owners |= bool(producer.owner)
             # The reservation may be lost and the producer not, while nothing was durable.
             self._reserved = max(self._reserved, producer.id + 1)
         elif key.startswith(_DECISION):
@@ -203,6 +208,7 @@ class Coordinator(SyncPoint):
             self.names.pop(previous.id, None)
         self.producers[name] = producer
         self.names[producer.id] = name
+        self.has_owners |= bool(producer.owner)
 
     def forget_producer(self, name: str) -> None:
         """Raises :class:`QueueError`."""

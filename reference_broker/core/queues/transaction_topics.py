@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from reference_broker.core.queues.producer_names import ProducerIdentity
 from reference_broker.core.queues.publish_options import (
     PARTITION,
     PRODUCER_EPOCH,
@@ -31,7 +32,6 @@ from reference_broker.core.queues.publish_options import (
 from reference_broker.core.queues.settle_request import whole_number
 from reference_broker.core.queues.times import parse_duration_ms
 from reference_broker.core.queues.transaction import TransactionKey
-from reference_broker.core.queues.transactions import ProducerIdentity
 
 if TYPE_CHECKING:
     from reference_broker.core.queues.engine import QueueEngine
@@ -41,6 +41,8 @@ TRANSACTIONAL_ID: Final = "transactional-id"
 TIMEOUT: Final = "timeout"
 QUEUE: Final = "queue"
 STATE: Final = "state"
+_OWNER: Final = "\0owner"
+"""Not of the client: no user property has a NUL in its name."""
 _NAMES = frozenset((TRANSACTIONAL_ID, PRODUCER_ID, PRODUCER_EPOCH, TRANSACTION_ID, TIMEOUT, QUEUE, PARTITION))
 
 Answer = Callable[[QueueError | None, Mapping[str, object]], None]
@@ -54,9 +56,9 @@ def is_transaction_topic(topic: str) -> bool:
 
 
 def perform(
-    engine: QueueEngine, topic: str, properties: tuple[tuple[str, str], ...], now: float, answer: Answer
+    engine: QueueEngine, topic: str, properties: tuple[tuple[str, str], ...], owner: str, now: float, answer: Answer
 ) -> None:
-    """Do what a request asks for; ``answer`` is called once, now or later.
+    """Do what a request of ``owner`` asks for; ``answer`` is called once, now or later.
 
     Raises :class:`QueueError` when it is refused at once, and then does not call it.
     """
@@ -69,7 +71,9 @@ def perform(
         if name in found and name in _NAMES:
             raise bad_option(f"the user property {name} is there twice")
         found[name] = value
-    handler(engine, found, now, answer)
+        if name == PRODUCER_ID:
+            engine.transactions.check_owner(value, owner)
+    handler(engine, found | {_OWNER: owner}, now, answer)
 
 
 def _init(engine: QueueEngine, properties: _Properties, now: float, answer: Answer) -> None:
@@ -79,7 +83,7 @@ def _init(engine: QueueEngine, properties: _Properties, now: float, answer: Answ
         else:
             answer(None, {PRODUCER_ID: str(identity.producer_id), PRODUCER_EPOCH: str(identity.epoch)})
 
-    engine.transactions.init_producer(properties.get(TRANSACTIONAL_ID), now, done)
+    engine.transactions.init_producer(properties.get(TRANSACTIONAL_ID), now, done, owner=properties[_OWNER])
 
 
 def _begin(engine: QueueEngine, properties: _Properties, now: float, answer: Answer) -> None:

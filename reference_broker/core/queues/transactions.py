@@ -12,23 +12,19 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from reference_broker.config import TransactionsConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues import transaction_recovery
 from reference_broker.core.queues.address import message_id_of
 from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.commit_phases import CommitPhases, aborted_error
+from reference_broker.core.queues.commit_phases import aborted_error
 from reference_broker.core.queues.confirms import Confirm, Stored, StoredAs
-from reference_broker.core.queues.control_records import MAX_EPOCH, Outcome, RecordMark
-from reference_broker.core.queues.coordinator import (
-    Coordinator,
-    Producer,
-)
+from reference_broker.core.queues.control_records import Outcome, RecordMark
 from reference_broker.core.queues.errors import QueueError, QueueErrorCode
 from reference_broker.core.queues.pending import EntryState, PendingEntry
-from reference_broker.core.queues.producer_memory import ProducerMemory
+from reference_broker.core.queues.producer_names import ProducerNames
 from reference_broker.core.queues.producers import Acceptance
 from reference_broker.core.queues.publish_options import PublishOptions, bad_option
 from reference_broker.core.queues.store import QueueStore
@@ -46,37 +42,18 @@ if TYPE_CHECKING:
     from reference_broker.core.queues.partition import QueuePartition
     from reference_broker.core.queues.queue import DurableQueue
 
-_RETRY_S = 1.0
-_MAX_ENDED = 10_000
-_MAX_NAME_BYTES = 1_024
-_MAX_DIGITS = 19
-
-
-class ProducerIdentity(NamedTuple):
-    """What a producer names in all it does."""
-
-    producer_id: int
-    epoch: int
-
-
-OnProducer = Callable[[QueueError | None, ProducerIdentity | None], None]
 OnBegun = Callable[[QueueError | None, str], None]
 
 
-class Transactions:
+class Transactions(ProducerNames):
     """All producers and transactions of an engine. Without any it holds nothing and does nothing."""
 
     def __init__(
         self, config: TransactionsConfig, store: QueueStore, agenda: Agenda, queues: Mapping[str, DurableQueue]
     ) -> None:
-        self._config = config
-        self._store = store
-        self._agenda = agenda
+        super().__init__(config, store, agenda)
         self._queues = queues
-        self.memory = ProducerMemory(store, agenda)
-        self._phases = CommitPhases(agenda, self.memory)
         self._deadlines: list[tuple[float, str]] = []
-        self.closed = False
 
     # -- opening -------------------------------------------------------------------------------------------------
 
@@ -95,87 +72,6 @@ class Transactions:
                     queue.hide(partition, partition.produced.hidden)
         for transaction in ended:
             self._phases.resume(transaction)
-
-    # -- producers -----------------------------------------------------------------------------------------------
-
-    def init_producer(self, transactional_id: str | None, now: float, on_done: OnProducer) -> None:
-        """A producer begins. With a transactional id it gets that one's id and a new epoch, which fences the old.
-
-        Without one it is a new producer each time, which can number its messages but has no transactions. ``on_done``
-        is called once: with the identity when it is durable, or with the error. Raises :class:`QueueError` (LIMIT,
-        BAD_OPTION, STORAGE_FAILED) and then does not call it.
-        """
-        self._agenda.now = now
-        if self.closed:
-            raise _closing()
-        coordinator = self.memory.coordinator
-        if transactional_id is None:
-            self._tell_identity(ProducerIdentity(coordinator.take_number(), 0), on_done)
-            return
-        if not 0 < len(transactional_id.encode()) <= _MAX_NAME_BYTES:
-            raise bad_option(f"a transactional id has 1 to {_MAX_NAME_BYTES} bytes")
-        known = coordinator.producers.get(transactional_id)
-        running = None if known is None else coordinator.open.get(known.id)
-        if running is not None and running.state is TransactionState.DECIDING:
-            # It will be committed; whoever comes now must find it done.
-            running.afterwards.append(partial(self._init_again, transactional_id, on_done))
-            return
-        if known is None:
-            self._make_room_for_producer(coordinator, now)
-            known = Producer(coordinator.take_number(), 0, now)
-        elif known.epoch >= MAX_EPOCH:
-            known = Producer(coordinator.take_number(), 0, now)
-        else:
-            known = Producer(known.id, known.epoch + 1, now, known.last_committed)
-        coordinator.save_producer(transactional_id, known)
-        if running is not None and running.state in UNDECIDED:
-            self._phases.abort(running, f"fenced: epoch {known.epoch} of its producer has begun")
-        self._tell_identity(ProducerIdentity(known.id, known.epoch), on_done)
-
-    def _init_again(self, transactional_id: str, on_done: OnProducer) -> None:
-        try:
-            self.init_producer(transactional_id, self._agenda.now, on_done)
-        except QueueError as error:
-            on_done(error, None)
-
-    def _tell_identity(self, identity: ProducerIdentity, on_done: OnProducer) -> None:
-        def told(error: QueueError | None) -> None:
-            on_done(error, identity if error is None else None)
-
-        self.memory.coordinator.when_durable(told)
-
-    def _make_room_for_producer(self, coordinator: Coordinator, now: float) -> None:
-        """Raises :class:`QueueError` (LIMIT)."""
-        if len(coordinator.producers) < self._config.max_transactional_ids:
-            return
-        name, oldest = min(
-            coordinator.producers.items(), key=lambda item: (item[1].id in coordinator.open, item[1].used_at_s)
-        )
-        if oldest.id in coordinator.open or now - oldest.used_at_s < self._config.id_expiry_s:
-            text = f"there are {len(coordinator.producers)} transactional ids, which is the limit"
-            raise QueueError(QueueErrorCode.LIMIT, text)
-        coordinator.forget_producer(name)
-
-    def _check_producer(self, producer_id: int, epoch: int) -> Coordinator:
-        """Raises :class:`QueueError` (UNKNOWN_PRODUCER, FENCED)."""
-        if self.closed:
-            raise _closing()
-        coordinator = self.memory.found
-        if coordinator is None or not coordinator.was_given_out(producer_id):
-            raise QueueError(
-                QueueErrorCode.UNKNOWN_PRODUCER, f"there is no producer {producer_id}: it must be initialised"
-            )
-        if coordinator.failure is not None:
-            raise coordinator.failure
-        name = coordinator.names.get(producer_id)
-        current = 0 if name is None else coordinator.producers[name].epoch
-        if epoch < current:
-            text = f"epoch {epoch} of producer {producer_id} is over: epoch {current} has begun"
-            raise QueueError(QueueErrorCode.FENCED, text)
-        if epoch > current:
-            text = f"producer {producer_id} has no epoch {epoch}: it was forgotten, or never initialised"
-            raise QueueError(QueueErrorCode.UNKNOWN_PRODUCER, text)
-        return coordinator
 
     # -- beginning and finding -----------------------------------------------------------------------------------
 
@@ -452,13 +348,6 @@ class Transactions:
         """The transactions that have not ended, oldest first."""
         return [transaction.info for transaction in self._phases.open.values()]
 
-    def name_of(self, producer_id: str) -> str | None:
-        """The transactional id of a producer; None when it has none, or is unknown."""
-        coordinator = self.memory.found
-        if coordinator is None or not producer_id.isdecimal() or len(producer_id) > _MAX_DIGITS:
-            return None
-        return coordinator.names.get(int(producer_id))
-
     def describe(self, transaction_id: str) -> TransactionInfo:
         """One that has not ended. Raises :class:`QueueError` (UNKNOWN_TRANSACTION, TRANSACTION_STATE)."""
         transaction = self._phases.open.get(transaction_id)
@@ -493,10 +382,6 @@ def _confirm_again(
         partition.produced.unregistered += [] if on_confirmed is None else [on_confirmed]
     elif on_confirmed is not None:
         on_confirmed(None)
-
-
-def _closing() -> QueueError:
-    return QueueError(QueueErrorCode.CLOSED, "the broker is closing")
 
 
 def _ended_error(transaction_id: str, ended: EndedTransaction) -> QueueError:

@@ -11,8 +11,8 @@ import pytest
 from reference_broker.config import Durability, QueueConfig, QueuesConfig, TransactionsConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues import QueueEngine, QueueError, QueueErrorCode, Verb
+from reference_broker.core.queues.producer_names import ProducerIdentity
 from reference_broker.core.queues.transaction import TRANSITIONS, TransactionKey, TransactionState
-from reference_broker.core.queues.transactions import ProducerIdentity
 from reference_broker.storage.batch import BatchFlag, decode_header
 from reference_broker.storage.memory_disk import MemoryDisk
 from reference_broker.storage.queue_store import LogQueueStore

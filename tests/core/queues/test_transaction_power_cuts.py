@@ -9,7 +9,7 @@ import pytest
 from reference_broker.config import Durability
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Delivery, QueueEngine, QueueError
-from reference_broker.core.queues.transactions import ProducerIdentity
+from reference_broker.core.queues.producer_names import ProducerIdentity
 from sim.power_cuts import WatchedDisk, power_cuts
 from sim.transaction_life import START, TransactionLife, examine, open_engine, turn
 

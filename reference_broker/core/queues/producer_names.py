@@ -1,0 +1,157 @@
+"""Who produces: ids and epochs, transactional ids that outlive the processes that use them, and whose they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from reference_broker.config import TransactionsConfig
+from reference_broker.core.queues.agenda import Agenda
+from reference_broker.core.queues.commit_phases import CommitPhases
+from reference_broker.core.queues.control_records import MAX_EPOCH
+from reference_broker.core.queues.coordinator import Coordinator, Producer
+from reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from reference_broker.core.queues.producer_memory import ProducerMemory
+from reference_broker.core.queues.publish_options import bad_option
+from reference_broker.core.queues.store import QueueStore
+from reference_broker.core.queues.transaction import UNDECIDED, TransactionState
+
+_MAX_NAME_BYTES = 1_024
+_MAX_DIGITS = 19
+
+
+class ProducerIdentity(NamedTuple):
+    """What a producer names in all it does."""
+
+    producer_id: int
+    epoch: int
+
+
+OnProducer = Callable[[QueueError | None, ProducerIdentity | None], None]
+
+
+class ProducerNames:
+    """All producers of an engine. Without any it holds nothing and does nothing."""
+
+    def __init__(self, config: TransactionsConfig, store: QueueStore, agenda: Agenda) -> None:
+        self._config = config
+        self._agenda = agenda
+        self.memory = ProducerMemory(store, agenda)
+        self._phases = CommitPhases(agenda, self.memory)
+        self.closed = False
+
+    def init_producer(
+        self, transactional_id: str | None, now: float, on_done: OnProducer, *, owner: str | None = None
+    ) -> None:
+        """A producer begins. With a transactional id it gets that one's id and a new epoch, which fences the old.
+
+        Without one it is a new producer each time, which can number its messages but has no transactions. ``on_done``
+        is called once: with the identity when it is durable, or with the error. Raises :class:`QueueError` (LIMIT,
+        BAD_OPTION, NOT_ALLOWED, STORAGE_FAILED) and then does not call it.
+
+        A transactional id that is nobody's becomes its ``owner``'s. The empty one owns nothing; None is the broker's
+        own program, which may use every id, and those that it begins are nobody's.
+        """
+        self._agenda.now = now
+        if self.closed:
+            raise closing_error()
+        coordinator = self.memory.coordinator
+        if transactional_id is None:
+            self._tell_identity(ProducerIdentity(coordinator.take_number(), 0), on_done)
+            return
+        if not 0 < len(transactional_id.encode()) <= _MAX_NAME_BYTES:
+            raise bad_option(f"a transactional id has 1 to {_MAX_NAME_BYTES} bytes")
+        known = coordinator.producers.get(transactional_id)
+        if known is not None and owner is not None:
+            _check_owner(known, owner, f"the transactional id {transactional_id[:80]!r}")
+        running = None if known is None else coordinator.open.get(known.id)
+        if running is not None and running.state is TransactionState.DECIDING:
+            # It will be committed; whoever comes now must find it done.
+            running.afterwards.append(partial(self._init_again, transactional_id, on_done, owner))
+            return
+        whose = (known.owner if known is not None else "") or owner or ""
+        if known is None:
+            self._make_room_for_producer(coordinator, now)
+            known = Producer(coordinator.take_number(), 0, now, owner=whose)
+        elif known.epoch >= MAX_EPOCH:
+            known = Producer(coordinator.take_number(), 0, now, owner=whose)
+        else:
+            known = Producer(known.id, known.epoch + 1, now, known.last_committed, whose)
+        coordinator.save_producer(transactional_id, known)
+        if running is not None and running.state in UNDECIDED:
+            self._phases.abort(running, f"fenced: epoch {known.epoch} of its producer has begun")
+        self._tell_identity(ProducerIdentity(known.id, known.epoch), on_done)
+
+    def _init_again(self, transactional_id: str, on_done: OnProducer, owner: str | None) -> None:
+        try:
+            self.init_producer(transactional_id, self._agenda.now, on_done, owner=owner)
+        except QueueError as error:
+            on_done(error, None)
+
+    def _tell_identity(self, identity: ProducerIdentity, on_done: OnProducer) -> None:
+        def told(error: QueueError | None) -> None:
+            on_done(error, identity if error is None else None)
+
+        self.memory.coordinator.when_durable(told)
+
+    def _make_room_for_producer(self, coordinator: Coordinator, now: float) -> None:
+        """Raises :class:`QueueError` (LIMIT)."""
+        if len(coordinator.producers) < self._config.max_transactional_ids:
+            return
+        name, oldest = min(
+            coordinator.producers.items(), key=lambda item: (item[1].id in coordinator.open, item[1].used_at_s)
+        )
+        if oldest.id in coordinator.open or now - oldest.used_at_s < self._config.id_expiry_s:
+            text = f"there are {len(coordinator.producers)} transactional ids, which is the limit"
+            raise QueueError(QueueErrorCode.LIMIT, text)
+        coordinator.forget_producer(name)
+
+    @property
+    def has_owners(self) -> bool:
+        """Some producer is somebody's: messages that name one must be checked."""
+        found = self.memory.found
+        return found is not None and found.has_owners
+
+    def check_owner(self, producer_id: str, owner: str) -> None:
+        """Whether a client may name a producer; an unknown one passes. Raises :class:`QueueError` (NOT_ALLOWED)."""
+        name = self.name_of(producer_id)
+        if name is not None:
+            _check_owner(self.memory.coordinator.producers[name], owner, f"producer {producer_id}")
+
+    def _check_producer(self, producer_id: int, epoch: int) -> Coordinator:
+        """Raises :class:`QueueError` (UNKNOWN_PRODUCER, FENCED)."""
+        if self.closed:
+            raise closing_error()
+        coordinator = self.memory.found
+        if coordinator is None or not coordinator.was_given_out(producer_id):
+            raise QueueError(
+                QueueErrorCode.UNKNOWN_PRODUCER, f"there is no producer {producer_id}: it must be initialised"
+            )
+        if coordinator.failure is not None:
+            raise coordinator.failure
+        name = coordinator.names.get(producer_id)
+        current = 0 if name is None else coordinator.producers[name].epoch
+        if epoch < current:
+            text = f"epoch {epoch} of producer {producer_id} is over: epoch {current} has begun"
+            raise QueueError(QueueErrorCode.FENCED, text)
+        if epoch > current:
+            text = f"producer {producer_id} has no epoch {epoch}: it was forgotten, or never initialised"
+            raise QueueError(QueueErrorCode.UNKNOWN_PRODUCER, text)
+        return coordinator
+
+    def name_of(self, producer_id: str) -> str | None:
+        """The transactional id of a producer; None when it has none, or is unknown."""
+        coordinator = self.memory.found
+        if coordinator is None or not producer_id.isdecimal() or len(producer_id) > _MAX_DIGITS:
+            return None
+        return coordinator.names.get(int(producer_id))
+
+
+def _check_owner(producer: Producer, owner: str, what: str) -> None:
+    if producer.owner not in ("", owner):
+        raise QueueError(QueueErrorCode.NOT_ALLOWED, f"{what} belongs to another user")
+
+
+def closing_error() -> QueueError:
+    return QueueError(QueueErrorCode.CLOSED, "the broker is closing")
