@@ -52,15 +52,15 @@ class DeliveryReader:
         if pattern is None:
             return Deliveries(b"", [], np.empty(0, np.uint64), 0, 0)
         found = pattern.findall(data)
-        wholes = [whole for whole, _, _, _ in found]
-        joined = b"".join(wholes)
-        # What the pattern passed over shows here: then the packets do not lie one behind the other.
-        if not data.startswith(joined) or self._has_packet(data[len(joined) :]):
-            raise self._unexpected(data)
-        delivered = [(packet_id, name, sequence) for _, packet_id, name, sequence in found if name]
+        # Matches lie one behind the other, since the last alternative takes all that the others do not.
+        rest = found.pop()[3] if found and found[-1][3] else b""
+        if rest and self._has_packet(rest):
+            raise self._unexpected(rest)
+        delivered = [(packet_id, name, sequence) for packet_id, name, sequence, _ in found if name]
         ids = b"".join([packet_id for packet_id, _, _ in delivered])
         sequences = np.frombuffer(b"".join([sequence for _, _, sequence in delivered]), ">u8").astype(np.uint64)
-        return Deliveries(ids, [name for _, name, _ in delivered], sequences, len(found) - len(delivered), len(joined))
+        names = [name for _, name, _ in delivered]
+        return Deliveries(ids, names, sequences, len(found) - len(delivered), len(data) - len(rest))
 
     @staticmethod
     def _has_packet(rest: bytes) -> bool:
@@ -69,14 +69,9 @@ class DeliveryReader:
         except ValueError:
             return True
 
-    def _unexpected(self, data: bytes) -> BenchError:
-        pattern = self._pattern
-        at = 0
-        while pattern is not None and (match := pattern.match(data, at)) is not None:
-            at = match.end()
-        return BenchError(
-            f"expected a delivery like the first, or a successful PUBACK, received {data[at:][:80].hex()}"
-        )
+    @staticmethod
+    def _unexpected(data: bytes) -> BenchError:
+        return BenchError(f"expected a delivery like the first, or a successful PUBACK, received {data[:80].hex()}")
 
     def _learn(self, data: bytes) -> re.Pattern[bytes] | None:
         """The pattern of all packets, from the first one; None when that is not whole yet."""
@@ -101,8 +96,9 @@ class DeliveryReader:
         head = rb"\x32(?:[\x80-\xff][\x00-\x7f]{1,3}|[\x00-\x7f])" + re.escape(len(topic).to_bytes(2, "big") + topic)
         section = rb"(?:[\x80-\xff][\x00-\x7f]|[\x00-\x7f])" + properties
         payload = rb"(.{%d}).{%d}" % (SEQUENCE_BYTES, self._payload_bytes - SEQUENCE_BYTES)
-        pattern = self._pattern = re.compile(b"(?s)(" + head + b"(..)" + section + payload + b"|" + _CONFIRMED + b")")
-        if pattern.match(data) is None:
+        delivered = head + b"(..)" + section + payload
+        pattern = self._pattern = re.compile(b"(?s)" + delivered + b"|" + _CONFIRMED + b"|(.+)")
+        if (match := pattern.match(data)) is None or match[4]:
             # Its properties are more than user properties, or its payload has another size.
             raise self._unexpected(data)
         return pattern
