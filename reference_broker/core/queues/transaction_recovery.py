@@ -134,10 +134,10 @@ def _decided(transaction_id: str, decision: Decision, queues: Mapping[str, Durab
     for held in decision.held:
         queue = queues.get(held.queue)
         group = None if queue is None else queue.groups.get(held.group)
-        if group is None or held.partition >= len(group.places):
+        if group is None:
             continue
         transaction.also[group] = None
-        entry = group.places[held.partition].pending.get(held.offset)
+        entry = group.unsettled_entry(held.partition, held.offset)
         if entry is not None:
             transaction.held[entry] = group
     return transaction

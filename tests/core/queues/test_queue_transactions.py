@@ -16,6 +16,7 @@ from reference_broker.core.queues.transaction import TRANSITIONS, TransactionKey
 from reference_broker.storage.batch import BatchFlag, decode_header
 from reference_broker.storage.memory_disk import MemoryDisk
 from reference_broker.storage.queue_store import LogQueueStore
+from sim.disk import Persistence, SimDisk
 from tests.core.queues.actor import Actor
 from tests.core.queues.conftest import Outcome, QueueBench
 
@@ -249,6 +250,27 @@ def test_an_acknowledgement_in_a_transaction_counts_when_that_is_committed(eithe
     either.turn()
     assert either.engine.stats("q").depth == 0
     assert either.engine.stats("q").groups[0].acked == 1
+
+
+@pytest.mark.parametrize("priority", ["high", "normal"])
+def test_a_decided_acknowledgement_counts_after_a_crash_whatever_the_priority(
+    bench_with: Callable[..., QueueBench], priority: str
+) -> None:
+    """The start looked for it among the messages of normal priority only, and delivered the others again."""
+    disk = SimDisk(random.Random(1))
+    bench = bench_with(disk, durability=Durability.FSYNC)
+    bench.publish("a", user_properties=(("priority", priority),))
+    consumer = bench.consumer()
+    bench.turn()
+    actor = Actor(bench)
+    transaction = actor.begin()
+    actor.ack(consumer.got[0], "c", transaction)
+    outcome = actor.commit(transaction)
+    bench.turn()
+    assert outcome.confirmed
+    disk.power_loss((Persistence.NONE,))
+    bench.restart()
+    assert bench.engine.stats("q").depth == 0
 
 
 def test_an_aborted_acknowledgement_is_delivered_again(either: QueueBench) -> None:
