@@ -138,9 +138,7 @@ class CommitPhases:
             self._end(transaction, Outcome.COMMITTED)
             return
         # Nobody knows whether the disk has the decision: only the next start can tell, and until then nothing shows.
-        waiters, transaction.waiters = transaction.waiters, []
-        for waiter in waiters:
-            waiter(error)
+        self.tell(transaction, error)
 
     def _end(self, transaction: Transaction, outcome: Outcome) -> None:
         committed = outcome is Outcome.COMMITTED
@@ -168,7 +166,10 @@ class CommitPhases:
                 group.retry(entry, now, now, "transaction aborted")
         if committed and transaction.id in coordinator.decisions:
             self._completing[transaction] = None
-        error = None if committed else aborted_error(transaction.id, transaction.reason)
+        self.tell(transaction, None if committed else aborted_error(transaction.id, transaction.reason))
+
+    def tell(self, transaction: Transaction, error: QueueError | None) -> None:
+        """Whoever waits for its end learns that it is committed, or why not, and goes on."""
         waiters, transaction.waiters = transaction.waiters, []
         for waiter in waiters:
             waiter(error)

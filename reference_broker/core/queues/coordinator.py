@@ -79,8 +79,8 @@ class _TimedState:
 
     @property
     def needs_sync(self) -> bool:
-        if self.is_unverified:
-            return not self._syncing_to
+        if self.is_unverified and not self._syncing_to:
+            return True
         return self._state.next_offset > max(self._state.durable_offset, self._syncing_to)
 
     def start_sync(self) -> SyncTask | None:

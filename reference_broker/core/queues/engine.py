@@ -594,29 +594,26 @@ class QueueEngine:
         ]
         coordinator = self.transactions.memory.found
         points += [] if coordinator is None else [coordinator]
-        # A sync may confirm a dead letter, which settles its source: hence the second round.
-        for round_number in range(2):
+        # A sync may confirm a dead letter, which settles its source, or let a commit go on: hence more rounds.
+        for is_last in (False, False, True):
             self._write_partitions()
-            if round_number:
+            if is_last:
                 self.transactions.close()
             for group in list(self._agenda.groups_to_write):
                 group.write(now)
             self._agenda.groups_to_write.clear()
+            self.transactions.step(now)
             for point in points:
                 task = point.start_sync()
-                if task is None:
-                    continue
-                error: OSError | None = None
-                try:
-                    task.run()
-                except OSError as failure:
-                    error = failure
-                self.sync_done(SyncJob(point, task), error, now)
-        for job in self._registry.removal_jobs():
+                if task is not None:
+                    job = SyncJob(point, task)
+                    self.sync_done(job, job.failure(), now)
+        for removal in self._registry.removal_jobs():
             with contextlib.suppress(OSError):
-                job.run()
+                removal.run()
         self._closed = self.transactions.closed = True
         closing = QueueError(QueueErrorCode.CLOSED, "the broker closed before the disk had confirmed")
+        self.transactions.abandon(closing)
         for point in points:
             point.abandon(closing)
             point.close_log()

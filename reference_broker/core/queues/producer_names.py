@@ -57,6 +57,8 @@ class ProducerNames:
         if self.closed:
             raise closing_error()
         coordinator = self.memory.coordinator
+        if coordinator.failure is not None:
+            raise coordinator.failure
         if transactional_id is None:
             self._tell_identity(ProducerIdentity(coordinator.take_number(), 0), on_done)
             return

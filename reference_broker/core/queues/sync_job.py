@@ -28,3 +28,11 @@ class SyncJob:
     def run(self) -> None:
         """Blocks until it is done. Raises :class:`OSError`."""
         self._task.run()
+
+    def failure(self) -> OSError | None:
+        """Run it, here and now; the error that it ended with, if it did."""
+        try:
+            self._task.run()
+        except OSError as error:
+            return error
+        return None

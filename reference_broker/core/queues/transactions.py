@@ -280,15 +280,10 @@ class Transactions(ProducerNames):
         try:
             transaction = self._find(producer_id, epoch, transaction_id)
         except QueueError as error:
-            ended = self._phases.ended.get(transaction_id)
-            if (
-                error.code is QueueErrorCode.TRANSACTION_STATE
-                and ended is not None
-                and ended.outcome is Outcome.ABORTED
-            ):
-                on_done(None)
-                return
-            raise
+            if error.code is not QueueErrorCode.TRANSACTION_STATE or self._was_committed(transaction_id):
+                raise
+            on_done(None)
+            return
         if transaction.state is TransactionState.DECIDING:
             text = f"transaction {transaction_id} is being committed"
             raise QueueError(QueueErrorCode.TRANSACTION_STATE, text)
@@ -341,6 +336,11 @@ class Transactions(ProducerNames):
     def close(self) -> None:
         """All logs are synced: leave snapshots of everything."""
         self.memory.close()
+
+    def abandon(self, error: QueueError) -> None:
+        """The engine is closed: whoever waits for the end of a transaction is told so."""
+        for transaction in list(self._phases.open.values()):
+            self._phases.tell(transaction, error)
 
     # -- figures -------------------------------------------------------------------------------------------------
 

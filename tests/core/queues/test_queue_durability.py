@@ -9,11 +9,13 @@ import pytest
 
 from reference_broker.config import Durability, Profile, QueueConfig
 from reference_broker.core.queues import Delivery, QueueError, QueueErrorCode, QueueOpenError, Verb
-from reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
+from reference_broker.storage.memory_disk import MemoryDisk
 from reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
-    from tests.core.queues.conftest import QueueBench
+    from tests.core.queues.failing_disk import FailingDisk
+from tests.core.queues.conftest import QueueBench
+from tests.core.queues.failing_disk import FailingDisk
 
 BenchWith = Callable[..., "QueueBench"]
 
@@ -203,35 +205,6 @@ def test_the_source_lets_go_only_when_the_dead_letter_is_durable(durable: QueueB
     assert (1, 1, False) in places, "for a while it is in both"
     assert all(depth + letters >= 1 for depth, letters, _ in places)
     assert places[-1] == (0, 1, True)
-
-
-class FailingDisk(MemoryDisk):
-    """Refuses syncs or writes of files whose path contains some text."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fail_sync = ""
-        self.fail_write = ""
-
-    def open(self, path: str, *, create: bool = False) -> FailingFile:
-        super().open(path, create=create)
-        return FailingFile(self, path, self._files[path])
-
-
-class FailingFile(MemoryFile):
-    def __init__(self, disk: FailingDisk, path: str, content: bytearray) -> None:
-        super().__init__(content)
-        self._disk = disk
-        self._path = path
-
-    def append(self, data: bytes) -> int:
-        if self._disk.fail_write and self._disk.fail_write in self._path:
-            raise OSError(28, "No space left on device")
-        return super().append(data)
-
-    def sync(self) -> None:
-        if self._disk.fail_sync and self._disk.fail_sync in self._path:
-            raise OSError(5, "Input/output error")
 
 
 def test_a_failed_sync_fails_every_waiting_publisher_and_all_later_ones(bench_with: BenchWith) -> None:

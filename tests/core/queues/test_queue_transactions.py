@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from reference_broker.config import Durability, QueueConfig, QueuesConfig, TransactionsConfig
+from reference_broker.config import QueuesConfig, TransactionsConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues import QueueEngine, QueueError, QueueErrorCode, Verb
 from reference_broker.core.queues.producer_names import ProducerIdentity
@@ -16,7 +16,6 @@ from reference_broker.core.queues.transaction import TRANSITIONS, TransactionKey
 from reference_broker.storage.batch import BatchFlag, decode_header
 from reference_broker.storage.memory_disk import MemoryDisk
 from reference_broker.storage.queue_store import LogQueueStore
-from sim.disk import Persistence, SimDisk
 from tests.core.queues.actor import Actor
 from tests.core.queues.conftest import Outcome, QueueBench
 
@@ -141,42 +140,6 @@ def test_an_empty_transaction_commits(either: QueueBench) -> None:
     assert either.engine.transactions.list() == []
 
 
-def test_a_commit_of_nothing_twice_is_told_the_same_also_after_a_restart(durable: QueueBench) -> None:
-    """Nothing kept it known: the second one was told that it never began."""
-    actor = Actor(durable)
-    transaction = actor.begin()
-    first = actor.commit(transaction)
-    assert not first.calls, "what is told is durable"
-    durable.turn()
-    assert first.confirmed
-    assert actor.commit(transaction).confirmed
-    durable.restart()
-    assert actor.commit(transaction).confirmed
-    actor.init()
-    assert actor.commit(transaction).confirmed, "nor does a new epoch forget it"
-
-
-def test_the_last_commit_is_remembered_although_an_earlier_one_was_complete_later(
-    bench_with: Callable[..., QueueBench],
-) -> None:
-    """Completing the earlier one, once a periodic sync covered its parts, took the place of the later one."""
-    queues = (
-        QueueConfig(name="q", partitions=1, durability=Durability.INTERVAL),
-        QueueConfig(name="r", partitions=1, durability=Durability.MEMORY),
-    )
-    bench = bench_with(MemoryDisk(), configured=queues)
-    actor = Actor(bench)
-    transactions = []
-    for topic in ("$queue/q", "$queue/r"):
-        transactions.append(actor.begin())
-        actor.publish("a", transactions[-1], topic=topic)
-        actor.commit(transactions[-1])
-        bench.turn()
-    bench.advance(5)
-    bench.restart()
-    assert actor.commit(transactions[-1]).confirmed
-
-
 def test_a_transaction_times_out_and_the_commit_that_comes_late_says_so(either: QueueBench) -> None:
     consumer = either.consumer()
     actor = Actor(either)
@@ -250,27 +213,6 @@ def test_an_acknowledgement_in_a_transaction_counts_when_that_is_committed(eithe
     either.turn()
     assert either.engine.stats("q").depth == 0
     assert either.engine.stats("q").groups[0].acked == 1
-
-
-@pytest.mark.parametrize("priority", ["high", "normal"])
-def test_a_decided_acknowledgement_counts_after_a_crash_whatever_the_priority(
-    bench_with: Callable[..., QueueBench], priority: str
-) -> None:
-    """The start looked for it among the messages of normal priority only, and delivered the others again."""
-    disk = SimDisk(random.Random(1))
-    bench = bench_with(disk, durability=Durability.FSYNC)
-    bench.publish("a", user_properties=(("priority", priority),))
-    consumer = bench.consumer()
-    bench.turn()
-    actor = Actor(bench)
-    transaction = actor.begin()
-    actor.ack(consumer.got[0], "c", transaction)
-    outcome = actor.commit(transaction)
-    bench.turn()
-    assert outcome.confirmed
-    disk.power_loss((Persistence.NONE,))
-    bench.restart()
-    assert bench.engine.stats("q").depth == 0
 
 
 def test_an_aborted_acknowledgement_is_delivered_again(either: QueueBench) -> None:

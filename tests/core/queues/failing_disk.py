@@ -1,0 +1,34 @@
+"""A disk that refuses some operations."""
+
+from __future__ import annotations
+
+from reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
+
+
+class FailingDisk(MemoryDisk):
+    """Refuses syncs or writes of files whose path contains some text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fail_sync = ""
+        self.fail_write = ""
+
+    def open(self, path: str, *, create: bool = False) -> FailingFile:
+        super().open(path, create=create)
+        return FailingFile(self, path, self._files[path])
+
+
+class FailingFile(MemoryFile):
+    def __init__(self, disk: FailingDisk, path: str, content: bytearray) -> None:
+        super().__init__(content)
+        self._disk = disk
+        self._path = path
+
+    def append(self, data: bytes) -> int:
+        if self._disk.fail_write and self._disk.fail_write in self._path:
+            raise OSError(28, "No space left on device")
+        return super().append(data)
+
+    def sync(self) -> None:
+        if self._disk.fail_sync and self._disk.fail_sync in self._path:
+            raise OSError(5, "Input/output error")

@@ -1,0 +1,154 @@
+"""What a crash, a close or a disk that fails leave of transactions, and what their producers are told."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from reference_broker.config import Durability, QueueConfig
+from reference_broker.core.queues import QueueError, QueueErrorCode
+from reference_broker.core.queues.transactions import ProducerIdentity
+from reference_broker.storage.memory_disk import MemoryDisk
+from sim.disk import Persistence, SimDisk
+from tests.core.queues.actor import Actor
+from tests.core.queues.conftest import Outcome, QueueBench
+from tests.core.queues.failing_disk import FailingDisk
+
+BenchWith = Callable[..., QueueBench]
+
+
+def test_a_commit_of_nothing_twice_is_told_the_same_also_after_a_restart(durable: QueueBench) -> None:
+    """Nothing kept it known: the second one was told that it never began."""
+    actor = Actor(durable)
+    transaction = actor.begin()
+    first = actor.commit(transaction)
+    assert not first.calls, "what is told is durable"
+    durable.turn()
+    assert first.confirmed
+    assert actor.commit(transaction).confirmed
+    durable.restart()
+    assert actor.commit(transaction).confirmed
+    actor.init()
+    assert actor.commit(transaction).confirmed, "nor does a new epoch forget it"
+
+
+def test_the_last_commit_is_remembered_although_an_earlier_one_was_complete_later(
+    bench_with: Callable[..., QueueBench],
+) -> None:
+    """Completing the earlier one, once a periodic sync covered its parts, took the place of the later one."""
+    queues = (
+        QueueConfig(name="q", partitions=1, durability=Durability.INTERVAL),
+        QueueConfig(name="r", partitions=1, durability=Durability.MEMORY),
+    )
+    bench = bench_with(MemoryDisk(), configured=queues)
+    actor = Actor(bench)
+    transactions = []
+    for topic in ("$queue/q", "$queue/r"):
+        transactions.append(actor.begin())
+        actor.publish("a", transactions[-1], topic=topic)
+        actor.commit(transactions[-1])
+        bench.turn()
+    bench.advance(5)
+    bench.restart()
+    assert actor.commit(transactions[-1]).confirmed
+
+
+@pytest.mark.parametrize("priority", ["high", "normal"])
+def test_a_decided_acknowledgement_counts_after_a_crash_whatever_the_priority(
+    bench_with: Callable[..., QueueBench], priority: str
+) -> None:
+    """The start looked for it among the messages of normal priority only, and delivered the others again."""
+    disk = SimDisk(random.Random(1))
+    bench = bench_with(disk, durability=Durability.FSYNC)
+    bench.publish("a", user_properties=(("priority", priority),))
+    consumer = bench.consumer()
+    bench.turn()
+    actor = Actor(bench)
+    transaction = actor.begin()
+    actor.ack(consumer.got[0], "c", transaction)
+    outcome = actor.commit(transaction)
+    bench.turn()
+    assert outcome.confirmed
+    disk.power_loss((Persistence.NONE,))
+    bench.restart()
+    assert bench.engine.stats("q").depth == 0
+
+
+def test_an_identity_is_told_when_it_is_durable_also_while_the_first_sync_after_a_kill_runs(
+    bench_with: BenchWith,
+) -> None:
+    """That sync, which covers what the killed broker wrote, was taken to cover what came while it ran, too."""
+    disk = SimDisk(random.Random(1))
+    bench = bench_with(disk)
+    Actor(bench, "one")
+    disk.crash()
+    bench.restart()
+    told: list[ProducerIdentity | None] = []
+    transactions = bench.engine.transactions
+    transactions.init_producer("one", bench.now, lambda _, identity: told.append(identity))
+    jobs = bench.engine.take_sync_jobs(bench.now)
+    assert jobs
+    transactions.init_producer("two", bench.now, lambda _, identity: told.append(identity))
+    for job in jobs:
+        job.run()
+        bench.engine.sync_done(job, None, bench.now)
+    assert len(told) == 1
+    bench.turn()
+    disk.power_loss((Persistence.NONE,))
+    bench.restart()
+    assert Actor(bench, "two").identity == (told[1].producer_id, 1)
+
+
+def test_a_close_finishes_a_commit_that_was_asked_for(durable: QueueBench) -> None:
+    """It was never answered, and lost."""
+    actor = Actor(durable)
+    transaction = actor.begin()
+    actor.publish("a", transaction)
+    outcome = actor.commit(transaction)
+    durable.engine.close(durable.now)
+    assert outcome.confirmed
+    durable.restart()
+    assert durable.engine.stats("q").depth == 1
+    assert actor.commit(transaction).confirmed
+
+
+def test_a_close_finishes_an_abort_that_was_asked_for(durable: QueueBench) -> None:
+    actor = Actor(durable)
+    transaction = actor.begin()
+    actor.publish("a", transaction)
+    outcome = actor.abort(transaction)
+    durable.engine.close(durable.now)
+    assert outcome.confirmed
+
+
+def test_a_disk_that_fails_leaves_nobody_without_an_answer(bench_with: BenchWith) -> None:
+    """Who wanted a new epoch while the decision was made waited for ever."""
+    disk = FailingDisk()
+    bench = bench_with(disk)
+    actor = Actor(bench)
+    transaction = actor.begin()
+    outcome = actor.commit(transaction)
+    told: list[QueueError | None] = []
+    bench.engine.transactions.init_producer("app", bench.now, lambda error, _: told.append(error))
+    assert not told
+    disk.fail_sync = "transactions"
+    bench.turn()
+    [error] = told
+    assert error is not None
+    assert error.code is QueueErrorCode.STORAGE_FAILED
+    assert outcome.failed
+
+
+@pytest.mark.parametrize("place", ["transactions", "queues"])
+def test_a_close_with_a_disk_that_fails_answers_a_commit(bench_with: BenchWith, place: str) -> None:
+    disk = FailingDisk()
+    bench = bench_with(disk)
+    actor = Actor(bench)
+    transaction = actor.begin()
+    actor.publish("a", transaction)
+    outcome: Outcome = actor.commit(transaction)
+    disk.fail_sync = place
+    bench.engine.close(bench.now)
+    assert outcome.failed
