@@ -45,9 +45,11 @@ def main(
     for chunk in total.failures:
         console.print(f"[red bold]found[/] with seed {chunk.seed}:\n{chunk.failure}", highlight=False, soft_wrap=True)
     rules = ", ".join(f"{rule} {count}" for rule, count in total.covered.most_common())
+    ends = ", ".join(f"{end} {count}" for end, count in total.ends.most_common())
     console.print(
         f"{total.examples} examples, {total.steps} steps, {len(total.failures)} failures, {total.wall_s:.1f} s "
-        f"({total.wall_s / max(1, total.steps) * 1e6:.0f} us a step)\n{len(total.covered)} rules covered: {rules}",
+        f"({total.wall_s / max(1, total.steps) * 1e6:.0f} us a step)\n{len(total.covered)} rules covered: {rules}\n"
+        f"transactions: {ends}",
         highlight=False,
         soft_wrap=True,
     )

@@ -26,6 +26,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     examples: int
     covered: dict[str, int]
     """Rule -> steps."""
+    ends: dict[str, int]
+    """What became of transactions -> how many."""
     seconds: float
     failure: str = ""
     """The shrunk counter-example, as a story."""
@@ -40,6 +42,7 @@ class Campaign(msgspec.Struct, kw_only=True):
 
     examples: int = 0
     covered: Counter[str] = msgspec.field(default_factory=Counter)
+    ends: Counter[str] = msgspec.field(default_factory=Counter)
     failures: list[Chunk] = []
     wall_s: float = 0.0
 
@@ -53,6 +56,7 @@ def run_chunk(
 ) -> Chunk:
     """Run the examples of one seed in this process."""
     QueueMachine.covered.clear()
+    QueueMachine.ends.clear()
     before, started, failure = QueueMachine.examples, time.perf_counter(), ""
     try:
         with applied(*mutants):
@@ -65,6 +69,7 @@ def run_chunk(
         seed=seed,
         examples=QueueMachine.examples - before,
         covered=dict(QueueMachine.covered),
+        ends=dict(QueueMachine.ends),
         seconds=time.perf_counter() - started,
         failure=failure,
     )
@@ -87,6 +92,7 @@ def campaign(
     for chunk in _chunks(tasks, workers):
         total.examples += chunk.examples
         total.covered.update(chunk.covered)
+        total.ends.update(chunk.ends)
         if chunk.failure:
             total.failures.append(chunk)
         total.wall_s = time.perf_counter() - started

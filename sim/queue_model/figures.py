@@ -12,7 +12,7 @@ _ALL: Final = (*BUCKETS, _THROUGH)
 
 def is_passed_over(group: Group, sent: Sent, now: float) -> bool:
     """The group is through with it as soon as it is its turn."""
-    return sent.expires_at <= now or not group.wants(sent.routing_key)
+    return sent.is_hole or sent.expires_at <= now or not group.wants(sent.routing_key)
 
 
 def census(group: Group, now: float) -> dict[str, tuple[int, int]]:

@@ -173,12 +173,13 @@ class QueueLife:
         self.now = START
         self.oracle = Oracle({queue.name: rules_of(queue) for queue in self.config.configured}, self.now)
         self.sent = 0
-        self.steps = 0
         self._start()
 
     def _start(self) -> None:
         store = LogQueueStore(self.disk, options=LogOptions(segment_bytes=self.config.segment_bytes))
         self.engine = QueueEngine(self.config, store, self.rng, self.now)
+        self.steps = 0
+        """Since the start."""
         self.members: dict[tuple[str, str, str], Member] = {}
         self.jobs: list[SyncJob] = []
         """Syncs that have begun, and that nobody has carried out yet."""
@@ -321,6 +322,15 @@ class QueueLife:
         confirms = [self.oracle.settle(member.queue, member.group, sent, "ack") for sent in held]
         outcome.accepted(lambda: [confirm() for confirm in confirms])
 
+    def held(self) -> list[tuple[Member, int]]:
+        """Deliveries that are not settled: who has them, and the index in what it got."""
+        return [
+            (member, index)
+            for member in self.members.values()
+            for index, held in enumerate(member.got)
+            if member.group in self.oracle.holders(member.queue, held.sent, member.name)
+        ]
+
     # -- time ----------------------------------------------------------------------------------------------------
 
     def turn(self, *, sync: bool = True) -> None:
@@ -339,6 +349,7 @@ class QueueLife:
     def _dispatch(self) -> None:
         self.oracle.transactions.turn()
         self.engine.dispatch(self.now)
+        self.oracle.transactions.turned()
         self.oracle.written = self.oracle.step
         self._written.append((self.now, self.oracle.step))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import ClassVar, Final
 from unittest import mock
@@ -16,10 +15,12 @@ from reference_broker.core.queues import Verb
 from reference_broker.storage import pending_log
 from sim.disk import Persistence
 from sim.queue_model.life import LETTERS, OTHER, QUEUE, Member, QueueLife, Setup, is_of_a_group
-from sim.queue_model.producing import Producer
+from sim.queue_model.producing import Producer, kinds_of
 
 STEPS: Final = 40
 """Steps of an example at most."""
+QUIET_STEPS: Final = 3
+"""Steps that an engine lives at least, so that it has something to lose."""
 _SNAPSHOT_OPERATIONS: Final = 12
 GROUPS: Final = (("g", ""), ("h", ""), ("p", "x/#"))
 PRODUCERS: Final = ("s", "t")
@@ -44,20 +45,13 @@ SETUPS: Final = st.builds(
 )
 
 
-TRANSACTIONS: Final = os.environ.get("ASSAY_QUEUE_TRANSACTIONS", "") == "1"
-"""Whether examples have transactions. Not yet by default: the oracle still accuses the engine where it may be right, of
-a depth that counts a place whose record a loss of power took, and of forgetting an empty transaction at a restart."""
-
-
-def _with_transactions(_: QueueMachine) -> bool:
-    return TRANSACTIONS
-
-
 class QueueMachine(RuleBasedStateMachine):
     """Rules name what happened, so that a counter-example reads as a story."""
 
     covered: ClassVar[dict[str, int]] = {}
     """Rule -> steps of all examples so far."""
+    ends: ClassVar[dict[str, int]] = {}
+    """What became of transactions -> how many."""
     examples: ClassVar[int] = 0
 
     life: QueueLife
@@ -109,7 +103,7 @@ class QueueMachine(RuleBasedStateMachine):
         self._did("publish", then)
 
     @rule(
-        queue=st.sampled_from((QUEUE, QUEUE, OTHER)),
+        queue=st.sampled_from((QUEUE, QUEUE, QUEUE, OTHER, LETTERS)),
         group=st.sampled_from(GROUPS),
         name=st.sampled_from(("a", "b", "c")),
         room=st.sampled_from((1_000, 1, 2)),
@@ -119,11 +113,6 @@ class QueueMachine(RuleBasedStateMachine):
     def join(self, queue: str, group: tuple[str, str], name: str, room: int, is_eager: bool, then: str) -> None:
         self.life.join(queue, group[0], name, pattern=group[1], room=room, is_eager=is_eager)
         self._did("join", then)
-
-    @rule(name=st.sampled_from(("a", "b")), room=st.sampled_from((1_000, 1)), then=THEN)
-    def read_dead_letters(self, name: str, room: int, then: str) -> None:
-        self.life.join(LETTERS, "g", name, room=room)
-        self._did("read_dead_letters", then)
 
     @precondition(_has_members)
     @rule(member=st.integers(0, 5), then=THEN)
@@ -192,42 +181,65 @@ class QueueMachine(RuleBasedStateMachine):
             self.life.rest()
         return producer
 
-    def _within(self, name: str, begins: bool) -> Producer:
+    def _within(self, name: str, begins: bool, timeout_s: float = 60.0) -> Producer:
         """One with a transaction, which it begins unless one is open."""
         producer = self._producer(name)
         if begins and not producer.has_open:
-            producer.begin(60.0)
+            producer.begin(timeout_s)
             self.life.rest()
         return producer
 
-    @precondition(_with_transactions)
+    @rule(
+        name=st.sampled_from(PRODUCERS),
+        queues=st.sampled_from(((QUEUE,), (QUEUE, OTHER), (OTHER, QUEUE, QUEUE), ())),
+        key=st.sampled_from((None, "a")),
+        acks=st.integers(0, 2),
+        rests=st.booleans(),
+        verb=st.sampled_from(("commit", "commit", "commit", "abort")),
+        then=THEN,
+    )
+    def transact(
+        self, name: str, queues: tuple[str, ...], key: str | None, acks: int, rests: bool, verb: str, then: str
+    ) -> None:
+        """A whole transaction, or the rest of one that is open."""
+        producer = self._within(name, begins=True)
+        for queue in queues:
+            producer.publish(queue, key, is_numbered=False)
+        for member, index in self.life.held()[:acks]:
+            producer.ack(member, index)
+        if rests:
+            self.life.rest()
+        getattr(producer, verb)()
+        self._did(f"transact and {verb}", then)
+
     @rule(name=st.sampled_from(PRODUCERS), then=THEN)
     def init(self, name: str, then: str) -> None:
         self.producers[name].init()
         self._did("init", then)
 
-    @precondition(_with_transactions)
-    @rule(name=st.sampled_from(PRODUCERS), timeout_s=st.sampled_from((60.0, 3.0)), then=THEN)
-    def begin(self, name: str, timeout_s: float, then: str) -> None:
-        self._producer(name).begin(timeout_s)
-        self._did("begin", then)
-
     def _has_begun(self) -> bool:
         return any(producer.transaction for producer in self.producers.values())
 
-    @precondition(_with_transactions)
     @rule(
         name=st.sampled_from(PRODUCERS),
         begins=st.sampled_from((True, True, False)),
-        queues=st.sampled_from(((QUEUE,), (OTHER,), (QUEUE, OTHER), (OTHER, QUEUE, QUEUE))),
+        timeout_s=st.sampled_from((60.0, 60.0, 3.0)),
+        queues=st.sampled_from(((QUEUE,), (OTHER,), (QUEUE, OTHER), ())),
         key=st.sampled_from((None, "a")),
         is_numbered=st.booleans(),
         then=THEN,
     )
     def produce(
-        self, name: str, begins: bool, queues: tuple[str, ...], key: str | None, is_numbered: bool, then: str
+        self,
+        name: str,
+        begins: bool,
+        timeout_s: float,
+        queues: tuple[str, ...],
+        key: str | None,
+        is_numbered: bool,
+        then: str,
     ) -> None:
-        producer = self._within(name, begins)
+        producer = self._within(name, begins, timeout_s)
         for queue in queues:
             producer.publish(queue, key, is_numbered=is_numbered)
         self._did("produce", then)
@@ -238,7 +250,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.producers[name].repeat()
         self._did("repeat", then)
 
-    @precondition(lambda self: _with_transactions(self) and self._has_deliveries())
+    @precondition(_has_deliveries)
     @rule(
         name=st.sampled_from(PRODUCERS),
         begins=st.sampled_from((True, True, False)),
@@ -275,19 +287,26 @@ class QueueMachine(RuleBasedStateMachine):
 
     # -- disasters -----------------------------------------------------------------------------------------------
 
-    @rule(how=st.sampled_from(("kill", "close", *Persistence, *Persistence)))
-    def end(self, how: str) -> None:
+    @precondition(lambda self: self.life.steps >= QUIET_STEPS)
+    @rule(how=st.sampled_from(("kill", "close", *Persistence, *Persistence)), again=st.sampled_from(("", "", "kill")))
+    def end(self, how: str, again: str) -> None:
         if how == "kill":
             self.life.kill()
         elif how == "close":
             self.life.close()
         else:
             self.life.lose_power(Persistence(how))
+        if again:
+            # Before it did anything after the start.
+            self.life.kill()
         self._did("lose_power" if isinstance(how, Persistence) else how)
 
     def teardown(self) -> None:
         if hasattr(self, "life") and sys.exc_info()[0] is None:
             self.life.drain()
+            for transaction in self.life.oracle.transactions.all:
+                for kind in kinds_of(transaction):
+                    self.ends[kind] = self.ends.get(kind, 0) + 1
 
 
 def run(examples: int, *, seed: int, steps: int = STEPS, shrink: bool = True) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from sim.queue_model.figures import depth, is_passed_over
-from sim.queue_model.places import check_order, locate, may_hold_back
+from sim.queue_model.places import check_order, leave_holes, locate, may_hold_back
 from sim.queue_model.state import (
     COUNTED,
     DEAD,
@@ -326,6 +326,8 @@ class Oracle:
                     sent.is_safe or sent.number <= mark or (sent.confirmed and queue.rules.durability == "fsync")
                 )
                 sent.is_orphan |= not sent.confirmed
+            if power:
+                leave_holes(queue, mark)
         for queue in list(self.queues.values()):
             if queue.rules.durability == "memory":
                 self.queues[queue.name] = Queue(queue.name, queue.rules)
@@ -337,6 +339,7 @@ class Oracle:
         # What has outlived the process was written, and what has outlived the power was safe.
         self.written = self.step
         self.synced = self.step if power else self.synced
+        self.transactions.restarted(mark)
         return mark
 
     def _crash_copy(self, queue: Queue, group_id: str, group: Group, copy: Copy, mark: int, power: bool) -> None:

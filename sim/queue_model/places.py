@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from sim.queue_model.figures import is_passed_over
-from sim.queue_model.state import NONE, Copy, Group, Kind, Queue, Sent, ViolationError, fnv1a_32
+from sim.queue_model.state import NEW, NONE, Copy, Group, Kind, Queue, Sent, ViolationError, fnv1a_32
 
 _NEVER: Final = float("inf")
 
@@ -35,9 +35,43 @@ def _lose(queue: Queue, sent: Sent, why: str) -> None:
         raise ViolationError(why)
     assert sent.place is not None
     del queue.messages[sent], queue.places[sent.place]
-    queue.labels[sent.label].remove(sent)
+    if not sent.is_hole:
+        queue.labels[sent.label].remove(sent)
     for group in queue.groups.values():
         group.copies.pop(sent).spots = {NONE}
+
+
+def remove(queue: Queue, sent: Sent) -> None:
+    """It was aborted: nobody gets it."""
+    if queue.messages.pop(sent, 0) is None:
+        queue.labels[sent.label].remove(sent)
+        if sent.place is not None:
+            queue.places.pop(sent.place, None)
+        for group in queue.groups.values():
+            group.copies.pop(sent).spots = {NONE}
+        if sent.may_be_hole:
+            _leave_hole(queue, sent)
+        else:
+            queue.ghosts.append(sent)
+
+
+def _leave_hole(queue: Queue, sent: Sent) -> None:
+    sent.is_hole = sent.unsure = True
+    queue.messages[sent] = None
+    if sent.place is not None and queue.places.setdefault(sent.place, sent) is not sent:
+        sent.place = None
+    for group in queue.groups.values():
+        group.copies[sent] = Copy(sent, NEW, NONE)
+
+
+def leave_holes(queue: Queue, mark: int) -> None:
+    """Power was lost: of what was written behind step ``mark`` any part may be missing."""
+    for sent in queue.messages:
+        sent.may_be_hole |= sent.unsure
+    ghosts, queue.ghosts = queue.ghosts, []
+    for ghost in ghosts:
+        if ghost.number > mark and not (ghost.confirmed and queue.rules.durability == "fsync"):
+            _leave_hole(queue, ghost)
 
 
 def check_order(group: Group, copy: Copy, what: str, now: float) -> None:

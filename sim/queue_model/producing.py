@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from reference_broker.core.message import Message
@@ -11,10 +12,26 @@ from reference_broker.core.queues.producer_names import ProducerIdentity
 from reference_broker.core.queues.settle_request import SettleRequest
 from reference_broker.core.queues.transaction import TransactionKey
 from sim.queue_model.life import Member, Outcome, QueueLife
-from sim.queue_model.state import Sent, ViolationError
-from sim.queue_model.transactions import LIVE, Fate, Transaction
+from sim.queue_model.state import LIVE, Fate, Sent, Transaction, ViolationError
 
 _REFUSED: Final = (QueueErrorCode.TRANSACTION_STATE, QueueErrorCode.UNKNOWN_TRANSACTION, QueueErrorCode.FENCED)
+
+
+def kinds_of(transaction: Transaction) -> Iterator[str]:
+    """What it shows, for figures; nothing for one that held nothing."""
+    parts = len({queue.name for queue, _ in transaction.messages})
+    if not parts and not transaction.held:
+        return
+    yield transaction.fate.value.partition(":")[0]
+    if transaction.why:
+        yield transaction.why
+    if transaction.fate is Fate.COMMITTED:
+        if parts > 1:
+            yield "committed in two queues"
+        if transaction.held:
+            yield "committed with acks"
+        if parts and transaction.held:
+            yield "committed with messages and acks"
 
 
 class Producer:
@@ -25,6 +42,8 @@ class Producer:
         self.name = name
         self.identity: ProducerIdentity | None = None
         """None until it is told."""
+        self.inits = 0
+        """How often it asked for one; only the last answer counts."""
         self.transaction: Transaction | None = None
         self.key: TransactionKey | None = None
         """What it names in its last transaction; None until it is told."""
@@ -42,16 +61,19 @@ class Producer:
     def init(self) -> None:
         """Begin a new epoch, which fences the old one."""
         before = self.identity
+        self.inits += 1
+        number = self.inits
 
         def told(error: QueueError | None, identity: ProducerIdentity | None) -> None:
             if error is not None or identity is None or (before is not None and identity <= before):
                 raise ViolationError(f"{self.name} becomes {identity} after {before}: {error}")
-            self.identity = identity
+            if number == self.inits:
+                self.identity = identity
 
         self.identity, self.numbered, self.last, self.engine = None, {}, None, self.life.engine
         self.life.engine.transactions.init_producer(self.name, self.life.now, told)
         if self.transaction is not None and self.transaction.fate is Fate.OPEN:
-            self.transaction.fate = Fate.DOOMED
+            self.transaction.fate, self.transaction.why = Fate.DOOMED, "fenced"
 
     def begin(self, timeout_s: float) -> None:
         """Begin a transaction, if none is open."""

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-if TYPE_CHECKING:
-    from sim.queue_model.transactions import Transaction
+from typing import Final, NamedTuple
 
 _FNV_BASIS: Final = 0x811C9DC5
 _FNV_PRIME: Final = 0x01000193
@@ -95,6 +92,10 @@ class Sent:
         """Its publisher was gone before it was told anything."""
         self.unsure = False
         """A crash may have lost it."""
+        self.may_be_hole = False
+        """A loss of power may have taken its record, and left what was written behind it."""
+        self.is_hole = False
+        """Nobody gets it: it counts until it is its turn, if it is there at all."""
         self.unneeded = False
         """At some time no group needed it any more, so a group to come need not get it."""
         self.source: Copy | None = None
@@ -164,6 +165,37 @@ class Queue:
         self.groups: dict[str, Group] = {}
         self.labels: dict[str, list[Sent]] = {}
         self.places: dict[tuple[int, int], Sent] = {}
+        self.ghosts: list[Sent] = []
+        """Records that are no messages: what was aborted, and the ends of transactions."""
+
+
+class Fate(Enum):
+    OPEN = "open"
+    ENDING = "its commit was asked for, and is not answered yet"
+    DOOMED = "aborted from the next turn on"
+    EITHER = "committed or aborted as a whole: a crash came before the answer"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
+LIVE = (Fate.OPEN, Fate.ENDING, Fate.DOOMED)
+
+
+class Transaction:
+    """Its messages, and the deliveries that were acknowledged in it."""
+
+    def __init__(self, ends_by: float) -> None:
+        self.ends_by = ends_by
+        self.fate = Fate.OPEN
+        self.is_safe = False
+        """Its producer knows that it is committed."""
+        self.why = ""
+        """What became of it by itself: for the figures."""
+        self.marked = float("inf")
+        """The step at which its end was written down in its partitions."""
+        self.messages: list[tuple[Queue, Sent]] = []
+        self.held: list[tuple[Queue, str, Copy, int]] = []
+        """Queue, group, copy, and deliveries so far."""
 
 
 def fnv1a_32(text: str) -> int:

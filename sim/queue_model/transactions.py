@@ -3,39 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import Enum
 from typing import TYPE_CHECKING
 
-from sim.queue_model.places import locate
-from sim.queue_model.state import DONE, NONE, Copy, Kind, Queue, Sent, Spot, ViolationError
+from sim.queue_model.places import locate, remove
+from sim.queue_model.state import DONE, LIVE, NONE, Copy, Fate, Kind, Queue, Sent, Spot, Transaction, ViolationError
 
 if TYPE_CHECKING:
     from sim.queue_model.oracle import Oracle
-
-
-class Fate(Enum):
-    OPEN = "open"
-    ENDING = "its commit was asked for, and is not answered yet"
-    DOOMED = "aborted from the next turn on"
-    EITHER = "committed or aborted as a whole: a crash came before the answer"
-    COMMITTED = "committed"
-    ABORTED = "aborted"
-
-
-LIVE = (Fate.OPEN, Fate.ENDING, Fate.DOOMED)
-
-
-class Transaction:
-    """Its messages, and the deliveries that were acknowledged in it."""
-
-    def __init__(self, ends_by: float) -> None:
-        self.ends_by = ends_by
-        self.fate = Fate.OPEN
-        self.is_safe = False
-        """Its producer knows that it is committed."""
-        self.messages: list[tuple[Queue, Sent]] = []
-        self.held: list[tuple[Queue, str, Copy, int]] = []
-        """Queue, group, copy, and deliveries so far."""
 
 
 class Transactions:
@@ -44,6 +18,8 @@ class Transactions:
     def __init__(self, oracle: Oracle) -> None:
         self._oracle = oracle
         self.all: list[Transaction] = []
+        self._given_back: list[Copy] = []
+        """In this turn."""
 
     def begin(self, ends_by: float) -> Transaction:
         self.all.append(Transaction(ends_by))
@@ -75,7 +51,18 @@ class Transactions:
         for transaction in self.all:
             is_late = transaction.fate is Fate.OPEN and transaction.ends_by <= self._oracle.now
             if is_late or transaction.fate is Fate.DOOMED:
+                transaction.why = "timed out" if is_late else transaction.why
                 self.abort(transaction)
+                for *_, copy, _ in transaction.held:
+                    # What this turn delivers may come before.
+                    copy.spots.add(Spot(Kind.HELD))
+                    self._given_back.append(copy)
+
+    def turned(self) -> None:
+        """After that."""
+        for copy in self._given_back:
+            copy.spots = {spot for spot in copy.spots if spot.kind is not Kind.HELD}
+        self._given_back = []
 
     def commit(self, transaction: Transaction) -> None:
         """Its producer was told that it is committed."""
@@ -86,6 +73,7 @@ class Transactions:
             for queue, group_id, copy, _ in transaction.held:
                 self._oracle.become(copy, DONE)
                 queue.groups[group_id].counts["acked"] += 1
+            self._mark(transaction)
         elif transaction.fate is not Fate.COMMITTED:
             raise ViolationError(f"a commit is confirmed of a transaction that is {transaction.fate.value}")
         transaction.is_safe = True
@@ -100,12 +88,20 @@ class Transactions:
         if was in (Fate.COMMITTED, Fate.ABORTED):
             raise ViolationError(f"aborted: a transaction that is {was.value}")
         for queue, sent in transaction.messages:
-            _remove(queue, sent)
+            remove(queue, sent)
+        if was is not Fate.EITHER:
+            self._mark(transaction)
         for queue, group_id, copy, _ in transaction.held:
             if was is not Fate.EITHER:
                 self._oracle.fail(queue, group_id, copy, self._oracle.now)
             elif len(copy.spots) > 1:
                 copy.spots.discard(DONE)
+
+    def _mark(self, transaction: Transaction) -> None:
+        """Each of its partitions gets a record that says how it ended."""
+        transaction.marked = self._oracle.step = self._oracle.step + 1
+        for queue, _ in {(queue, sent.place and sent.place[0]) for queue, sent in transaction.messages}:
+            queue.ghosts.append(Sent("an end", self._oracle.step, None, "", float("inf")))
 
     def _appeared(self, transaction: Transaction) -> None:
         """Something shows that it was committed: then all of it is."""
@@ -154,6 +150,12 @@ class Transactions:
     def next_due(self) -> float:
         return min((each.ends_by for each in self.all if each.fate is Fate.OPEN), default=float("inf"))
 
+    def restarted(self, mark: int) -> None:
+        """Ends that nobody wrote down up to step ``mark`` are written now."""
+        for each in self.all:
+            if each.marked > mark:
+                self._mark(each)
+
     def crash(self, *, power: bool) -> None:
         """Before anything else is made of a crash. Abort is presumed."""
         for each in self.all:
@@ -164,9 +166,9 @@ class Transactions:
             elif each.fate in (Fate.OPEN, Fate.DOOMED):
                 each.fate = Fate.ABORTED
                 for queue, sent in each.messages:
-                    _remove(queue, sent)
+                    remove(queue, sent)
             elif each.fate is Fate.ENDING or is_lost:
-                each.fate = Fate.EITHER
+                each.fate, each.why = Fate.EITHER, "crash while ending"
                 for _, sent in each.messages:
                     sent.unsure = True
                 for _, _, copy, deliveries in each.held:
@@ -189,12 +191,3 @@ class Transactions:
             ]
             if each.fate is Fate.EITHER and absent and settled:
                 raise ViolationError(f"a transaction settled {settled}, and {absent} do not show")
-
-
-def _remove(queue: Queue, sent: Sent) -> None:
-    if queue.messages.pop(sent, 0) is None:
-        queue.labels[sent.label].remove(sent)
-        if sent.place is not None:
-            queue.places.pop(sent.place, None)
-        for group in queue.groups.values():
-            group.copies.pop(sent).spots = {NONE}

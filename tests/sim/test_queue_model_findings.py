@@ -112,3 +112,58 @@ def test_a_full_queue_drops_no_message_of_an_open_transaction() -> None:
     life.rest()
     life.check()
     assert [held.sent.label for held in member.got] == ["m1", "m2"]
+
+
+def test_an_acknowledgement_of_another_lane_survives_in_a_decided_transaction() -> None:
+    """After a loss of power it was looked for among messages of normal priority only, and delivered again."""
+    life = QueueLife(Setup(max_retries=0))
+    life.publish(priority=0)
+    life.rest()
+    member = life.join(QUEUE, "g", "a")
+    life.rest()
+    producer = begun(life)
+    producer.ack(member, 0)
+    producer.commit()
+    life.rest()
+    life.lose_power(Persistence.NONE)
+    life.check()
+    life.drain()
+
+
+def test_a_close_answers_the_commit_of_the_same_turn() -> None:
+    """Nobody was told, and the transaction was lost although its queues were written."""
+    life = QueueLife(Setup())
+    producer = begun(life)
+    producer.publish(QUEUE, None, is_numbered=False)
+    producer.commit()
+    life.close()
+    life.check()
+    life.drain()
+
+
+def test_an_identity_that_was_told_is_not_given_out_again_after_a_kill_and_a_loss_of_power() -> None:
+    """The first sync after a kill ran already; it was taken to cover the new producer, too."""
+    life = QueueLife(Setup())
+    first, second = Producer(life, "s"), Producer(life, "t")
+    first.init()
+    life.rest()
+    life.kill()
+    first.init()
+    life.turn(sync=False)
+    life.run_syncs()
+    second.init()
+    life.report_syncs()
+    life.lose_power(Persistence.NONE)
+    second.init()
+    life.rest()
+
+
+def test_a_commit_of_nothing_is_known_after_a_restart() -> None:
+    """Nothing of it was written."""
+    life = QueueLife(Setup())
+    producer = begun(life)
+    producer.commit()
+    life.rest()
+    life.kill()
+    producer.commit()
+    life.rest()
