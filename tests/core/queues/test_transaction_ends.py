@@ -9,7 +9,7 @@ import pytest
 
 from reference_broker.config import Durability, QueueConfig
 from reference_broker.core.queues import QueueError, QueueErrorCode
-from reference_broker.core.queues.transactions import ProducerIdentity
+from reference_broker.core.queues.producer_names import ProducerIdentity
 from reference_broker.storage.memory_disk import MemoryDisk
 from sim.disk import Persistence, SimDisk
 from tests.core.queues.actor import Actor
