@@ -18,7 +18,6 @@ FOLDERS = (
 )
 MOST_LINES = 500
 STILL_LONGER = {
-    "reference_broker/core/queues/engine.py": 620,
     "reference_broker/mqtt/inbound.py": 562,
 }
 """Modules that are to be split, with their present length: it may only shrink, and those that have become short leave

@@ -11,6 +11,7 @@ from reference_broker.core.queues import Consumer, Delivery, QueueError, QueueEr
 from reference_broker.core.queues import subscribe_options as options_of
 from reference_broker.core.queues.address import topic_of
 from reference_broker.core.queues.consumer import AssignmentEvent, Notify
+from reference_broker.core.queues.delivery_run import DeliveryRun
 from reference_broker.core.queues.subscribe_options import AckMode
 
 if TYPE_CHECKING:
@@ -66,6 +67,10 @@ def consume(
             engine.groups.received(consumer, delivery.partition, delivery.offset, broker.now)
         return True
 
+    def deliver_run(run: DeliveryRun) -> int:
+        connection = session.connection
+        return 0 if connection is None else session.hand_over_run(connection, run)
+
     consumer: Consumer = engine.subscribe(
         address.queue,
         pattern=address.routing_key,
@@ -77,6 +82,7 @@ def consume(
         notify=_notifier(session, identifiers) if options.notify else None,
         on_end=lambda: broker.admin.queue_ended(session, topic_filter, "deleted"),
         on_slow=lambda: broker.disconnect_slow(session),
+        deliver_run=deliver_run if plain else None,
     )
     session.consumers[topic_filter] = consumer
     session.consumer_groups[topic_filter] = group

@@ -14,6 +14,7 @@ import msgspec
 
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Consumer, Delivery
+from reference_broker.core.queues.delivery_run import DeliveryRun
 from reference_broker.core.routing import Subscription
 from reference_broker.core.timers import Timer
 from reference_broker.core.traffic import Traffic
@@ -37,6 +38,10 @@ class SessionConnection(Protocol):
     def send_delivery(self, packet_id: int, delivery: Delivery) -> bool | None:
         """Send a plain queue delivery at QoS 1, as :meth:`send_publish`; None when it must go by :meth:`send_publish`,
         with the properties of a delivery."""
+
+    def send_delivery_run(self, first_id: int, run: DeliveryRun) -> bool:
+        """Send plain queue deliveries at QoS 1 under the packet ids from ``first_id``; False: nothing was done, they
+        must go one by one."""
 
     def send_pubrel(self, packet_id: int) -> None: ...
 
@@ -86,7 +91,7 @@ class Outgoing:
         self.retain = retain
         self.identifiers = identifiers
         self.delivery = delivery
-        """The queue delivery this PUBLISH carries; such a message is never resent by the session."""
+        """The queue delivery this PUBLISH carries, if it does; such a message is never resent by the session."""
         self.entry: Entry | None = None
         """What the log has of it while it is queued."""
         self.state = OutgoingState.WAIT_PUBACK if qos < 2 else OutgoingState.WAIT_PUBREC
@@ -94,6 +99,35 @@ class Outgoing:
     def message_for(self, packet_id: int) -> Message:
         """The message sent under a packet id."""
         return self.message
+
+    def delivery_for(self, packet_id: int) -> Delivery | None:
+        """The delivery sent under a packet id."""
+        return self.delivery
+
+
+class OutgoingDeliveries:
+    """Queue deliveries sent as one block under consecutive packet ids: one object for all of them."""
+
+    __slots__ = ("_first_id", "_run", "delivery")
+
+    qos = 1
+    identifiers: tuple[int, ...] = ()
+    retain = False
+    is_released = False
+    entry: Entry | None = None
+    state = OutgoingState.WAIT_PUBACK
+
+    def __init__(self, first_id: int, run: DeliveryRun) -> None:
+        self._first_id = first_id
+        self._run = run
+        self.delivery: Delivery | None = run.delivery(0)
+        """The first of them: it says that they are deliveries."""
+
+    def message_for(self, packet_id: int) -> Message:
+        return self._run.stored[packet_id - self._first_id].message
+
+    def delivery_for(self, packet_id: int) -> Delivery | None:
+        return self._run.delivery(packet_id - self._first_id)
 
 
 class OutgoingRun:
@@ -118,6 +152,9 @@ class OutgoingRun:
     def message_for(self, packet_id: int) -> Message:
         return self.make(packet_id)
 
+    def delivery_for(self, packet_id: int) -> Delivery | None:
+        return None
+
 
 class Released:
     """A QoS 2 delivery after its PUBREC: only the packet id is still needed."""
@@ -137,9 +174,12 @@ class Released:
         message = f"the message of packet id {packet_id} was released"
         raise LookupError(message)
 
+    def delivery_for(self, packet_id: int) -> Delivery | None:
+        return None
+
 
 RELEASED = Released()
-InFlight = Outgoing | OutgoingRun | Released
+InFlight = Outgoing | OutgoingRun | OutgoingDeliveries | Released
 
 
 class Session:
@@ -187,7 +227,7 @@ class Session:
         """Packet ids received as QoS 2 and not yet released -> PUBREC may be sent (the message is safe)."""
         self.in_flight: dict[int, InFlight] = {}
         """Sent and not finished, in order of sending."""
-        self.unsent: deque[tuple[int, Outgoing | OutgoingRun]] = deque()
+        self.unsent: deque[tuple[int, Outgoing | OutgoingRun | OutgoingDeliveries]] = deque()
         """Of those in flight, the ones that wait for room to be resent: this connection's window is the smaller one."""
         self.queued: deque[Outgoing] = deque()
         """Waiting for a connection or for room in the window."""
@@ -311,7 +351,9 @@ class Session:
                 room -= self._resend(connection, packet_id, outgoing)
         self.send_queued(now)
 
-    def _resend(self, connection: SessionConnection, packet_id: int, outgoing: Outgoing | OutgoingRun) -> bool:
+    def _resend(
+        self, connection: SessionConnection, packet_id: int, outgoing: Outgoing | OutgoingRun | OutgoingDeliveries
+    ) -> bool:
         message = outgoing.message_for(packet_id)
         sent = connection.send_publish(packet_id, message, outgoing.qos, outgoing.retain, True, outgoing.identifiers)
         if not sent:
@@ -334,7 +376,23 @@ class Session:
             first = 1
         return first if self.in_flight.keys().isdisjoint(range(first, first + count)) else 0
 
-    def start_run(self, first: int, count: int, run: OutgoingRun) -> None:
+    def hand_over_run(self, connection: SessionConnection, run: DeliveryRun) -> int:
+        """Send the first of these queue deliveries, as many as the window has room for, at QoS 1 by the short way.
+
+        Returns how many; 0: nothing was done.
+        """
+        count = min(len(run.stored), self.window - len(self.in_flight))
+        first = self.can_send_run(count) if count > 0 else 0
+        if not first:
+            return 0
+        if count < len(run.stored):
+            run = run.first(count)
+        if not connection.send_delivery_run(first, run):
+            return 0
+        self.start_run(first, count, OutgoingDeliveries(first, run))
+        return count
+
+    def start_run(self, first: int, count: int, run: OutgoingRun | OutgoingDeliveries) -> None:
         """The run was sent under the ids from ``first``, which :meth:`can_send_run` offered."""
         self.in_flight.update(dict.fromkeys(range(first, first + count), run))
         self._next_packet_id = (first + count - 1) % MAX_PACKET_ID + 1

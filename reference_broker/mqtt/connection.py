@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from reference_broker.core.broker_state import BrokerState
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Delivery
+from reference_broker.core.queues.delivery_run import DeliveryRun
 from reference_broker.core.session import Session
 from reference_broker.core.timers import Timer
 from reference_broker.mqtt import enhanced_auth, handlers, handshake, runs
@@ -367,6 +368,9 @@ class MqttConnection(Output):
 
     def send_delivery(self, packet_id: int, delivery: Delivery) -> bool | None:
         return self.outbound.send_delivery(packet_id, delivery)
+
+    def send_delivery_run(self, first_id: int, run: DeliveryRun) -> bool:
+        return self.outbound.send_delivery_run(first_id, run)
 
     def send_pubrel(self, packet_id: int) -> None:
         self.outbound.send_pubrel(packet_id)

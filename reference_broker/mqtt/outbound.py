@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Delivery
+from reference_broker.core.queues.delivery_run import DeliveryRun
 from reference_broker.core.session import RELEASED, OutgoingRun, OutgoingState
 from reference_broker.mqtt import runs
 from reference_broker.mqtt.errors import ProtocolError, Reason
@@ -103,6 +104,20 @@ class Outbound:
         traffic.payload_bytes_sent += len(delivery.message.payload)
         return True
 
+    def send_delivery_run(self, first_id: int, run: DeliveryRun) -> bool:
+        """As :meth:`SessionConnection.send_delivery_run`."""
+        if self._deliveries is None:
+            return False
+        connection = self._connection
+        data = self._deliveries.encode_run(first_id, run, connection.max_packet_out)
+        if data is None:
+            return False
+        connection.send(data)
+        traffic = self._traffic
+        traffic.publishes_sent += len(run.stored)
+        traffic.payload_bytes_sent += sum([len(stored.message.payload) for stored in run.stored])
+        return True
+
     def send_pubrel(self, packet_id: int) -> None:
         self._connection.send(_PUBREL_START + packet_id.to_bytes(2, "big"))
 
@@ -120,13 +135,16 @@ class Outbound:
         """Acknowledgements in their short form, successful all. Raises :class:`ProtocolError`."""
         in_flight = self._connection.active_session.in_flight
         expected = OutgoingState.WAIT_PUBACK if kind is PacketType.PUBACK else OutgoingState.WAIT_PUBCOMP
+        # To a 5.0 client without automatic commit, the acknowledgement of a delivery says nothing more than that of
+        # any message: it settles on its own.
+        settles = self._connection.version != V5 or bool(self._connection.active_session.auto_consumers)
         for packet_id in runs.numbers(ids):
             outgoing = in_flight.get(packet_id)
             if (
-                kind is not PacketType.PUBREC
-                and outgoing is not None
+                outgoing is not None
                 and outgoing.state is expected
-                and outgoing.delivery is None
+                and kind is not PacketType.PUBREC
+                and (outgoing.delivery is None or not settles)
             ):
                 del in_flight[packet_id]
             else:
@@ -155,12 +173,13 @@ class Outbound:
         if outgoing.state is not state:
             raise self._unexpected(kind, outgoing.state)
         del session.in_flight[packet_id]
-        if outgoing.delivery is not None:
+        delivery = outgoing.delivery_for(packet_id)
+        if delivery is not None:
             if self._connection.version != V5:
                 # 3.1.1 has no properties to settle with, so the acknowledgement settles.
-                self._broker.settle_delivery(session, outgoing.delivery, now)
+                self._broker.settle_delivery(session, delivery, now)
             elif session.auto_consumers:
-                self._broker.received(session, outgoing.delivery, now)
+                self._broker.received(session, delivery, now)
 
     def _on_pubrec(self, packet_id: int) -> None:
         session = self._connection.active_session

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from reference_broker.core.queues import Delivery, delivery_properties
+from reference_broker.core.queues.delivery_run import DeliveryRun
+from reference_broker.core.queues.stored_message import is_plain
 from reference_broker.mqtt.properties import encode_user_properties
 from reference_broker.mqtt.wire_types import encode_string, encode_variable_integer
 
@@ -46,9 +48,7 @@ class DeliveryEncoder:
         try:
             template = self._templates[key]
         except KeyError:
-            if len(self._templates) >= _MAX_TEMPLATES:
-                self._templates.clear()
-            template = self._templates[key] = _template(delivery)
+            template = self._remember(key, delivery)
         if template is None:
             return None
         topic, before_id, id_prefix, between, after, property_bytes = template
@@ -75,6 +75,56 @@ class DeliveryEncoder:
                 payload,
             )
         )
+
+    def encode_run(self, first_id: int, run: DeliveryRun, max_packet_bytes: int) -> bytes | None:
+        """QoS 1 PUBLISH packets under consecutive packet ids; None when they are not alike, or one is too large."""
+        stored = run.stored
+        topic_name = stored[0].topic
+        for each in stored:
+            if each.topic != topic_name or not is_plain(each.message):
+                return None
+        key = (run.queue, run.group, run.partition, topic_name)
+        try:
+            template = self._templates[key]
+        except KeyError:
+            template = self._remember(key, run.delivery(0))
+        if template is None:
+            return None
+        count = len(stored)
+        offsets = [b"%d" % offset for offset in range(run.offset, run.offset + count)]
+        digits = len(offsets[0])
+        if len(offsets[-1]) > digits:
+            shorter = 10**digits - run.offset
+            rest = run._replace(offset=run.offset + shorter, stored=stored[shorter:])
+            first = self.encode_run(first_id, run.first(shorter), max_packet_bytes)
+            second = self.encode_run(first_id + shorter, rest, max_packet_bytes)
+            return None if first is None or second is None else first + second
+        topic, before_id, id_prefix, between, after, property_bytes = template
+        section = _LENGTHS[property_bytes + 2 * digits]
+        payloads = [each.message.payload for each in stored]
+        fixed = len(topic) + 2 + len(section) + property_bytes + 2 * digits
+        sizes = set(map(len, payloads))
+        largest = fixed + max(sizes)
+        if largest >= len(_LENGTHS) or largest + 1 + len(_LENGTHS[largest]) > max_packet_bytes:
+            return None
+        # The pieces of a packet, over and over; what differs from packet to packet is put in its place by column.
+        head = _HEADER_QOS_1 + _LENGTHS[largest] + topic
+        number = _TWO_BYTES[digits]
+        before = section + before_id + _TWO_BYTES[len(id_prefix) + digits] + id_prefix
+        pieces = [head, b"", before, b"", between + number, b"", after, b""] * count
+        if len(sizes) > 1:
+            pieces[0::8] = [_HEADER_QOS_1 + _LENGTHS[fixed + len(payload)] + topic for payload in payloads]
+        pieces[1::8] = [packet_id.to_bytes(2, "big") for packet_id in range(first_id, first_id + count)]
+        pieces[3::8] = offsets
+        pieces[5::8] = offsets
+        pieces[7::8] = payloads
+        return b"".join(pieces)
+
+    def _remember(self, key: tuple[str, str, int, str], delivery: Delivery) -> _Template | None:
+        if len(self._templates) >= _MAX_TEMPLATES:
+            self._templates.clear()
+        template = self._templates[key] = _template(delivery)
+        return template
 
 
 def _template(delivery: Delivery) -> _Template | None:

@@ -67,6 +67,13 @@ class OperationCollector:
         self._run_start = offset
         self._run_end = offset + 1
 
+    def add_run(self, partition: int, offset: int, end: int, consumer: str, claimed_at_ms: int) -> None:
+        """See :meth:`PendingLog.add_run`."""
+        while offset < end:
+            # The first begins a run or goes on with the open one; what fits into that is the rest of this one.
+            self.add(partition, offset, consumer, claimed_at_ms, 1)
+            self._run_end = offset = min(end, self._run_start + MAX_RUN)
+
     def ack(self, partition: int, offset: int) -> None:
         """See :meth:`PendingLog.ack`."""
         if self._run_end:

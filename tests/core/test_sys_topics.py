@@ -10,6 +10,7 @@ from reference_broker.config import BrokerConfig, SysConfig
 from reference_broker.core.broker_state import BrokerState, ConnectRequest
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Delivery
+from reference_broker.core.queues.delivery_run import DeliveryRun
 from reference_broker.core.routing import Subscription
 from reference_broker.core.session import Session
 from reference_broker.core.sys_topics import SysTopics
@@ -32,6 +33,9 @@ class Inbox:
 
     def send_delivery(self, packet_id: int, delivery: Delivery) -> bool | None:
         return None
+
+    def send_delivery_run(self, first_id: int, run: DeliveryRun) -> bool:
+        return False
 
     def send_pubrel(self, packet_id: int) -> None:
         raise AssertionError

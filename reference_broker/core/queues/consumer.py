@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from reference_broker.core.queues.delivery import Delivery
+from reference_broker.core.queues.delivery_run import DeliverRun
 from reference_broker.core.queues.subscribe_options import DEFAULT_OPTIONS, AckMode, SubscribeOptions
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Consumer:
         "blocked",
         "consumer_id",
         "deliver",
+        "deliver_run",
         "full_since",
         "group",
         "in_flight",
@@ -73,6 +75,8 @@ class Consumer:
         self.consumer_id = consumer_id
         self.deliver = deliver
         """Takes a delivery; False = no room now, keep it until :meth:`QueueEngine.resume`."""
+        self.deliver_run: DeliverRun | None = None
+        """Takes many deliveries at once, where the protocol can."""
         self.in_flight = 0
         """Unsettled deliveries it holds."""
         self.limit = 0

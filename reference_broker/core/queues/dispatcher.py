@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from reference_broker.core.queues.address import receipt_of
 from reference_broker.core.queues.consumer import Consumer
 from reference_broker.core.queues.delivery import Delivery
+from reference_broker.core.queues.delivery_run import MIN_RUN, DeliverRun, DeliveryRun
 from reference_broker.core.queues.errors import LogError
 from reference_broker.core.queues.fair_turns import FairTurns
 from reference_broker.core.queues.group import ConsumerGroup
@@ -23,6 +24,7 @@ _SKIPS_PER_TURN = 2_048
 """Expired or unmatched messages passed over before other groups have their turn."""
 _MATCH_CACHE = 1_024
 _NEVER = float("inf")
+_DELIVERED = EntryState.DELIVERED
 
 
 class Dispatcher:
@@ -35,6 +37,8 @@ class Dispatcher:
         self._place_turn = 0
         """Deliveries made in turn so far."""
         self._nonces = group.rng if group.config.receipts else None
+        self._has_runs = self._nonces is None and not group.pattern and group.tracer is None
+        """Deliveries may go out several at once: nothing is to be looked at or told of each."""
         self._prefix = group.config.name + ":"
         timeout_s = group.config.delivery_timeout_s
         self._timeout_s = timeout_s if timeout_s > 0 else _NEVER
@@ -220,6 +224,8 @@ class Dispatcher:
         partition = place.partition
         cached = partition.cached
         lanes = partition.lanes
+        if self._has_runs and consumer.deliver_run is not None and lanes is None and limit >= MIN_RUN:
+            limit -= self._deliver_run(place, consumer, consumer.deliver_run, limit, now)
         while limit > 0:
             offset = place.cursor
             if lanes is not None:
@@ -249,6 +255,47 @@ class Dispatcher:
                 return False
             limit -= 1
         return True
+
+    def _deliver_run(
+        self, place: GroupPartition, consumer: Consumer, deliver_run: DeliverRun, limit: int, now: float
+    ) -> int:
+        """Deliver several from the cursor on at once; returns how many, 0 when they must go one by one."""
+        group, partition = self._group, place.partition
+        offset = place.cursor
+        if partition.visible_end - offset < MIN_RUN or (place.waiting and place.holds_back):
+            return 0
+        stored: list[StoredMessage] = []
+        for message in map(partition.cached.get, range(offset, min(offset + limit, partition.visible_end))):
+            if message is None or now >= message.expires_at:
+                break
+            stored.append(message)
+        if len(stored) < MIN_RUN:
+            return 0
+        run = DeliveryRun(group.config.name, group.group_id, place.index, offset, stored)
+        count = deliver_run(run)
+        if not count:
+            return 0
+        deadline = now + self._timeout_s
+        entries = [
+            PendingEntry(place, at, 1, consumer, _DELIVERED, deadline, now, now, "", message.enqueued_at)
+            for at, message in enumerate(stored[:count], offset)
+        ]
+        end = offset + count
+        place.pending.update(zip(range(offset, end), entries, strict=True))
+        place.cursor = end
+        group.cursor_total += count
+        group.unsettled += count
+        consumer.in_flight += count
+        if group.shared_limit:
+            group.in_flight += count
+        if deadline != _NEVER:
+            group.timeouts += [(deadline, entry) for entry in entries]
+            if deadline < group.wake_at:
+                group.agenda.wake(group, deadline)
+        group.log.add_run(place.number, offset, end, consumer.consumer_id, int(now * 1000))
+        group.counts.delivered += count
+        group.agenda.groups_to_write[group] = None
+        return count
 
     def _to_lane(self, place: GroupPartition, lanes: PartitionLanes) -> int:
         """Move a cursor to the next message of its lane. What it passes is of other lanes, which count it."""

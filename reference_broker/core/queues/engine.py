@@ -4,41 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from reference_broker.config import GroupStart, QueueConfig, QueuesConfig
+from reference_broker.config import GroupStart, QueuesConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues import settlement
 from reference_broker.core.queues.address import (
     QueueAddress,
     Verb,
-    dead_letter_name,
     is_dead_letter,
     parse_address,
 )
 from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.alerts import Alerts
 from reference_broker.core.queues.bindings import Bindings, publish_to_all
-from reference_broker.core.queues.browse import browse
 from reference_broker.core.queues.confirms import Confirm, JointConfirm, Stored, SyncPoint, ignore
 from reference_broker.core.queues.consumer import Consumer, Deliver, Notify
-from reference_broker.core.queues.delayed_message import DELAY_ID, DelayedMessage
-from reference_broker.core.queues.delivery import Delivery, QueueStats, QueueUsage, delivery_properties
-from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from reference_broker.core.queues.delivery import Delivery, delivery_properties
+from reference_broker.core.queues.delivery_run import DeliverRun
+from reference_broker.core.queues.errors import QueueError, QueueErrorCode
 from reference_broker.core.queues.group import ConsumerGroup
 from reference_broker.core.queues.group_operations import GroupOperations
-from reference_broker.core.queues.priority_figures import PriorityFigures
-from reference_broker.core.queues.publish_options import bad_option
-from reference_broker.core.queues.purge import Purged, purge
 from reference_broker.core.queues.queue import DurableQueue
+from reference_broker.core.queues.queue_operations import QueueOperations
 from reference_broker.core.queues.registry import QueueRegistry
 from reference_broker.core.queues.replay import DeadLetterOperations
 from reference_broker.core.queues.settle_request import SettleRequest
 from reference_broker.core.queues.store import QueueStore
-from reference_broker.core.queues.stored_message import StoredMessage
 from reference_broker.core.queues.subscribe_options import DEFAULT_OPTIONS, SubscribeOptions
 from reference_broker.core.queues.sync_job import SyncJob
 from reference_broker.core.queues.transaction import TransactionKey
@@ -51,7 +45,7 @@ _ADDRESS_CACHE = 4_096
 _CACHED_TOPIC_LENGTH = 256
 
 
-class QueueEngine:
+class QueueEngine(QueueOperations):
     """All queues of a broker.
 
     A turn of the driver's loop: commands (:meth:`publish`, :meth:`settle`, ...), :meth:`tick` when
@@ -110,11 +104,6 @@ class QueueEngine:
         """An existing queue, or one created now. Raises :class:`QueueError`."""
         self._check_open()
         return self._registry.get_or_create(name)
-
-    def _check_open(self) -> None:
-        """Raises :class:`QueueError` (CLOSED)."""
-        if self._closed:
-            raise QueueError(QueueErrorCode.CLOSED, "the broker is closing")
 
     # -- publishing ----------------------------------------------------------------------------------------------
 
@@ -221,6 +210,7 @@ class QueueEngine:
         heartbeats: bool = False,
         on_end: Callable[[], None] | None = None,
         on_slow: Callable[[], None] | None = None,
+        deliver_run: DeliverRun | None = None,
     ) -> Consumer:
         """Join a group of a queue; a new group starts where ``options`` say, else as the queue is configured.
 
@@ -229,9 +219,9 @@ class QueueEngine:
 
         ``pattern`` filters routing keys (an MQTT filter; empty = all) and makes a group of its own. ``deliver`` is
         only called by :meth:`dispatch`; it may settle or publish, and returns False when it has no room: the message is
-        kept back until :meth:`resume`. The same id subscribing again replaces the consumer. ``on_end`` is called when
-        the queue is deleted, ``on_slow`` when it disconnects the consumer for settling nothing. Raises
-        :class:`QueueError`.
+        kept back until :meth:`resume`. ``deliver_run`` may be called in its place. The same id subscribing again
+        replaces the consumer. ``on_end`` is called when the queue is deleted, ``on_slow`` when it disconnects the
+        consumer for settling nothing. Raises :class:`QueueError`.
         """
         self._agenda.now = now
         found = self._queue(queue)
@@ -244,6 +234,7 @@ class QueueEngine:
             joined.membership.expect_heartbeats(consumer, now)
         consumer.on_end = on_end
         consumer.on_slow = on_slow
+        consumer.deliver_run = deliver_run
         return consumer
 
     def resume(self, consumer: Consumer, now: float) -> None:
@@ -455,128 +446,6 @@ class QueueEngine:
             confirm(failure)
         if isinstance(point, SyncPoint) and (owner := self._partition_queue.get(point)) is not None:
             owner.serve_groups()
-
-    # -- delayed messages ----------------------------------------------------------------------------------------
-
-    def cancel_delayed(self, queue: str, delay_id: str, now: float, on_done: Confirm | None = None) -> bool:
-        """Cancel a delayed message. True: it is never delivered, and ``on_done`` is called once that is as durable as
-        the queue promises, or with the error. False: it is not there any more, or was never.
-
-        Raises :class:`QueueError`.
-        """
-        self._agenda.now = now
-        return self._existing(queue).delays.cancel(delay_id, on_done)
-
-    def cancel_named(self, queue: str, message: Message, now: float, on_done: Confirm | None = None) -> None:
-        """As :meth:`cancel_delayed`, by the user property ``delay-id``. Raises :class:`QueueError` (BAD_OPTION, and
-        NOT_PENDING instead of False).
-        """
-        delay_id = message.user_property(DELAY_ID)
-        if delay_id is None:
-            raise bad_option(f"to cancel, name the delayed message by the user property {DELAY_ID}")
-        if not self.cancel_delayed(queue, delay_id, now, on_done):
-            text = f"{delay_id[:80]!r} does not wait for its time: it was delivered, cancelled, or never there"
-            raise QueueError(QueueErrorCode.NOT_PENDING, text)
-
-    def delayed(self, queue: str, *, limit: int = 100, after: str | None = None) -> list[DelayedMessage]:
-        """Up to ``limit`` (1 000 at most) messages that wait for their time, in the order they were published.
-
-        ``after``: from behind that delay id on. Raises :class:`QueueError`.
-        """
-        return self._existing(queue).delays.list(limit, after)
-
-    def _existing(self, name: str) -> DurableQueue:
-        """Raises :class:`QueueError` (UNKNOWN_QUEUE, CLOSED)."""
-        self._check_open()
-        return self._registry.existing(name)
-
-    # -- administration ------------------------------------------------------------------------------------------
-
-    def create_queue(self, name: str, settings: dict[str, Any], now: float) -> QueueConfig:
-        """Create a queue with settings of its own; see :meth:`QueueRegistry.create`. Raises :class:`QueueError`."""
-        self._agenda.now = now
-        self._check_open()
-        return self._registry.create(name, settings).config
-
-    def update_queue(self, name: str, changes: dict[str, Any], now: float) -> QueueConfig:
-        """Change settings of a queue in use; see :meth:`QueueRegistry.update`. Raises :class:`QueueError`."""
-        self._agenda.now = now
-        self._check_open()
-        return self._registry.update(name, changes).config
-
-    def delete_queue(self, name: str, now: float, on_done: Confirm | None = None) -> None:
-        """Delete a queue in use with all it holds; see :meth:`QueueRegistry.delete`. Raises :class:`QueueError`."""
-        self._agenda.now = now
-        self._check_open()
-        self._registry.delete(name, on_done)
-
-    def purge_queue(self, name: str, now: float, on_done: Purged) -> None:
-        """Take away what is ready in a queue; see :func:`purge`. Raises :class:`QueueError`."""
-        self._agenda.now = now
-        purge(self._existing(name), self._agenda, on_done)
-
-    def add_partitions(self, name: str, total: int, now: float) -> QueueConfig:
-        """Let a queue in use have so many partitions; see :meth:`QueueRegistry.add_partitions`.
-
-        Raises :class:`QueueError`.
-        """
-        self._agenda.now = now
-        self._check_open()
-        return self._registry.add_partitions(name, total).config
-
-    def queue_config(self, name: str) -> tuple[QueueConfig, dict[str, Any]]:
-        """How a queue is configured, and what of that was set at run time. Raises :class:`QueueError`."""
-        queue = self._existing(name)
-        return queue.config, queue.settings
-
-    @property
-    def admit_queue(self) -> Callable[[QueueConfig, bool], QueueConfig] | None:
-        """See :attr:`QueueRegistry.admit`."""
-        return self._registry.admit
-
-    @admit_queue.setter
-    def admit_queue(self, admit: Callable[[QueueConfig, bool], QueueConfig]) -> None:
-        self._registry.admit = admit
-
-    def usage(self, wanted: Callable[[str], bool]) -> QueueUsage:
-        """What the queues whose names are wanted use together."""
-        return self._registry.usage(wanted)
-
-    def members(self, queue: str, group: str) -> Collection[str] | None:
-        """Ids of a group's consumers; None when there is no such group."""
-        found = self._queues.get(queue)
-        joined = found.groups.get(group) if found is not None else None
-        return None if joined is None else joined.consumers.keys()
-
-    # -- figures -------------------------------------------------------------------------------------------------
-
-    def queues(self) -> list[str]:
-        """Names of all queues, dead-letter queues included, sorted."""
-        return sorted(self._queues)
-
-    def browse(self, queue: str, limit: int) -> list[tuple[str, StoredMessage]]:
-        """See :func:`reference_broker.core.queues.browse.browse`. Raises :class:`QueueError`."""
-        try:
-            return browse(self._existing(queue), limit)
-        except LogError as error:
-            raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
-
-    def config_of(self, queue: str) -> QueueConfig:
-        """The configuration of an existing queue, or the one that it would get."""
-        return self._registry.config_of(queue)
-
-    def priority_figures(self, queue: str, now: float) -> PriorityFigures:
-        """Figures per priority and partition. Raises :class:`QueueError` (UNKNOWN_QUEUE)."""
-        found = self._existing(queue)
-        return PriorityFigures(topics={queue: found.priority_rates.figures(found, now)})
-
-    def stats(self, queue: str) -> QueueStats:
-        """Raises :class:`QueueError` (UNKNOWN_QUEUE)."""
-        found = self._queues.get(queue)
-        if found is None:
-            raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"there is no queue {queue[:80]!r}")
-        dead_letters = self._queues.get(dead_letter_name(queue))
-        return found.stats(dead_letters.depth if dead_letters is not None else 0)
 
     # -- closing -------------------------------------------------------------------------------------------------
 

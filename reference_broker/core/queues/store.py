@@ -141,6 +141,9 @@ class PendingLog(Protocol):
     def add(self, partition: int, offset: int, consumer: str, claimed_at_ms: int, delivery_count: int) -> None:
         """A first delivery; moves the partition's cursor behind it."""
 
+    def add_run(self, partition: int, offset: int, end: int, consumer: str, claimed_at_ms: int) -> None:
+        """As :meth:`add` for every offset from one to another, exclusive, each delivered for the first time."""
+
     def ack(self, partition: int, offset: int) -> None:
         """Settled for good."""
 
