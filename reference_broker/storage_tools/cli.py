@@ -62,7 +62,7 @@ def inspect_command(
     forced: Forced = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a directory holds: queues, partitions, segments, indexes, groups, snapshots.
+    """Show what a directory holds: queues, partitions, delayed messages, segments, indexes, groups, snapshots.
 
     It reads all segments, writes nothing, and works while a broker runs.
 
@@ -91,7 +91,7 @@ def inspect_command(
 def _find_segment(layout: StoreLayout, disk: ReadOnlyDisk, path: str) -> tuple[SegmentPlace, Codec]:
     """A segment named by a path below the directory, or by one that starts elsewhere and leads into it."""
     relative = os.path.relpath(path, disk.root) if not disk.exists(path) else os.path.normpath(path)
-    for place in layout.select(None, None):
+    for place in layout.logs:
         for one in place.segments:
             if one.path == relative:
                 return one, place.codec

@@ -31,7 +31,7 @@ def check_descriptions(disk: ReadOnlyDisk, layout: StoreLayout, findings: Findin
     """Check every queue's description, and look for queues whose import or creation did not finish."""
     if layout.format is StoreFormat.ASSAY:
         for queue in layout.queues:
-            if not queue.is_sessions:
+            if not queue.is_internal:
                 _check_assay(disk, queue, findings)
         for name in disk.list(ROOT):
             if name.endswith(IMPORTING_SUFFIX):

@@ -58,6 +58,10 @@ class FindingKind(StrEnum):
     """The last bytes of a group's log are an unfinished write."""
     DESCRIPTION_DAMAGED = "description_damaged"
     """A file that describes a queue is missing, does not decode, or describes another queue."""
+    DELAY_UNDATED = "delay_undated"
+    """A delayed message without a due time."""
+    DELAY_INDEX_WRONG = "delay_index_wrong"
+    """What is known of delayed messages does not fit to them, or cannot be understood."""
     SNAPSHOT_DAMAGED = "snapshot_damaged"
     LEFTOVER = "leftover"
     """A temporary file of a write that never finished."""
@@ -152,6 +156,8 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     """Sound ones; messages in a GoQueue directory."""
     records: int
     """Decoded ones."""
+    delayed: int = 0
+    """Messages that wait for their time."""
     faults: int
     warnings: int
     notes: int

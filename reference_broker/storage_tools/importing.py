@@ -334,7 +334,7 @@ def _import_directory(run: _Import, source: Path, options: ImportOptions) -> tup
     layout = find_layout(disk, options.source_format)
     name = options.source_queue
     if name is None:
-        names = [queue.name for queue in layout.queues if not queue.is_sessions]
+        names = [queue.name for queue in layout.queues if not queue.is_internal]
         if options.queue in names:
             name = options.queue
         elif len(names) == 1:

@@ -6,10 +6,18 @@ import msgspec
 
 from reference_broker.storage.durable_mark import MARK_NAME, decode_mark
 from reference_broker.storage.segment_scan import Damage
+from reference_broker.storage_tools.delays import read_delays
 from reference_broker.storage_tools.group_info import GroupInfo
 from reference_broker.storage_tools.group_reader import read_groups
 from reference_broker.storage_tools.index_check import IndexState
-from reference_broker.storage_tools.layout import Codec, PartitionPlace, SegmentPlace, StoreFormat, StoreLayout
+from reference_broker.storage_tools.layout import (
+    Codec,
+    PartitionPlace,
+    QueuePlace,
+    SegmentPlace,
+    StoreFormat,
+    StoreLayout,
+)
 from reference_broker.storage_tools.partition_files import read_cleaner
 from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
 from reference_broker.storage_tools.segment_exam import Progress, SegmentExam, examine_segment, no_progress
@@ -62,6 +70,21 @@ class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True):
     segments: list[SegmentInfo]
 
 
+class DelaysInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The delayed messages of a queue. Times in Unix ms, None when nothing waits."""
+
+    waiting: int
+    done: int
+    """Fired or cancelled, as far as their segments are still there."""
+    undated: int
+    """Without a due time: they never fire."""
+    next_due_ms: int | None
+    last_due_ms: int | None
+    log: PartitionInfo
+    done_log: PartitionInfo | None
+    """Which of them fired or were cancelled."""
+
+
 class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A queue, or a topic of GoQueue."""
 
@@ -71,6 +94,8 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     partitions: list[PartitionInfo]
     groups: list[GroupInfo]
+    delays: DelaysInfo | None = None
+    """None where no message was ever delayed."""
 
 
 class InspectReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +155,7 @@ def inspect_directory(
                 bytes=sum(one.bytes for one in partitions),
                 partitions=partitions,
                 groups=[group for group in groups if group.queue == place.name],
+                delays=_delays(disk, place, progress),
             )
         )
     return InspectReport(
@@ -138,6 +164,21 @@ def inspect_directory(
         in_use=disk.is_in_use(),
         queues=queues,
         snapshots=read_snapshots(disk),
+    )
+
+
+def _delays(disk: ReadOnlyDisk, queue: QueuePlace, progress: Progress) -> DelaysInfo | None:
+    state = read_delays(disk, queue)
+    if state is None or queue.delayed is None:
+        return None
+    return DelaysInfo(
+        waiting=state.waiting,
+        done=state.done,
+        undated=state.undated,
+        next_due_ms=state.next_due_ms,
+        last_due_ms=state.last_due_ms,
+        log=_partition(disk, queue.delayed, progress),
+        done_log=None if queue.delays_done is None else _partition(disk, queue.delays_done, progress),
     )
 
 

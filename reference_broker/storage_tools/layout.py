@@ -2,8 +2,9 @@
 
 Four layouts are known. Only one is Assay's own; the others differ in folders, and GoQueue in the files as well:
 
-- ``assay``: ``queues/<queue>/{queue.json, partitions/<id>/*.seg, consumers/<group>/...}``, and ``sessions/*.seg``,
-  which counts as a queue of one partition with the name ``$sessions``
+- ``assay``: ``queues/<queue>/{queue.json, partitions/<id>/*.seg, consumers/<group>/..., delays/*.seg,
+  delays_done/*.seg}``; ``sessions/*.seg`` and ``transactions/log/*.seg`` count as queues of one partition with the
+  names ``$sessions`` and ``$transactions``
 - ``fluxmq-partitions``: the same with FluxMQ's names and its settings in ``config/queues.json``
 - ``fluxmq-segments``: ``queues/<queue>/segments/*.seg``, groups in ``groups/<queue>/<group>.json``
 - ``goqueue``: ``<topic>/<partition>/*.log``, at any depth
@@ -17,9 +18,10 @@ from urllib.parse import unquote
 
 import msgspec
 
+from reference_broker.core.queues.coordinator import FOLDER as TRANSACTIONS_FOLDER
 from reference_broker.storage.file_names import parse_segment_name, parse_swap_name, segment_name
 from reference_broker.storage.foreign.goqueue_message import GoQueueLayout
-from reference_broker.storage.queue_store import ROOT, QueueDescription
+from reference_broker.storage.queue_store import DELAYS, DELAYS_DONE, ROOT, QueueDescription
 from reference_broker.storage.session_store import FOLDER as SESSIONS_FOLDER
 from reference_broker.storage_tools.read_only_disk import LOCK_NAME, ReadOnlyDisk, join
 
@@ -34,6 +36,10 @@ IMPORTING_SUFFIX = ".importing"
 _MAX_DESCRIPTION_BYTES = 64 * 1024
 SESSIONS_NAME = "$sessions"
 """What sessions and retained messages are called where queues are listed."""
+TRANSACTIONS_NAME = "$transactions"
+"""Likewise, what is remembered of producers and transactions."""
+DELAYED, DELAYS_KNOWN = -1, -2
+"""Numbers of what is no partition and kept like one: a queue's delayed messages, and what is known of them."""
 UNREADABLE_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding damaged JSON may raise."""
 
@@ -103,11 +109,20 @@ class QueuePlace(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     partitions: tuple[PartitionPlace, ...]
     """By number."""
+    delayed: PartitionPlace | None = None
+    """The log of its delayed messages; None where there never was one."""
+    delays_done: PartitionPlace | None = None
+    """The log that tells which of them fired or were cancelled."""
 
     @property
-    def is_sessions(self) -> bool:
-        """Not a queue, but the log of sessions and retained messages."""
-        return self.folder == SESSIONS_FOLDER
+    def is_internal(self) -> bool:
+        """Not a queue, but the log of sessions and retained messages, or that of transactions."""
+        return self.folder in (SESSIONS_FOLDER, TRANSACTIONS_FOLDER)
+
+    @property
+    def logs(self) -> tuple[PartitionPlace, ...]:
+        """Everything that is kept like a partition."""
+        return (*self.partitions, *(place for place in (self.delayed, self.delays_done) if place is not None))
 
 
 class StoreLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,15 +131,26 @@ class StoreLayout(msgspec.Struct, frozen=True, kw_only=True):
     format: StoreFormat
     queues: tuple[QueuePlace, ...]
 
+    @property
+    def logs(self) -> list[PartitionPlace]:
+        """Everything that is kept like a partition: partitions, and the logs of delayed messages."""
+        return [place for queue in self.queues for place in queue.logs]
+
     def select(self, queue: str | None, partition: int | None) -> list[PartitionPlace]:
-        """The partitions of one queue or of all. Raises :class:`LayoutError` when there is none of that name."""
+        """The partitions of one queue or of all. Raises :class:`LayoutError` when there is none of that name.
+
+        The logs of delayed messages only by their numbers, :data:`DELAYED` and :data:`DELAYS_KNOWN`.
+        """
         names = [place.name for place in self.queues]
         if queue is not None and queue not in names:
             known = ", ".join(names[:20]) or "none"
             message = f"there is no queue {queue!r} here; queues: {known}"
             raise LayoutError(message)
         chosen = [place for place in self.queues if queue is None or place.name == queue]
-        found = [one for place in chosen for one in place.partitions if partition is None or one.partition == partition]
+        if partition is None:
+            found = [one for place in chosen for one in place.partitions]
+        else:
+            found = [one for place in chosen for one in place.logs if one.partition == partition]
         if partition is not None and not found:
             message = f"no partition {partition} here; `assay storage inspect` lists what there is"
             raise LayoutError(message)
@@ -248,11 +274,33 @@ def _queues(disk: ReadOnlyDisk, store_format: StoreFormat) -> list[QueuePlace]:
             partitions = [
                 _partition(disk, name, number, f"{folder}/partitions/{number}", store_format) for number in numbers
             ]
-        queues.append(QueuePlace(name=name, folder=folder, partitions=tuple(partitions)))
-    if store_format is StoreFormat.ASSAY and disk.is_folder(SESSIONS_FOLDER):
-        sessions = _partition(disk, SESSIONS_NAME, 0, SESSIONS_FOLDER, store_format)
-        queues.append(QueuePlace(name=SESSIONS_NAME, folder=SESSIONS_FOLDER, partitions=(sessions,)))
+        logs: list[PartitionPlace | None] = [None, None]
+        if store_format is StoreFormat.ASSAY:
+            logs = [
+                _partition(disk, name, number, f"{folder}/{log}", store_format)
+                if disk.list(f"{folder}/{log}")
+                else None
+                for number, log in ((DELAYED, DELAYS), (DELAYS_KNOWN, DELAYS_DONE))
+            ]
+        queues.append(
+            QueuePlace(name=name, folder=folder, partitions=tuple(partitions), delayed=logs[0], delays_done=logs[1])
+        )
+    if store_format is StoreFormat.ASSAY:
+        queues += _internal_logs(disk)
     return queues
+
+
+def _internal_logs(disk: ReadOnlyDisk) -> list[QueuePlace]:
+    """What is no queue and kept like one."""
+    logs = (
+        (SESSIONS_NAME, SESSIONS_FOLDER, SESSIONS_FOLDER),
+        (TRANSACTIONS_NAME, TRANSACTIONS_FOLDER, f"{TRANSACTIONS_FOLDER}/log"),
+    )
+    return [
+        QueuePlace(name=name, folder=folder, partitions=(_partition(disk, name, 0, log, StoreFormat.ASSAY),))
+        for name, folder, log in logs
+        if disk.is_folder(log)
+    ]
 
 
 def _topics(disk: ReadOnlyDisk) -> list[QueuePlace]:

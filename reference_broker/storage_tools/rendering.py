@@ -57,10 +57,20 @@ def _show_queue(console: Console, queue: QueueInfo) -> None:
         f"{_counted(queue.records, 'record')}, {queue.bytes:,} bytes, {_counted(len(queue.partitions), 'partition')}, "
         f"in {queue.folder}",
     )
+    if (delays := queue.delays) is not None:
+        console.print(
+            f"{_counted(delays.waiting, 'delayed message')} waiting, due {format_time(delays.next_due_ms)} to "
+            f"{format_time(delays.last_due_ms)}; {delays.done:,} done, {delays.undated:,} without a due time",
+            markup=False,
+        )
     partitions = _table("partition", "offsets", "records", "bytes", "segments", "durable below", "compacted below")
     segments = _table("segment", "next offset", "records", "batches", "bytes", "codec", "from", "span", "idx", "tix")
     for partition in queue.partitions[:MAX_SHOWN]:
-        _add_partition(partitions, segments, partition)
+        _add_partition(partitions, segments, str(partition.partition), partition)
+    if delays is not None:
+        _add_partition(partitions, segments, "delayed", delays.log)
+        if delays.done_log is not None:
+            _add_partition(partitions, segments, "done", delays.done_log)
     console.print(partitions)
     if segments.row_count:
         console.print(segments)
@@ -79,9 +89,9 @@ def _show_queue(console: Console, queue: QueueInfo) -> None:
         console.print(groups)
 
 
-def _add_partition(partitions: Table, segments: Table, partition: PartitionInfo) -> None:
+def _add_partition(partitions: Table, segments: Table, name: str, partition: PartitionInfo) -> None:
     partitions.add_row(
-        str(partition.partition),
+        name,
         _offsets(partition.start_offset, partition.next_offset),
         f"{partition.records:,}",
         f"{partition.bytes:,}",
@@ -94,7 +104,7 @@ def _add_partition(partitions: Table, segments: Table, partition: PartitionInfo)
             return
         damaged = f"{one.damaged_bytes:,} damaged" if one.damaged_bytes else ""
         segments.add_row(
-            f"{partition.partition}/{one.base_offset}",
+            f"{name}/{one.base_offset}",
             f"{one.end_offset:,}",
             f"{one.records:,}",
             f"{one.batches:,}",
@@ -173,6 +183,7 @@ def show_verify(console: Console, report: VerifyReport, *, strict: bool) -> None
         f"{_counted(report.segments, 'segment')} ({report.segment_bytes:,} bytes)",
         _counted(report.partitions, "partition"),
         _counted(report.queues, "queue"),
+        *((_counted(report.delayed, "delayed message"),) if report.delayed else ()),
     )
     console.print(f"Read {', '.join(counted)} ({report.format}).", markup=False)
     if report.is_sound(strict=strict):

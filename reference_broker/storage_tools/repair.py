@@ -250,7 +250,7 @@ class _Repair:
         if self._layout.format is not StoreFormat.ASSAY:
             return
         damaged = {action.path.rpartition("/")[0] for action in self._of(ActionKind.WRITE_MARK)}
-        for place in self._layout.select(None, None):
+        for place in self._layout.logs:
             path = f"{place.folder}/{MARK_NAME}"
             mark = decode_mark(self._reader.read(path, 4_096)) if self._disk.exists(path) else None
             if mark is not None:

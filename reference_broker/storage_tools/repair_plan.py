@@ -69,7 +69,13 @@ class RepairReport(msgspec.Struct, frozen=True, kw_only=True):
 _DAMAGED = (FindingKind.CORRUPT_BATCH, FindingKind.BAD_RECORDS, FindingKind.LOST_CONFIRMED)
 _GROUP = (FindingKind.GROUP_DAMAGED, FindingKind.GROUP_TORN_TAIL)
 _DROPPED = (FindingKind.INDEX_ORPHAN, FindingKind.LEFTOVER, FindingKind.SNAPSHOT_DAMAGED)
-_BY_PEOPLE = (FindingKind.OVERLAP, FindingKind.UNREADABLE, FindingKind.DESCRIPTION_DAMAGED)
+_BY_PEOPLE = (
+    FindingKind.OVERLAP,
+    FindingKind.UNREADABLE,
+    FindingKind.DESCRIPTION_DAMAGED,
+    FindingKind.DELAY_UNDATED,
+    FindingKind.DELAY_INDEX_WRONG,
+)
 
 
 class _Planner:
@@ -78,7 +84,7 @@ class _Planner:
     def __init__(self, layout: StoreLayout) -> None:
         self._layout = layout
         self._places: dict[str, tuple[PartitionPlace, int]] = {}
-        for place in layout.select(None, None):
+        for place in layout.logs:
             for number, segment in enumerate(place.segments):
                 self._places[segment.path] = (place, number)
                 for suffix in layout.format.index_suffixes:
@@ -193,7 +199,7 @@ def lost_ranges(actions: list[RepairAction]) -> list[LostRange]:
 
 def segment_at(layout: StoreLayout, path: str) -> tuple[PartitionPlace, SegmentPlace]:
     """Partition and segment of a segment's path. Raises :class:`KeyError`."""
-    for place in layout.select(None, None):
+    for place in layout.logs:
         for segment in place.segments:
             if segment.path == path:
                 return place, segment

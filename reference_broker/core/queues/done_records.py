@@ -62,8 +62,8 @@ class DoneReader:
         self._firing: dict[int, list[Ends]] = {}
         self._known_to = 0
 
-    def take(self, key: bytes, value: bytes) -> None:
-        """What is not in one of the forms says nothing."""
+    def take(self, key: bytes, value: bytes) -> bool:
+        """False: it is in none of the forms, and says nothing."""
         if key == _DONE_KEY and not len(value) % RANGE.size:
             self._done += [(first, first + count) for first, count in RANGE.iter_unpack(value)]
             if self._done:
@@ -75,25 +75,29 @@ class DoneReader:
             self._waiting.append(_Waiting(first, end, numbers[:count], numbers[count:]))
             self._know(end)
         elif key == _FIRING_KEY:
-            self._take_firing(value)
+            return self._take_firing(value)
         elif key == _REWIND_KEY and len(value) == _REWIND.size:
             self._rewind(*_REWIND.unpack(value))
+        else:
+            return False
+        return True
 
     def _know(self, end: int) -> None:
         self._known_to = max(self._known_to, end)
 
-    def _take_firing(self, value: bytes) -> None:
+    def _take_firing(self, value: bytes) -> bool:
         if len(value) < _COUNT.size:
-            return
+            return False
         (count,) = _COUNT.unpack_from(value)
         start = _COUNT.size + count * _END.size
         if len(value) < start or (len(value) - start) % RANGE.size:
-            return
+            return False
         ends = dict(_END.iter_unpack(value[_COUNT.size : start]))
         for first, number in RANGE.iter_unpack(value[start:]):
             self._know(first + number)
             for offset in range(first, first + number):
                 self._firing.setdefault(offset, []).append(ends)
+        return True
 
     def _rewind(self, at: int) -> None:
         self._known_to = min(self._known_to, at)
