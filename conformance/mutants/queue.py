@@ -133,10 +133,11 @@ def recovery_cuts_too_much(patch: Patch) -> None:
 
 @mutant("queue-ack-not-persisted", "an ack is confirmed but not written to the log of pending entries")
 def ack_not_persisted(patch: Patch) -> None:
-    def ack(self: PendingLogFile, partition: int, offset: int) -> None:
+    def ack(self: PendingLogFile, partition: int, offset: object) -> None:
         """Forget it."""
 
     patch.replace(PendingLogFile, "ack", ack)
+    patch.replace(PendingLogFile, "ack_all", ack)
 
 
 def _settling(patch: Patch, wrong: Verb, instead: Callable[..., None]) -> None:

@@ -6,12 +6,18 @@ and group-id, in this order, and no payload; whatever looks different goes the g
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 _HEADER_QOS_1 = 0x32
 _MESSAGE_ID = b"\x26\x00\x0amessage-id"
 _GROUP_ID = b"\x26\x00\x08group-id"
 _MAX_DIGITS = 19
+_FEWEST_ALIKE = 8
+"""Packets of one size that a pattern is worth."""
+_STEP = 64
+"""Packets that are looked at together."""
+_MAX_PATTERNS = 64
 ACK_LEVEL = b"/$ack"
 
 
@@ -27,10 +33,74 @@ class AckRun(NamedTuple):
     """Where each packet ends."""
 
 
+class AckRunReader:
+    """Reads the runs of one client. Packets of one size, which most runs consist of, are read by a pattern."""
+
+    def __init__(self) -> None:
+        self._patterns: dict[tuple[bytes, bytes], re.Pattern[bytes]] = {}
+        """By all of a packet that is in front of its packet id, and all behind its message id."""
+
+    def read(self, data: bytes, start: int, topic_field: bytes, id_prefix: bytes) -> AckRun | None:
+        """As :func:`read_ack_run`; it may end before a packet of another size."""
+        body = start + 2 + (data[start + 1] >= 0x80)
+        stride = body - start + (data[start + 1] & 0x7F | (data[body - 1] << 7 if body > start + 2 else 0))
+        head = data[start : body + len(topic_field)]
+        if data.startswith(head, start + (_FEWEST_ALIKE - 1) * stride):
+            run = self._read_alike(data, start, stride, head, topic_field, id_prefix)
+            if run is not None:
+                return run
+        return read_ack_run(data, start, topic_field, id_prefix)
+
+    def _read_alike(
+        self, data: bytes, start: int, stride: int, head: bytes, topic_field: bytes, id_prefix: bytes
+    ) -> AckRun | None:
+        """Packets of as many bytes as the first; None for fewer than two, and for everything that is not quite so."""
+        first = _read(data, start, topic_field, id_prefix, 1)
+        if first is None or first.ends[0] != start + stride:
+            return None
+        tail = _GROUP_ID + len(first.group).to_bytes(2, "big") + first.group
+        digits_end = start + stride - len(tail)
+        digits_start = data.index(_MESSAGE_ID, start + len(head)) + len(_MESSAGE_ID) + 2 + len(id_prefix)
+        middle = data[start + len(head) + 2 : digits_start]
+        pattern = self._patterns.get((head + middle, tail))
+        if pattern is None:
+            if len(self._patterns) >= _MAX_PATTERNS:
+                self._patterns.clear()
+            fields = re.escape(head) + b"(..)" + re.escape(middle) + rb"(\d{1,5}):(\d{1,19})" + re.escape(tail)
+            pattern = self._patterns[head + middle, tail] = re.compile(b"(?s)" + fields + b"|(.+)")
+        found: list[tuple[bytes, bytes, bytes, bytes]] = []
+        at, size = start, len(data)
+        while at < size:
+            # The last alternative takes what the first does not, so that matches lie one behind the other.
+            some = pattern.findall(data, at, at + _STEP * stride)
+            whole = len(some) == _STEP and not some[-1][3]
+            if some[-1][3]:
+                some.pop()
+            found += some
+            at += len(some) * stride
+            if not whole:
+                break
+        digits = digits_end - digits_start
+        if len(found) < 2 or {len(partition) + len(offset) for _, partition, offset, _ in found} != {digits - 1}:
+            return None
+        ids = [packet_id for packet_id, _, _, _ in found]
+        if b"\0\0" in ids:
+            return None
+        places = [(int(partition), int(offset)) for _, partition, offset, _ in found]
+        ends = list(range(start + stride, start + len(found) * stride + 1, stride))
+        return AckRun(first.group, places, b"".join(ids), ends)
+
+
 def read_ack_run(data: bytes, start: int, topic_field: bytes, id_prefix: bytes) -> AckRun | None:
     """The run that begins at ``start``: QoS 1 packets with this topic (its length in front), for message ids that begin
     with ``id_prefix``, of one group. None for fewer than two.
     """
+    run = _read(data, start, topic_field, id_prefix, len(data))
+    return run if run is not None and len(run.places) > 1 else None
+
+
+def _read(data: bytes, start: int, topic_field: bytes, id_prefix: bytes, most: int) -> AckRun | None:
+    """At most so many; None when there is none."""
     size = len(data)
     group: bytes = b""
     places: list[tuple[int, int]] = []
@@ -38,7 +108,7 @@ def read_ack_run(data: bytes, start: int, topic_field: bytes, id_prefix: bytes) 
     ends: list[int] = []
     at = start
     topic_bytes, prefix_bytes = len(topic_field), len(id_prefix)
-    while at + 2 < size and data[at] == _HEADER_QOS_1:
+    while at + 2 < size and data[at] == _HEADER_QOS_1 and len(ends) < most:
         length, body = data[at + 1], at + 2
         if length >= 0x80:
             high = data[body]
@@ -83,4 +153,4 @@ def read_ack_run(data: bytes, start: int, topic_field: bytes, id_prefix: bytes) 
         ids += data[packet_id_at:section]
         ends.append(end)
         at = end
-    return AckRun(group, places, bytes(ids), ends) if len(places) > 1 else None
+    return AckRun(group, places, bytes(ids), ends) if places else None

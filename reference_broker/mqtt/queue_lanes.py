@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from reference_broker.core.message import Message
 from reference_broker.core.queues import QueueError, Verb
 from reference_broker.mqtt import handlers, runs
-from reference_broker.mqtt.ack_runs import AckRun, read_ack_run
+from reference_broker.mqtt.ack_runs import AckRun, AckRunReader
 from reference_broker.mqtt.errors import ProtocolError
 from reference_broker.mqtt.packets import V5
 from reference_broker.mqtt.wire_types import decode_string
@@ -36,6 +36,7 @@ class QueueLanes:
         self._inbound = inbound
         self._broker = connection.broker
         self._traffic = connection.broker.traffic
+        self._ack_reader = AckRunReader()
         self._refused: tuple[bytes, int] = (b"", 0)
         """A run that no lane took, as its chunk and its end: its packets are not tried one after the other."""
         self._max_payload_bytes = connection.broker.config.limits.max_payload_bytes or _UNLIMITED_BYTES
@@ -68,7 +69,7 @@ class QueueLanes:
             return 0
         if address.verb is not Verb.ACK:
             return 0
-        run = read_ack_run(data, start, data[body:topic_end], f"{address.queue}:".encode())
+        run = self._ack_reader.read(data, start, data[body:topic_end], f"{address.queue}:".encode())
         if run is None:
             return 0
         count = self._ack(topic, address.queue, run, now)
@@ -112,7 +113,8 @@ class QueueLanes:
             return self._confirm_all(session, some)
 
         try:
-            enqueued = self._broker.engine.publish_run(self._broker.engine.address(topic), messages, now, part)
+            engine = self._broker.engine
+            enqueued = engine.publish_run(engine.address(topic), messages, now, part, alike=True)
         except QueueError:
             return False
         if not enqueued:

@@ -84,6 +84,12 @@ class OperationCollector:
         else:
             acks.add(offset)
 
+    def ack_all(self, partition: int, offsets: Iterable[int]) -> None:
+        """See :meth:`PendingLog.ack_all`."""
+        if self._run_end:
+            self._end_run()
+        self._acks.setdefault(partition, set()).update(offsets)
+
     def ack_many(self, partition: int, ranges: Iterable[tuple[int, int]]) -> None:
         """See :meth:`PendingLog.ack_many`. Raises :class:`ValueError` for offsets that do not exist."""
         merged = _merge(ranges)

@@ -14,7 +14,7 @@ from conformance.wire.encode import encode
 from reference_broker.config import AclConfig, AclRuleConfig, BrokerConfig, MqttConfig, Permission, QueuesConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Delivery, delivery_properties
-from reference_broker.mqtt.ack_runs import read_ack_run
+from reference_broker.mqtt.ack_runs import AckRun, AckRunReader, read_ack_run
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.mqtt.outgoing import PublishEncoder
 from reference_broker.mqtt.packets import V5
@@ -158,8 +158,8 @@ def test_a_run_takes_the_lane_and_its_limits_are_those_of_single_packets() -> No
     engine = life.node.engine
     original = engine.publish_run
 
-    def publish_run(*arguments: object) -> bool:
-        done = original(*arguments)  # type: ignore[arg-type]
+    def publish_run(*arguments: object, **more: bool) -> bool:
+        done = original(*arguments, **more)  # type: ignore[arg-type]
         taken.append(done)
         return done
 
@@ -199,6 +199,61 @@ def test_a_cut_off_run_is_read_as_far_as_it_is_whole(cut: int) -> None:
     assert run.ends == [len(first), len(first) + len(second)]
     assert run.ids == b"\0\1\0\2"
     assert read_ack_run(first + second[:-cut], 0, topic_field, b"q:") is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([1, 2, 300, 0x2632, 0]),
+            st.sampled_from([0, 3, 11]),
+            st.integers(0, 12),
+            st.sampled_from(["g"] * 20 + ["h", "g&"]),
+        ),
+        min_size=1,
+        max_size=150,
+    ),
+    st.sampled_from([0, 90, 10**18]),
+    st.one_of(st.none(), st.tuples(st.integers(0, 5_000), st.integers(0, 255))),
+    st.integers(0, 30),
+)
+def test_packets_of_one_size_are_read_as_others_are(
+    named: list[tuple[int, int, int, str]], base: int, damage: tuple[int, int] | None, cut: int
+) -> None:
+    named = sorted(named, key=lambda each: each[1]) if cut % 2 else named
+    stream = b"".join(
+        _ack(packet_id, ("message-id", f"q:{partition}:{base + offset}"), ("group-id", group))
+        for packet_id, partition, offset, group in named
+    )
+    if damage is not None:
+        at = damage[0] % len(stream)
+        stream = stream[:at] + bytes((damage[1],)) + stream[at + 1 :]
+    stream = stream[: len(stream) - cut]
+    topic_field = b"\0\x0d$queue/q/$ack"
+    reader = AckRunReader()
+    start = 0
+    while start + 3 < len(stream):
+        known = read_ack_run(stream, start, topic_field, b"q:")
+        found = reader.read(stream, start, topic_field, b"q:")
+        if known is None or found is None:
+            assert found is known
+            break
+        count = len(found.places)
+        assert count > 1
+        assert found == AckRun(known.group, known.places[:count], known.ids[: 2 * count], known.ends[:count])
+        start = found.ends[-1]
+
+
+def test_packets_of_one_size_take_the_pattern_whatever_their_number() -> None:
+    for count in (8, 63, 64, 65, 200):
+        stream = b"".join(_ack(7, ("message-id", f"q:1:{offset + 100}"), ("group-id", "g")) for offset in range(count))
+        reader = AckRunReader()
+        for rest in (b"", _ack(1, ("message-id", "q:0:1"), ("group-id", "g")), b"\x40\x02\0\1"):
+            run = reader.read(stream + rest, 0, b"\0\x0d$queue/q/$ack", b"q:")
+            assert run is not None
+            assert run.places == [(1, offset + 100) for offset in range(count)]
+            assert run.ends[-1] == len(stream)
+        assert len(reader._patterns) == 1
 
 
 @settings(max_examples=100, deadline=None)

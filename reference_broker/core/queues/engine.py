@@ -171,17 +171,24 @@ class QueueEngine(QueueOperations):
         joint.close()
 
     def publish_run(
-        self, address: QueueAddress, messages: Sequence[Message], now: float, part: Callable[[int], Confirm]
+        self,
+        address: QueueAddress,
+        messages: Sequence[Message],
+        now: float,
+        part: Callable[[int], Confirm],
+        *,
+        alike: bool = False,
     ) -> bool:
         """Enqueue plain messages that certainly fit, in blocks; False, with nothing done, when they must go singly.
 
-        ``part`` is told the size of each block, in order, and gives its confirm.
+        ``part`` is told the size of each block, in order, and gives its confirm. ``alike``: they differ in their
+        payloads alone, which are of one size.
         """
         queue = self._queues.get(address.queue)
         if queue is None or self._closed or address.verb is not None or address.bound or self.memory is not None:
             return False
         self._agenda.now = now
-        return queue.publish_run(address.routing_key, messages, now, part)
+        return queue.publish_run(address.routing_key, messages, now, part, alike=alike)
 
     def is_captured(self, topic: str) -> bool:
         """Whether some queue gets the messages of an ordinary topic."""
@@ -327,14 +334,8 @@ class QueueEngine(QueueOperations):
             return 0
         entries = settlement.held_entries(holder, places, consumer_id)
         if entries:
-            on_done = begin(len(entries))
-            last = entries.pop()
-            for entry in entries:
-                settlement.settle(holder, entry, Verb.ACK, "", now, None)
-            # One log in one order: what covers the last covers all.
-            settlement.settle(holder, last, Verb.ACK, "", now, on_done)
-            return len(entries) + 1
-        return 0
+            settlement.ack_many(holder, entries, begin(len(entries)))
+        return len(entries)
 
     def add_to_transaction(self, key: TransactionKey, queue: str, partition: int, now: float) -> None:
         """See :meth:`Transactions.add_partition`; creates the queue when there is none. Raises :class:`QueueError`."""

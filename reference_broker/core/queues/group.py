@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     Tracer = Callable[[TraceKind, dict[str, str | int]], None]
 
 MAX_CONSUMERS = 10_000
+_DELIVERED, _SETTLED = EntryState.DELIVERED, EntryState.SETTLED
 _STALE_TIMEOUTS = 1_024
 
 
@@ -263,6 +264,37 @@ class ConsumerGroup(GroupState):
         else:
             self.confirm_when_written(on_done)
 
+    def remove_many(self, entries: Sequence[PendingEntry]) -> None:
+        """As :meth:`remove` for each; :meth:`confirm_when_written` follows."""
+        if self._counts_bytes or self._moves or self.shared_limit or self.slow is not None:
+            for entry in entries:
+                self.remove(entry, None)
+            return
+        wants_more = self.unsettled >= self._max_pending > self.unsettled - len(entries)
+        place: GroupPartition | None = None
+        offsets: list[int] = []
+        for entry in entries:
+            consumer = entry.consumer
+            if consumer is not None:
+                entry.consumer = None
+                if consumer.in_flight >= consumer.limit:
+                    wants_more = True
+                consumer.in_flight -= 1
+            entry.state = _SETTLED
+            if entry.place is not place:
+                if place is not None:
+                    self.log.ack_all(place.number, offsets)
+                place, offsets = entry.place, []
+            del place.pending[entry.offset]
+            offsets.append(entry.offset)
+        if place is not None:
+            self.log.ack_all(place.number, offsets)
+        if wants_more:
+            self.agenda.groups_to_serve[self] = None
+        self.unsettled -= len(entries)
+        self._settled_since_trim += len(entries)
+        self.agenda.groups_to_write[self] = None
+
     def retry(self, entry: PendingEntry, due: float, now: float, cause: str, on_done: Confirm | None = None) -> None:
         """A delivery failed: wait for the next, or dead-letter when it was the last."""
         if entry.consumer is not None:
@@ -402,7 +434,11 @@ class ConsumerGroup(GroupState):
     def prune_timeouts(self) -> None:
         """Forget settled deliveries: those in front, and all once they are the most."""
         timeouts = self.timeouts
-        while timeouts and not _is_live(*timeouts[0]):
+        while timeouts:
+            # As _is_live, without the call: this is done for every delivery.
+            deadline, entry = timeouts[0]
+            if entry.state is _DELIVERED and entry.deadline == deadline:
+                break
             timeouts.popleft()
         if len(timeouts) > 2 * self.unsettled + _STALE_TIMEOUTS:
             self.timeouts = deque(pair for pair in timeouts if _is_live(*pair))

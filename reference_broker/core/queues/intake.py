@@ -275,7 +275,13 @@ class QueueIntake:
         self._add(routing_key, message, size, now, on_done)
 
     def publish_run(
-        self, routing_key: str, messages: Sequence[Message], now: float, part: Callable[[int], Confirm]
+        self,
+        routing_key: str,
+        messages: Sequence[Message],
+        now: float,
+        part: Callable[[int], Confirm],
+        *,
+        alike: bool = False,
     ) -> bool:
         """See :meth:`QueueEngine.publish_run`."""
         count = len(messages)
@@ -286,7 +292,8 @@ class QueueIntake:
             self._room = self.config.max_depth - self.depth
             if count > self._room:
                 return False
-        if not all(is_plain(message) and len(message.payload) <= limit for message in messages):
+        some = messages[:1] if alike else messages
+        if not all(is_plain(message) and len(message.payload) <= limit for message in some):
             return False
         if any(partition.failure is not None for partition in self.partitions):
             return False
@@ -301,16 +308,24 @@ class QueueIntake:
         first = self._partitioner.choose(None, len(self.partitions))
         for block in range(blocks):
             some = messages[block * size : (block + 1) * size]
-            records: list[NewRecord] = []
-            stored: list[StoredMessage] = []
-            for message in some:
-                payload = message.payload
-                header, topic = headers(message, routing_key)
-                records.append(NewRecord(timestamp_ms, b"", payload, header))
-                stored.append(StoredMessage(message, topic, routing_key, enqueued_at, expires_at, len(payload)))
-            if some:
-                partition = self.partitions[(first + block) % len(self.partitions)]
-                partition.add_run(records, stored, part(len(some)))
+            if not some:
+                continue
+            if alike:
+                header, topic = headers(some[0], routing_key)
+                bytes_each = len(some[0].payload)
+                records = [NewRecord(timestamp_ms, b"", message.payload, header) for message in some]
+                stored = [
+                    StoredMessage(message, topic, routing_key, enqueued_at, expires_at, bytes_each) for message in some
+                ]
+            else:
+                records, stored = [], []
+                for message in some:
+                    payload = message.payload
+                    header, topic = headers(message, routing_key)
+                    records.append(NewRecord(timestamp_ms, b"", payload, header))
+                    stored.append(StoredMessage(message, topic, routing_key, enqueued_at, expires_at, len(payload)))
+            partition = self.partitions[(first + block) % len(self.partitions)]
+            partition.add_run(records, stored, part(len(some)))
         self._room -= count
         self._end_total += count
         return True

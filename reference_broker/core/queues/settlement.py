@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from reference_broker.core.queues.address import Verb, message_id_of, parse_message_id, parse_receipt
 from reference_broker.core.queues.confirms import Confirm, JointConfirm, ignore
+from reference_broker.core.queues.consumer import Consumer
 from reference_broker.core.queues.errors import QueueError, QueueErrorCode
 from reference_broker.core.queues.group import ConsumerGroup
 from reference_broker.core.queues.pending import EntryState, PendingEntry
@@ -77,10 +78,15 @@ def _writable(group: ConsumerGroup, entry: PendingEntry) -> PendingEntry:
 def held_entries(group: ConsumerGroup, places: Iterable[tuple[int, int]], consumer_id: str) -> list[PendingEntry]:
     """The deliveries at these places, up to the first that the consumer does not hold, or that is named again."""
     found: dict[PendingEntry, None] = {}
+    holder: Consumer | None = None
     for partition, offset in places:
         entry = group.pending_entry(partition, offset)
-        if entry is None or entry in found or not _holds(entry, consumer_id):
+        if entry is None or entry in found:
             break
+        if entry.consumer is not holder or holder is None:
+            if not _holds(entry, consumer_id):
+                break
+            holder = entry.consumer
         found[entry] = None
     return list(found)
 
@@ -212,7 +218,7 @@ def _apply(found: _Found, request: SettleRequest, now: float, joint: JointConfir
         for entry, group in found.items():
             by_group.setdefault(group, []).append(entry)
         for group, entries in by_group.items():
-            _ack_many(group, entries, joint.part())
+            ack_many(group, entries, joint.part())
         return
     for entry, group in found.items():
         if verb is Verb.EXTEND:
@@ -223,13 +229,13 @@ def _apply(found: _Found, request: SettleRequest, now: float, joint: JointConfir
             settle(group, entry, verb, request.reason or REJECTED, now, joint.part())
 
 
-def _ack_many(group: ConsumerGroup, entries: list[PendingEntry], on_done: Confirm) -> None:
+def ack_many(group: ConsumerGroup, entries: Sequence[PendingEntry], on_done: Confirm) -> None:
+    """Acknowledge deliveries of one group. One log in one order: what covers the last of them covers all."""
     group.counts.acked += len(entries)
     if group.tracer is not None:
         for entry in entries:
             group.trace(TraceKind.ACKED, entry)
-    for entry in entries:
-        group.remove(entry, None)
+    group.remove_many(entries)
     group.confirm_when_written(on_done)
 
 

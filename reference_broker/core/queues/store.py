@@ -147,6 +147,9 @@ class PendingLog(Protocol):
     def ack(self, partition: int, offset: int) -> None:
         """Settled for good."""
 
+    def ack_all(self, partition: int, offsets: Iterable[int]) -> None:
+        """As :meth:`ack` for each."""
+
     def ack_many(self, partition: int, ranges: Iterable[tuple[int, int]]) -> None:
         """As :meth:`ack` for every offset of the ranges ``(first, end)``, ``end`` exclusive."""
 
