@@ -5,12 +5,19 @@ As in :mod:`conformance.mutants.storage`, most show only when power is lost at t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from conformance.mutants import Patch, mutant, variation
 from reference_broker.core.queues.store import LogRecord
-from reference_broker.storage import compaction, log_opening, offset_index, pending_recovery, snapshots, time_index
+from reference_broker.storage import (
+    log_opening,
+    offset_index,
+    pending_recovery,
+    segment_copies,
+    snapshots,
+    time_index,
+)
 from reference_broker.storage.compaction import CompactionTask
 from reference_broker.storage.disk import Disk, DiskFile
 from reference_broker.storage.durable_mark import DurableMark, DurableMarkFile
@@ -19,6 +26,7 @@ from reference_broker.storage.pending_codec import LogFrame
 from reference_broker.storage.pending_log import PendingLogFile
 from reference_broker.storage.segment import Segment
 from reference_broker.storage.segment_indexes import SegmentIndexFiles
+from reference_broker.storage.sparse_log import ThinningTask
 
 _FAR: Final = 2**62
 
@@ -131,7 +139,24 @@ def swap_order_not_kept(patch: Patch) -> None:
         return finish
 
     patch.wrap(log_opening, "finish_swap", make)
-    patch.replace(compaction, "finish_swap", log_opening.finish_swap)
+    patch.replace(segment_copies, "finish_swap", log_opening.finish_swap)
+
+
+@mutant("storage-thinning-takes-the-last", "a copy of sparse segments ends before the last record that is wanted")
+def thinning_takes_the_last(patch: Patch) -> None:
+    def make(original: Callable[..., Iterator[LogRecord]]) -> Callable[..., Iterator[LogRecord]]:
+        return lambda self: iter(list(original(self))[:-1])
+
+    patch.wrap(ThinningTask, "_kept", make)
+
+
+@mutant("storage-thinning-drops-damage", "sparse segments are copied without what is damaged in them")
+def thinning_drops_damage(patch: Patch) -> None:
+    def sound(self: ThinningTask, group: list[Segment]) -> Iterator[LogRecord]:
+        for segment in group:
+            yield from self._records(segment)
+
+    patch.replace(ThinningTask, "_sound_records", sound)
 
 
 # -- snapshots and groups ----------------------------------------------------------------------------------------

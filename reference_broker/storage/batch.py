@@ -130,9 +130,14 @@ class BatchEncoder:
     """Encodes batches. All logs of one compression share one, since its caches and buffers are not small."""
 
     def __init__(self, compression: Compression) -> None:
+        self._compression = compression
         self._code = int(compression_code(compression))
         self._records = RecordEncoder()
         self._compress = compressor(compression)
+
+    def again(self) -> BatchEncoder:
+        """Another one, for another thread."""
+        return BatchEncoder(self._compression)
 
     def encode(self, base_offset: int, records: Sequence[NewRecord], *, transactional: bool = False) -> bytes:
         """One batch of 1 to 65535 records with consecutive offsets; ``transactional``: some belong to a transaction.

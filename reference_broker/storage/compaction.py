@@ -1,35 +1,21 @@
 """Compaction: keep the last record of each key, drop the ones it replaced.
 
-Sealed, durable segments are copied without what is not needed any more; a copy takes the place of its originals only
-when it is on disk as a whole, so a crash at any time leaves the old records or the new ones. Steps of one copy:
-
-1. write ``<base>.seg.compacting``, sync it;
-2. rename it to ``<base>-<end>.swap``, sync the folder: from now on it counts;
-3. remove the segments it replaces, rename it to ``<base>.seg``. After a crash opening the log repeats this step.
-
-Oldest copies come first, so that a deletion marker never goes before what it deletes. Offsets do not change. A batch's
-offsets are consecutive, as the format has it: gaps lie between batches.
+Sealed, durable segments are copied without what is not needed any more: see :mod:`segment_copies`. Oldest copies come
+first, so that a deletion marker never goes before what it deletes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 import msgspec
 
 from reference_broker.core.queues.errors import LogError
-from reference_broker.core.queues.store import LogRecord, NewRecord
-from reference_broker.storage.batch import HEADER_BYTES, MAX_BATCH_RECORDS, BatchEncoder, BatchError, decode_verified
-from reference_broker.storage.batching import TARGET_BATCH_BYTES
+from reference_broker.core.queues.store import LogRecord
+from reference_broker.storage.batch import HEADER_BYTES, BatchEncoder
 from reference_broker.storage.cleaner_file import CleanerState, read_cleaner_file, write_cleaner_file
-from reference_broker.storage.disk import Disk, DiskFile
-from reference_broker.storage.file_names import COMPACTING_SUFFIX, segment_name, swap_name
+from reference_broker.storage.disk import Disk
 from reference_broker.storage.log import SegmentedLog
-from reference_broker.storage.log_opening import finish_swap
-from reference_broker.storage.segment import AppendedBatch, Segment
-from reference_broker.storage.segment_scan import Damage, walk_batches
-
-_MAX_RELATIVE_OFFSET = 2**32 - 1 - MAX_BATCH_RECORDS
+from reference_broker.storage.segment import Segment
+from reference_broker.storage.segment_copies import MAX_RELATIVE_OFFSET, SegmentCopier, put_in_place
 
 
 class CompactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,17 +31,7 @@ class CompactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of these keys."""
 
 
-class _Copy(msgspec.Struct, frozen=True, kw_only=True):
-    """A complete compacted segment and what it replaces."""
-
-    sources: tuple[Segment, ...]
-    base_offset: int
-    end_offset: int
-    """Base of the segment behind the last one it replaces."""
-    batches: tuple[AppendedBatch, ...]
-
-
-class CompactionTask:
+class CompactionTask(SegmentCopier):
     """One compaction. :meth:`run` does the copying, in any thread; then give the task to :meth:`Compactor.finish`."""
 
     def __init__(
@@ -70,17 +46,12 @@ class CompactionTask:
         segment_bytes: int,
         now_ms: int,
     ) -> None:
-        self._disk = disk
-        self._folder = folder
+        super().__init__(disk, folder, encoder)
         self._sources = sources
         self._state = state
         self._policy = policy
-        self._encoder = encoder
         self._segment_bytes = segment_bytes
         self._now_ms = now_ms
-        self.copies: list[_Copy] = []
-        self.damaged: dict[Segment, str] = {}
-        """Segments left as they are, and why."""
         self.clean_until = 0
 
     def run(self) -> None:
@@ -105,7 +76,7 @@ class CompactionTask:
                 group, group_bytes, removes = [], 0, False
                 continue
             fits = group_bytes + kept_bytes <= self._segment_bytes
-            if group and not (fits and segment.base_offset - group[0].base_offset <= _MAX_RELATIVE_OFFSET):
+            if group and not (fits and segment.base_offset - group[0].base_offset <= MAX_RELATIVE_OFFSET):
                 self._copy_if_useful(group, latest, removes=removes)
                 group, group_bytes, removes = [], 0, False
             group.append(segment)
@@ -149,53 +120,9 @@ class CompactionTask:
             self.clean_until = segment.limit_offset or segment.end_offset
         return latest
 
-    def _records(self, segment: Segment) -> Iterator[LogRecord]:
-        """What is sound; a segment with damage is noted, and not rewritten, so that it can be looked at."""
-        file = self._disk.open(segment.path)
-        try:
-            for found in walk_batches(file, segment.base_offset, end_offset=segment.limit_offset):
-                if isinstance(found, Damage):
-                    self.damaged[segment] = f"bytes {found.start} to {found.end} are damaged ({found.problem})"
-                    continue
-                try:
-                    yield from decode_verified(found.header, found.data)
-                except BatchError as error:
-                    self.damaged[segment] = f"byte {found.position}: {error}"
-        finally:
-            file.close()
-
     def _copy(self, group: list[Segment], latest: dict[bytes, int]) -> None:
         """Write one compacted segment and make it count."""
-        base_offset = group[0].base_offset
-        temporary = f"{self._folder}/{segment_name(base_offset)}{COMPACTING_SUFFIX}"
-        file = self._disk.open(temporary, create=True)
-        try:
-            file.truncate(0)
-            batches = [self._append(file, run) for run in _runs(self._kept(group, latest))]
-            file.sync()
-        finally:
-            file.close()
-        end_offset = group[-1].limit_offset or group[-1].end_offset
-        self._disk.rename(temporary, f"{self._folder}/{swap_name(base_offset, end_offset)}")
-        self._disk.sync_folder(self._folder)
-        copy = _Copy(sources=tuple(group), base_offset=base_offset, end_offset=end_offset, batches=tuple(batches))
-        self.copies.append(copy)
-
-    def _append(self, file: DiskFile, run: list[LogRecord]) -> AppendedBatch:
-        base_offset = run[0].offset
-        data = self._encoder.encode(base_offset, [NewRecord(*record[1:]) for record in run])
-        file.append(data)
-        times = [record.timestamp_ms for record in run]
-        return AppendedBatch(base_offset, len(run), len(data), times[0], max(times))
-
-    def _kept(self, group: Iterable[Segment], latest: dict[bytes, int]) -> Iterator[LogRecord]:
-        for segment in group:
-            for record in self._records(segment):
-                if self._is_kept(record, latest):
-                    yield record
-            if segment in self.damaged:
-                message = f"{segment.path} was damaged while it was copied: {self.damaged[segment]}"
-                raise LogError(message)
+        self._write(group, (record for record in self._sound_records(group) if self._is_kept(record, latest)))
 
     def _is_kept(self, record: LogRecord, latest: dict[bytes, int]) -> bool:
         """Records without a key replace nothing and are never replaced."""
@@ -215,21 +142,6 @@ def _about_bytes(record: LogRecord) -> int:
     """Roughly the encoded size of a record."""
     headers = sum(len(name) + len(value) + 2 for name, value in record.headers)
     return 10 + len(record.key or b"") + len(record.value or b"") + headers
-
-
-def _runs(records: Iterable[LogRecord]) -> Iterator[list[LogRecord]]:
-    """Cut into runs of consecutive offsets, each fit for one batch."""
-    run: list[LogRecord] = []
-    size = 0
-    for record in records:
-        full = size > TARGET_BATCH_BYTES or len(run) >= MAX_BATCH_RECORDS
-        if run and (record.offset != run[-1].offset + 1 or full):
-            yield run
-            run, size = [], 0
-        run.append(record)
-        size += len(record.value or b"") + len(record.key or b"")
-    if run:
-        yield run
 
 
 class Compactor:
@@ -281,7 +193,7 @@ class Compactor:
         """Put the copies in place. After an error those that were complete still count. Raises :class:`LogError`."""
         self._running = False
         try:
-            swapped = [self._swap(copy) for copy in task.copies]
+            swapped = [put_in_place(self._disk, self._folder, self._log, copy) for copy in task.copies]
             gaps_until = max(self._state.gaps_until, task.clean_until)
             self._state = msgspec.structs.replace(self._state, gaps_until=gaps_until)
             if error is None and all(swapped):
@@ -296,23 +208,3 @@ class Compactor:
             self._log.note(segment.path, f"not compacted: {problem}")
         if error is not None:
             self._log.note(self._folder, f"compaction stopped: {error}")
-
-    def _swap(self, copy: _Copy) -> bool:
-        """Put a copy in place; False when it is not wanted any more. Raises :class:`OSError`."""
-        name = swap_name(copy.base_offset, copy.end_offset)
-        if not all(self._log.is_replaceable(source) for source in copy.sources):
-            # Retention took one of them meanwhile; what it removed must not come back.
-            self._disk.remove(f"{self._folder}/{name}")
-            return False
-        for source in copy.sources:
-            source.close()
-        finish_swap(self._disk, self._folder, name, copy.base_offset, copy.end_offset)
-        segment = Segment(self._disk, self._folder, copy.base_offset)
-        segment.limit_offset = copy.end_offset
-        segment.adopt(copy.batches)
-        self._log.replace_segments(copy.sources, [segment])
-        try:
-            segment.write_index_files(below=segment.size)
-        except OSError as error:
-            self._log.note(segment.path, f"its index files cannot be written: {error.strerror or error}")
-        return True

@@ -22,6 +22,7 @@ from reference_broker.storage.log import LogOptions, SegmentedLog
 from reference_broker.storage.memory_disk import MemoryDisk
 from reference_broker.storage.open_files import OpenFiles
 from reference_broker.storage.pending_log import PendingLogFile, read_header
+from reference_broker.storage.sparse_log import SparseLog
 from reference_broker.storage.state_log import StateLog
 
 ROOT = "queues"
@@ -350,9 +351,17 @@ class LogQueueFiles:
         """See :meth:`QueueFiles.has_delays`."""
         return bool(self._disk.list(f"{self._folder}/{DELAYS}"))
 
-    def open_delays(self) -> SegmentedLog:
+    def open_delays(self) -> SparseLog:
         """See :meth:`QueueFiles.open_delays`."""
-        return self._open_log(DELAYS, msgspec.structs.replace(self._options, batch_records=_DELAYS_BATCH_RECORDS))
+        return SparseLog(
+            self._disk,
+            f"{self._folder}/{DELAYS}",
+            options=msgspec.structs.replace(self._options, batch_records=_DELAYS_BATCH_RECORDS),
+            encoder=self._encoder,
+            volatile=self._volatile,
+            note=self._note,
+            open_files=self._store.open_files,
+        )
 
     def open_delays_done(self) -> SegmentedLog:
         """See :meth:`QueueFiles.open_delays_done`. Its segments are small, since it is stated anew when it grows."""

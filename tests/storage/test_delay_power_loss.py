@@ -9,7 +9,10 @@ import pytest
 from reference_broker.config import Durability
 from reference_broker.core.message import Message
 from reference_broker.core.queues import QueueError
+from reference_broker.storage import segment_copies, sparse_log
 from reference_broker.storage.disk import Disk
+from reference_broker.storage.log import SegmentedLog
+from reference_broker.storage.segment_copies import SegmentCopy
 from sim.power_cuts import PowerCut, WatchedDisk, power_cuts
 from tests.core.queues.conftest import START, BenchConsumer, QueueBench
 
@@ -91,6 +94,31 @@ class Story:
         self.gone |= gone
 
 
+class ThinnedStory(Story):
+    """One long delay amid many short ones, whose segments are copied without them."""
+
+    def live(self) -> None:
+        bench = self.bench
+        self.schedule("long", 50_000)
+        for number in range(5):
+            self.schedule(f"{number:0200d}", 1_000)
+        self.settled(set(self.due), set())
+        bench.advance(1.5)
+        consumer = bench.consumer()
+        bench.turn()
+        for delivery in consumer.take():
+            value = delivery.message.payload.decode()
+            self.kept.discard(value)
+            self.acked.add(value)
+            consumer.ack(delivery)
+            bench.turn()
+        self.settled({"long"}, set())
+        for number in range(3):
+            self.cancel(f"more {number}", self.schedule(f"more {number}", 60_000))
+        self.settled({"long"}, set())
+        bench.engine.close(bench.now)
+
+
 def found_after(cut: PowerCut, durability: Durability, now: float) -> tuple[list[str], list[float]]:
     """What comes, and when, from what a power loss left."""
     bench = QueueBench(cut.boot(), durability=durability, segment_bytes=400)
@@ -121,8 +149,18 @@ def found_after(cut: PowerCut, durability: Durability, now: float) -> tuple[list
     return [value for value in values if value != "fresh"], times
 
 
+@pytest.mark.parametrize("kind", [Story, ThinnedStory])
 @pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.INTERVAL])
-def test_no_power_loss_loses_or_revives_a_delayed_message(durability: Durability) -> None:
+def test_no_power_loss_loses_or_revives_a_delayed_message(
+    durability: Durability, kind: type[Story], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thinned: list[SegmentCopy] = []
+
+    def put_in_place(disk: Disk, folder: str, log: SegmentedLog, copy: SegmentCopy) -> bool:
+        thinned.append(copy)
+        return segment_copies.put_in_place(disk, folder, log, copy)
+
+    monkeypatch.setattr(sparse_log, "put_in_place", put_in_place)
     disk = WatchedDisk(random.Random(1))
     seen: set[bytes] = set()
     story: Story | None = None
@@ -146,10 +184,11 @@ def test_no_power_loss_loses_or_revives_a_delayed_message(durability: Durability
                 assert value in story.may_come
                 assert time >= story.due[value] - 1e-3
 
-    started = Story(disk, durability)
+    started = kind(disk, durability)
     story = started
     disk.before = look
     started.live()
     disk.before = None
     look()
     assert looked > 200, looked
+    assert thinned or kind is not ThinnedStory

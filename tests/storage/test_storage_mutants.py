@@ -35,6 +35,7 @@ from sim.log_life import (
     time_disagreements,
 )
 from sim.power_cuts import PowerCut, WatchedDisk, power_cuts
+from tests.storage import test_sparse_log
 
 SEGMENT = f"{FOLDER}/{0:020d}.seg"
 OPTIONS = LogOptions(segment_bytes=700, segment_age_ms=0)
@@ -340,6 +341,16 @@ def last_values() -> None:
             assert state.get(key) == value, f"seed {seed}, key {key!r}: {state.get(key)!r} instead of {value!r}"
 
 
+def sparse_segments() -> None:
+    """Thin a log out to a few records."""
+    test_sparse_log.test_one_wanted_record_keeps_nothing_else()
+
+
+def sparse_damage() -> None:
+    """Thin a log out of which a part is damaged."""
+    test_sparse_log.test_segments_with_damage_stay_as_they_are()
+
+
 CAUGHT = {
     "storage-checksum-skips-header": segment_flips,
     "storage-length-not-bounded": claimed_lengths,
@@ -369,6 +380,8 @@ CAUGHT = {
     "storage-tombstone-goes-first": last_values,
     "storage-swap-without-folder-sync": crash_points_of_compaction,
     "storage-swap-order-not-kept": crash_points_of_compaction,
+    "storage-thinning-takes-the-last": sparse_segments,
+    "storage-thinning-drops-damage": sparse_damage,
     "storage-snapshot-renamed-before-sync": snapshot_crash_points,
     "storage-group-replay-stops-early": group_crash_points,
     "storage-batch-ack-one-too-many": group_crash_points,

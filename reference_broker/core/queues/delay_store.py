@@ -9,11 +9,8 @@ After a restart the wheel is filled from the two logs.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from functools import partial
-from heapq import merge
-from itertools import islice
 from typing import Protocol
 
 from reference_broker.config import QueueConfig
@@ -21,6 +18,7 @@ from reference_broker.core.message import Message
 from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.confirms import Confirm, Stored, StoredAs, SyncPoint
 from reference_broker.core.queues.delay_recovery import fired_among, waiting_runs
+from reference_broker.core.queues.delay_thinning import DelayThinning
 from reference_broker.core.queues.delayed_message import (
     DelayCounts,
     DelayedMessage,
@@ -37,7 +35,7 @@ from reference_broker.core.queues.partition import QueuePartition
 from reference_broker.core.queues.publish_options import PublishOptions, parse
 from reference_broker.core.queues.store import LogRecord, NewRecord, QueueFiles
 from reference_broker.core.queues.stored_message import DELAY_HEADER, MessageCodec, StoredMessage
-from reference_broker.core.queues.timing_wheel import TimingWheel
+from reference_broker.core.queues.waiting_offsets import WaitingOffsets
 
 FIRED_PER_TURN = 1_024
 """More that are due wait for the next turn, so that others have theirs."""
@@ -96,9 +94,10 @@ class DelayStore:
         self._codec = codec
         self._agenda = agenda
         self._done_when_synced = not files.volatile and not confirm_when_synced
+        log = files.open_delays()
         self._log = QueuePartition(
             0,
-            files.open_delays(),
+            log,
             codec,
             MessageCache(0),
             agenda,
@@ -109,15 +108,14 @@ class DelayStore:
         if not files.volatile:
             self._done = DoneLog(files.open_delays_done(), agenda, confirm_when_synced=confirm_when_synced)
         now_ms = _floor_ms(now)
-        self._wheel = TimingWheel(now_ms)
+        self._waiting = WaitingOffsets(now_ms)
+        self._wheel = self._waiting.wheel
         self._unwritten: list[int] = []
         """Due times of what the log gets this turn."""
-        self._unarmed: deque[tuple[int, int]] = deque()
-        """Offset and due time of what is written and not yet as durable as promised."""
-        self._refused: dict[int, int] = {}
-        """Due times of what the queue refused, to be tried again."""
-        self._in_hand: dict[int, QueuePartition] = {}
-        """Published, and not yet done."""
+        self._unarmed = self._waiting.unarmed
+        self._refused = self._waiting.refused
+        self._in_hand = self._waiting.in_hand
+        self._thinning = DelayThinning(log, self._waiting, agenda)
         self._retry_at = 0.0
         self._since_trim = 0
         self._trim_at = 0.0
@@ -148,7 +146,7 @@ class DelayStore:
     # -- scheduling ----------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return len(self._unwritten) + len(self._unarmed) + len(self._wheel) + len(self._refused)
+        return len(self._unwritten) + self._waiting.armed
 
     def schedule(
         self,
@@ -227,7 +225,7 @@ class DelayStore:
             if not self._has_to_tell:
                 return
             first = self._told_to
-            waiting = self._alive(first, end, _TOLD_WAITING)
+            waiting = self._waiting.due_times(first, end, _TOLD_WAITING)
             stop = end if len(waiting) < _TOLD_WAITING else waiting[-1][0] + 1
             if first < stop and not done.tell(first, stop, waiting, now):
                 self._retry_at = max(self._retry_at, now + RETRY_S)
@@ -242,6 +240,8 @@ class DelayStore:
         deadline_ms = self._wheel.next_deadline_ms()
         if self._has_to_tell:
             self._agenda.wake(self, max(self._agenda.now, self._retry_at))
+        if self._since_trim:
+            self._agenda.wake(self, max(self._trim_at, self._retry_at))
         if self._refused or (self._done is not None and self._done.has_unwritten):
             self._agenda.wake(self, self._retry_at)
         elif deadline_ms is not None:
@@ -383,23 +383,22 @@ class DelayStore:
             confirm(None)
         if self._since_trim >= _TRIM_AFTER:
             self._trim(self._agenda.now)
+        else:
+            self._agenda.wake(self, max(self._trim_at, self._agenda.now))
 
     def _trim(self, now: float) -> None:
         """Free what nobody needs any more."""
         if not self._since_trim:
             return
-        self._since_trim = 0
         self._trim_at = now + _TRIM_INTERVAL_S
+        if self._thinning.is_syncing:
+            # What was dropped must not come back with a copy that is under way.
+            return
+        self._since_trim = 0
         self._wheel.thin_out()
-        end = self._unarmed[0][0] if self._unarmed else self._log.log.next_offset
-        needed = (self._wheel.lowest, min(self._refused, default=None), min(self._in_hand, default=None))
-        self._log.log.drop_before(min((offset for offset in needed if offset is not None), default=end))
-
-    def _alive(self, first: int, end: int, limit: int) -> list[tuple[int, int]]:
-        """What is not done from an offset to below another, ascending, up to a number, with due times."""
-        others = [offset for offset in (*self._refused, *self._in_hand) if first <= offset < end]
-        due = ((offset, self._refused.get(offset, 0)) for offset in sorted(others))
-        return list(islice(merge(self._wheel.items(first, end), due), limit))
+        lowest = self._waiting.lowest
+        self._log.log.drop_before(self._armed_to if lowest is None else lowest)
+        self._thinning.ask(now)
 
     # -- cancelling and listing ----------------------------------------------------------------------------------
 
@@ -411,11 +410,8 @@ class DelayStore:
         offset = parse_delay_id(self._target.name, delay_id)
         if self._done is not None and self._done.failure is not None:
             raise self._done.failure
-        if self._refused.pop(offset, None) is None and not self._wheel.cancel(offset):
-            kept = [pair for pair in self._unarmed if pair[0] != offset]
-            if len(kept) == len(self._unarmed):
-                return False
-            self._unarmed = deque(kept)
+        if not self._waiting.cancel(offset):
+            return False
         self.counts.cancelled += 1
         self._finish(offset, confirm)
         return True
@@ -423,13 +419,7 @@ class DelayStore:
     def list(self, limit: int, after: str | None) -> list[DelayedMessage]:
         """Messages that wait, in the order they were published, from behind an id on. Raises :class:`QueueError`."""
         last = -1 if after is None else parse_delay_id(self._target.name, after)
-        unarmed = [offset for offset, _ in self._unarmed if offset > last]
-        refused = sorted(offset for offset in self._refused if offset > last)
-        offsets: list[int] = []
-        for offset in merge(self._wheel.numbers(last), refused, unarmed):
-            if len(offsets) >= min(limit, MAX_LISTED):
-                break
-            offsets.append(offset)
+        offsets = self._waiting.listed(last, min(limit, MAX_LISTED))
         try:
             records = self._read(offsets)
         except LogError as error:
@@ -471,7 +461,7 @@ class DelayStore:
     @property
     def points(self) -> tuple[SyncPoint, ...]:
         """Its logs."""
-        return (self._log,) if self._done is None else (self._log, self._done)
+        return (self._log, self._thinning) if self._done is None else (self._log, self._done, self._thinning)
 
 
 def _floor_ms(now: float) -> int:

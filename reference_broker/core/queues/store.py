@@ -127,6 +127,29 @@ class PartitionLog(Protocol):
     def close(self) -> None: ...
 
 
+class WantedOffsets(Protocol):
+    """Which records of a log are still wanted."""
+
+    def count(self, first: int, end: int) -> int:
+        """How many offsets from one to below another are."""
+
+    def numbers(self, first: int, end: int) -> Iterable[int]:
+        """Which."""
+
+
+class SparseLog(PartitionLog, Protocol):
+    """A log whose records are done with in any order."""
+
+    def start_thinning(self, wanted: WantedOffsets) -> SyncTask | None:
+        """Begin to free storage in which few records are wanted, a bounded part of it; None when there is none.
+
+        ``wanted`` is only asked during the call. Offsets stay as they are; :meth:`drop_before` must wait for the end.
+        """
+
+    def finish_thinning(self, error: OSError | None) -> None:
+        """The task ended. An error leaves everything as it was."""
+
+
 class PendingLog(Protocol):
     """The pending entries and cursors of one group. Operations collect in memory until :meth:`flush`."""
 
@@ -280,7 +303,7 @@ class QueueFiles(Protocol):
     def has_delays(self) -> bool:
         """:meth:`open_delays` would find a log."""
 
-    def open_delays(self) -> PartitionLog:
+    def open_delays(self) -> SparseLog:
         """The log of delayed messages: open and recover, or create. Raises :class:`LogError`."""
 
     def open_delays_done(self) -> PartitionLog:

@@ -80,6 +80,12 @@ class TimingWheel:
             if dues[at] != _DEAD:
                 yield base + at, dues[at]
 
+    def count(self, first: int, end: int) -> int:
+        """Timers from a number to below another."""
+        count = sum(first <= number < end for number in self._old) if first < self._base else 0
+        some = self._dues[max(0, first - self._base) : max(0, end - self._base)]
+        return count + len(some) - some.count(_DEAD)
+
     @property
     def lowest(self) -> int | None:
         """The lowest number of all timers; None when there is none."""

@@ -12,6 +12,7 @@ from reference_broker.core.message import Message
 from reference_broker.core.queues import QueueError, QueueErrorCode
 from reference_broker.core.queues import delay_store as delay_store_module
 from reference_broker.core.queues.confirms import StoredAs
+from reference_broker.core.queues.delay_thinning import DelayThinning
 from reference_broker.core.queues.timing_wheel import MAX_DELAY_MS, TICK_MS
 from reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
 
@@ -298,6 +299,62 @@ def test_their_segments_are_freed(bench_with: BenchWith) -> None:
     bench.advance(5)
     assert bench.engine.stats("q").delays.stored_bytes < 60_000
     assert len([name for name in disk.list("queues/q/delays") if name.endswith(".seg")]) <= 3
+
+
+def test_one_long_delay_keeps_nothing_else_on_disk(bench_with: BenchWith) -> None:
+    disk = MemoryDisk()
+    bench = bench_with(disk, segment_bytes=20_000)
+    consumer = bench.consumer()
+    long = [delay_id(bench, f"long {number}", ("delay", f"{100 + number}h")) for number in range(3)]
+    for _ in range(20):
+        for number in range(100):
+            delayed(bench, f"{number:0100d}", "1s")
+        bench.advance(2)
+        for delivery in consumer.take():
+            consumer.ack(delivery)
+    bench.advance(10)
+    assert bench.engine.stats("q").delays.stored_bytes < 60_000
+    assert len([name for name in disk.list("queues/q/delays") if name.endswith(".seg")]) <= 4
+    bench.restart()
+    assert [one.delay_id for one in bench.engine.delayed("q")] == long
+    assert bench.engine.cancel_delayed("q", long[1], bench.now)
+    consumer = bench.consumer()
+    bench.turn()
+    assert consumer.values == []
+    bench.advance(110 * 3_600)
+    assert set(consumer.values) == {"long 0", "long 2"}
+
+
+def test_a_queue_is_deleted_while_its_delays_are_thinned_out(bench_with: BenchWith) -> None:
+    disk = MemoryDisk()
+    bench = bench_with(disk, segment_bytes=5_000)
+    delayed(bench, "long", "100h")
+    for number in range(200):
+        delayed(bench, f"{number:0100d}", "1s")
+        if not number % 20:
+            bench.turn()
+    bench.turn()
+    bench.now += 3
+    thinning = None
+    for _ in range(20):
+        bench.engine.tick(bench.now)
+        bench.engine.dispatch(bench.now)
+        for job in bench.engine.take_sync_jobs(bench.now):
+            job.run()
+            if isinstance(job.point, DelayThinning):
+                thinning = job
+            else:
+                bench.engine.sync_done(job, None, bench.now)
+        bench.now += 0.5
+        if thinning is not None:
+            break
+    assert thinning is not None
+    bench.engine.delete_queue("q", bench.now)
+    bench.turn()
+    assert disk.list("queues/q") != [], "not while a job is running in its logs"
+    bench.engine.sync_done(thinning, None, bench.now)
+    bench.turn()
+    assert disk.list("queues/q") == []
 
 
 def test_what_is_done_is_stated_anew_and_then_forgotten(bench_with: BenchWith, monkeypatch: pytest.MonkeyPatch) -> None:
