@@ -43,10 +43,12 @@ class SegmentedLog:
         volatile: bool,
         note: Note,
         open_files: OpenFiles | None = None,
+        room: DiskRoom | None = None,
     ) -> None:
         """Open and recover. ``volatile``: the disk is memory, nothing ever needs a sync. Raises :class:`LogError`.
 
-        ``open_files`` bounds the files that are open, together with those of other logs.
+        ``open_files`` bounds the files that are open, together with those of other logs; so does ``room`` what is
+        written to a disk that is nearly full.
         """
         self._disk = disk
         self._folder = folder
@@ -57,7 +59,7 @@ class SegmentedLog:
         self._failure = ""
         self._closed = False
         self._buffer = WriteBuffer()
-        self._room = DiskRoom(disk, options.reserve_bytes)
+        self._room = room or DiskRoom(disk, options.reserve_bytes)
         self._open_files = None if volatile else open_files
         self._unsynced: dict[Segment, None] = {}
         self._names_unsynced = False

@@ -17,6 +17,7 @@ from reference_broker.core.queues.errors import LogError
 from reference_broker.core.queues.store import RecoveryNote, StoredGroup, StoredQueue
 from reference_broker.storage.batch import BatchEncoder
 from reference_broker.storage.disk import Disk
+from reference_broker.storage.disk_room import DiskRoom
 from reference_broker.storage.file_names import encode_name
 from reference_broker.storage.log import LogOptions, SegmentedLog
 from reference_broker.storage.memory_disk import MemoryDisk
@@ -74,6 +75,8 @@ class LogQueueStore:
         )
         self.open_files = OpenFiles()
         self._memory = MemoryDisk()
+        self.room = None if disk is None else DiskRoom(disk, self._options.reserve_bytes)
+        """For everything but settlements, and what queues keep in memory."""
         self._notes: list[RecoveryNote] = []
         self._encoders = {compression: BatchEncoder(compression) for compression in Compression}
         if disk is not None:
@@ -364,9 +367,13 @@ class LogQueueFiles:
         )
 
     def open_delays_done(self) -> SegmentedLog:
-        """See :meth:`QueueFiles.open_delays_done`. Its segments are small, since it is stated anew when it grows."""
+        """See :meth:`QueueFiles.open_delays_done`. Its segments are small, since it is stated anew when it grows.
+
+        It needs no reserve, since it is what lets messages go.
+        """
         segment_bytes = min(self._options.segment_bytes, _DONE_SEGMENT_BYTES)
-        return self._open_log(DELAYS_DONE, msgspec.structs.replace(self._options, segment_bytes=segment_bytes))
+        options = msgspec.structs.replace(self._options, segment_bytes=segment_bytes, reserve_bytes=0)
+        return self._open_log(DELAYS_DONE, options)
 
     def _open_log(self, name: str, options: LogOptions) -> SegmentedLog:
         return SegmentedLog(
@@ -377,6 +384,7 @@ class LogQueueFiles:
             volatile=self._volatile,
             note=self._note,
             open_files=self._store.open_files,
+            room=self._store.room,
         )
 
     def groups(self) -> list[StoredGroup]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import random
 
-from reference_broker.config import QueuesConfig
+import pytest
+
+from reference_broker.config import QueueConfig, QueuesConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Consumer, Delivery, QueueEngine, QueueError, QueueErrorCode, Verb
+from reference_broker.core.queues.errors import LogError
+from reference_broker.core.queues.store import NewRecord
 from reference_broker.storage.log import LogOptions
 from reference_broker.storage.queue_store import LogQueueStore
 from sim.disk import DiskProfile, SimDisk
@@ -89,6 +93,48 @@ def test_publishes_are_refused_with_the_reason_while_there_is_still_room() -> No
     assert "nearly full" in full.errors[0].text
     assert full.disk.free_bytes() > RESERVE_BYTES / 4
     assert full.confirmed > 100
+
+
+def test_many_logs_together_leave_the_reserve_alone() -> None:
+    """Each asked the disk once in a megabyte of its own, so that eight wrote past the reserve before any did again."""
+    full = FullDisk()
+    for _ in range(50):
+        for queue in range(8):
+            message = Message(topic=f"$queue/q{queue}", payload=bytes(20_000))
+            full.engine.publish(full.engine.address(message.topic), message, full.now, full.confirm)
+        full.turn()
+    assert full.errors
+    assert full.disk.free_bytes() > RESERVE_BYTES / 2
+
+
+@pytest.mark.parametrize("reserve_bytes", [0, 40_000])
+def test_a_small_reserve_is_kept_as_well(reserve_bytes: int) -> None:
+    disk = SimDisk(random.Random(3), DiskProfile(capacity_bytes=500_000, stall_rate=0))
+    store = LogQueueStore(disk, options=LogOptions(reserve_bytes=reserve_bytes))
+    log = store.open_queue(QueueConfig(name="q")).open_partition(0)
+
+    def fill() -> None:
+        for _ in range(1_000):
+            log.append([NewRecord(0, b"", bytes(2_000), ())])
+
+    with pytest.raises(LogError, match="nearly full" if reserve_bytes else "cannot write"):
+        fill()
+    assert disk.free_bytes() >= reserve_bytes / 2
+
+
+def test_a_delayed_message_can_be_cancelled_on_a_full_disk() -> None:
+    full = FullDisk()
+    told: list[str] = []
+    message = Message(topic="$queue/q", payload=b"", user_properties=(("delay", "1h"),))
+    full.engine.publish(
+        full.engine.address("$queue/q"), message, full.now, full.confirm, lambda kind, name: told.append(name)
+    )
+    full.turn()
+    full.fill()
+    outcome: list[QueueError | None] = []
+    assert full.engine.cancel_delayed("q", told[0], full.now, outcome.append)
+    full.turn()
+    assert outcome == [None]
 
 
 def test_reads_and_settlements_go_on_and_make_room() -> None:
