@@ -8,7 +8,6 @@ Everything else takes the general way, one packet at a time.
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from reference_broker.core import transaction_requests
@@ -24,10 +23,11 @@ from reference_broker.core.session import Session
 from reference_broker.core.topics import TopicError, is_sys_topic, validate_topic
 from reference_broker.mqtt import administration, handlers, runs
 from reference_broker.mqtt.ack_runs import ACK_LEVEL
-from reference_broker.mqtt.codec import decode_packet, encode_acknowledgement
+from reference_broker.mqtt.codec import decode_packet
 from reference_broker.mqtt.errors import ProtocolError, Reason, rule_id
 from reference_broker.mqtt.outgoing import message_from
-from reference_broker.mqtt.packets import V5, Acknowledgement, PacketType, Publish
+from reference_broker.mqtt.packets import V5, Publish
+from reference_broker.mqtt.publish_acks import ACK_STARTS, PublishAcks
 from reference_broker.mqtt.queue_lanes import QueueLanes
 from reference_broker.mqtt.wire_types import decode_string
 
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 _MAX_PLANS = 1_024
 _UNLIMITED_BYTES = 1 << 32
-_ACK_STARTS = {1: b"\x40\x02", 2: b"\x50\x02"}
-_PUBCOMP_START = b"\x70\x02"
 
 
 class _Plan:
@@ -66,55 +64,27 @@ class _Targets(NamedTuple):
     targets: list[MqttConnection]
 
 
-class PendingAck:
-    """The place of acknowledgements that wait for the disk, or behind one that does.
-
-    ``qos1``: how many of them are PUBACKs. QoS 2 publishes count by their packet ids instead.
-    """
-
-    __slots__ = ("data", "qos1")
-
-    def __init__(self, data: bytes | None, qos1: int) -> None:
-        self.data = data
-        self.qos1 = qos1
-
-
-class Inbound:
+class Inbound(PublishAcks):
     """What one client publishes."""
 
     def __init__(self, connection: MqttConnection) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._broker = connection.broker
-        self._config = connection.broker.config.mqtt
         self._traffic = connection.broker.traffic
         self._max_payload_bytes = connection.broker.config.limits.max_payload_bytes or _UNLIMITED_BYTES
         self._aliases: dict[int, str] = {}
         self._plans: dict[bytes, _Plan] = {}
         self._last_targets: _Targets | None = None
-        self._pending_acks: deque[PendingAck] = deque()
-        self._pending_qos1 = 0
         self._queue_lanes = QueueLanes(connection, self)
         self.must_wait = False
         """Queues in memory hold too much: read no more until they do not."""
-        self._left_over: set[int] = set()
-        """QoS 2 ids from earlier connections: they do not count until they are used again (5.0 4.9)."""
-
-    def begin(self) -> None:
-        """The client has its session: its quota starts anew."""
-        self._left_over = set(self._connection.active_session.inbound_qos2)
-
-    @property
-    def unconfirmed(self) -> int:
-        """Acknowledgements that wait for the disk, or behind one that does."""
-        return len(self._pending_acks)
 
     def end(self) -> None:
         """The connection is over."""
         self._broker.waiting_publishers.pop(self._connection, None)
         self._plans.clear()
         self._last_targets = None
-        self._pending_acks.clear()
-        self._pending_qos1 = 0
+        self.forget_acks()
 
     # -- the fast lanes ------------------------------------------------------------------------------------------
 
@@ -220,7 +190,7 @@ class Inbound:
         traffic.publishes_sent += sent
         traffic.payload_bytes_sent += sent * payload_bytes
         self._broker.published += count
-        self.acknowledge(runs.acknowledgements(_ACK_STARTS[qos], ids), count * (qos == 1))
+        self.acknowledge(runs.acknowledgements(ACK_STARTS[qos], ids), count * (qos == 1))
         return True
 
     def _new_plan(self, prefix: bytes, header_bytes: int, topic_bytes: bytes, qos: int) -> _Plan:
@@ -318,18 +288,6 @@ class Inbound:
         else:
             self._publish_confirmed(message, packet.packet_id, now)
 
-    def _no_packet_id(self) -> ProtocolError:
-        broken = rule_id(self._connection.version, "MQTT-2.3.1-1", "MQTT-2.2.1-3")
-        return ProtocolError("packet identifier 0 is not allowed", broken)
-
-    def _is_repeated(self, packet_id: int) -> bool:
-        """A QoS 2 PUBLISH received before is acknowledged, not published again (5.0 4.3.3-10, 3.1.1 4.3.3-2)."""
-        known = self._connection.active_session.inbound_qos2.get(packet_id)
-        self._left_over.discard(packet_id)
-        if known:
-            self.acknowledge(_ACK_STARTS[2] + packet_id.to_bytes(2, "big"))
-        return known is not None
-
     def _check_flags(self, qos: int, *, retain: bool) -> None:
         version = self._connection.version
         if qos > self._config.maximum_qos:
@@ -416,20 +374,6 @@ class Inbound:
         else:
             self.acknowledge(data, int(message.qos == 1))
 
-    def _unfinished(self, session: Session) -> int:
-        """Publishes of this connection that the client's quota is charged with."""
-        received = session.inbound_qos2
-        charged = len(received.keys() - self._left_over) if self._left_over else len(received)
-        return charged + self._pending_qos1
-
-    def _check_receive_maximum(self, session: Session) -> None:
-        if self._connection.version != V5:
-            return
-        limit = self._config.receive_maximum
-        if self._unfinished(session) >= limit:
-            message = f"more than {limit} unfinished publishes"
-            raise ProtocolError(message, "MQTT-3.3.4-7", Reason.RECEIVE_MAXIMUM_EXCEEDED)
-
     def _publish_to_queue(self, session: Session, message: Message, packet_id: int, now: float) -> None:
         qos = message.qos
         slot = self._wait(None, int(qos == 1))
@@ -473,67 +417,6 @@ class Inbound:
         may_publish = _anywhere if grants is None else grants.may_publish
         session = self._connection.active_session
         transaction_requests.request(self._broker, message, may_publish, session, now, answered)
-
-    # -- acknowledgements to the client ---------------------------------------------------------------------------
-
-    def acknowledge(self, data: bytes, qos1: int = 0) -> None:
-        """Send acknowledgements, in order behind those that wait for the disk; ``qos1`` of them are PUBACKs."""
-        if self._pending_acks:
-            self._wait(data, qos1)
-        else:
-            self._connection.send(data)
-
-    def room_for(self, count: int) -> bool:
-        """Whether the client's quota allows so many more unfinished publishes."""
-        session = self._connection.active_session
-        return self._connection.version != V5 or self._unfinished(session) + count <= self._config.receive_maximum
-
-    def wait_for_confirm(self, qos1: int) -> PendingAck:
-        """The place of so many PUBACKs, which :meth:`answer` sends."""
-        return self._wait(None, qos1)
-
-    def answer(self, slot: PendingAck, data: bytes) -> None:
-        """Send acknowledgements once those before them are sent."""
-        slot.data = data
-        if self._pending_acks[0] is slot:
-            self._release_acks()
-
-    def _wait(self, data: bytes | None, qos1: int) -> PendingAck:
-        slot = PendingAck(data, qos1)
-        self._pending_acks.append(slot)
-        self._pending_qos1 += qos1
-        return slot
-
-    def _release_acks(self) -> None:
-        pending = self._pending_acks
-        while pending and (data := pending[0].data) is not None:
-            self._pending_qos1 -= pending.popleft().qos1
-            self._connection.send(data)
-
-    def on_pubrel(self, packet_id: int) -> None:
-        """The client gives a QoS 2 packet id back."""
-        known = self._connection.active_session.inbound_qos2.pop(packet_id, None)
-        if not packet_id:
-            raise self._no_packet_id()
-        if known is None and self._connection.version == V5:
-            unknown = Acknowledgement(
-                type=PacketType.PUBCOMP, packet_id=packet_id, reason=Reason.PACKET_IDENTIFIER_NOT_FOUND
-            )
-            self.acknowledge(encode_acknowledgement(unknown, V5))
-        else:
-            self.acknowledge(_PUBCOMP_START + packet_id.to_bytes(2, "big"))
-
-    def on_pubrel_run(self, ids: bytes) -> None:
-        """Many at once."""
-        known = self._connection.active_session.inbound_qos2
-        packet_ids = runs.numbers(ids)
-        if all(map(known.__contains__, packet_ids)) and len(set(packet_ids)) == len(packet_ids):
-            for packet_id in packet_ids:
-                del known[packet_id]
-            self.acknowledge(runs.acknowledgements(_PUBCOMP_START, ids))
-        else:
-            for packet_id in packet_ids:
-                self.on_pubrel(packet_id)
 
 
 def _settle_inbound(session: Session, qos: int, packet_id: int, error: QueueError | None) -> None:
