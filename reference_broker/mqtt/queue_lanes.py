@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reference_broker.core.message import Message
-from reference_broker.core.queues import QueueError, Verb
+from reference_broker.core.queues import QueueAddress, QueueError, Verb
 from reference_broker.mqtt import handlers, runs
 from reference_broker.mqtt.ack_runs import AckRun, AckRunReader
 from reference_broker.mqtt.errors import ProtocolError
@@ -45,7 +45,7 @@ class QueueLanes:
         self, topic: str, data: bytes, start: int, end: int, topic_end: int, payload_at: int, prefix: bytes, now: float
     ) -> int:
         """QoS 1 to a queue: the run is enqueued in blocks. Returns its end; 0: nothing was done."""
-        if self._was_refused(data, start) or self._broker.tenants is not None:
+        if self._was_refused(data, start):
             return 0
         stride, last = end - start, len(data) - (end - start)
         run_end = end
@@ -60,14 +60,14 @@ class QueueLanes:
 
     def on_ack_run(self, data: bytes, start: int, body: int, topic_end: int, end: int, now: float) -> int:
         """``$ack`` publishes: settled together. Returns the end of those that were; 0: nothing was done."""
-        if end + 2 >= len(data) or self._was_refused(data, start) or self._broker.tenants is not None:
+        if end + 2 >= len(data) or self._was_refused(data, start):
             return 0
         try:
             topic = decode_string(data[body + 2 : topic_end], V5)
-            address = self._broker.engine.address(topic)
-        except (ProtocolError, QueueError):
+        except ProtocolError:
             return 0
-        if address.verb is not Verb.ACK:
+        address = self._address(topic)
+        if address is None or address.verb is not Verb.ACK:
             return 0
         run = self._ack_reader.read(data, start, data[body:topic_end], f"{address.queue}:".encode())
         if run is None:
@@ -77,6 +77,21 @@ class QueueLanes:
             self._refused = (data, run.ends[-1])
             return 0
         return run.ends[count - 1]
+
+    def _address(self, topic: str) -> QueueAddress | None:
+        """Where a topic leads this client; None where the general way must say why not, or speak for a tenant."""
+        broker = self._broker
+        try:
+            address = broker.engine.address(topic)
+            if broker.tenants is not None:
+                session = self._connection.active_session
+                if session.tenant is not None:
+                    # Its names are to be translated, and its quotas charged.
+                    return None
+                broker.tenants.check_reach(session, address)
+        except QueueError:
+            return None
+        return address
 
     def _was_refused(self, data: bytes, start: int) -> bool:
         refused, end = self._refused
@@ -99,6 +114,9 @@ class QueueLanes:
             return False
         if connection.grants is not None and not connection.grants.may_publish(topic):
             return False
+        address = self._address(topic)
+        if address is None:
+            return False
         client_id = connection.client_id
         messages = [
             Message(topic=topic, payload=run[at + payload_at : at + stride], qos=1, publisher=client_id)
@@ -113,11 +131,9 @@ class QueueLanes:
             return self._confirm_all(session, some)
 
         try:
-            engine = self._broker.engine
-            enqueued = engine.publish_run(engine.address(topic), messages, now, part, alike=True)
+            if not self._broker.engine.publish_run(address, messages, now, part, alike=True):
+                return False
         except QueueError:
-            return False
-        if not enqueued:
             return False
         self._traffic.publishes_received += count
         self._traffic.payload_bytes_received += count * payload_bytes

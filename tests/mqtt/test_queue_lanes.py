@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from conformance.wire import Connect, Properties, Publish, Subscribe, Subscription
 from conformance.wire.encode import encode
 from reference_broker.config import AclConfig, AclRuleConfig, BrokerConfig, MqttConfig, Permission, QueuesConfig
+from reference_broker.config_tenants import TenantConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Delivery, delivery_properties
 from reference_broker.mqtt.ack_runs import AckRun, AckRunReader, read_ack_run
@@ -186,6 +188,27 @@ def test_rules_of_access_hold_in_the_lanes() -> None:
         seen.append(life.seen())
         assert life.node.engine.stats("q").enqueued == 0
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("queue", ["q", "acme.q"])
+def test_beside_tenants_the_lanes_serve_who_has_none_and_reach_no_tenant(queue: str) -> None:
+    queues = QueuesConfig(defaults=DEFAULTS, tenants=(TenantConfig(name="acme", users=("alice",)),))
+    rule = AclRuleConfig(topic="$queue/#", access=Permission.READWRITE)  # and nobody may administer
+    seen = []
+    for whole in (True, False):
+        life = Life(whole=whole, config=BrokerConfig(queues=queues, acl=AclConfig(rules=(rule,))))
+        with mock.patch.object(life.node.engine, "publish_run", wraps=life.node.engine.publish_run) as runs:
+            life.send(life.publisher, [_publish(number + 1, topic=f"$queue/{queue}") for number in range(20)])
+        assert runs.called == (whole and queue == "q")
+        pairs = [(("message-id", f"{queue}:0:{number}"), ("group-id", "g")) for number in range(20)]
+        with mock.patch.object(life.node.engine, "ack_run", wraps=life.node.engine.ack_run) as runs:
+            acks = [_ack(number + 1, *pair, topic=f"$queue/{queue}/$ack") for number, pair in enumerate(pairs)]
+            life.send(life.consumer, acks)
+        assert runs.called == (whole and queue == "q")
+        seen.append(life.seen())
+    assert seen[0] == seen[1]
+    stats = life.node.engine.stats("q")
+    assert stats.enqueued == stats.groups[0].acked == (20 if queue == "q" else 0)
 
 
 @pytest.mark.parametrize("cut", range(1, 54))
