@@ -139,7 +139,8 @@ class SparseLog(SegmentedLog):
 
     def _sparse(self, segment: Segment, wanted: WantedOffsets) -> _Sparse | None:
         """None for a segment that stays as it is."""
-        if segment in self._damaged or not self.is_replaceable(segment):
+        if segment in self._damaged or not self.is_replaceable(segment) or _end_of(segment) > self._named_until:
+            # Were the next segment's name lost, the end of a copy would be taken for the end of the log.
             return None
         if self._is_small(segment):
             # Not worth counting: it may become part of a larger one.

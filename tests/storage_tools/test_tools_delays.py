@@ -16,6 +16,7 @@ from reference_broker.core.queues import QueueEngine
 from reference_broker.core.queues.confirms import StoredAs
 from reference_broker.core.queues.store import NewRecord
 from reference_broker.storage.disk import RealDisk
+from reference_broker.storage.log_options import LogOptions
 from reference_broker.storage.queue_store import LogQueueStore
 from reference_broker.storage_tools.findings import FindingKind, Severity, VerifyReport
 from reference_broker.storage_tools.inspect import InspectReport
@@ -29,11 +30,12 @@ DELAYED, DONE = Path("queues/q/delays"), Path("queues/q/delays_done")
 class Life:
     """An engine over real files."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, **options: Any) -> None:
         self.now = NOW
         self.disk = RealDisk(root)
         config = QueuesConfig(configured=(QueueConfig(name="q", partitions=1),))
-        self.engine = QueueEngine(config, LogQueueStore(self.disk), random.Random(1), NOW)
+        store = LogQueueStore(self.disk, options=LogOptions(**options))
+        self.engine = QueueEngine(config, store, random.Random(1), NOW)
 
     def turn(self) -> None:
         for _ in range(4):
@@ -198,3 +200,23 @@ def test_the_log_of_transactions_is_shown_and_checked(tmp_path: Path, storage: R
     data[40] ^= 1
     segment.write_bytes(data)
     assert verified(storage, tmp_path, status=1).faults
+
+
+def test_a_log_that_was_thinned_out_is_sound(storage: Run, tmp_path: Path) -> None:
+    life = Life(tmp_path, segment_bytes=2_000)
+    life.delay("100h")
+    for _ in range(30):
+        life.delay(*["1s"] * 4)
+    for _ in range(40):
+        life.now += 1.5
+        life.turn()
+    life.delay("2h")
+    life.close()
+    segments = list((tmp_path / DELAYED).glob("*.seg"))
+    assert len(segments) < 6, "it was thinned out"
+    assert (tmp_path / DELAYED / "cleaner.json").exists()
+    report = verified(storage, tmp_path)
+    assert not report.findings
+    delays = inspected(storage, tmp_path).queues[0].delays
+    assert delays is not None
+    assert delays.waiting == 2
