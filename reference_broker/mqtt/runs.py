@@ -9,6 +9,8 @@ from __future__ import annotations
 from itertools import chain
 
 _PACKET_IDS = bytes(chain.from_iterable((number >> 8, number & 0xFF) for number in range(65_536)))
+_WINDOW_BYTES = 1_024
+"""Acknowledgements are looked for in so many bytes at once, whatever is behind them."""
 
 
 def packet_id_bytes(first: int, count: int) -> bytes:
@@ -48,12 +50,12 @@ def acknowledgements(start: bytes, ids: bytes) -> bytes:
 
 def acknowledgement_run(data: bytes, position: int) -> bytes:
     """Packet ids of the 4-byte acknowledgements of one type that stand one behind the other at ``position``."""
-    start = data[position : position + 2]
-    count = (len(data) - position) // 4
-    whole = data[position : position + 4 * count]
-    if whole[0::4] != start[:1] * count or whole[1::4] != start[1:] * count:
-        count = 1
-        while data.startswith(start, position + 4 * count) and position + 4 * (count + 1) <= len(data):
-            count += 1
-        whole = whole[: 4 * count]
-    return ids_of(whole, 4, 2)
+    kind, length = data[position : position + 1], data[position + 1 : position + 2]
+    end = position
+    while True:
+        window = data[end : end + _WINDOW_BYTES]
+        kinds, lengths = window[0::4], window[1::4]
+        count = min(len(window) // 4, len(kinds) - len(kinds.lstrip(kind)), len(lengths) - len(lengths.lstrip(length)))
+        end += 4 * count
+        if 4 * count < _WINDOW_BYTES:
+            return ids_of(data[position:end], 4, 2)
