@@ -31,8 +31,10 @@ from reference_broker.core.topics import matches
 from reference_broker.storage.log import LogOptions
 from reference_broker.storage.queue_store import LogQueueStore
 from sim.disk import DiskProfile, Persistence, SimDisk
+from sim.queue_model.delayed import Delays
 from sim.queue_model.figures import check
 from sim.queue_model.oracle import Oracle
+from sim.queue_model.outcome import Outcome
 from sim.queue_model.state import Rules, Sent, ViolationError
 
 QUEUE: Final = "q"
@@ -172,6 +174,7 @@ class QueueLife:
         self.names = tuple(queue.name for queue in self.config.configured)
         self.now = START
         self.oracle = Oracle({queue.name: rules_of(queue) for queue in self.config.configured}, self.now)
+        self.delays = Delays(self.oracle)
         self.sent = 0
         self._start()
 
@@ -342,6 +345,7 @@ class QueueLife:
 
     def _begin_turn(self) -> None:
         self.oracle.tick(self.now)
+        self.delays.tick()
         self.engine.tick(self.now)
         self._dispatch()
         self.jobs += self.engine.take_sync_jobs(self.now)
@@ -388,8 +392,9 @@ class QueueLife:
             covered = [step for time, step in self._written if time <= self.now - self.config.sync_interval_s]
             self.oracle.synced = max(self.oracle.synced, *covered[-1:], 0)
             self._written = self._written[len(covered) :]
+        self.delays.rest()
         self.oracle.rest()
-        due = self.oracle.next_due()
+        due = min(self.oracle.next_due(), self.delays.next_due())
         if due < float("inf") and (deadline is None or deadline > due):
             raise ViolationError(f"the engine sleeps until {deadline}, but something is due at {due}")
 
@@ -422,6 +427,7 @@ class QueueLife:
     def _reopen(self, *, power: bool) -> None:
         self.oracle.now = self.now
         mark = self.oracle.crash(power=power)
+        self.delays.crash(mark, power=power)
         self._start()
         for name in self.names:
             self.oracle.reopened(name, [group.group for group in self.engine.stats(name).groups], mark)
@@ -434,8 +440,9 @@ class QueueLife:
         """After every step."""
         self.steps += 1
         for name in self.names:
-            queue = self.oracle.queues[name]
-            check(queue, self.engine.stats(name), now=self.now, written=self.oracle.written)
+            stats = self.engine.stats(name)
+            check(self.oracle.queues[name], stats, now=self.now, written=self.oracle.written)
+            self.delays.check(name, stats.delays)
 
     def drain(self) -> None:
         """At the end every group takes and acks all that it can get, and the dead letters are read."""
@@ -452,38 +459,12 @@ class QueueLife:
         for _ in range(_TURNS):
             self.rest()
             self.check()
-            if not self.oracle.is_open:
+            if not self.oracle.is_open and not self.delays.is_open:
                 break
             due = self.oracle.transactions.next_due()
             self.now = max(self.now + 2.0, 0.0 if due == float("inf") else due)
         self.oracle.finish()
-
-
-class Outcome:
-    """Waits for one answer, which must come once and be good, unless something was not there to settle."""
-
-    def __init__(self, life: QueueLife, what: str, *, fails: bool = False) -> None:
-        self._life = life
-        self._fails = fails
-        self._what = f"{what} ({life.oracle.step})"
-        self._then: Callable[[], object] | None = None
-        self._calls = 0
-
-    def __call__(self, error: QueueError | None) -> None:
-        self._calls += 1
-        if (error is not None) is not self._fails or self._calls > 1:
-            raise ViolationError(f"{self._what}: answer {self._calls} is {error}")
-        self._life.waiting.discard(self._what)
-        if self._then is not None:
-            self._then()
-
-    def accepted(self, then: Callable[[], object]) -> None:
-        """The engine took it; ``then`` is called with its confirm, which is yet to come."""
-        self._then = then
-        if self._calls:
-            then()
-        else:
-            self._life.waiting.add(self._what)
+        self.delays.finish()
 
 
 def _wants_all(routing_key: str) -> bool:

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from reference_broker.core.queues import Verb
 from reference_broker.storage import pending_log
 from sim.disk import Persistence
+from sim.queue_model.delaying import Delayer
 from sim.queue_model.life import LETTERS, OTHER, QUEUE, Member, QueueLife, Setup, is_of_a_group
 from sim.queue_model.producing import Producer, kinds_of
 
@@ -34,8 +35,8 @@ SETUPS: Final = st.builds(
     max_retries=st.integers(0, 2),
     nack_waits=st.booleans(),
     dead_letters=st.booleans(),
-    max_depth=st.sampled_from((1_000, 6, 2)),
-    ttl_s=st.sampled_from((0.0, 10.0)),
+    max_depth=st.sampled_from((1_000, 1_000, 6, 2)),
+    ttl_s=st.sampled_from((0.0, 0.0, 10.0)),
     max_in_flight=st.sampled_from((1_000, 3, 1)),
     group_limit=st.sampled_from((0, 0, 2)),
     overflow=st.sampled_from(("reject", "drop_oldest")),
@@ -56,12 +57,17 @@ class QueueMachine(RuleBasedStateMachine):
 
     life: QueueLife
     producers: dict[str, Producer]
+    delayer: Delayer
+    may_delay: bool
 
     @initialize(setup=SETUPS, seed=st.integers(0, 255))
     def open(self, setup: Setup, seed: int) -> None:
         QueueMachine.examples += 1
         self.life = QueueLife(setup, seed)
         self.producers = {name: Producer(self.life, name) for name in PRODUCERS}
+        self.delayer = Delayer(self.life)
+        # A full queue takes what is due at some later time, which nobody sees; so does the time to live count.
+        self.may_delay = setup.max_depth >= 1_000 and not setup.ttl_s
 
     def _did(self, what: str, then: str = "") -> None:
         self.covered[what] = self.covered.get(what, 0) + 1
@@ -170,6 +176,26 @@ class QueueMachine(RuleBasedStateMachine):
     def ack_all(self, member: int, then: str) -> None:
         self.life.ack_all(self._delivery(member, 0)[0])
         self._did("ack_all", then)
+
+    # -- delayed messages ----------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.may_delay)
+    @rule(
+        delays_s=st.sampled_from(((0.9,), (2.9, 0.9), (7.9, 0.9, 2.9))),
+        key=st.sampled_from((None, "a")),
+        priority=st.sampled_from((None, None, 0)),
+        then=THEN,
+    )
+    def delay(self, delays_s: tuple[float, ...], key: str | None, priority: int | None, then: str) -> None:
+        for delay_s in delays_s:
+            self.delayer.publish(delay_s, key, priority)
+        self._did("delay", then)
+
+    @precondition(lambda self: bool(self.delayer.kept))
+    @rule(which=st.integers(0, 3), then=THEN)
+    def cancel(self, which: int, then: str) -> None:
+        self.delayer.cancel(which)
+        self._did("cancel", then)
 
     # -- transactions --------------------------------------------------------------------------------------------
 
@@ -296,6 +322,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.life.close()
         else:
             self.life.lose_power(Persistence(how))
+        self.delayer.crashed(power=isinstance(how, Persistence))
         if again:
             # Before it did anything after the start.
             self.life.kill()

@@ -58,7 +58,7 @@ class Oracle:
         if most >= queue.rules.max_depth:
             self._drop_oldest(queue)
         ttl_s = queue.rules.ttl_s
-        return self._add(queue, label, key, routing_key, min(expires_at, self.now + ttl_s if ttl_s else _NEVER))
+        return self.add(queue, label, key, routing_key, min(expires_at, self.now + ttl_s if ttl_s else _NEVER))
 
     def _drop_oldest(self, queue: Queue) -> None:
         """Some message that nobody was given made room."""
@@ -70,7 +70,7 @@ class Oracle:
                     if NEW in copy.spots and not self.transactions.is_open(copy.message):
                         self.become(copy, *copy.spots, DONE)
 
-    def _add(self, queue: Queue, label: str, key: str | None, routing_key: str, expires_at: float) -> Sent:
+    def add(self, queue: Queue, label: str, key: str | None, routing_key: str, expires_at: float) -> Sent:
         self.step += 1
         sent = Sent(label, self.step, key, routing_key, expires_at)
         queue.messages[sent] = None
@@ -155,7 +155,7 @@ class Oracle:
         if not sent.unsure:
             return
         sent.unsure = False
-        if sent.source is not None:
+        if sent.source is not None or sent.is_delayed:
             self.step += 1
             sent.number = self.step
         if not sent.unneeded:
@@ -226,7 +226,7 @@ class Oracle:
 
     def _write_letter(self, queue: Queue, group_id: str, copy: Copy, *, unsure: bool = False) -> None:
         target = self.queues[queue.rules.dead_letters or ""]
-        letter = self._add(target, f"{group_id}>{copy.message.label}", None, copy.message.routing_key, _NEVER)
+        letter = self.add(target, f"{group_id}>{copy.message.label}", None, copy.message.routing_key, _NEVER)
         copy.letter, letter.source = letter, copy
         if unsure:
             letter.unsure = True

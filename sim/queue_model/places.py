@@ -22,7 +22,8 @@ def locate(queue: Queue, label: str, place: tuple[int, int], what: str) -> Sent:
             raise ViolationError(f"{what}: its key {sent.key!r} belongs to another partition")
         for there, neighbour in list(queue.places.items()):
             is_misplaced = there[0] == place[0] and (there < place) != (neighbour.number < sent.number)
-            if there == place or (is_misplaced and queue.rules.max_retries < _NEVER):
+            is_timed = not (sent.is_delayed or neighbour.is_delayed or queue.rules.max_retries == _NEVER)
+            if there == place or (is_misplaced and is_timed):
                 # Only when the other one was lost in a crash.
                 _lose(queue, neighbour, f"{what}: {neighbour.label} is or was at {there}")
         sent.place = place

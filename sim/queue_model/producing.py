@@ -11,7 +11,8 @@ from reference_broker.core.queues.confirms import StoredAs
 from reference_broker.core.queues.producer_names import ProducerIdentity
 from reference_broker.core.queues.settle_request import SettleRequest
 from reference_broker.core.queues.transaction import TransactionKey
-from sim.queue_model.life import Member, Outcome, QueueLife
+from sim.queue_model.life import Member, QueueLife
+from sim.queue_model.outcome import Outcome
 from sim.queue_model.state import LIVE, Fate, Sent, Transaction, ViolationError
 
 _REFUSED: Final = (QueueErrorCode.TRANSACTION_STATE, QueueErrorCode.UNKNOWN_TRANSACTION, QueueErrorCode.FENCED)

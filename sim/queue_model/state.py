@@ -88,6 +88,8 @@ class Sent:
         self.confirmed = False
         self.lane = 2
         """Its priority; order holds within a lane."""
+        self.is_delayed = False
+        """It was published when its time had come, which nobody saw."""
         self.is_orphan = False
         """Its publisher was gone before it was told anything."""
         self.unsure = False

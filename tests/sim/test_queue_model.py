@@ -17,7 +17,7 @@ def test_the_oracle_is_small_and_knows_nothing_of_the_engine() -> None:
     folder = Path(sim.queue_model.__file__).parent
     assert len(folder.joinpath("oracle.py").read_text(encoding="utf-8").splitlines()) <= ORACLE_LINES
     assert len(folder.joinpath("transactions.py").read_text(encoding="utf-8").splitlines()) <= TRANSACTION_LINES
-    for name in ("oracle", "transactions", "places", "state", "figures"):
+    for name in ("oracle", "transactions", "delayed", "places", "state", "figures"):
         assert "reference_broker" not in folder.joinpath(f"{name}.py").read_text(encoding="utf-8")
 
 
