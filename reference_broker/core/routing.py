@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from reference_broker.core.filter_changes import FilterChanges
+from reference_broker.core.filter_tree import FilterTree
 
 if TYPE_CHECKING:
     from reference_broker.core.session import Session
@@ -150,7 +151,7 @@ class _Node:
         return entries
 
 
-class SubscriptionTree:
+class SubscriptionTree(FilterTree[_Node]):
     """All subscriptions of the broker."""
 
     def __init__(self) -> None:
@@ -235,31 +236,6 @@ class SubscriptionTree:
                 self._receivers.clear()
             receivers = self._receivers[matching] = _receivers_of(matching)
         return Route(*receivers)
-
-    def _walk(self, topic: str) -> list[_Node]:
-        """Nodes whose filter matches the topic. Every topic that is not cached comes here."""
-        matching: list[_Node] = []
-        nodes = [self._root]
-        levels = topic.split("/")
-        if topic[:1] == "$":
-            # Wildcards at the first level do not reach these.
-            first = self._root.children.get(levels.pop(0))
-            nodes = [] if first is None else [first]
-        for level in levels:
-            below: list[_Node] = []
-            for node in nodes:
-                children = node.children
-                if (rest := children.get("#")) is not None:
-                    matching.append(rest)
-                if (any_level := children.get("+")) is not None:
-                    below.append(any_level)
-                if (exact := children.get(level)) is not None:
-                    below.append(exact)
-            nodes = below
-        matching += nodes
-        # "a/#" matches "a" as well.
-        matching += [rest for node in nodes if (rest := node.children.get("#")) is not None]
-        return matching
 
 
 def _receivers_of(nodes: tuple[_Node, ...]) -> tuple[list[RouteEntry], list[SharedGroup]]:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable, Mapping
 
+from reference_broker.core.queues.confirms import sync_now
 from reference_broker.core.queues.errors import LogError
 from reference_broker.core.queues.store import CursorRecord, PendingRecord
 from reference_broker.storage.disk import Disk, DiskFile
@@ -109,15 +110,7 @@ class PendingLogFile(OperationCollector):
         for partition, offset in offsets.items():
             self._collect_rewind(partition, offset)
         self.flush()
-        task = self.start_sync()
-        if task is None:
-            return
-        failure: OSError | None = None
-        try:
-            task.run()
-        except OSError as error:
-            failure = error
-        self.finish_sync(failure)
+        failure = sync_now(self)
         if failure is not None:
             raise LogError(self._failure, sticky=True) from failure
 

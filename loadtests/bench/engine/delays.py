@@ -88,23 +88,13 @@ def _measure(pending: int, payload_bytes: int, folder: str) -> DelayFigures:
     grown_bytes = resident_bytes() - before
     if folder:
         engine.close(START)
-        return DelayFigures(
-            pending=pending,
-            payload_bytes=payload_bytes,
-            on_disk=True,
-            scheduled_per_s=pending / scheduled_s,
-            grown_bytes=grown_bytes,
-            fired_per_s=_fire(pending, payload_bytes, f"{folder}/firing"),
-            reopened_s=0.0,
-            reopened_bytes=0,
-        )
     return DelayFigures(
         pending=pending,
         payload_bytes=payload_bytes,
-        on_disk=False,
+        on_disk=bool(folder),
         scheduled_per_s=pending / scheduled_s,
         grown_bytes=grown_bytes,
-        fired_per_s=_fire(pending, payload_bytes, ""),
+        fired_per_s=_fire(pending, payload_bytes, f"{folder}/firing" if folder else ""),
         reopened_s=0.0,
         reopened_bytes=0,
     )

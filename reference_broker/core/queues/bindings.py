@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from reference_broker.core.filter_tree import FilterTree
 from reference_broker.core.message import Message
 from reference_broker.core.queues.address import QUEUE_PREFIX, QueueAddress
 from reference_broker.core.queues.confirms import Confirm, JointConfirm, Stored, ignore
@@ -41,7 +42,7 @@ class _Node:
         """Whose filter ends here, by their place among all."""
 
 
-class Bindings:
+class Bindings(FilterTree[_Node]):
     """The filters of all queues. Never changes; other filters are another object."""
 
     def __init__(self, filters: Iterable[tuple[str, tuple[str, ...]]]) -> None:
@@ -73,24 +74,6 @@ class Bindings:
                 self._known.clear()
             self._known[topic] = known
         return known
-
-    def _walk(self, topic: str) -> list[_Node]:
-        matching: list[_Node] = []
-        nodes = [self._root]
-        levels = topic.split("/")
-        if topic[:1] == "$":
-            # Wildcards at the first level do not reach these.
-            first = self._root.children.get(levels.pop(0))
-            nodes = [] if first is None else [first]
-        for level in levels:
-            below: list[_Node] = []
-            for node in nodes:
-                if (rest := node.children.get("#")) is not None:
-                    matching.append(rest)
-                below += [child for name in ("+", level) if (child := node.children.get(name)) is not None]
-            nodes = below
-        # "a/#" matches "a" as well.
-        return matching + nodes + [rest for node in nodes if (rest := node.children.get("#")) is not None]
 
 
 class Captures:

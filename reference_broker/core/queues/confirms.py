@@ -38,6 +38,20 @@ class SyncedLog(Protocol):
     def close(self) -> None: ...
 
 
+def sync_now(log: SyncedLog) -> OSError | None:
+    """Make all that was written durable, or say why that failed. Blocking: only where nobody is served meanwhile."""
+    task = log.start_sync()
+    if task is None:
+        return None
+    error: OSError | None = None
+    try:
+        task.run()
+    except OSError as failure:
+        error = failure
+    log.finish_sync(error)
+    return error
+
+
 class SyncPoint:
     """A log and the confirms that its next sync releases."""
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.confirms import Confirm, SyncPoint, call_all
+from reference_broker.core.queues.confirms import Confirm, SyncPoint, call_all, sync_now
 from reference_broker.core.queues.done_records import (
     DoneReader,
     Ends,
@@ -76,15 +76,7 @@ class DoneLog(SyncPoint):
     def _rewind(self, offset: int, now_ms: int) -> None:
         """Durably, before any of these offsets is given out again."""
         self._log.append([rewind_record(offset, now_ms)])
-        task = self._log.start_sync()
-        if task is None:
-            return
-        failure: OSError | None = None
-        try:
-            task.run()
-        except OSError as error:
-            failure = error
-        self._log.finish_sync(failure)
+        failure = sync_now(self._log)
         if failure is not None:
             message = f"a sync failed while delayed messages were recovered: {failure.strerror or failure}"
             raise LogError(message, sticky=True) from failure
