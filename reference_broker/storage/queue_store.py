@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -25,6 +25,8 @@ from reference_broker.storage.open_files import OpenFiles
 from reference_broker.storage.pending_log import PendingLogFile, read_header
 from reference_broker.storage.sparse_log import SparseLog
 from reference_broker.storage.state_log import StateLog
+
+_LogT = TypeVar("_LogT", bound=SegmentedLog)
 
 ROOT = "queues"
 DESCRIPTION = "queue.json"
@@ -347,7 +349,7 @@ class LogQueueFiles:
 
     def open_partition(self, partition: int) -> SegmentedLog:
         """See :meth:`QueueFiles.open_partition`."""
-        return self._open_log(f"partitions/{partition}", self._options)
+        return self._open_log(f"partitions/{partition}", self._options, SegmentedLog)
 
     @property
     def has_delays(self) -> bool:
@@ -356,15 +358,8 @@ class LogQueueFiles:
 
     def open_delays(self) -> SparseLog:
         """See :meth:`QueueFiles.open_delays`."""
-        return SparseLog(
-            self._disk,
-            f"{self._folder}/{DELAYS}",
-            options=msgspec.structs.replace(self._options, batch_records=_DELAYS_BATCH_RECORDS),
-            encoder=self._encoder,
-            volatile=self._volatile,
-            note=self._note,
-            open_files=self._store.open_files,
-        )
+        options = msgspec.structs.replace(self._options, batch_records=_DELAYS_BATCH_RECORDS)
+        return self._open_log(DELAYS, options, SparseLog)
 
     def open_delays_done(self) -> SegmentedLog:
         """See :meth:`QueueFiles.open_delays_done`. Its segments are small, since it is stated anew when it grows.
@@ -373,10 +368,10 @@ class LogQueueFiles:
         """
         segment_bytes = min(self._options.segment_bytes, _DONE_SEGMENT_BYTES)
         options = msgspec.structs.replace(self._options, segment_bytes=segment_bytes, reserve_bytes=0)
-        return self._open_log(DELAYS_DONE, options)
+        return self._open_log(DELAYS_DONE, options, SegmentedLog)
 
-    def _open_log(self, name: str, options: LogOptions) -> SegmentedLog:
-        return SegmentedLog(
+    def _open_log(self, name: str, options: LogOptions, kind: type[_LogT]) -> _LogT:
+        return kind(
             self._disk,
             f"{self._folder}/{name}",
             options=options,

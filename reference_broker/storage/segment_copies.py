@@ -12,6 +12,7 @@ Offsets do not change. A batch's offsets are consecutive, as the format has it: 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -77,6 +78,11 @@ class SegmentCopier:
             file.truncate(0)
             batches = [self._append(file, run) for run in _runs(kept, self._most)]
             file.sync()
+        except OSError:
+            # The disk may be full: half a copy must not keep it so.
+            with suppress(OSError):
+                self._disk.remove(temporary)
+            raise
         finally:
             file.close()
         end_offset = group[-1].limit_offset or group[-1].end_offset

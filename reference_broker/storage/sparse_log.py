@@ -17,6 +17,7 @@ from reference_broker.core.queues.store import LogRecord, WantedOffsets
 from reference_broker.storage.batch import BatchEncoder
 from reference_broker.storage.cleaner_file import CleanerState, read_cleaner_file, write_cleaner_file
 from reference_broker.storage.disk import Disk
+from reference_broker.storage.disk_room import DiskRoom
 from reference_broker.storage.log import SegmentedLog
 from reference_broker.storage.log_opening import Note
 from reference_broker.storage.log_options import LogOptions
@@ -86,10 +87,18 @@ class SparseLog(SegmentedLog):
         volatile: bool,
         note: Note,
         open_files: OpenFiles | None = None,
+        room: DiskRoom | None = None,
     ) -> None:
         """See :class:`SegmentedLog`."""
         super().__init__(
-            disk, folder, options=options, encoder=encoder, volatile=volatile, note=note, open_files=open_files
+            disk,
+            folder,
+            options=options,
+            encoder=encoder,
+            volatile=volatile,
+            note=note,
+            open_files=open_files,
+            room=room,
         )
         self._task: ThinningTask | None = None
         self._state: CleanerState | None = None

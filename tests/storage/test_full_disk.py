@@ -137,6 +137,33 @@ def test_a_delayed_message_can_be_cancelled_on_a_full_disk() -> None:
     assert outcome == [None]
 
 
+def test_delayed_messages_keep_the_reserve_and_one_that_waits_holds_no_room() -> None:
+    """Those that were cancelled make room although an older one still waits, copies being made on a full disk."""
+    full = FullDisk()
+    told: list[str] = []
+    while not full.errors:
+        message = Message(topic="$queue/q", payload=bytes(20_000), user_properties=(("delay", "1h"),))
+        full.engine.publish(
+            full.engine.address("$queue/q"), message, full.now, full.confirm, lambda kind, name: told.append(name)
+        )
+        full.turn()
+        assert len(told) < 1_000, "the disk never filled up"
+    assert "nearly full" in full.errors[0].text
+    assert full.disk.free_bytes() > RESERVE_BYTES / 2
+    free_bytes = full.disk.free_bytes()
+    for name in told[1:]:
+        assert full.engine.cancel_delayed("q", name, full.now)
+        full.turn()
+    for _ in range(30):
+        full.now += 1
+        full.turn()
+    assert full.disk.free_bytes() > free_bytes + CAPACITY_BYTES / 2
+    assert [one.delay_id for one in full.engine.delayed("q")] == told[:1]
+    full.errors.clear()
+    full.publish()
+    assert full.errors == []
+
+
 def test_reads_and_settlements_go_on_and_make_room() -> None:
     full = FullDisk()
     full.fill()

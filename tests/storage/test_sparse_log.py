@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from reference_broker.config import Compression
 from reference_broker.core.queues.store import NewRecord
+from reference_broker.storage import sparse_log
 from reference_broker.storage.batch import BatchEncoder
 from reference_broker.storage.disk import Disk
 from reference_broker.storage.log import LogOptions
-from reference_broker.storage.memory_disk import MemoryDisk
+from reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
 from reference_broker.storage.sparse_log import SparseLog
 from sim.power_cuts import WatchedDisk, power_cuts
 
@@ -258,3 +259,30 @@ def test_no_power_loss_while_it_is_thinned_out_loses_a_wanted_record(seed: int) 
     look()
     assert begun.thinned >= 2
     assert looked > 50
+
+
+def test_half_a_copy_does_not_stay_on_a_disk_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = MemoryDisk()
+    life = SparseLife(disk)
+    for _ in range(100):
+        life.put()
+    life.sync()
+    life.wanted -= set(range(1, 95))
+    task = life.log.start_thinning(life.wanted)
+    assert task is not None
+    before = disk.list(FOLDER)
+
+    def full(self: MemoryFile) -> None:
+        raise OSError(28, "no space left")
+
+    with monkeypatch.context() as broken:
+        # The copy is the only file that a thread syncs here, apart from the small one before it.
+        broken.setattr(sparse_log, "write_cleaner_file", lambda *_: None)
+        broken.setattr(MemoryFile, "sync", full)
+        with pytest.raises(OSError, match="no space"):
+            task.run()
+    life.log.finish_thinning(OSError(28, "no space left"))
+    assert disk.list(FOLDER) == before
+    life.thin_all()
+    assert life.thinned
+    life.check()
