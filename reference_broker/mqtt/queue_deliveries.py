@@ -1,21 +1,31 @@
 """Deliveries of a queue as MQTT 5.0 PUBLISH packets, from templates.
 
-The first deliveries of one partition to one group differ in message id, offset, packet id and payload alone. So the
-packet of the first one serves as the template of all others; whatever else a delivery carries goes the general way.
+The first deliveries of one partition to one group differ in message id, offset, packet id, payload and the publisher's
+user properties alone. So the packet of the first one serves as the template of all others; whatever else a delivery
+carries goes the general way.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
+from reference_broker.core.message import Message
 from reference_broker.core.queues import Delivery, delivery_properties
+from reference_broker.core.queues.delivery import publisher_properties
 from reference_broker.core.queues.delivery_run import DeliveryRun
-from reference_broker.core.queues.stored_message import is_plain
+from reference_broker.core.queues.stored_message import is_plain, is_plain_but_for_user_properties
 from reference_broker.mqtt.properties import encode_user_properties
 from reference_broker.mqtt.wire_types import encode_string, encode_variable_integer
 
 _HEADER_QOS_1 = b"\x32"
 _MAX_TEMPLATES = 4_096
+_MAX_THEIRS_BYTES = 256
+"""Characters of a publisher's user properties that are remembered, and not encoded for every delivery."""
+_MAX_PROPERTY_BYTES = 12_000
+"""Of a template; the publisher's come on top."""
+_BARE = Message(topic="", payload=b"")
 _LENGTHS = [encode_variable_integer(length) for length in range(16_384)]
 _TWO_BYTES = [number.to_bytes(2, "big") for number in range(1_024)]
 
@@ -39,10 +49,12 @@ class DeliveryEncoder:
 
     def __init__(self) -> None:
         self._templates: dict[tuple[str, str, int, str], _Template | None] = {}
+        self._user_properties: dict[tuple[tuple[str, str], ...], bytes] = {}
 
     def encode(self, packet_id: int, delivery: Delivery) -> bytes | None:
         """A QoS 1 PUBLISH; None for a delivery that is more than plain."""
-        if not delivery.is_plain:
+        theirs = self._theirs(delivery.message) if delivery.is_plain else None
+        if theirs is None:
             return None
         key = (delivery.queue, delivery.group, delivery.partition, delivery.topic)
         try:
@@ -54,9 +66,9 @@ class DeliveryEncoder:
         topic, before_id, id_prefix, between, after, property_bytes = template
         offset = b"%d" % delivery.offset
         digits = len(offset)
-        section = _LENGTHS[property_bytes + 2 * digits]
+        section = _LENGTHS[property_bytes + 2 * digits + len(theirs)]
         payload = delivery.message.payload
-        length = len(topic) + 2 + len(section) + property_bytes + 2 * digits + len(payload)
+        length = len(topic) + 2 + len(section) + property_bytes + 2 * digits + len(theirs) + len(payload)
         return b"".join(
             (
                 _HEADER_QOS_1,
@@ -72,6 +84,7 @@ class DeliveryEncoder:
                 _TWO_BYTES[digits],
                 offset,
                 after,
+                theirs,
                 payload,
             )
         )
@@ -80,9 +93,21 @@ class DeliveryEncoder:
         """QoS 1 PUBLISH packets under consecutive packet ids; None when they are not alike, or one is too large."""
         stored = run.stored
         topic_name = stored[0].topic
+        has_theirs = False
         for each in stored:
-            if each.topic != topic_name or not is_plain(each.message):
+            if each.topic != topic_name:
                 return None
+            if each.message.user_properties:
+                has_theirs = True
+        messages = [each.message for each in stored]
+        theirs: list[bytes] = []
+        """Empty where nobody has any."""
+        if has_theirs:
+            theirs = [found for message in messages if (found := self._theirs(message)) is not None]
+            if len(theirs) < len(messages) or len(set(map(len, theirs))) > 1:
+                return None
+        elif not all(map(is_plain, messages)):
+            return None
         key = (run.queue, run.group, run.partition, topic_name)
         try:
             template = self._templates[key]
@@ -100,9 +125,10 @@ class DeliveryEncoder:
             second = self.encode_run(first_id + shorter, rest, max_packet_bytes)
             return None if first is None or second is None else first + second
         topic, before_id, id_prefix, between, after, property_bytes = template
-        section = _LENGTHS[property_bytes + 2 * digits]
-        payloads = [each.message.payload for each in stored]
-        fixed = len(topic) + 2 + len(section) + property_bytes + 2 * digits
+        property_bytes += 2 * digits + len(theirs[0] if theirs else b"")
+        section = _LENGTHS[property_bytes]
+        payloads = [message.payload for message in messages]
+        fixed = len(topic) + 2 + len(section) + property_bytes
         sizes = set(map(len, payloads))
         largest = fixed + max(sizes)
         if largest >= len(_LENGTHS) or largest + 1 + len(_LENGTHS[largest]) > max_packet_bytes:
@@ -117,13 +143,29 @@ class DeliveryEncoder:
         pieces[1::8] = [packet_id.to_bytes(2, "big") for packet_id in range(first_id, first_id + count)]
         pieces[3::8] = offsets
         pieces[5::8] = offsets
-        pieces[7::8] = payloads
+        pieces[7::8] = map(bytes.__add__, theirs, payloads) if theirs else payloads
         return b"".join(pieces)
+
+    def _theirs(self, message: Message) -> bytes | None:
+        """The publisher's user properties; None where the message has more than those, or very many."""
+        pairs = message.user_properties
+        if not pairs:
+            return b"" if is_plain(message) else None
+        known = self._user_properties.get(pairs)
+        if known is None:
+            if sum([len(name) + len(value) for name, value in pairs]) > _MAX_THEIRS_BYTES:
+                return None
+            known = encode_user_properties(publisher_properties(pairs))
+            if len(self._user_properties) >= _MAX_TEMPLATES:
+                self._user_properties.clear()
+            self._user_properties[pairs] = known
+        return known if is_plain_but_for_user_properties(message) else None
 
     def _remember(self, key: tuple[str, str, int, str], delivery: Delivery) -> _Template | None:
         if len(self._templates) >= _MAX_TEMPLATES:
             self._templates.clear()
-        template = self._templates[key] = _template(delivery)
+        bare = msgspec.structs.replace(delivery, message=_BARE)
+        template = self._templates[key] = _template(bare)
         return template
 
 
@@ -143,6 +185,6 @@ def _template(delivery: Delivery) -> _Template | None:
     between = encode_user_properties(pairs[id_at + 1 : offset_at]) + b"\x26" + encode_string("offset")
     after = encode_user_properties(pairs[offset_at + 1 :])
     property_bytes = len(before_id) + 2 + len(id_prefix) + len(between) + 2 + len(after)
-    if len(id_prefix) > 1_000 or property_bytes > 16_000:
+    if len(id_prefix) > 1_000 or property_bytes > _MAX_PROPERTY_BYTES:
         return None
     return _Template(encode_string(delivery.topic), before_id, id_prefix, between, after, property_bytes)

@@ -16,11 +16,13 @@ from conformance.wire.encode import encode
 from loadtests.packets import split_frames
 from reference_broker.config import BrokerConfig, QueuesConfig
 from reference_broker.core.message import Message
-from reference_broker.core.queues import dispatcher
+from reference_broker.core.queues import delivery_properties, dispatcher
 from reference_broker.core.queues.delivery_run import DeliveryRun
 from reference_broker.core.queues.stored_message import StoredMessage
 from reference_broker.core.session import OutgoingDeliveries
 from reference_broker.mqtt.connection import MqttConnection
+from reference_broker.mqtt.outgoing import PublishEncoder
+from reference_broker.mqtt.packets import V5
 from reference_broker.mqtt.queue_deliveries import DeliveryEncoder
 from reference_broker.node import BrokerNode
 from reference_broker.storage.memory_disk import MemoryDisk
@@ -215,7 +217,45 @@ def test_a_run_has_the_bytes_of_its_packets(first_id: int, offset: int, partitio
     assert encoder.encode_run(first_id, run, largest - 1) is None
 
 
-@pytest.mark.parametrize("other", [_stored(1, expires_at=NOW), _stored(1, content_type="t"), _stored(16_384)])
+NAMED = [
+    (),
+    (("colour", "red"),),
+    (("colour", "tan"),),
+    (("offset", "7"),),
+    (("", "x"), ("", "x"), ("queue", "q")),
+    (("long", "x" * 252),),
+    (("long", "x" * 253),),
+    (("ü" * 100, "ü" * 156),),
+]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(NAMED), min_size=1, max_size=4), st.integers(1, 5))
+def test_user_properties_come_as_the_general_way_has_them(named: list[tuple[tuple[str, str], ...]], times: int) -> None:
+    encoder, general = DeliveryEncoder(), PublishEncoder(V5)
+    stored = [_stored(3, user_properties=pairs) for pairs in named for _ in range(times)]
+    run = DeliveryRun("q", "g", 3, 100, stored)
+    expected = []
+    for index in range(len(stored)):
+        delivery = run.delivery(index)
+        message = Message(topic=delivery.topic, payload=bytes(3), user_properties=delivery_properties(delivery))
+        expected.append(general.encode(5 + index, message, 0x32, (), NOW))
+        assert encoder.encode(5 + index, delivery) in (expected[-1], None)
+    data = encoder.encode_run(5, run, 1 << 30)
+    assert data in (b"".join(expected), None)
+    if len(set(named)) == 1 and named[0] != NAMED[6]:
+        assert data is not None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        _stored(1, expires_at=NOW),
+        _stored(1, content_type="t"),
+        _stored(16_384),
+        _stored(1, user_properties=(("a", "b"),), content_type="t"),
+    ],
+)
 def test_what_is_more_than_plain_goes_alone(other: StoredMessage) -> None:
     run = DeliveryRun("q", "g", 0, 10, [_stored(1), other, _stored(1)])
     assert DeliveryEncoder().encode_run(1, run, 1 << 30) is None

@@ -7,7 +7,6 @@ import msgspec
 from reference_broker.core.message import Message
 from reference_broker.core.queues.lanes import NORMAL
 from reference_broker.core.queues.publish_options import PRIORITY, Priority
-from reference_broker.core.queues.stored_message import is_plain
 
 
 class Delivery(msgspec.Struct, kw_only=True, eq=False, gc=False):
@@ -32,10 +31,10 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False, gc=False):
 
     @property
     def is_plain(self) -> bool:
-        """Its properties are the broker's constant ones alone: what differs from delivery to delivery is only the
-        message id and the offset. Whatever :func:`delivery_properties` adds to some deliveries must make this False.
+        """The broker's own properties are the constant ones: what differs from delivery to delivery is only the message
+        id and the offset. Whatever :func:`delivery_properties` adds of its own to some must make this False.
         """
-        return self.delivery_count == 1 and not self.receipt and self.lane == NORMAL and is_plain(self.message)
+        return self.delivery_count == 1 and not self.receipt and self.lane == NORMAL
 
 
 BROKER_PROPERTIES = frozenset(
@@ -75,7 +74,12 @@ def delivery_properties(delivery: Delivery) -> tuple[tuple[str, str], ...]:
         theirs = tuple(pair for pair in theirs if pair[0] != PRIORITY)
     if not theirs:
         return own
-    return own + tuple(pair for pair in theirs if pair[0] not in BROKER_PROPERTIES)
+    return own + publisher_properties(theirs)
+
+
+def publisher_properties(pairs: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """Those whose names do not clash with the queue's own."""
+    return tuple(pair for pair in pairs if pair[0] not in BROKER_PROPERTIES)
 
 
 class GroupStats(msgspec.Struct, frozen=True, kw_only=True):

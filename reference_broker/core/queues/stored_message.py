@@ -64,6 +64,17 @@ def is_plain(message: Message) -> bool:
     )
 
 
+def is_plain_but_for_user_properties(message: Message) -> bool:
+    """As :func:`is_plain`, whatever user properties it has."""
+    return not (
+        message.expires_at
+        or message.content_type is not None
+        or message.response_topic is not None
+        or message.correlation_data is not None
+        or message.payload_format is not None
+    )
+
+
 class MessageCodec:
     """Turns the messages of one queue into record headers and back. Remembers the headers of plain messages."""
 
