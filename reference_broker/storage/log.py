@@ -28,6 +28,8 @@ _MAX_RELATIVE_OFFSET = 2**32 - 1 - MAX_BATCH_RECORDS
 _MAX_POSITION = 2**32 - 1
 _RANGE_RECORDS = 1_000
 _NEVER = 2**63
+_NO_BUFFER = WriteBuffer()
+"""Of all logs that write every append at once: nothing is ever in it, and there are many of them."""
 
 
 class SegmentedLog:
@@ -58,7 +60,7 @@ class SegmentedLog:
         self.note = note
         self._failure = ""
         self._closed = False
-        self._buffer = WriteBuffer()
+        self._buffer = WriteBuffer() if options.write_buffer_bytes else _NO_BUFFER
         self._room = room or DiskRoom(disk, options.reserve_bytes)
         self._open_files = None if volatile else open_files
         self._unsynced: dict[Segment, None] = {}
