@@ -47,7 +47,8 @@ def table(bench: BenchRun) -> Table:
     plan = bench.plan
     head = f"{plan.payload_bytes}-byte payloads, {_protocol(bench)}, median of {plan.rounds} interleaved rounds"
     versions = ", ".join(f"{name} {bench.versions[name]}".strip() for name in bench.peers)
-    found = Table(title=head, title_justify="left", caption=f"{versions}; null: no broker", caption_justify="left")
+    caption = f"{versions}; null: no broker" if NULL in bench.versions else versions
+    found = Table(title=head, title_justify="left", caption=caption, caption_justify="left")
     found.add_column("line and broker", no_wrap=True)
     ratio_title = f"{bench.peers[0]} is" if bench.peers else "ratio"
     for name in ("median", "range", ratio_title, "per CPU s", "client", "client us"):
