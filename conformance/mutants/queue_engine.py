@@ -270,6 +270,33 @@ def batch_hides_what_is_missing(patch: Patch) -> None:
     patch.wrap(settlement, "settle_request", make)
 
 
+@mutant("engine-floor-forgets-offset-0", "a pending message at offset 0 holds nothing back: its log may go")
+def floor_forgets_offset_0(patch: Patch) -> None:
+    def lowest(place: GroupPartition) -> int | None:
+        return next((offset for offset in place.pending if offset), None)
+
+    def committed(self: GroupPartition) -> int:
+        found = lowest(self)
+        return self.cursor if found is None else found
+
+    patch.replace(GroupPartition, "committed", property(committed))
+
+
+@mutant("engine-entry-by-stale-position", "once an entry is gone, those behind it are found where they had been")
+def entry_by_stale_position(patch: Patch) -> None:
+    def make(original: Original) -> Original:
+        def pending_entry(self: ConsumerGroup, partition: int, offset: int) -> PendingEntry | None:
+            entry: PendingEntry | None = original(self, partition, offset)
+            if entry is None or entry.place.committed == 0:
+                return entry
+            following = [each for each in entry.place.pending if each > offset]
+            return original(self, partition, following[0]) if following else entry
+
+        return pending_entry
+
+    patch.wrap(ConsumerGroup, "pending_entry", make)
+
+
 # -- time --------------------------------------------------------------------------------------------------------
 
 

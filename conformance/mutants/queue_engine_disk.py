@@ -15,6 +15,7 @@ from reference_broker.core.queues.partition import QueuePartition
 from reference_broker.core.queues.pending import PendingEntry
 from reference_broker.core.queues.retry import exhausted_reason
 from reference_broker.storage import pending_log
+from reference_broker.storage.log import SegmentedLog
 from reference_broker.storage.pending_log import PendingLogFile
 
 Original = Callable[..., Any]
@@ -143,6 +144,29 @@ def end_leaves_messages_unwritten(patch: Patch) -> None:
         return close
 
     patch.wrap(QueueEngine, "close", make)
+
+
+@mutant(
+    "engine-rotated-segment-unsynced", "a sync covers the newest segment of a partition, not those finished before it"
+)
+def rotated_segment_unsynced(patch: Patch) -> None:
+    def make(original: Original) -> Original:
+        def start_sync(self: SegmentedLog) -> Any:
+            for segment in list(self._unsynced)[:-1]:
+                del self._unsynced[segment]
+            return original(self)
+
+        return start_sync
+
+    patch.wrap(SegmentedLog, "start_sync", make)
+
+
+@mutant("engine-recovery-forgets-offset-0", "an entry at offset 0 is taken for none when a group is recovered")
+def recovery_forgets_offset_0(patch: Patch) -> None:
+    def unlist(result: None, self: PendingLogFile, *rest: object) -> None:
+        self.recovered = [record for record in self.recovered if record.offset]
+
+    after(patch, PendingLogFile, "__init__", unlist)
 
 
 @variation("engine-snapshots-often", "a group writes a snapshot after every few operations")

@@ -202,6 +202,30 @@ def an_ack_of_all_of_which_one_is_settled(life: StoryLife) -> None:
     life.rest()
 
 
+@ends("engine-entry-by-stale-position", setup=Setup(max_retries=2))
+def deliveries_are_settled_out_of_order(life: StoryLife) -> None:
+    life.publish_and_rest(4)
+    member = life.enter()
+    life.do(member, Verb.ACK, 0)
+    life.do(member, Verb.NACK, 1)
+    life.do(member, Verb.ACK, 2)
+    life.do(member, Verb.ACK, 3)
+
+
+@ends("engine-floor-forgets-offset-0")
+def a_message_at_offset_0_holds_its_segment(life: StoryLife) -> None:
+    """All behind it is settled, over several segments; then it is delivered again."""
+    for _ in range(12):
+        life.publish_and_rest()
+    member = life.enter()
+    for index in range(1, 12):
+        life.do(member, Verb.ACK, index)
+        life.wait(0.25)
+    life.leave(member)
+    life.kill()
+    life.enter()
+
+
 # -- time --------------------------------------------------------------------------------------------------------
 
 
@@ -331,7 +355,7 @@ def a_start_knows_when_a_retry_is_due(life: StoryLife) -> None:
     life.enter()
 
 
-@ends("engine-recovery-forgets-pending")
+@ends("engine-recovery-forgets-pending", "engine-recovery-forgets-offset-0")
 def a_start_knows_what_was_in_flight(life: StoryLife) -> None:
     life.publish_and_rest()
     life.enter()
@@ -391,6 +415,21 @@ def an_idle_group_is_synced_after_a_start(life: StoryLife) -> None:
     life.turn()
     life.pass_by(1.0)
     life.lose_power(Persistence.NONE)
+
+
+@ends("engine-rotated-segment-unsynced")
+def power_is_lost_behind_a_rotation(life: StoryLife) -> None:
+    """Until the engine hears of a sync, more is written behind what that covered, and then to the next segment."""
+    life.publish()
+    life.turn(sync=False)
+    life.run_syncs()
+    for _ in range(11):
+        life.publish()
+        life.turn(sync=False)
+    life.report_syncs()
+    life.rest()
+    life.lose_power(Persistence.NONE)
+    life.enter()
 
 
 @ends("engine-end-leaves-messages-unwritten")

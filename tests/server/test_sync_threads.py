@@ -20,11 +20,13 @@ class Task:
     def __init__(self, error: Exception | None = None) -> None:
         self.may_end = threading.Event()
         self.may_end.set()
+        self.has_begun = threading.Event()
         self.thread: threading.Thread | None = None
         self._error = error
 
     def run(self) -> None:
         self.thread = threading.current_thread()
+        self.has_begun.set()
         self.may_end.wait()
         if self._error is not None:
             raise self._error
@@ -81,6 +83,24 @@ def test_the_loop_goes_on_while_a_sync_waits_and_drain_waits_for_it() -> None:
         assert len(done) == 2
         threads.stop()
         threads.stop()
+
+    asyncio.run(main())
+
+
+def test_stop_waits_for_what_is_under_way_and_joins_the_threads() -> None:
+    async def main() -> None:
+        threads = SyncThreads(asyncio.get_running_loop(), lambda job, error: None)
+        task = Task()
+        task.may_end.clear()
+        threads.start(job(task))
+        await asyncio.to_thread(task.has_begun.wait)
+        assert task.thread is not None
+        stopping = asyncio.ensure_future(asyncio.to_thread(threads.stop))
+        await asyncio.sleep(0)
+        assert task.thread.is_alive()
+        task.may_end.set()
+        await stopping
+        assert not task.thread.is_alive()
 
     asyncio.run(main())
 

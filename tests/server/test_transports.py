@@ -6,6 +6,7 @@ import asyncio
 import queue
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -165,6 +166,23 @@ def test_a_wrong_path_is_answered_and_closed(websocket_broker: Broker) -> None:
     with socket.create_connection((websocket_broker.host, websocket_broker.port), timeout=WAIT_S) as client:
         client.sendall(UPGRADE.replace(b"/mqtt", b"/other"))
         assert read_all(client).startswith(b"HTTP/1.1 404 ")
+
+
+def test_stopping_does_not_wait_for_a_client_that_closes_nothing() -> None:
+    """F4: a close that waited for the other side, which waited for it."""
+    with ExitStack() as stack:
+        broker = stack.enter_context(listening(ListenerConfig(port=0, transport=Transport.WEBSOCKET)))
+        clients = [stack.enter_context(upgraded(broker)) for _ in range(3)]
+        for client in clients:
+            client.sendall(binary(CONNECT_311))
+            assert client.recv(6, socket.MSG_WAITALL) == b"\x82\x04" + CONNACK_311
+        # One is within a frame.
+        clients[0].sendall(b"\x82\xfe\x10")
+        started = time.monotonic()
+        broker.stop()
+        assert time.monotonic() - started < WAIT_S
+        for client in clients:
+            assert read_all(client)[:1] in (b"\x88", b"")
 
 
 def test_a_handshake_that_never_ends_is_cut() -> None:

@@ -195,12 +195,14 @@ async def as_published(ctx: CaseContext) -> None:
     """Payload and MQTT 5.0 properties arrive as they were published (F36, F9).
 
     Content type, response topic, correlation data, payload format and user properties, in order and with repeated
-    names, are those of the publisher; the queue adds its own behind them.
+    names, are those of the publisher; the queue adds its own behind them. The message expiry interval is what is left
+    of the publisher's.
     """
     queue = new_queue(ctx)
     publisher = await ctx.connect(version=5, name="publisher")
-    own = (("b", "1"), ("a", "2"), ("b", "1"), ("a", ""))
+    own = (("b", "1"), ("a", " 2 "), ("b", "1"), ("a", ""))
     wanted = Properties(
+        message_expiry_interval=3_600,
         payload_format_indicator=1,
         content_type="text/plain",
         response_topic="answers/here",
@@ -214,6 +216,10 @@ async def as_published(ctx: CaseContext) -> None:
     for name in ("payload_format_indicator", "content_type", "response_topic", "correlation_data"):
         value, other = getattr(wanted, name), getattr(seen, name)
         ctx.must(value == other, f"consumer: expected {name} {value!r}; seen {other!r}")
+    left_s = seen.message_expiry_interval
+    ctx.must(
+        left_s is not None and 3_000 < left_s <= 3_600, f"consumer: expected up to 3600 s to be left; seen {left_s}"
+    )
     found = tuple(pair for pair in seen.user_property if pair[0] in ("a", "b"))
     ctx.must(found == own, f"consumer: expected the user properties {own}; seen {seen.user_property}")
 

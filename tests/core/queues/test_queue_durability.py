@@ -355,6 +355,26 @@ def test_a_pending_message_whose_bytes_are_damaged_is_given_up_visibly(bench_wit
     assert (TraceKind.DISCARDED, "unreadable") in [(kind, fields.get("detail")) for kind, fields in bench.trace]
 
 
+@pytest.mark.parametrize("verb", ["reject", "nack"])
+def test_a_message_that_cannot_be_read_any_more_becomes_no_dead_letter_but_is_counted(
+    bench_with: BenchWith, verb: str
+) -> None:
+    disk = MemoryDisk()
+    bench = bench_with(disk, retry={"max_retries": 0})
+    consumer = bench.consumer()
+    bench.publish("a")
+    bench.turn()
+    disk.open("queues/q/partitions/0/00000000000000000000.seg").write_at(50, b"\xff")
+    partition = bench.engine._queues["q"].partitions[0]
+    partition.cached.clear()
+    outcome = getattr(consumer, verb)(consumer.got[0])
+    bench.turn()
+    assert outcome.confirmed
+    stats = bench.engine.stats("q")
+    assert (stats.depth, stats.groups[0].unreadable, stats.groups[0].dead_lettered) == (0, 1, 0)
+    assert (TraceKind.DISCARDED, "unreadable") in [(kind, fields.get("detail")) for kind, fields in bench.trace]
+
+
 def test_partitions_can_be_added_but_not_removed(bench_with: BenchWith) -> None:
     disk = MemoryDisk()
     bench = bench_with(disk, partitions=3)

@@ -108,9 +108,13 @@ def test_bytes_stay_right_through_a_restart(bench_with: Benches) -> None:
         assert bench.engine.stats("q").held_bytes == sum(held.values()), number
 
 
-def test_a_batch_meets_the_same_limits_as_singles(bench_with: Benches) -> None:
+@pytest.mark.parametrize("is_run", [True, False])
+def test_a_batch_meets_the_same_limits_as_singles(bench_with: Benches, is_run: bool) -> None:
     """P5: a batch publish bypassed the time to live."""
     bench = bench_with(max_depth=40, message_ttl_s=5.0, max_message_bytes=4)
+    if is_run:
+        # To a queue that is there already the batch goes as a whole.
+        bench.engine.create_queue("q", {}, bench.now)
     messages = [Message(topic="$queue/q", payload=b"%d" % number) for number in range(40)]
     outcome = Outcome()
     bench.engine.publish_many(bench.engine.address("$queue/q"), messages, bench.now, outcome)
