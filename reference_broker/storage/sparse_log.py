@@ -7,7 +7,7 @@ frees, and what is stored stays near what is wanted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -52,13 +52,14 @@ class ThinningTask(SegmentCopier):
         folder: str,
         encoder: BatchEncoder,
         group: list[Segment],
-        wanted: frozenset[int],
+        wanted: Iterable[int],
         state: CleanerState,
         most: int,
     ) -> None:
         super().__init__(disk, folder, encoder, most)
         self.group = group
         self.wanted = wanted
+        """Iterated once."""
         self.state = msgspec.structs.replace(state, gaps_until=max(state.gaps_until, _end_of(group[-1])))
 
     def run(self) -> None:
@@ -71,7 +72,8 @@ class ThinningTask(SegmentCopier):
             return
 
     def _kept(self) -> Iterator[LogRecord]:
-        return (record for record in self._sound_records(self.group) if record.offset in self.wanted)
+        wanted = frozenset(self.wanted)
+        return (record for record in self._sound_records(self.group) if record.offset in wanted)
 
 
 class SparseLog(SegmentedLog):
@@ -120,7 +122,7 @@ class SparseLog(SegmentedLog):
             except OSError as error:
                 self.note(self._folder, f"not thinned out: {error.strerror or error}")
                 return None
-        offsets = frozenset(wanted.numbers(group[0].base_offset, _end_of(group[-1])))
+        offsets = wanted.numbers(group[0].base_offset, _end_of(group[-1]))
         most = self.options.batch_records
         self._task = ThinningTask(self._disk, self._folder, self._encoder.again(), group, offsets, self._state, most)
         return self._task

@@ -134,7 +134,7 @@ class WantedOffsets(Protocol):
         """How many offsets from one to below another are."""
 
     def numbers(self, first: int, end: int) -> Iterable[int]:
-        """Which."""
+        """Which, as they are at the call; iterated once, in any thread, whatever changes meanwhile."""
 
 
 class SparseLog(PartitionLog, Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from heapq import merge
-from itertools import islice
+from itertools import chain, islice
 
 from reference_broker.core.queues.partition import QueuePartition
 from reference_broker.core.queues.timing_wheel import TimingWheel
@@ -51,8 +51,7 @@ class WaitingOffsets:
     def numbers(self, first: int, end: int) -> Iterable[int]:
         """See :meth:`WantedOffsets.numbers`."""
         others = (*self.refused, *self.in_hand, *(offset for offset, _ in self.unarmed))
-        yield from (offset for offset in others if first <= offset < end)
-        yield from (offset for offset, _ in self.wheel.items(first, end))
+        return chain([offset for offset in others if first <= offset < end], self.wheel.snapshot(first, end))
 
     def listed(self, after: int, limit: int) -> list[int]:
         """Up to a number of offsets behind one, ascending, of messages that are not as good as published."""

@@ -228,6 +228,10 @@ def test_many_timers_at_once_are_as_one_by_one(gaps: list[int], delays: list[int
     together.load(numbers[half:], dues[half:], now_ms)
     assert list(together.items(0, numbers[-1] + 1)) == list(zip(numbers, dues, strict=True))
     assert list(together.items(3, 50)) == [pair for pair in zip(numbers, dues, strict=True) if 3 <= pair[0] < 50]
+    kept = together.snapshot(3, 50)
+    together.cancel(numbers[0])
+    singly.cancel(numbers[0])
+    assert sorted(kept) == [number for number in numbers if 3 <= number < 50], "as it was"
     while (deadline := singly.next_deadline_ms()) is not None:
         assert together.next_deadline_ms() == deadline
         assert together.advance(deadline) == singly.advance(deadline)
