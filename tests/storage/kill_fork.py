@@ -13,9 +13,12 @@ from collections.abc import Callable
 
 OPENING_S = 0.02
 """About the time that opening the store takes; a fifth of the lives are killed within it."""
-LIFE_S = 0.16
-"""The longest that a life may last."""
+LIFE_BYTES = 24 * 1024
+"""The others are killed when they have said so much at most: on a slow machine a life does as much, in more time."""
+MOMENT_S = 0.005
+"""Most that they live on then: what they say comes at certain points of their work, and they may die at any."""
 _COUNT_BYTES = 4
+_READ_BYTES = 4_096
 
 
 class WrongError(AssertionError):
@@ -45,7 +48,9 @@ def live_and_die(name: str, rng: random.Random, live: Callable[[Voice], None], h
     """
     reader, writer = os.pipe()
     shared = mmap.mmap(-1, mmap.PAGESIZE)
-    wait_s = rng.uniform(0.0, OPENING_S) if rng.random() < 0.2 else rng.uniform(OPENING_S, LIFE_S)
+    is_early = rng.random() < 0.2
+    heard_bytes = 0 if is_early else rng.randint(1, LIFE_BYTES)
+    wait_s = rng.uniform(0.0, OPENING_S if is_early else MOMENT_S)
     child = os.fork()
     if not child:
         try:
@@ -58,6 +63,9 @@ def live_and_die(name: str, rng: random.Random, live: Callable[[Voice], None], h
             os._exit(1)
     os.close(writer)
     try:
+        while heard_bytes > 0 and (data := os.read(reader, _READ_BYTES)):
+            hear(data)
+            heard_bytes -= len(data)
         _hear_until(reader, hear, time.monotonic() + wait_s)
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
@@ -77,7 +85,7 @@ def _hear_until(reader: int, hear: Callable[[bytes], None], deadline: float | No
     while deadline is None or (left_s := deadline - time.monotonic()) > 0:
         if deadline is not None and not select.select((reader,), (), (), left_s)[0]:
             return
-        data = os.read(reader, 65_536)
+        data = os.read(reader, _READ_BYTES)
         if not data:
             return
         hear(data)

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import msgspec
 from kill_fork import Voice, WrongError, live_and_die
 
-from reference_broker.config import Durability, QueueConfig, QueuesConfig, RetentionConfig
+from reference_broker.config import Durability, QueueConfig, QueuesConfig, RetentionConfig, RetryConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Delivery, QueueEngine, QueueError, SyncJob, Verb, group_state
 from reference_broker.core.queues.store import LogRecord
@@ -43,8 +43,10 @@ QUEUE = QueueConfig(
     max_depth=1_000_000,
     delivery_timeout_s=0.0,
     retention=RetentionConfig(max_age_s=0.03),
+    retry=RetryConfig(max_retries=1_000_000, total_timeout_s=0.0),
 )
-"""Retention may remove even the last segment as soon as all in it is settled."""
+"""Retention may remove even the last segment as soon as all in it is settled. Each death fails what was in flight, and
+no message is to become a dead letter by it."""
 GROUP = "g"
 OPTIONS = LogOptions(segment_bytes=64 * 1024)
 UNSETTLED = 400
