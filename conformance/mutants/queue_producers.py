@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from conformance.mutants import Patch, mutant
-from reference_broker.core.queues import producers
+from reference_broker.core.queues import producer_names, producers
 from reference_broker.core.queues.coordinator import Coordinator, Producer
 from reference_broker.core.queues.errors import QueueError, QueueErrorCode
 from reference_broker.core.queues.producers import PartitionProducers
@@ -93,6 +93,11 @@ def ids_reused(patch: Patch) -> None:
         return take
 
     patch.wrap(Coordinator, "_take", make)
+
+
+@mutant("queue-numbers-of-anybody", "any user may number messages as the producer of another")
+def of_anybody(patch: Patch) -> None:
+    patch.replace(producer_names, "_check_tag", lambda tag, owner, what: None)
 
 
 @mutant("queue-unknown-producer-taken", "a producer id that was never given out is taken")

@@ -114,7 +114,7 @@ class MessagePaths:
 
     def _capture(self, message: Message, publisher: Session | None) -> None:
         """Queues get their copies, unless the message names a producer that is not its publisher's."""
-        if message.user_properties and (self.tenants is not None or self.engine.transactions.has_owners):
+        if message.user_properties and (self.tenants is not None or self.engine.transactions.has_producers):
             try:
                 check_producers(self.engine, message, publisher)
             except QueueError as error:
@@ -137,7 +137,7 @@ class MessagePaths:
         ``on_stored``: see :meth:`QueueEngine.publish`.
         """
         try:
-            if message.user_properties and (self.tenants is not None or self.engine.transactions.has_owners):
+            if message.user_properties and (self.tenants is not None or self.engine.transactions.has_producers):
                 check_producers(self.engine, message, publisher)
             if self.tenants is None:
                 address = self.engine.address(message.topic)

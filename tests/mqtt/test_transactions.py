@@ -150,6 +150,8 @@ def test_a_transactional_id_is_its_users(users: dict[str, Client], other: str) -
     for operation in ("begin", "commit", "abort"):
         assert asked(thief, operation, **producer, **transaction).reason == Reason.NOT_AUTHORIZED
     assert asked(thief, "add", **producer, **transaction, queue="q", partition="0").reason == Reason.NOT_AUTHORIZED
+    padded = producer | {"producer_id": producer["producer_id"].zfill(20)}
+    assert numbered(thief, "$queue/q", **padded, sequence="0") == Reason.NOT_AUTHORIZED
     for named in ({"sequence": "0"}, transaction):
         assert numbered(thief, "$queue/q", **producer, **named) == Reason.NOT_AUTHORIZED
         assert numbered(thief, "$queue/q/$ack", **producer, **transaction) == Reason.NOT_AUTHORIZED
@@ -162,6 +164,24 @@ def test_a_transactional_id_is_its_users(users: dict[str, Client], other: str) -
     numbered(ann, "x/captured", **producer, sequence="0")
     ann.world.wait(0.1)
     assert engine.stats("c").depth == 1
+
+
+@pytest.mark.parametrize("other", ["bob", ""])
+def test_a_producer_without_a_name_is_its_users_as_well(users: dict[str, Client], other: str) -> None:
+    """Another user's message would take the number that hers has, which then would pass for a repetition."""
+    ann, thief = users["ann"], users[other]
+    producer, public = told(asked(ann, "init")), told(asked(users[""], "init"))
+    assert numbered(thief, "$queue/q", **producer, sequence="0") == Reason.NOT_AUTHORIZED
+    assert asked(thief, "begin", **producer).reason == Reason.NOT_AUTHORIZED
+    numbered(thief, "x/captured", **producer, sequence="0")
+    assert numbered(ann, "$queue/q", **producer, sequence="0") == 0
+    # Nobody's ids are everybody's, and an id of one's own that was never given out takes no number from others.
+    assert numbered(thief, "$queue/q", **public, sequence="0") == 0
+    assert numbered(ann, "$queue/q", **public, sequence="0") == 0
+    engine = ann.world.node.engine
+    assert (engine.stats("q").depth, engine.stats("c").depth) == (2, 0)
+    forged = producer | {"producer_id": str(int(producer["producer_id"]) + 2_000)}
+    assert numbered(ann, "$queue/q", **forged, sequence="0") == Reason.IMPLEMENTATION_SPECIFIC_ERROR
 
 
 def test_what_nobody_owns_becomes_the_first_users(users: dict[str, Client]) -> None:

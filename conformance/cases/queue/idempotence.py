@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from conformance.case import CaseContext, case
-from conformance.cases.queue.producing import REMEMBERED, Producer, must_fail, payloads, request, send, told
+from conformance.cases.queue.producing import (
+    REMEMBERED,
+    TWO_USERS,
+    Producer,
+    must_fail,
+    payloads,
+    request,
+    send,
+    told,
+)
 from conformance.cases.queue.support import consume, new_queue
 
 _DURABLE = {"data_dir": "{dir}/data", "queues": {"defaults": {"durability": "fsync"}}}
@@ -223,4 +232,31 @@ async def half(ctx: CaseContext) -> None:
     ):
         must_fail(ctx, await send(producer.client, topic, b"unknown", **named, sequence="0"), "unknown_producer")
         must_fail(ctx, await request(producer.client, "begin", **named), "unknown_producer")
+    await consumer.expect_nothing()
+
+
+@case(
+    "queue/idempotence/belongs-to-a-user",
+    clauses=("Q-IDEM-13",),
+    requires=("queues",),
+    mutant="queue-numbers-of-anybody",
+    near_miss=_NEAR,
+    settings=TWO_USERS,
+)
+async def of_a_user(ctx: CaseContext) -> None:
+    """Nobody takes a number of ann's producer: bob, and a client without a user, are refused with 0x87.
+
+    They publish with the number 0 of her producer before she does. Hers is enqueued, and told a message id.
+    """
+    queue = new_queue(ctx)
+    ann = await ctx.connect(version=5, name="ann", username="ann", password=b"ann")
+    bob = await ctx.connect(version=5, name="bob", username="bob", password=b"bob")
+    nobody = await ctx.connect(version=5, name="nobody")
+    producer = await Producer.make(ctx, client=ann)
+    for other in (bob, nobody):
+        puback = await send(other, f"$queue/{queue}", b"stolen", **producer.identity, sequence="0")
+        ctx.must(puback.reason_code == 0x87, f"expected 0x87 (not authorized); seen {puback}")
+    told(ctx, await producer.publish(queue, b"mine", sequence=0, receipt="1"), "message-id")
+    consumer = await consume(ctx, queue)
+    await consumer.expect_publish(payload=b"mine")
     await consumer.expect_nothing()

@@ -11,6 +11,21 @@ from conformance.connection import Connection
 from conformance.wire import Properties, Puback, Publish, Subscription
 
 REMEMBERED = 32
+_ANN = (
+    "scrypt$16384$8$1$f86f1b14d43a95466068d7bbdc85e51a$9a2118580171095bc5230d267b4227995cec585a5dcbf12534e35b2c6dd095d8\
+32a58b13c4d1cb0b7d54370fa31d9fcbd3863873095f51b458c03494d4fbbf2a"
+)
+_BOB = (
+    "scrypt$16384$8$1$fa94b315f00003c02fdc3a023039aec0$8c8031fc34554a8d9231adef2d7315bacf38b6f19efec7cb79eaa36ddf987977\
+922e1c70acece1fc7c87be0999288d5836c342ccbf4c44b5a61647412d1da748"
+)
+TWO_USERS: dict[str, Any] = {
+    "auth": {
+        "anonymous": True,
+        "users": [{"username": "ann", "password_hash": _ANN}, {"username": "bob", "password_hash": _BOB}],
+    }
+}
+"""Two users, whose passwords are their names."""
 
 
 class Producer:

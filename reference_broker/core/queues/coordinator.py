@@ -118,8 +118,6 @@ class Coordinator(SyncPoint):
         """Queue and partition -> snapshot, as found at opening."""
         self.open: dict[int, Transaction] = {}
         """By producer id."""
-        self.has_owners = False
-        """Some producer is or was somebody's."""
         self._reserved = 1
         self._reservation = -1
         try:
@@ -137,7 +135,6 @@ class Coordinator(SyncPoint):
             name = key[len(_PRODUCER) :].decode()
             producer = self.producers[name] = msgspec.msgpack.decode(value, type=Producer)
             self.names[producer.id] = name
-            self.has_owners |= bool(producer.owner)
             # The reservation may be lost and the producer not, while nothing was durable.
             self._reserved = max(self._reserved, producer.id + 1)
         elif key.startswith(_DECISION):
@@ -208,7 +205,6 @@ class Coordinator(SyncPoint):
             self.names.pop(previous.id, None)
         self.producers[name] = producer
         self.names[producer.id] = name
-        self.has_owners |= bool(producer.owner)
 
     def forget_producer(self, name: str) -> None:
         """Raises :class:`QueueError`."""

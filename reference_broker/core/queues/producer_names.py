@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -17,8 +18,13 @@ from reference_broker.core.queues.publish_options import bad_option
 from reference_broker.core.queues.store import QueueStore
 from reference_broker.core.queues.transaction import UNDECIDED, TransactionState
 
+_NUMBER_BITS = 40
+"""Of a producer id; above it is the tag of the owner, so that an id tells whose it is though nothing is kept of it."""
+_LARGEST_NUMBER = 2**_NUMBER_BITS - 1
+_LARGEST_TAG = 2**23 - 1
 _MAX_NAME_BYTES = 1_024
-_MAX_DIGITS = 19
+_MAX_DIGITS = 20
+"""Of an id as a client may write it, zeros in front included."""
 
 
 class ProducerIdentity(NamedTuple):
@@ -50,8 +56,8 @@ class ProducerNames:
         is called once: with the identity when it is durable, or with the error. Raises :class:`QueueError` (LIMIT,
         BAD_OPTION, NOT_ALLOWED, STORAGE_FAILED) and then does not call it.
 
-        A transactional id that is nobody's becomes its ``owner``'s. The empty one owns nothing; None is the broker's
-        own program, which may use every id, and those that it begins are nobody's.
+        The producer is its ``owner``'s, and so becomes a transactional id that is nobody's. The empty owner owns
+        nothing; None is the broker's own program, which may use every id, and those that it begins are nobody's.
         """
         self._agenda.now = now
         if self.closed:
@@ -60,7 +66,8 @@ class ProducerNames:
         if coordinator.failure is not None:
             raise coordinator.failure
         if transactional_id is None:
-            self._tell_identity(ProducerIdentity(coordinator.take_number(), 0), on_done)
+            number = _tag_of(owner or "") << _NUMBER_BITS | coordinator.take_number()
+            self._tell_identity(ProducerIdentity(number, 0), on_done)
             return
         if not 0 < len(transactional_id.encode()) <= _MAX_NAME_BYTES:
             raise bad_option(f"a transactional id has 1 to {_MAX_NAME_BYTES} bytes")
@@ -110,23 +117,24 @@ class ProducerNames:
         coordinator.forget_producer(name)
 
     @property
-    def has_owners(self) -> bool:
-        """Some producer is somebody's: messages that name one must be checked."""
-        found = self.memory.found
-        return found is not None and found.has_owners
+    def has_producers(self) -> bool:
+        """There are or were some, so that messages that name one must be checked."""
+        return self.memory.found is not None
 
     def check_owner(self, producer_id: str, owner: str) -> None:
         """Whether a client may name a producer; an unknown one passes. Raises :class:`QueueError` (NOT_ALLOWED)."""
         name = self.name_of(producer_id)
         if name is not None:
             _check_owner(self.memory.coordinator.producers[name], owner, f"producer {producer_id}")
+        elif producer_id.isdecimal() and len(producer_id) <= _MAX_DIGITS:
+            _check_tag(int(producer_id) >> _NUMBER_BITS, owner, f"producer {producer_id}")
 
     def _check_producer(self, producer_id: int, epoch: int) -> Coordinator:
         """Raises :class:`QueueError` (UNKNOWN_PRODUCER, FENCED)."""
         if self.closed:
             raise closing_error()
         coordinator = self.memory.found
-        if coordinator is None or not coordinator.was_given_out(producer_id):
+        if coordinator is None or not coordinator.was_given_out(producer_id & _LARGEST_NUMBER):
             raise QueueError(
                 QueueErrorCode.UNKNOWN_PRODUCER, f"there is no producer {producer_id}: it must be initialised"
             )
@@ -152,6 +160,19 @@ class ProducerNames:
 
 def _check_owner(producer: Producer, owner: str, what: str) -> None:
     if producer.owner not in ("", owner):
+        raise QueueError(QueueErrorCode.NOT_ALLOWED, f"{what} belongs to another user")
+
+
+def _tag_of(owner: str) -> int:
+    """0 for nobody. Two owners of one tag, of which there are eight million, may use each other's unnamed producers."""
+    if not owner:
+        return 0
+    digest = int.from_bytes(hashlib.sha256(owner.encode()).digest()[:8], "big")
+    return digest % _LARGEST_TAG + 1
+
+
+def _check_tag(tag: int, owner: str, what: str) -> None:
+    if tag not in (0, _tag_of(owner)):
         raise QueueError(QueueErrorCode.NOT_ALLOWED, f"{what} belongs to another user")
 
 
