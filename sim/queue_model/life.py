@@ -156,6 +156,7 @@ class Member:
             (delivery.partition, delivery.offset),
             delivery.delivery_count,
         )
+        life.oracle.queues[self.queue].groups[self.group].copies[sent].delivered_at = life.now
         self.got.append(Held(delivery, sent))
         if self.is_eager:
             life.settle(self, len(self.got) - 1, Verb.ACK)
@@ -450,9 +451,8 @@ class QueueLife:
             self.leave(member)
         for name in self.names:
             queue = self.oracle.queues[name]
-            if not queue.groups:
+            if not any(group.wants("") for group in queue.groups.values()):
                 self.join(name, "last", "z", is_eager=True)
-                continue
             for group_id in queue.groups:
                 group, _, pattern = group_id.partition("@")
                 self.join(name, group, "z", pattern=pattern, is_eager=True)

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from reference_broker.core.queues import Verb
 from reference_broker.storage import pending_log
 from sim.disk import Persistence
+from sim.queue_model.claiming import claim
 from sim.queue_model.delaying import Delayer
 from sim.queue_model.life import LETTERS, OTHER, QUEUE, Member, QueueLife, Setup, is_of_a_group
 from sim.queue_model.producing import Producer, kinds_of
@@ -138,7 +139,11 @@ class QueueMachine(RuleBasedStateMachine):
         self._did(verb.value, then)
 
     def _delivery(self, member: int, which: int) -> tuple[Member, int]:
-        """``which``: 0 = the newest that the member got."""
+        """``which``: 0 = the newest that is not settled, 1 = the newest that the member got, and so on."""
+        held = self.life.held()
+        if held and not which % 2:
+            return held[len(held) - 1 - which // 2 % len(held)]
+        which //= 2
         members = [each for each in self.life.members.values() if each.got]
         consumer = members[member % len(members)]
         return consumer, len(consumer.got) - 1 - which % len(consumer.got)
@@ -176,6 +181,22 @@ class QueueMachine(RuleBasedStateMachine):
     def ack_all(self, member: int, then: str) -> None:
         self.life.ack_all(self._delivery(member, 0)[0])
         self._did("ack_all", then)
+
+    @precondition(_has_deliveries)
+    @rule(
+        claimant=st.integers(0, 5),
+        member=st.integers(0, 5),
+        which=st.integers(0, 7),
+        min_idle_s=st.sampled_from((0.0, 0.0, 1.0, 3.0)),
+        then=THEN,
+    )
+    def claim(self, claimant: int, member: int, which: int, min_idle_s: float, then: str) -> None:
+        holder, index = self._delivery(member, which)
+        others = [
+            each for each in self.life.members.values() if (each.queue, each.group) == (holder.queue, holder.group)
+        ]
+        claim(self.life, others[claimant % len(others)], holder, index, min_idle_s)
+        self._did("claim", then)
 
     # -- delayed messages ----------------------------------------------------------------------------------------
 

@@ -144,7 +144,7 @@ class Oracle:
             sent.confirmed = True
         self.transactions.delivered(queue, sent, copy, count, what)
         self.appeared(queue, sent)
-        if rules.ordered:
+        if rules.ordered and not copy.is_claimed:
             check_order(group, copy, what, self.now)
         self.become(copy, Spot(Kind.FLIGHT, count, self.now + (rules.timeout_s or _NEVER), consumer))
         group.counts["delivered" if count == 1 else "redelivered"] += 1
@@ -195,7 +195,7 @@ class Oracle:
                 wait_s = rules.backoff_s(spot.deliveries) if rules.nack_waits else 0.0
             self.fail(queue, group_id, copy, self.now + wait_s)
         else:
-            self._give_up(queue, group_id, copy)
+            self.give_up(queue, group_id, copy)
         step, letter = self.step, copy.letter if copy.may(Kind.MOVING) else None
 
         def confirmed() -> None:
@@ -212,11 +212,11 @@ class Oracle:
         """A delivery failed: the message is ready again, or that was the last."""
         (spot,) = copy.spots
         if spot.deliveries > queue.rules.max_retries:
-            self._give_up(queue, group_id, copy)
+            self.give_up(queue, group_id, copy)
         else:
             self.become(copy, Spot(Kind.READY, spot.deliveries, due))
 
-    def _give_up(self, queue: Queue, group_id: str, copy: Copy) -> None:
+    def give_up(self, queue: Queue, group_id: str, copy: Copy) -> None:
         """To the dead letters, or nowhere when the queue keeps none."""
         if queue.rules.dead_letters is None:
             self.become(copy, DONE)
@@ -390,7 +390,7 @@ class Oracle:
                 raise ViolationError(f"{what} is stuck: {copy.spots}")
             if copy.spots == {DEAD} and copy.letter is not None and not self._may_lose_letters(queue):
                 letters = self.queues[queue.rules.dead_letters or ""].labels[copy.letter.label]
-                if all(letter.unsure for letter in letters):
+                if all(letter.unsure and not letter.unneeded for letter in letters):
                     raise ViolationError(f"{what} vanished without a letter")
 
     def _may_lose_letters(self, queue: Queue) -> bool:

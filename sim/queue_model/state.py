@@ -121,6 +121,10 @@ class Copy:
         self.spots = set(spots)
         self.before: list[tuple[int, set[Spot]]] = []
         """(step, what held until then), as far as a crash may bring it back."""
+        self.delivered_at = 0.0
+        """The last time."""
+        self.is_claimed = False
+        """A consumer takes it over at the moment, whatever comes before it."""
         self.letter: Sent | None = None
         """The dead letter that it became, or may have become."""
 

@@ -161,7 +161,9 @@ class Transactions:
         for each in self.all:
             is_lost = power and each.fate is Fate.COMMITTED and not each.is_safe
             if any(queue.rules.durability == "memory" for queue in self._oracle.queues.values()):
-                each.fate = Fate.ABORTED if each.fate in LIVE else each.fate
+                if each.fate in LIVE:
+                    # The decision is on disk, or not, wherever the queues are.
+                    each.fate = Fate.EITHER if each.fate is Fate.ENDING else Fate.ABORTED
                 each.messages, each.held = [], []
             elif each.fate in (Fate.OPEN, Fate.DOOMED):
                 each.fate = Fate.ABORTED

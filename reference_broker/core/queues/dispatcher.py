@@ -414,7 +414,7 @@ class Dispatcher:
         Raises :class:`LogError`.
         """
         group = self._group
-        holder, deadline, claimed_at = entry.consumer, entry.deadline, entry.claimed_at
+        holder, deadline, claimed_at, nonce = entry.consumer, entry.deadline, entry.claimed_at, entry.nonce
         stored = entry.place.partition.get(entry.offset)
         if stored is None:
             group.counts.unreadable += 1
@@ -427,7 +427,7 @@ class Dispatcher:
         entry.delivery_count += 1
         if not self._hand_over(entry, stored, consumer, now):
             entry.delivery_count -= 1
-            entry.consumer, entry.deadline, entry.claimed_at = holder, deadline, claimed_at
+            entry.consumer, entry.deadline, entry.claimed_at, entry.nonce = holder, deadline, claimed_at, nonce
             return False
         if holder is not None:
             group.let_go(holder, entry.place)

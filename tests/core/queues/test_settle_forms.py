@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from reference_broker.core.queues import QueueError, QueueErrorCode, Verb
 from reference_broker.core.queues.address import parse_receipt, receipt_of
 from reference_broker.core.queues.delivery import delivery_properties
+from reference_broker.core.queues.group_operations import Claim
 from reference_broker.core.queues.settle_request import MAX_DELIVERIES, format_ranges, parse, parse_ranges
 from reference_broker.storage.memory_disk import MemoryDisk
 
@@ -300,6 +301,19 @@ def test_a_receipt_settles_its_delivery_whoever_shows_it(bench_with: BenchWith) 
     assert outcome.confirmed
     assert refused(bench, Verb.ACK, ("receipt", receipt)) is QueueErrorCode.NOT_PENDING
     assert bench.engine.stats("q").in_flight == 1
+
+
+def test_a_receipt_outlives_a_claim_that_found_no_room(bench_with: BenchWith) -> None:
+    """The claimant was offered the message before it refused, with a receipt of its own: the old one went stale."""
+    bench = bench_with(receipts=True)
+    bench.publish("a")
+    holder = bench.consumer("a")
+    bench.turn()
+    bench.consumer("b", room=0)
+    with pytest.raises(QueueError):
+        bench.engine.groups.claim("q", "g", Claim(), consumer_id="b", now=bench.now)
+    settle(bench, Verb.ACK, ("receipt", holder.got[0].receipt))
+    assert bench.engine.stats("q").depth == 0
 
 
 def test_a_receipt_goes_stale_with_the_next_delivery(bench_with: BenchWith) -> None:
