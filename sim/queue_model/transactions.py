@@ -188,8 +188,10 @@ class Transactions:
             ]
             settled = [
                 copy.message.label
-                for _, _, copy, _ in each.held
-                if copy.spots == {DONE} and copy.message.expires_at > self._oracle.now
+                for queue, _, copy, deliveries in each.held
+                if copy.spots == {DONE}
+                and copy.message.expires_at > self._oracle.now
+                and deliveries <= queue.rules.max_retries
             ]
             if each.fate is Fate.EITHER and absent and settled:
                 raise ViolationError(f"a transaction settled {settled}, and {absent} do not show")

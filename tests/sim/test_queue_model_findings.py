@@ -167,3 +167,21 @@ def test_a_commit_of_nothing_is_known_after_a_restart() -> None:
     life.kill()
     producer.commit()
     life.rest()
+
+
+def test_a_commit_is_answered_although_another_transaction_is_aborted_in_its_turn() -> None:
+    """Its partition had a record to write, the end of the other one, so that it waited for a turn that did not come."""
+    life = QueueLife(Setup(durability="interval"))
+    first, second = begun(life), Producer(life, "t")
+    second.init()
+    life.rest()
+    second.begin(60.0)
+    life.rest()
+    for producer in (first, second):
+        producer.publish(QUEUE, None, is_numbered=False)
+        life.rest()
+    for producer in (first, second):
+        producer.publish(QUEUE, None, is_numbered=False)
+    first.commit()
+    second.abort()
+    life.rest()

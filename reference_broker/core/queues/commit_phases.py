@@ -74,9 +74,6 @@ class CommitPhases:
 
     def step(self, now: float) -> None:
         """At the end of a turn, when everything is written: go on with what is being committed or aborted."""
-        for transaction in [each for each in self._aborting if each.is_written]:
-            del self._aborting[transaction]
-            self._end(transaction, Outcome.ABORTED)
         for transaction in [each for each in self._preparing if each.is_written]:
             del self._preparing[transaction]
             # The coordinator, too: a power loss may keep the decision and lose what was written just before it.
@@ -86,6 +83,10 @@ class CommitPhases:
             del self._completing[transaction]
             points = [*transaction.partitions, *transaction.also, *transaction.held.values()]
             self._when_all_durable(points, partial(self._completed, transaction), lazily=True)
+        # Last, since it adds records that are not written yet: the others would wait for a turn that may not come.
+        for transaction in [each for each in self._aborting if each.is_written]:
+            del self._aborting[transaction]
+            self._end(transaction, Outcome.ABORTED)
 
     def _when_all_durable(self, points: list[SyncPoint], done: Confirm, *, lazily: bool) -> None:
         """``lazily``: the next periodic sync is early enough."""

@@ -123,6 +123,18 @@ def test_a_close_finishes_an_abort_that_was_asked_for(durable: QueueBench) -> No
     assert outcome.confirmed
 
 
+def test_a_commit_is_not_held_up_by_an_abort_of_the_same_turn(either: QueueBench) -> None:
+    """The abort's control record was not written yet when the commit was looked at, and nobody looked again."""
+    first, second = Actor(either, "one"), Actor(either, "two")
+    transactions = first.begin(), second.begin()
+    first.publish("a", transactions[0])
+    second.publish("b", transactions[1])
+    outcome = first.commit(transactions[0])
+    second.abort(transactions[1])
+    either.turn()
+    assert outcome.confirmed
+
+
 def test_a_disk_that_fails_leaves_nobody_without_an_answer(bench_with: BenchWith) -> None:
     """Who wanted a new epoch while the decision was made waited for ever."""
     disk = FailingDisk()
