@@ -23,6 +23,8 @@ _HEADER_QOS_1 = b"\x32"
 _MAX_TEMPLATES = 4_096
 _MAX_THEIRS_BYTES = 256
 """Characters of a publisher's user properties that are remembered, and not encoded for every delivery."""
+_MAX_THEIRS = 32
+"""Likewise, of the properties themselves: each has five bytes beside its characters."""
 _MAX_PROPERTY_BYTES = 12_000
 """Of a template; the publisher's come on top."""
 _BARE = Message(topic="", payload=b"")
@@ -153,7 +155,7 @@ class DeliveryEncoder:
             return b"" if is_plain(message) else None
         known = self._user_properties.get(pairs)
         if known is None:
-            if sum([len(name) + len(value) for name, value in pairs]) > _MAX_THEIRS_BYTES:
+            if len(pairs) > _MAX_THEIRS or sum([len(name) + len(value) for name, value in pairs]) > _MAX_THEIRS_BYTES:
                 return None
             known = encode_user_properties(publisher_properties(pairs))
             if len(self._user_properties) >= _MAX_TEMPLATES:

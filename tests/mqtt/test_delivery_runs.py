@@ -226,6 +226,8 @@ NAMED = [
     (("long", "x" * 252),),
     (("long", "x" * 253),),
     (("ü" * 100, "ü" * 156),),
+    (("", ""),) * 32,
+    (("", ""),) * 3_300,
 ]
 
 
@@ -243,8 +245,21 @@ def test_user_properties_come_as_the_general_way_has_them(named: list[tuple[tupl
         assert encoder.encode(5 + index, delivery) in (expected[-1], None)
     data = encoder.encode_run(5, run, 1 << 30)
     assert data in (b"".join(expected), None)
-    if len(set(named)) == 1 and named[0] != NAMED[6]:
+    if len(set(named)) == 1 and named[0] not in (NAMED[6], NAMED[-1]):
         assert data is not None
+
+
+@pytest.mark.parametrize("times", [1, 8])
+def test_thousands_of_empty_properties_are_delivered(times: int) -> None:
+    life = Life(shortest=4, window=1_000)
+    pairs = (("", ""),) * 3_300
+    packets = [
+        Publish(topic="$queue/q", payload=b"", qos=1, packet_id=at + 1, properties=Properties(user_property=pairs))
+        for at in range(times)
+    ]
+    life._send(life.publisher, b"".join(encode(packet, 5) for packet in packets))
+    life._take(life.consumer.take_output())
+    assert [each.properties.user_property[-3_300:] for each in life.received] == [pairs] * times
 
 
 @pytest.mark.parametrize(
