@@ -98,6 +98,7 @@ class Inbound(PublishAcks):
             if (
                 header == 0x32
                 and five
+                and self._config.maximum_qos
                 and data.endswith(ACK_LEVEL, body, topic_end)
                 and (ended := self._queue_lanes.on_ack_run(data, start, body, topic_end, end, now))
             ):

@@ -64,6 +64,7 @@ class QueueLanes:
             return 0
         try:
             topic = decode_string(data[body + 2 : topic_end], V5)
+            self._inbound.check_topic(topic)
         except ProtocolError:
             return 0
         address = self._address(topic)
