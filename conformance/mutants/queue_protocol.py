@@ -16,6 +16,7 @@ from reference_broker.core.queues.errors import QueueError
 from reference_broker.core.queues.group import ConsumerGroup
 from reference_broker.core.queues.pending import PendingEntry
 from reference_broker.core.session import Session
+from reference_broker.mqtt import queue_deliveries
 
 _Address = Callable[[QueueEngine, str], QueueAddress]
 
@@ -36,7 +37,9 @@ def deliveries_without_group(patch: Patch) -> None:
     def make(original: Callable[[Delivery], tuple[tuple[str, str], ...]]) -> Callable[..., object]:
         return lambda delivery: tuple(pair for pair in original(delivery) if pair[0] != "group-id")
 
-    patch.wrap(engine, "delivery_properties", make)
+    # Of one delivery, and of what deliveries have in common.
+    for module in (engine, queue_deliveries):
+        patch.wrap(module, "delivery_properties", make)
 
 
 @mutant("queue-ack-ignored", "an ack is confirmed and has no effect")
