@@ -24,6 +24,8 @@ TIMEOUT_S = 10.0
 _PERSISTENT = 2
 _CONSUMER = "bench"
 _DELIVERY_MODE_FLAG = 0x1000
+_HEADERS_FLAG = 0x2000
+_KEY_HEADER = "partition-key"
 
 START, START_OK, TUNE, TUNE_OK, OPEN, OPEN_OK = (10, 10), (10, 11), (10, 30), (10, 31), (10, 40), (10, 41)
 CHANNEL_OPEN, CHANNEL_OPEN_OK = (20, 10), (20, 11)
@@ -58,27 +60,41 @@ def method(name: Method, arguments: bytes = b"", *, channel: int = CHANNEL) -> b
     return frame(METHOD, channel, struct.pack(">HH", *name) + arguments)
 
 
-def publish_parts(queue: str, body_bytes: int) -> tuple[bytes | Field, ...]:
-    """A persistent publish to the default exchange: a body of that size, which begins with its number ``seq``."""
+def publish_parts(queue: str, body_bytes: int, key_bytes: int = 0) -> tuple[bytes | Field, ...]:
+    """A persistent publish to the default exchange: a body of that size, which begins with its number ``seq``.
+
+    With ``key_bytes`` it has one header, ``key``, of that size.
+    """
     arguments = b"\0\0" + short_string("") + short_string(queue) + b"\0"
-    return (method(BASIC_PUBLISH, arguments), *_content_parts(body_bytes))
+    return _joined(method(BASIC_PUBLISH, arguments), _content_parts(body_bytes, key_bytes))
 
 
-def _content_parts(body_bytes: int) -> tuple[bytes | Field, ...]:
-    header = struct.pack(">HHQHB", 60, 0, body_bytes, _DELIVERY_MODE_FLAG, _PERSISTENT)
-    start = frame(HEADER, CHANNEL, header) + _FRAME.pack(BODY, CHANNEL, body_bytes)
+def _content_parts(body_bytes: int, key_bytes: int) -> tuple[bytes | Field, ...]:
+    body = _FRAME.pack(BODY, CHANNEL, body_bytes)
     rest = bytes(body_bytes - SEQUENCE_BYTES) + bytes((FRAME_END,))
-    return (start, ("seq", ">u8"), rest)
+    if not key_bytes:
+        header = struct.pack(">HHQHB", 60, 0, body_bytes, _DELIVERY_MODE_FLAG, _PERSISTENT)
+        return (frame(HEADER, CHANNEL, header) + body, ("seq", ">u8"), rest)
+    field = short_string(_KEY_HEADER) + b"S" + struct.pack(">I", key_bytes)
+    header = struct.pack(">HHQHI", 60, 0, body_bytes, _HEADERS_FLAG | _DELIVERY_MODE_FLAG, len(field) + key_bytes)
+    start = _FRAME.pack(HEADER, CHANNEL, len(header) + len(field) + key_bytes + 1) + header + field
+    return (start, ("key", f"S{key_bytes}"), bytes((_PERSISTENT, FRAME_END)) + body, ("seq", ">u8"), rest)
 
 
-def delivery_parts(queue: str, body_bytes: int) -> tuple[bytes | Field, ...]:
+def _joined(start: bytes, parts: tuple[bytes | Field, ...]) -> tuple[bytes | Field, ...]:
+    """The parts with these bytes in front."""
+    first, *others = parts
+    assert isinstance(first, bytes)
+    return (start + first, *others)
+
+
+def delivery_parts(queue: str, body_bytes: int, key_bytes: int = 0) -> tuple[bytes | Field, ...]:
     """How such a message comes to the consumer, for the first time."""
     before = struct.pack(">HH", *BASIC_DELIVER) + short_string(_CONSUMER)
     behind = b"\0" + short_string("") + short_string(queue)
     head = _FRAME.pack(METHOD, CHANNEL, len(before) + 8 + len(behind)) + before
-    content, *rest = _content_parts(body_bytes)
-    assert isinstance(content, bytes)
-    return (head, ("tag", ">u8"), behind + bytes((FRAME_END,)) + content, *rest)
+    content = _joined(behind + bytes((FRAME_END,)), _content_parts(body_bytes, key_bytes))
+    return (head, ("tag", ">u8"), *content)
 
 
 def ack_parts() -> tuple[bytes | Field, ...]:

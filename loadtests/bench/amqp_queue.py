@@ -10,9 +10,10 @@ import numpy as np
 
 from loadtests.bench import amqp
 from loadtests.bench.pump import WARM_UP_S, Stream
-from loadtests.bench.queue_flow import QueueFlow, queue_stream
+from loadtests.bench.queue_flow import KEYS, QueueFlow, queue_stream
+from loadtests.bench.queue_frames import key_of
 from loadtests.bench.shape import Shape
-from loadtests.bench.workload import Figure, Meter, Workload
+from loadtests.bench.workload import BenchError, Figure, Meter, Workload
 
 _MAX_PREFETCH = 65_535
 
@@ -21,12 +22,23 @@ class AmqpQueuePump(QueueFlow):
     """Publishes on one channel, consumes and settles on another, in one thread. ``multiple``: one ack a turn."""
 
     def __init__(
-        self, publisher: Stream, consumer: Stream, queue: str, *, payload_bytes: int, window: int, multiple: bool
+        self,
+        publisher: Stream,
+        consumer: Stream,
+        queue: str,
+        *,
+        payload_bytes: int,
+        window: int,
+        multiple: bool,
+        keyed: bool,
     ) -> None:
-        super().__init__(publisher, consumer, window)
+        """``keyed``: each message has its key as a header."""
+        super().__init__(publisher, consumer, window, keyed=keyed)
         self._multiple = multiple
-        self._publishes = Shape("", *amqp.publish_parts(queue, payload_bytes))
-        self._deliveries = Shape("a delivery", *amqp.delivery_parts(queue, payload_bytes))
+        self._keys = np.array([key_of(number) for number in range(KEYS)]) if keyed else None
+        key_bytes = len(key_of(0)) if keyed else 0
+        self._publishes = Shape("", *amqp.publish_parts(queue, payload_bytes, key_bytes))
+        self._deliveries = Shape("a delivery", *amqp.delivery_parts(queue, payload_bytes, key_bytes))
         self._confirms = Shape("a confirm", *amqp.ack_parts())
         self._acks = Shape("", *amqp.ack_parts())
         self._floor = 0
@@ -35,7 +47,10 @@ class AmqpQueuePump(QueueFlow):
         """... and these."""
 
     def _block(self, first: int, count: int) -> memoryview:
-        return self._publishes.build(count, seq=np.arange(first, first + count))
+        numbers = np.arange(first, first + count)
+        if self._keys is None:
+            return self._publishes.build(count, seq=numbers)
+        return self._publishes.build(count, seq=numbers, key=self._keys[numbers % KEYS])
 
     def _on_confirms(self, data: bytes) -> int:
         found = self._confirms.read(data)
@@ -58,6 +73,8 @@ class AmqpQueuePump(QueueFlow):
     def _on_deliveries(self, data: bytes) -> int:
         found = self._deliveries.read(data)
         if len(found):
+            if self._keys is not None and not bool((found["key"] == self._keys[found["seq"] % KEYS]).all()):
+                raise BenchError("a message was delivered with another key than it was sent with")
             self._see(found["seq"].astype(np.uint64))
             self._settled += len(found)
             tags = found["tag"][-1:] if self._multiple else found["tag"]
@@ -71,6 +88,7 @@ class AmqpQueueLife(Workload):
 
     line = "queue"
     multiple = False
+    keyed = False
 
     def measure(self, number: int) -> list[Figure]:
         plan, queue = self.plan, f"bench-{self.line}-{number}"
@@ -86,6 +104,7 @@ class AmqpQueueLife(Workload):
                 payload_bytes=plan.payload_bytes,
                 window=plan.window_of(1),
                 multiple=self.multiple,
+                keyed=self.keyed,
             )
             pump.run(seconds=WARM_UP_S)
             meter = Meter(self.broker)
@@ -98,3 +117,10 @@ class AmqpQueueBatch(AmqpQueueLife):
 
     line = "queue_batch"
     multiple = True
+
+
+class AmqpQueueKeyed(AmqpQueueLife):
+    """A key on each message, as a header of the same size. A queue has no partitions here: it keeps all in order."""
+
+    line = "queue_keyed"
+    keyed = True

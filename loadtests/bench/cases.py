@@ -24,9 +24,12 @@ class Case(StrEnum):
     """Durable queues: publish -> deliver -> ``$ack``, all confirmed; over AMQP 0.9.1 with confirms and manual acks."""
     QUEUE_BATCH = "queue-batch"
     """The same, a turn's deliveries settled together: ``offsets`` on ``$ack``, or an ack of multiple deliveries."""
+    QUEUE_KEYED = "queue-keyed"
+    """As ``queue``, with a key on each message: 100 keys in turn over 10 partitions, in order per key. RabbitMQ's queue
+    has no partitions: its messages carry the same key as a header, and one queue keeps all of them in order."""
 
 
-QUEUES = (Case.QUEUE, Case.QUEUE_BATCH)
+QUEUES = (Case.QUEUE, Case.QUEUE_BATCH, Case.QUEUE_KEYED)
 PUB_SUB = (Case.QOS_0, Case.QOS_1, Case.QOS_2)
 COMPARED = tuple(case for case in Case if case not in QUEUES)
 """Cases that every MQTT broker can be asked for."""
@@ -150,6 +153,7 @@ LINES: tuple[Line, ...] = (
     ),
     _rate("queue", Case.QUEUE, "queue, each message settled", Aim(at_least=53_665.0), _QUEUE_AIM),
     _rate("queue_batch", Case.QUEUE_BATCH, "queue, settled in batches", Aim(at_least=53_665.0), _QUEUE_AIM),
+    _rate("queue_keyed", Case.QUEUE_KEYED, "queue, a key each, each settled", Aim(at_least=53_665.0), _QUEUE_AIM),
 )
 
 

@@ -162,6 +162,9 @@ def queue(
              for each message or for a turn's together, at durabilities
              interval, fsync and memory; RabbitMQ over AMQP 0.9.1 with
              persistent messages, confirms and manual acks
+    keys     the same with a partition-key each: 100 keys in turn over 10
+             partitions, $ack each, in order per key. RabbitMQ's queue has no
+             partitions: its messages carry the key as a header of that size
 
     A message counts once its publish is confirmed and its settlement is confirmed (RabbitMQ: sent).
     "client us" is the client's own processor time for a message: one process for both protocols, which reads 16 KB at a

@@ -7,6 +7,7 @@ buffer of ``n * size`` bytes. Acknowledgements (PUBACK, PUBREC, PUBREL, PUBCOMP)
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -62,15 +63,20 @@ class PublishFrames:
     """The one shape of all PUBLISH frames of a measurement: topic, QoS and payload size are fixed.
 
     ``payload_bytes`` must hold the sequence number (8 bytes). Raises :class:`ValueError` when it does not.
-    ``section`` is the property section of MQTT 5.0, empty for 3.1.1.
+    ``section`` is the property section of MQTT 5.0, empty for 3.1.1. ``sections``: several of one size, which the
+    messages have in turn.
     """
 
-    def __init__(self, topic: str, qos: int, payload_bytes: int, *, section: bytes = b"") -> None:
+    def __init__(
+        self, topic: str, qos: int, payload_bytes: int, *, section: bytes = b"", sections: Sequence[bytes] = ()
+    ) -> None:
         if payload_bytes < SEQUENCE_BYTES:
             message = f"payload of {payload_bytes} bytes cannot hold the {SEQUENCE_BYTES}-byte sequence number"
             raise ValueError(message)
         name = topic.encode()
         id_bytes = 2 if qos else 0
+        section = sections[0] if sections else section
+        self._sections = np.array([np.void(each) for each in sections]) if sections else None
         length = varint(2 + len(name) + id_bytes + len(section) + payload_bytes)
         self.qos = qos
         self.head = bytes([0x30 | qos << 1]) + length + len(name).to_bytes(2, "big") + name
@@ -104,6 +110,8 @@ class PublishFrames:
             self._block = np.repeat(self._template, count)
         frames = self._block[:count]
         frames["seq"] = np.arange(first_seq, first_seq + count)
+        if self._sections is not None:
+            frames["section"] = self._sections[frames["seq"].astype(np.int64) % len(self._sections)]
         if self.qos:
             frames["packet_id"] = packet_ids(first_seq, count)
         return frames.data.cast("B")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from conformance.targets import Endpoint, ProbeError, RunningTarget, TargetStartError, running
-from loadtests.bench.amqp_queue import AmqpQueueBatch, AmqpQueueLife
+from loadtests.bench.amqp_queue import AmqpQueueBatch, AmqpQueueKeyed, AmqpQueueLife
 from loadtests.bench.broker_process import BrokerProcess
 from loadtests.bench.cases import PUB_SUB, Case, lines_of
 from loadtests.bench.crowd import raise_file_limit
@@ -29,7 +29,7 @@ from loadtests.bench.idle import Idle
 from loadtests.bench.open_loop import OpenLoop
 from loadtests.bench.peers import Peer, null_pipe, null_relay
 from loadtests.bench.pump import PubSub
-from loadtests.bench.queue import QueueBatch, QueueLife
+from loadtests.bench.queue import QueueBatch, QueueKeyed, QueueLife
 from loadtests.bench.storm import Storm
 from loadtests.bench.subscriptions import Subscriptions
 from loadtests.bench.workload import SETTLE_TIMEOUT_S, BenchError, BenchPlan, Figure, UnsupportedError, Workload
@@ -46,10 +46,12 @@ WORKLOADS: dict[Case, Callable[[Endpoint, BenchPlan, BrokerProcess], Workload]] 
     Case.STORM: Storm,
     Case.QUEUE: QueueLife,
     Case.QUEUE_BATCH: QueueBatch,
+    Case.QUEUE_KEYED: QueueKeyed,
 }
 AMQP_WORKLOADS: dict[Case, Callable[[Endpoint, BenchPlan, BrokerProcess], Workload]] = {
     Case.QUEUE: AmqpQueueLife,
     Case.QUEUE_BATCH: AmqpQueueBatch,
+    Case.QUEUE_KEYED: AmqpQueueKeyed,
 }
 RELAY_CASES = frozenset({Case.FAN_OUT, Case.FAN_IN, Case.OPEN_LOOP, Case.IDLE, Case.STORM})
 """Cases that the null broker serves packet by packet; those of ``PUB_SUB`` it serves as a pipe. Not those of queues:

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from loadtests.bench.frames import ACK_BYTES, PACKET_IDS, AckType, PublishFrames, packet_ids, read_acks
 from loadtests.bench.handshake import connect, subscribe
 from loadtests.bench.pump import WARM_UP_S
-from loadtests.bench.queue_flow import QueueFlow, queue_stream
-from loadtests.bench.queue_frames import AckFrames, DeliveryReader, acknowledgements
+from loadtests.bench.queue_flow import KEYS, QueueFlow, queue_stream
+from loadtests.bench.queue_frames import AckFrames, DeliveryReader, acknowledgements, key_sections
 from loadtests.bench.workload import BenchError, Figure, Meter, Workload
 from loadtests.packets import property_section, user_property
 
@@ -43,12 +43,18 @@ class QueuePump(QueueFlow):
         window: int,
         receive_maximum: int,
         batch: bool = False,
+        keyed: bool = False,
     ) -> None:
         super().__init__(
-            queue_stream(publisher, payload_bytes), queue_stream(consumer, payload_bytes), min(window, receive_maximum)
+            queue_stream(publisher, payload_bytes),
+            queue_stream(consumer, payload_bytes),
+            min(window, receive_maximum),
+            keyed=keyed,
         )
         topic = f"$queue/{queue}"
-        self._frames = PublishFrames(topic, QOS, payload_bytes, section=property_section(b"", 5))
+        sections = key_sections(KEYS) if keyed else [property_section(b"", 5)]
+        self._frames = PublishFrames(topic, QOS, payload_bytes, sections=sections)
+        self._keyed = keyed
         self._acks = AckFrames(f"{topic}/$ack".encode())
         self._reader = DeliveryReader(payload_bytes)
         self._receive_maximum = receive_maximum
@@ -89,6 +95,8 @@ class QueuePump(QueueFlow):
             message = "more settlements are confirmed than were sent"
             raise BenchError(message)
         self._settled += sum([settling.popleft() for _ in range(found.confirms)])
+        if self._keyed and not np.array_equal(found.keys, found.sequences % KEYS):
+            raise BenchError("a message was delivered with another key than it was sent with")
         self._see(found.sequences)
         self._waiting += found.names
         output = [acknowledgements(found.ids)] if found.ids else []
@@ -130,6 +138,7 @@ class QueueLife(Workload):
 
     line = "queue"
     batch = False
+    keyed = False
 
     def measure(self, number: int) -> list[Figure]:
         plan, queue = self.plan, f"bench-{self.line}-{number}"
@@ -146,6 +155,7 @@ class QueueLife(Workload):
                     window=plan.window_of(QOS),
                     receive_maximum=connack.properties.receive_maximum or PACKET_IDS,
                     batch=self.batch,
+                    keyed=self.keyed,
                 )
                 pump.run(seconds=WARM_UP_S)
                 meter = Meter(self.broker)
@@ -158,3 +168,10 @@ class QueueBatch(QueueLife):
 
     line = "queue_batch"
     batch = True
+
+
+class QueueKeyed(QueueLife):
+    """A key on each message; the queue has as many partitions as the broker gives it: 10."""
+
+    line = "queue_keyed"
+    keyed = True

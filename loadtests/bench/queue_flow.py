@@ -18,6 +18,8 @@ from loadtests.bench.pump import STALL_TIMEOUT_S, UNBOUNDED_MESSAGES, Stream
 from loadtests.bench.workload import BenchError
 
 GROWTH_MESSAGES = 65_536
+KEYS = 100
+"""Messages have so many keys in turn, where they have any: message ``n`` has key ``n % KEYS``."""
 TURN_BYTES = 16 * 1024
 """What a stream reads at once, as usual clients do. With more, client and broker would take turns: each would handle
 all that is under way in one piece while the other has nothing to do, and neither would show what it can."""
@@ -31,11 +33,12 @@ def queue_stream(connection: socket.socket, payload_bytes: int) -> Stream:
 class QueueFlow(ABC):
     """The loop of a queue client; a protocol says how messages are written and what arriving bytes mean."""
 
-    def __init__(self, publisher: Stream, consumer: Stream, window: int) -> None:
-        """``window`` bounds the messages under way."""
+    def __init__(self, publisher: Stream, consumer: Stream, window: int, *, keyed: bool = False) -> None:
+        """``window`` bounds the messages under way. ``keyed``: those of a key must come in order."""
         self._publisher, self._consumer, self._window = publisher, consumer, window
         self._sent = self._confirmed = self._delivered = self._settled = self._limit = 0
         self._seen: npt.NDArray[np.uint8] = np.zeros(GROWTH_MESSAGES, np.uint8)
+        self._last_of_key = np.full(KEYS, -1, np.int64) if keyed else None
 
     def run(self, *, messages: int = 0, seconds: float = 0.0) -> int:
         """As :meth:`loadtests.bench.pump.Pump.run`. Raises :class:`BenchError`."""
@@ -102,6 +105,22 @@ class QueueFlow(ABC):
         if len(again):
             message = f"message {again[0]} was delivered twice"
             raise BenchError(message)
+        if self._last_of_key is not None:
+            self._check_order(numbers.astype(np.int64), self._last_of_key)
+
+    @staticmethod
+    def _check_order(numbers: npt.NDArray[np.int64], last_of_key: npt.NDArray[np.int64]) -> None:
+        """Every message is behind the last one of its key. Raises :class:`BenchError`."""
+        keys = numbers % KEYS
+        by_key = np.argsort(keys, kind="stable")
+        sorted_keys, sorted_numbers = keys[by_key], numbers[by_key]
+        is_first = np.append(True, sorted_keys[1:] != sorted_keys[:-1])
+        before = np.where(is_first, last_of_key[sorted_keys], np.append(-1, sorted_numbers[:-1]))
+        early = sorted_numbers[sorted_numbers < before]
+        if len(early):
+            message = f"message {early[0]} was delivered behind a later one of its key"
+            raise BenchError(message)
+        last_of_key[sorted_keys] = sorted_numbers
 
     def _stalled(self) -> str:
         return (

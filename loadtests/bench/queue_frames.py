@@ -10,6 +10,7 @@ import re
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from conformance.wire.decode import MalformedPacketError, decode_packet
 from conformance.wire.packets import Publish
@@ -17,7 +18,8 @@ from loadtests.bench.frames import PACKET_IDS, SEQUENCE_BYTES, Sequences
 from loadtests.bench.workload import BenchError
 from loadtests.packets import property_section, publish_frame, split_frames, user_property
 
-_MESSAGE_ID, _GROUP = b"message-id", b"group-id"
+_MESSAGE_ID, _GROUP, _KEY = b"message-id", b"group-id", b"partition-key"
+_KEY_START, _KEY_DIGITS = b"key-", 2
 _CONFIRMED = rb"\x40\x02.."
 _ID_BYTES = [number.to_bytes(2, "big") for number in range(PACKET_IDS + 1)]
 
@@ -31,6 +33,8 @@ class Deliveries(NamedTuple):
     """Their message ids."""
     sequences: Sequences
     """The numbers in their payloads."""
+    keys: npt.NDArray[np.uint8]
+    """The numbers of their keys; empty where they have none."""
     confirms: int
     """Successful PUBACKs among them."""
     used: int
@@ -43,6 +47,7 @@ class DeliveryReader:
     def __init__(self, payload_bytes: int) -> None:
         self._payload_bytes = payload_bytes
         self._pattern: re.Pattern[bytes] | None = None
+        self._has_keys = False
         self.group = b""
         """Group id that the deliveries name; known from the first on."""
 
@@ -50,17 +55,18 @@ class DeliveryReader:
         """The whole packets at the start of a buffer."""
         pattern = self._pattern or self._learn(data)
         if pattern is None:
-            return Deliveries(b"", [], np.empty(0, np.uint64), 0, 0)
+            return Deliveries(b"", [], np.empty(0, np.uint64), np.empty(0, np.uint8), 0, 0)
         found = pattern.findall(data)
         # Matches lie one behind the other, since the last alternative takes all that the others do not.
-        rest = found.pop()[3] if found and found[-1][3] else b""
+        rest = found.pop()[-1] if found and found[-1][-1] else b""
         if rest and self._has_packet(rest):
             raise self._unexpected(rest)
-        delivered = [(packet_id, name, sequence) for packet_id, name, sequence, _ in found if name]
-        ids = b"".join([packet_id for packet_id, _, _ in delivered])
-        sequences = np.frombuffer(b"".join([sequence for _, _, sequence in delivered]), ">u8").astype(np.uint64)
-        names = [name for _, name, _ in delivered]
-        return Deliveries(ids, names, sequences, len(found) - len(delivered), len(data) - len(rest))
+        delivered = [each for each in found if each[1]]
+        ids = b"".join([each[0] for each in delivered])
+        sequences = np.frombuffer(b"".join([each[-2] for each in delivered]), ">u8").astype(np.uint64)
+        names = [each[1] for each in delivered]
+        keys = np.array([int(each[2]) for each in delivered] if self._has_keys else (), np.uint8)
+        return Deliveries(ids, names, sequences, keys, len(found) - len(delivered), len(data) - len(rest))
 
     @staticmethod
     def _has_packet(rest: bytes) -> bool:
@@ -92,25 +98,40 @@ class DeliveryReader:
         if [name for name, _ in named].count(_MESSAGE_ID) != 1:
             raise self._unexpected(data)
         self.group = dict(named).get(_GROUP, b"")
+        self._has_keys = _KEY in dict(named)
+        if self._has_keys and [name for name, _ in named].index(_KEY) < [name for name, _ in named].index(_MESSAGE_ID):
+            raise self._unexpected(data)
         properties = b"".join(_property_pattern(name, value) for name, value in named)
         head = rb"\x32(?:[\x80-\xff][\x00-\x7f]{1,3}|[\x00-\x7f])" + re.escape(len(topic).to_bytes(2, "big") + topic)
         section = rb"(?:[\x80-\xff][\x00-\x7f]|[\x00-\x7f])" + properties
         payload = rb"(.{%d}).{%d}" % (SEQUENCE_BYTES, self._payload_bytes - SEQUENCE_BYTES)
         delivered = head + b"(..)" + section + payload
         pattern = self._pattern = re.compile(b"(?s)" + delivered + b"|" + _CONFIRMED + b"|(.+)")
-        if (match := pattern.match(data)) is None or match[4]:
+        if (match := pattern.match(data)) is None or match[pattern.groups]:
             # Its properties are more than user properties, or its payload has another size.
             raise self._unexpected(data)
         return pattern
 
 
+def key_of(number: int) -> bytes:
+    """The key with that number."""
+    return _KEY_START + b"%0*d" % (_KEY_DIGITS, number)
+
+
+def key_sections(keys: int) -> list[bytes]:
+    """The property sections of publishes with these keys."""
+    return [property_section(user_property(_KEY, key_of(number)), 5) for number in range(keys)]
+
+
 def _property_pattern(name: bytes, value: bytes) -> bytes:
-    """A user property; the message id and whatever is a number may differ from delivery to delivery."""
+    """A user property; message id, key and whatever is a number may differ from delivery to delivery."""
     exact = re.escape(user_property(name, value))
     before = re.escape(user_property(name, b"")[:-2])
     if name == _MESSAGE_ID:
         queue = value.rpartition(b":")[0].rpartition(b":")[0]
         return before + b"..(" + re.escape(queue) + rb":\d{1,5}:\d{1,19})"
+    if name == _KEY:
+        return re.escape(user_property(name, key_of(0))[:-_KEY_DIGITS]) + rb"(\d{%d})" % _KEY_DIGITS
     return before + rb"..\d{1,19}" if value.isdigit() else exact
 
 

@@ -14,6 +14,7 @@ from reference_broker.core import transaction_requests
 from reference_broker.core.message import Message
 from reference_broker.core.message_paths import is_queue_topic
 from reference_broker.core.queues import QueueError, QueueErrorCode
+from reference_broker.core.queues.address import QUEUE_PREFIX
 from reference_broker.core.queues.admin import is_admin_topic
 from reference_broker.core.queues.confirms import Confirm, Stored, StoredAs, ignore
 from reference_broker.core.queues.publish_options import wants_receipt
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 _MAX_PLANS = 1_024
 _UNLIMITED_BYTES = 1 << 32
+_QUEUE_START = QUEUE_PREFIX.encode()
 
 
 class _Plan:
@@ -95,14 +97,14 @@ class Inbound(PublishAcks):
         topic_end = body + 2 + (data[body] << 8 | data[body + 1]) if end - body >= 2 else end + 1
         payload_at = topic_end + (2 if qos else 0) + (1 if five else 0)
         if header not in (0x30, 0x32, 0x34) or payload_at > end or (five and data[payload_at - 1]):
-            if (
-                header == 0x32
-                and five
-                and self._config.maximum_qos
-                and data.endswith(ACK_LEVEL, body, topic_end)
-                and (ended := self._queue_lanes.on_ack_run(data, start, body, topic_end, end, now))
-            ):
-                return ended
+            if header == 0x32 and five and self._config.maximum_qos:
+                ended = 0
+                if data.endswith(ACK_LEVEL, body, topic_end):
+                    ended = self._queue_lanes.on_ack_run(data, start, body, topic_end, end, now)
+                elif payload_at <= end and data.startswith(_QUEUE_START, body + 2):
+                    ended = self._queue_lanes.on_property_run(data, start, body, topic_end, end, now)
+                if ended:
+                    return ended
             packet = decode_packet(header, data, body, end, self._connection.version)
             assert isinstance(packet, Publish)
             self._on_publish(packet, now)

@@ -1,4 +1,4 @@
-"""The fast lanes of queue clients: runs of publishes to a queue, and of ``$ack`` publishes.
+"""The fast lanes of queue clients: runs of publishes to a queue, plain or with user properties, and of ``$ack`` ones.
 
 What a lane does not take, because it is not plain, not allowed or may fail, goes the general way packet by packet,
 which also finds out what is wrong with it.
@@ -6,6 +6,7 @@ which also finds out what is wrong with it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from reference_broker.core.message import Message
@@ -14,6 +15,7 @@ from reference_broker.mqtt import handlers, runs
 from reference_broker.mqtt.ack_runs import AckRun, AckRunReader
 from reference_broker.mqtt.errors import ProtocolError
 from reference_broker.mqtt.packets import V5
+from reference_broker.mqtt.property_runs import PropertyRun, PropertyRunReader
 from reference_broker.mqtt.wire_types import decode_string
 
 if TYPE_CHECKING:
@@ -21,9 +23,13 @@ if TYPE_CHECKING:
     from reference_broker.core.session import Session
     from reference_broker.mqtt.connection import MqttConnection
     from reference_broker.mqtt.inbound import Inbound
+    from reference_broker.mqtt.publish_acks import PendingAck
 
 _PUBACK_START = b"\x40\x02"
 _UNLIMITED_BYTES = 1 << 32
+_LOOK_AGAIN = 4
+"""Packets behind one that begins no run with user properties."""
+_MAX_TOPICS = 64
 _FEWEST = 8
 """Fewer publishes to a queue are not worth a run."""
 
@@ -37,6 +43,9 @@ class QueueLanes:
         self._broker = connection.broker
         self._traffic = connection.broker.traffic
         self._ack_reader = AckRunReader()
+        self._property_reader = PropertyRunReader()
+        self._topics: dict[bytes, str] = {}
+        """Topics of runs, by their bytes."""
         self._refused: tuple[bytes, int] = (b"", 0)
         """A run that no lane took, as its chunk and its end: its packets are not tried one after the other."""
         self._max_payload_bytes = connection.broker.config.limits.max_payload_bytes or _UNLIMITED_BYTES
@@ -62,13 +71,9 @@ class QueueLanes:
         """``$ack`` publishes: settled together. Returns the end of those that were; 0: nothing was done."""
         if end + 2 >= len(data) or self._was_refused(data, start):
             return 0
-        try:
-            topic = decode_string(data[body + 2 : topic_end], V5)
-            self._inbound.check_topic(topic)
-        except ProtocolError:
-            return 0
-        address = self._address(topic)
-        if address is None or address.verb is not Verb.ACK:
+        topic = self._topic(data[body:topic_end])
+        address = None if topic is None else self._address(topic)
+        if topic is None or address is None or address.verb is not Verb.ACK:
             return 0
         run = self._ack_reader.read(data, start, data[body:topic_end], f"{address.queue}:".encode())
         if run is None:
@@ -78,6 +83,36 @@ class QueueLanes:
             self._refused = (data, run.ends[-1])
             return 0
         return run.ends[count - 1]
+
+    def on_property_run(self, data: bytes, start: int, body: int, topic_end: int, end: int, now: float) -> int:
+        """QoS 1 to a queue, with user properties: enqueued by partition. Returns its end; 0: nothing was done."""
+        if data[end : end + 1] != data[start : start + 1] or self._was_refused(data, start):
+            return 0
+        topic_field = data[body:topic_end]
+        topic = self._topic(topic_field)
+        if topic is None:
+            return 0
+        run = self._property_reader.read(data, start, topic_field, self._max_payload_bytes)
+        if len(run.payloads) >= _FEWEST and self._enqueue_keyed(topic, run, now):
+            return run.end
+        # Where each packet has an option, not each is looked at for a run.
+        self._refused = (data, max(run.end, start + _LOOK_AGAIN * (end - start)))
+        return 0
+
+    def _topic(self, topic_field: bytes) -> str | None:
+        """A topic by its bytes, length included. None for one that no message may have; the general way says so."""
+        known = self._topics.get(topic_field)
+        if known is not None:
+            return known
+        try:
+            topic = decode_string(topic_field[2:], V5)
+            self._inbound.check_topic(topic)
+        except ProtocolError:
+            return None
+        if len(self._topics) >= _MAX_TOPICS:
+            self._topics.clear()
+        self._topics[topic_field] = topic
+        return topic
 
     def _address(self, topic: str) -> QueueAddress | None:
         """Where a topic leads this client; None where the general way must say why not, or speak for a tenant."""
@@ -140,6 +175,28 @@ class QueueLanes:
         self._traffic.payload_bytes_received += count * payload_bytes
         return True
 
+    def _enqueue_keyed(self, topic: str, run: PropertyRun, now: float) -> bool:
+        connection = self._connection
+        count = len(run.payloads)
+        if not self._inbound.room_for(count):
+            return False
+        if connection.grants is not None and not connection.grants.may_publish(topic):
+            return False
+        address = self._address(topic)
+        if address is None:
+            return False
+        client_id = connection.client_id
+        messages = [
+            Message(topic=topic, payload=payload, qos=1, publisher=client_id, user_properties=pairs)
+            for payload, pairs in zip(run.payloads, run.properties, strict=True)
+        ]
+        part = self._confirm_parts(connection.active_session, run.ids)
+        if not self._broker.engine.publish_keyed(address, messages, now, part):
+            return False
+        self._traffic.publishes_received += count
+        self._traffic.payload_bytes_received += sum(map(len, run.payloads))
+        return True
+
     def _ack(self, topic: str, queue: str, run: AckRun, now: float) -> int:
         connection = self._connection
         session = connection.active_session
@@ -170,13 +227,48 @@ class QueueLanes:
             if error is None:
                 self._inbound.answer(slot, runs.acknowledgements(_PUBACK_START, ids))
             else:
-                answers = [
-                    handlers.acknowledgement(connection, 1, packet_id, error, matched=True)
-                    for packet_id in runs.numbers(ids)
-                ]
-                if None in answers:
-                    connection.close_now(self._broker.now)
-                    return
-                self._inbound.answer(slot, b"".join(answer for answer in answers if answer is not None))
+                self._answer_each(slot, ids, dict.fromkeys(range(len(ids) // 2), error))
 
         return confirmed
+
+    def _confirm_parts(self, session: Session, ids: bytes) -> Callable[[Sequence[int]], Confirm]:
+        """The confirms of QoS 1 publishes with these packet ids, some by some, named by their positions.
+
+        The answers have one place, since they go out in the order of the publishes: when the last of them is known.
+        """
+        connection = self._connection
+        slot: PendingAck | None = None
+        left = len(ids) // 2
+        errors: dict[int, QueueError] = {}
+
+        def part(positions: Sequence[int]) -> Confirm:
+            nonlocal slot
+            place = slot = slot or self._inbound.wait_for_confirm(len(ids) // 2)
+
+            def confirmed(error: QueueError | None) -> None:
+                nonlocal left
+                if error is not None:
+                    errors.update(dict.fromkeys(positions, error))
+                left -= len(positions)
+                if left or session.connection is not connection:
+                    return
+                if errors:
+                    self._answer_each(place, ids, errors)
+                else:
+                    self._inbound.answer(place, runs.acknowledgements(_PUBACK_START, ids))
+
+            return confirmed
+
+        return part
+
+    def _answer_each(self, slot: PendingAck, ids: bytes, errors: Mapping[int, QueueError]) -> None:
+        """Say what became of publishes with these packet ids; ``errors`` by position."""
+        connection = self._connection
+        answers: list[bytes] = []
+        for position, packet_id in enumerate(runs.numbers(ids)):
+            answer = handlers.acknowledgement(connection, 1, packet_id, errors.get(position), matched=True)
+            if answer is None:
+                connection.close_now(self._broker.now)
+                return
+            answers.append(answer)
+        self._inbound.answer(slot, b"".join(answers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 
 import numpy as np
@@ -10,9 +11,9 @@ import pytest
 from conformance.wire.decode import decode_packet
 from conformance.wire.packets import Publish
 from loadtests.bench import amqp
-from loadtests.bench.frames import PACKET_IDS
-from loadtests.bench.queue_flow import QueueFlow
-from loadtests.bench.queue_frames import AckFrames, DeliveryReader, acknowledgements
+from loadtests.bench.frames import PACKET_IDS, PublishFrames
+from loadtests.bench.queue_flow import KEYS, QueueFlow, queue_stream
+from loadtests.bench.queue_frames import AckFrames, DeliveryReader, acknowledgements, key_of, key_sections
 from loadtests.bench.shape import Shape
 from loadtests.bench.workload import BenchError
 from loadtests.packets import PUBACK, acknowledgement, property_section, publish_frame, split_frames, user_property
@@ -22,7 +23,13 @@ TOPIC = b"$queue/jobs"
 
 
 def delivery(
-    number: int, *, offset: int | None = None, partition: int = 3, group: bytes = b"g", dup: bool = False
+    number: int,
+    *,
+    offset: int | None = None,
+    partition: int = 3,
+    group: bytes = b"g",
+    dup: bool = False,
+    key: bytes | None = None,
 ) -> bytes:
     place = (b"%d" % partition, b"%d" % (number if offset is None else offset))
     pairs = (
@@ -31,6 +38,7 @@ def delivery(
         (b"partition", place[0]),
         (b"offset", place[1]),
         (b"delivery-count", b"1"),
+        *([] if key is None else [(b"partition-key", key)]),
     )
     section = property_section(b"".join(user_property(*pair) for pair in pairs), 5)
     payload = number.to_bytes(8, "big") + b"&" * (PAYLOAD_BYTES - 8)
@@ -118,6 +126,35 @@ def test_amqp_frames_in_a_block_are_those_made_one_by_one() -> None:
     assert (found["tag"].tolist(), found["seq"].tolist()) == ([9, 9], [5, 5])
 
 
+def test_amqp_messages_may_have_a_key_as_a_header() -> None:
+    body = (5).to_bytes(8, "big") + bytes(12)
+    table = b"\x0dpartition-keyS\0\0\0\6key-05"
+    header = struct.pack(">HHQHI", 60, 0, 20, 0x3000, len(table)) + table + b"\2"
+    content = amqp.frame(amqp.HEADER, 1, header) + amqp.frame(amqp.BODY, 1, body)
+    published = amqp.method(amqp.BASIC_PUBLISH, b"\0\0\0\4jobs\0") + content
+    delivered = amqp.method(amqp.BASIC_DELIVER, b"\5bench" + struct.pack(">Q", 9) + b"\0\0\4jobs") + content
+    assert bytes(Shape("", *amqp.publish_parts("jobs", 20, 6)).build(2, seq=5, key=key_of(5))) == 2 * published
+    found = Shape("a delivery", *amqp.delivery_parts("jobs", 20, 6)).read(delivered * 2)
+    assert (found["key"].tolist(), found["seq"].tolist()) == ([b"key-05"] * 2, [5, 5])
+
+
+def test_publishes_have_their_keys_in_turn_and_deliveries_show_them() -> None:
+    frames = PublishFrames("$queue/jobs", 1, PAYLOAD_BYTES, sections=key_sections(KEYS))
+    block = bytes(frames.block(KEYS - 1, 2))
+    for number, (_, _, end) in zip((KEYS - 1, KEYS), split_frames(block)[0], strict=True):
+        packet = decode_packet(block[end - frames.size : end], 5)
+        assert isinstance(packet, Publish)
+        assert packet.properties.user_property == (("partition-key", f"key-{number % KEYS:02}"),)
+    reader = DeliveryReader(PAYLOAD_BYTES)
+    numbers = [3, 7, KEYS + 8]
+    found = reader.read(b"".join(delivery(number, key=key_of(number % KEYS)) + confirm(1) for number in numbers))
+    assert (found.sequences.tolist(), found.keys.tolist()) == (numbers, [3, 7, 8])
+    for other in (delivery(1), delivery(1, key=b"key-"), delivery(1, key=b"kex-05")):
+        with pytest.raises(BenchError, match="expected a delivery like the first"):
+            reader.read(other)
+    assert not len(DeliveryReader(PAYLOAD_BYTES).read(delivery(1)).keys)
+
+
 def test_a_shape_refuses_every_other_constant_byte() -> None:
     shape = Shape("a thing", b"ab", ("number", ">u2"), b"c")
     whole = bytes(shape.build(3, number=[1, 2, 3]))
@@ -134,9 +171,10 @@ def test_a_shape_refuses_every_other_constant_byte() -> None:
 class _Seen(QueueFlow):
     """Only counts."""
 
-    def __init__(self) -> None:
-        self._sent, self._delivered = 10, 0
-        self._seen = np.zeros(16, np.uint8)
+    def __init__(self, *, keyed: bool = False) -> None:
+        here, _ = socket.socketpair()
+        super().__init__(queue_stream(here, PAYLOAD_BYTES), queue_stream(here, PAYLOAD_BYTES), 10, keyed=keyed)
+        self._sent = 10 + 5 * KEYS * keyed
 
     def _block(self, first: int, count: int) -> bytes:
         raise NotImplementedError
@@ -162,4 +200,24 @@ def test_what_comes_again_or_was_never_sent_voids_the_figure(second: list[int], 
     flow._see(np.array([], np.uint64))
     assert flow._delivered == 2
     with pytest.raises(BenchError, match=text):
+        flow._see(np.array(second, np.uint64))
+
+
+@pytest.mark.parametrize(
+    ("second", "early"),
+    [
+        ([1, 101, 202], None),
+        ([105, 3, 201, 103], None),
+        ([103, 4, 3], 3),
+        ([2], 2),
+        ([205, 105], 105),
+    ],
+)
+def test_messages_of_one_key_must_come_in_order(second: list[int], early: int | None) -> None:
+    flow = _Seen(keyed=True)
+    flow._see(np.array([0, 102], np.uint64))
+    if early is None:
+        flow._see(np.array(second, np.uint64))
+        return
+    with pytest.raises(BenchError, match=f"message {early} was delivered behind a later one of its key"):
         flow._see(np.array(second, np.uint64))

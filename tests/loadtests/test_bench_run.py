@@ -47,12 +47,12 @@ def _measure(broker: RunningTarget, case: Case, plan: BenchPlan) -> list[Figure]
         return [figure for number in range(workload.measurements) for figure in workload.measure(number)]
 
 
-@pytest.mark.parametrize(("mode", "wanted"), [("pipe", PUB_SUB), ("relay", (*PUB_SUB, Case.QUEUE))])
+@pytest.mark.parametrize(("mode", "wanted"), [("pipe", PUB_SUB), ("relay", (*PUB_SUB, Case.QUEUE, Case.QUEUE_KEYED))])
 def test_every_message_goes_all_the_way(mode: str, wanted: tuple[Case, ...]) -> None:
     with running(null_broker.target("--mode", mode)) as broker:
         for case in wanted:
             (figure,) = _measure(broker, case, PLAN)
-            assert (figure.line, figure.count) == (case, 3_000)
+            assert (figure.line, figure.count) == (case.replace("-", "_"), 3_000)
             assert figure.value is not None
             assert figure.value > 0
             assert figure.client_load is not None
@@ -338,6 +338,7 @@ def test_the_queue_command_measures_the_engine_and_the_sockets(tmp_path: Path) -
     sockets = read_result(tmp_path / "sockets" / "result.json")
     for durability in ("interval", "fsync", "memory"):
         assert float(sockets.metrics[f"reference/{durability}.queue.messages_per_s"]) > 0
+        assert float(sockets.metrics[f"reference/{durability}.queue_keyed.messages_per_s"]) > 0
     skipped = shutil.which("rabbitmq-server") is None
     assert ("rabbitmq.skipped" in sockets.metrics) == skipped
     assert skipped or float(sockets.metrics["rabbitmq.queue.messages_per_s"]) > 0

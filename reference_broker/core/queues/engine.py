@@ -11,12 +11,7 @@ import msgspec
 from reference_broker.config import GroupStart, QueuesConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues import settlement
-from reference_broker.core.queues.address import (
-    QueueAddress,
-    Verb,
-    is_dead_letter,
-    parse_address,
-)
+from reference_broker.core.queues.address import QueueAddress, Verb, is_dead_letter, parse_address
 from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.alerts import Alerts
 from reference_broker.core.queues.bindings import Bindings, publish_to_all
@@ -184,11 +179,24 @@ class QueueEngine(QueueOperations):
         ``part`` is told the size of each block, in order, and gives its confirm. ``alike``: they differ in their
         payloads alone, which are of one size.
         """
-        queue = self._queues.get(address.queue)
-        if queue is None or self._closed or address.verb is not None or address.bound or self.memory is not None:
-            return False
+        queue = self._taker_of_runs(address, now)
+        return queue is not None and queue.publish_run(address.routing_key, messages, now, part, alike=alike)
+
+    def publish_keyed(
+        self, address: QueueAddress, messages: Sequence[Message], now: float, part: Callable[[Sequence[int]], Confirm]
+    ) -> bool:
+        """As :meth:`publish_run` for messages of one topic and publisher with user properties, none of them an option.
+
+        ``part`` is told the positions of the messages that go to one partition, and gives their confirm.
+        """
+        queue = self._taker_of_runs(address, now)
+        return queue is not None and queue.publish_keyed(address.routing_key, messages, now, part)
+
+    def _taker_of_runs(self, address: QueueAddress, now: float) -> DurableQueue | None:
         self._agenda.now = now
-        return queue.publish_run(address.routing_key, messages, now, part, alike=alike)
+        if self._closed or address.verb is not None or address.bound or self.memory is not None:
+            return None
+        return self._queues.get(address.queue)
 
     def is_captured(self, topic: str) -> bool:
         """Whether some queue gets the messages of an ordinary topic."""

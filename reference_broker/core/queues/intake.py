@@ -286,16 +286,12 @@ class QueueIntake:
         """See :meth:`QueueEngine.publish_run`."""
         count = len(messages)
         limit = self.config.max_message_bytes
-        if count < _RUN_MESSAGES or self._counts_bytes:
+        if count < _RUN_MESSAGES:
             return False
-        if count > self._room:
-            self._room = self.config.max_depth - self.depth
-            if count > self._room:
-                return False
         some = messages[:1] if alike else messages
         if not all(is_plain(message) and len(message.payload) <= limit for message in some):
             return False
-        if any(partition.failure is not None for partition in self.partitions):
+        if not self._takes_run(count):
             return False
         timestamp_ms = int(now * 1000)
         enqueued_at = timestamp_ms / 1000
@@ -303,13 +299,11 @@ class QueueIntake:
         if expires_at < self.limits.wake_at:
             self.limits.arm(expires_at)
         headers = self._codec.headers
-        blocks = max(1, min(len(self.partitions), count // _BLOCK_MESSAGES))
-        size = -(-count // blocks)
+        size = self._block_size(count)
+        blocks = -(-count // size)
         first = self._partitioner.choose(None, len(self.partitions))
         for block in range(blocks):
             some = messages[block * size : (block + 1) * size]
-            if not some:
-                continue
             if alike:
                 header, topic = headers(some[0], routing_key)
                 bytes_each = len(some[0].payload)
@@ -329,3 +323,62 @@ class QueueIntake:
         self._room -= count
         self._end_total += count
         return True
+
+    def _takes_run(self, count: int) -> bool:
+        """Whether so many messages can be enqueued without a look at what each does to the limits."""
+        if self._counts_bytes:
+            return False
+        if count > self._room:
+            self._room = self.config.max_depth - self.depth
+            if count > self._room:
+                return False
+        return all(partition.failure is None for partition in self.partitions)
+
+    def _block_size(self, count: int) -> int:
+        """How many of so many messages without a key go to one partition together."""
+        return -(-count // max(1, min(len(self.partitions), count // _BLOCK_MESSAGES)))
+
+    def publish_keyed(
+        self, routing_key: str, messages: Sequence[Message], now: float, part: Callable[[Sequence[int]], Confirm]
+    ) -> bool:
+        """See :meth:`QueueEngine.publish_keyed`."""
+        count, partitions = len(messages), len(self.partitions)
+        known = list(map(self._codec.describe, [message.user_properties for message in messages]))
+        sizes = [each.size + len(message.payload) for each, message in zip(known, messages, strict=True)]
+        if max(sizes) > self.config.max_message_bytes or not self._takes_run(count):
+            return False
+        of_key = self._partitioner.of_key
+        chosen = [None if each.key is None else of_key(each.key, partitions) for each in known]
+        if None in chosen:
+            chosen = self._deal(chosen)
+        timestamp_ms = int(now * 1000)
+        enqueued_at = timestamp_ms / 1000
+        expires_at = self._codec.expiry(enqueued_at, 0.0)
+        if expires_at < self.limits.wake_at:
+            self.limits.arm(expires_at)
+        first = messages[0]
+        common, topic = self._codec.headers(
+            Message(topic=first.topic, payload=b"", publisher=first.publisher), routing_key
+        )
+        runs: dict[int | None, tuple[list[int], list[NewRecord], list[StoredMessage]]] = {}
+        for position, (index, message, each, size) in enumerate(zip(chosen, messages, known, sizes, strict=True)):
+            run = runs.get(index)
+            if run is None:
+                run = runs[index] = [], [], []
+            run[0].append(position)
+            run[1].append(NewRecord(timestamp_ms, each.key_bytes, message.payload, common + each.headers))
+            run[2].append(StoredMessage(message, topic, routing_key, enqueued_at, expires_at, size))
+        for index, (positions, records, stored) in runs.items():
+            assert index is not None
+            self.partitions[index].add_run(records, stored, part(positions))
+        self._room -= count
+        self._end_total += count
+        return True
+
+    def _deal(self, chosen: Sequence[int | None]) -> list[int | None]:
+        """Choose for those without a key, in blocks."""
+        partitions = len(self.partitions)
+        size = self._block_size(chosen.count(None))
+        first = self._partitioner.choose(None, partitions)
+        turns = (at // size for at in range(len(chosen)))
+        return [(first + next(turns)) % partitions if index is None else index for index in chosen]

@@ -54,6 +54,10 @@ class Partitioner:
         self._turn = 0
         self._random = rng.random
 
+    def of_key(self, key: str, partitions: int) -> int | None:
+        """The partition of a key; None where keys do not count."""
+        return None if self._hash is None else self._hash(key) % partitions
+
     def choose(self, key: str | None, partitions: int) -> int:
         """A partition from 0 to ``partitions - 1``."""
         if key is not None and self._hash is not None:

@@ -7,12 +7,15 @@ a second one, so that no publisher can pose as the broker. QoS and retain are of
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from reference_broker.core.message import Message
 from reference_broker.core.queues.address import topic_of
 from reference_broker.core.queues.control_records import PRODUCER_HEADER, TRANSACTION_HEADER, is_control_header
 from reference_broker.core.queues.lanes import LANES, NORMAL
+from reference_broker.core.queues.partitioner import PARTITION_KEY
 from reference_broker.core.queues.store import Headers, LogRecord
 
 PRIORITY_HEADER = b"_priority"
@@ -20,6 +23,7 @@ DELAY_HEADER = b"_delay"
 """Of a message that was delayed: its number among the delayed ones, so that a start sees that it fired."""
 _CACHE_LIMIT = 1_024
 _CACHED_TOPIC_LENGTH = 256
+_DESCRIBED_BYTES = 256
 
 
 class StoredMessage(msgspec.Struct, eq=False, gc=False):
@@ -75,6 +79,16 @@ def is_plain_but_for_user_properties(message: Message) -> bool:
     )
 
 
+class Described(NamedTuple):
+    """What the user properties of a message mean to a record."""
+
+    headers: Headers
+    size: int
+    """In bytes, as in :func:`message_bytes`."""
+    key: str | None
+    key_bytes: bytes
+
+
 class MessageCodec:
     """Turns the messages of one queue into record headers and back. Remembers the headers of plain messages."""
 
@@ -84,6 +98,7 @@ class MessageCodec:
         self._plain: dict[tuple[str, str, str], tuple[Headers, str]] = {}
         self._decoded: dict[Headers, tuple[str, str, str, str, int]] = {}
         """Headers of plain messages -> topic, publisher, delivery topic, routing key, bytes of headers."""
+        self._described: dict[tuple[tuple[str, str], ...], Described] = {}
 
     def expiry(self, enqueued_at: float, message_expires_at: float) -> float:
         """The earlier of the message's own expiry and the queue's time to live."""
@@ -102,6 +117,22 @@ class MessageCodec:
                 if len(self._plain) >= _CACHE_LIMIT:
                     self._plain.clear()
                 self._plain[key] = known
+        return known
+
+    def describe(self, properties: tuple[tuple[str, str], ...]) -> Described:
+        """User properties, which follow the headers of a message that has nothing else."""
+        known = self._described.get(properties)
+        if known is None:
+            headers = tuple([_header_of(name, value) for name, value in properties])
+            size = sum(
+                [len(name.encode()) + len(value) for (name, _), (_, value) in zip(properties, headers, strict=True)]
+            )
+            key = next((value for name, value in properties if name == PARTITION_KEY), None)
+            known = Described(headers, size, key, b"" if key is None else key.encode())
+            if size <= _DESCRIBED_BYTES:
+                if len(self._described) >= _CACHE_LIMIT:
+                    self._described.clear()
+                self._described[properties] = known
         return known
 
     def _encode(self, message: Message, routing_key: str, lane: int) -> tuple[Headers, str]:
@@ -123,9 +154,7 @@ class MessageCodec:
             headers.append((b"_response_topic", message.response_topic.encode()))
         if message.correlation_data is not None:
             headers.append((b"_correlation_data", message.correlation_data))
-        for name, value in message.user_properties:
-            raw = name.encode()
-            headers.append((b"_" + raw if raw.startswith(b"_") else raw, value.encode()))
+        headers += [_header_of(name, value) for name, value in message.user_properties]
         return tuple(headers), topic
 
     def decode(self, record: LogRecord) -> StoredMessage:
@@ -190,6 +219,12 @@ class MessageCodec:
             message_bytes(message),
             lane,
         )
+
+
+def _header_of(name: str, value: str) -> tuple[bytes, bytes]:
+    """The header of a user property."""
+    raw = name.encode()
+    return (b"_" + raw if raw.startswith(b"_") else raw), value.encode()
 
 
 def delay_number(record: LogRecord) -> int | None:

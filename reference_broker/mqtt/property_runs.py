@@ -1,0 +1,112 @@
+"""Runs of publishes with user properties: read without making packets of them.
+
+A publisher with keys sends packets of one topic whose property sections repeat: each section is read once and then
+known by its bytes. Whatever has other properties, or names an option of the queues, ends a run and goes the general
+way.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from reference_broker.core.queues.publish_options import OPTION_NAMES
+from reference_broker.mqtt.errors import MalformedPacketError
+from reference_broker.mqtt.packets import V5
+from reference_broker.mqtt.wire_types import decode_string
+
+_HEADER_QOS_1 = 0x32
+_USER_PROPERTY = 0x26
+_MAX_SECTIONS = 1_024
+_MAX_SECTION_BYTES = 256
+"""Longer ones are not worth remembering."""
+
+UserProperties = tuple[tuple[str, str], ...]
+
+
+class PropertyRun(NamedTuple):
+    """Publishes that stand one behind the other. What they have beside packet ids and payloads is user properties."""
+
+    ids: bytes
+    """Packet ids, two bytes each."""
+    properties: list[UserProperties]
+    payloads: list[bytes]
+    end: int
+    """Where the last one ends."""
+
+
+class PropertyRunReader:
+    """Reads the runs of one client."""
+
+    def __init__(self) -> None:
+        self._sections: dict[bytes, UserProperties] = {}
+        """By their bytes, length included."""
+
+    def read(self, data: bytes, start: int, topic_field: bytes, max_payload_bytes: int) -> PropertyRun:
+        """The whole QoS 1 packets from ``start`` on that have this topic (its length in front); none is fine, too."""
+        size = len(data)
+        topic_bytes = len(topic_field)
+        sections = self._sections
+        ids: list[bytes] = []
+        properties: list[UserProperties] = []
+        payloads: list[bytes] = []
+        at = start
+        while at + 2 < size and data[at] == _HEADER_QOS_1:
+            length, body = data[at + 1], at + 2
+            if length >= 0x80:
+                high = data[body]
+                body += 1
+                if not 0 < high < 0x80:
+                    break
+                length = length & 0x7F | high << 7
+            end = body + length
+            section = body + topic_bytes + 2
+            if end > size or section + 1 >= end or not data.startswith(topic_field, body):
+                break
+            section_bytes = data[section]
+            payload_at = section + 1 + section_bytes
+            if section_bytes >= 0x80:
+                high = data[section + 1]
+                if not 0 < high < 0x80:
+                    break
+                payload_at = section + 2 + (section_bytes & 0x7F | high << 7)
+            packet_id = data[section - 2 : section]
+            if not section_bytes or payload_at > end or end - payload_at > max_payload_bytes or packet_id == b"\0\0":
+                break
+            named = data[section:payload_at]
+            pairs = sections.get(named)
+            if pairs is None:
+                pairs = self._learn(named)
+                if pairs is None:
+                    break
+            ids.append(packet_id)
+            properties.append(pairs)
+            payloads.append(data[payload_at:end])
+            at = end
+        return PropertyRun(b"".join(ids), properties, payloads, at)
+
+    def _learn(self, section: bytes) -> UserProperties | None:
+        """User properties of a section; None where there is more to it, or something wrong with it."""
+        end = len(section)
+        if end > _MAX_SECTION_BYTES:
+            return None
+        pairs: list[tuple[str, str]] = []
+        at = 1 + (section[0] >= 0x80)
+        try:
+            while at < end:
+                if section[at] != _USER_PROPERTY:
+                    return None
+                name_at = at + 3
+                value_at = name_at + (section[at + 1] << 8 | section[at + 2]) + 2
+                at = value_at + (section[value_at - 2] << 8 | section[value_at - 1])
+                name = decode_string(section[name_at : value_at - 2], V5)
+                if name in OPTION_NAMES:
+                    return None
+                pairs.append((name, decode_string(section[value_at:at], V5)))
+        except (IndexError, MalformedPacketError):
+            return None
+        if at != end:
+            return None
+        if len(self._sections) >= _MAX_SECTIONS:
+            self._sections.clear()
+        known = self._sections[section] = tuple(pairs)
+        return known
