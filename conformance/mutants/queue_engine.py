@@ -219,6 +219,24 @@ def nack_delay_ignored(patch: Patch) -> None:
     patch.wrap(settlement, "nack", make)
 
 
+@mutant("engine-given-back-twice", "who has given a message back may do so again while it waits")
+def given_back_twice(patch: Patch) -> None:
+    def make(original: Original) -> Original:
+        def pending_entry(self: ConsumerGroup, partition: int, offset: int) -> PendingEntry | None:
+            entry: PendingEntry | None = original(self, partition, offset)
+            return self.unsettled_entry(partition, offset) if entry is None else entry
+
+        return pending_entry
+
+    def holds(original: Original) -> Original:
+        return lambda entry, consumer_id: (
+            original(entry, consumer_id) or (entry.state is EntryState.WAITING and entry.last_consumer == consumer_id)
+        )
+
+    patch.wrap(ConsumerGroup, "pending_entry", make)
+    patch.wrap(settlement, "_holds", holds)
+
+
 @mutant("engine-nack-unanswered", "nobody tells who gave a message back that it is known")
 def nack_unanswered(patch: Patch) -> None:
     def make(original: Original) -> Original:

@@ -185,6 +185,15 @@ def a_nack_with_a_delay(life: StoryLife) -> None:
     life.pass_by(6.0)
 
 
+@ends("engine-given-back-twice")
+def a_message_is_given_back_once(life: StoryLife) -> None:
+    life.publish_and_rest()
+    member = life.enter()
+    life.do(member, Verb.NACK, 0, wait_s=6.0)
+    life.do(member, Verb.NACK, 0)
+    life.pass_by(6.0)
+
+
 @ends("engine-extension-ignored", "engine-extension-never-ends")
 def an_extension_and_its_end(life: StoryLife) -> None:
     life.publish_and_rest()
