@@ -18,6 +18,7 @@ from sim.queue_model.claiming import claim
 from sim.queue_model.delaying import Delayer
 from sim.queue_model.life import LETTERS, OTHER, QUEUE, Member, QueueLife, Setup, is_of_a_group
 from sim.queue_model.producing import Producer, kinds_of
+from sim.queue_model.resetting import reset
 
 STEPS: Final = 40
 """Steps of an example at most."""
@@ -197,6 +198,13 @@ class QueueMachine(RuleBasedStateMachine):
         ]
         claim(self.life, others[claimant % len(others)], holder, index, min_idle_s)
         self._did("claim", then)
+
+    @precondition(lambda self: bool(self.life.oracle.queues[QUEUE].groups))
+    @rule(group=st.integers(0, 2), to_latest=st.sampled_from((False, False, True)), then=THEN)
+    def reset(self, group: int, to_latest: bool, then: str) -> None:
+        groups = list(self.life.oracle.queues[QUEUE].groups)
+        reset(self.life, QUEUE, groups[group % len(groups)], to_latest=to_latest)
+        self._did("reset", then)
 
     # -- delayed messages ----------------------------------------------------------------------------------------
 

@@ -53,7 +53,11 @@ def remove(queue: Queue, sent: Sent) -> None:
         if sent.place is not None:
             queue.places.pop(sent.place, None)
         for group in queue.groups.values():
-            group.copies.pop(sent).spots = {NONE}
+            copy = group.copies.pop(sent)
+            if copy.may(Kind.DONE, Kind.NONE):
+                # A reset, or a group that began behind it, skipped it; then it counts twice.
+                group.total = None
+            copy.spots = {NONE}
         if sent.may_be_hole:
             _leave_hole(queue, sent)
         else:

@@ -1,0 +1,33 @@
+"""An administrator lets a group begin anew, which is told to the oracle."""
+
+from __future__ import annotations
+
+from reference_broker.core.queues.subscribe_options import EARLIEST, LATEST
+from sim.queue_model.life import QueueLife
+from sim.queue_model.outcome import Outcome
+from sim.queue_model.state import DONE, NEW, NONE, Kind
+
+
+def reset(life: QueueLife, name: str, group_id: str, *, to_latest: bool) -> None:
+    """Begin at the earliest message that is kept, or behind the last."""
+    life.rest()
+    oracle = life.oracle
+    group = oracle.queues[name].groups[group_id]
+    if any(copy.may(Kind.MOVING) for copy in group.copies.values()):
+        return
+    outcome = Outcome(life, f"reset of {group_id}")
+    life.engine.groups.reset(
+        name, group_id, LATEST if to_latest else EARLIEST, partition=None, now=life.now, on_done=outcome
+    )
+    for transaction in oracle.transactions.all:
+        transaction.held = [each for each in transaction.held if group.copies.get(each[2].message) is not each[2]]
+    for copy in group.copies.values():
+        if to_latest:
+            oracle.become(copy, DONE)
+        elif copy.may(Kind.DEAD, Kind.DONE, Kind.NONE):
+            # What every group is through with may be deleted.
+            oracle.become(copy, NEW, NONE)
+        else:
+            oracle.become(copy, NEW)
+    group.reached = {}
+    outcome.accepted(lambda: None)
