@@ -181,6 +181,9 @@ def encode_properties(properties: Properties) -> bytes:
     return encode_variable_integer(len(body)) + body
 
 
+_TWO_BYTES = [number.to_bytes(2, "big") for number in range(256)]
+
+
 @lru_cache(maxsize=1_024)
 def _user_property_start(name: str) -> bytes:
     return b"\x26" + encode_string(name)
@@ -190,7 +193,11 @@ def encode_user_properties(pairs: Iterable[tuple[str, str]]) -> bytes:
     """User properties without the section's length, in order."""
     parts: list[bytes] = []
     for name, text in pairs:
-        parts += (_user_property_start(name), encode_string(text))
+        value = text.encode()
+        if len(value) < 256:
+            parts += (_user_property_start(name), _TWO_BYTES[len(value)], value)
+        else:
+            parts += (_user_property_start(name), encode_binary(value))
     return b"".join(parts)
 
 

@@ -12,10 +12,13 @@ from typing import NamedTuple
 from reference_broker.core.queues.publish_options import OPTION_NAMES
 from reference_broker.mqtt.errors import MalformedPacketError
 from reference_broker.mqtt.packets import V5
+from reference_broker.mqtt.runs import ids_of, numbers
 from reference_broker.mqtt.wire_types import decode_string
 
 _HEADER_QOS_1 = 0x32
 _USER_PROPERTY = 0x26
+_FEWEST_ALIKE = 8
+"""Packets of one size that are read by columns."""
 _MAX_SECTIONS = 1_024
 _MAX_SECTION_BYTES = 256
 """Longer ones are not worth remembering."""
@@ -42,7 +45,56 @@ class PropertyRunReader:
         """By their bytes, length included."""
 
     def read(self, data: bytes, start: int, topic_field: bytes, max_payload_bytes: int) -> PropertyRun:
-        """The whole QoS 1 packets from ``start`` on that have this topic (its length in front); none is fine, too."""
+        """The whole QoS 1 packets from ``start`` on that have this topic (its length in front); none is fine, too.
+
+        It may end before a packet of another size.
+        """
+        body = start + 2 + (data[start + 1] >= 0x80)
+        stride = body - start + (data[start + 1] & 0x7F | (data[body - 1] << 7 if body > start + 2 else 0))
+        head = data[start : body + len(topic_field)]
+        if data.startswith(head, start + (_FEWEST_ALIKE - 1) * stride):
+            run = self._read_alike(data, start, stride, head, topic_field, max_payload_bytes)
+            if run is not None:
+                return run
+        return self._read_each(data, start, topic_field, max_payload_bytes)
+
+    def _read_alike(
+        self, data: bytes, start: int, stride: int, head: bytes, topic_field: bytes, max_payload_bytes: int
+    ) -> PropertyRun | None:
+        """Packets that begin as the first does; None where they are not quite alike, or few."""
+        first = self._read_each(data[start : start + stride], 0, topic_field, max_payload_bytes)
+        if first.end != stride:
+            return None
+        last = len(data) - stride
+        end = start + stride
+        while end <= last and data.startswith(head, end):
+            end += stride
+        section_at = len(head) + 2
+        payload_at = stride - len(first.payloads[0])
+        if end - start < _FEWEST_ALIKE * stride:
+            return None
+        run = data[start:end]
+        for at in range(section_at, section_at + 1 + (data[start + section_at] >= 0x80)):
+            column = run[at::stride]
+            if column.count(column[:1]) < len(column):
+                return None
+        ids = ids_of(run, stride, section_at - 2)
+        if b"\0" in ids[0::2] and 0 in numbers(ids):
+            return None
+        sections = self._sections
+        properties: list[UserProperties] = []
+        for at in range(0, len(run), stride):
+            named = run[at + section_at : at + payload_at]
+            pairs = sections.get(named)
+            if pairs is None:
+                pairs = self._learn(named)
+                if pairs is None:
+                    return None
+            properties.append(pairs)
+        payloads = [run[at + payload_at : at + stride] for at in range(0, len(run), stride)]
+        return PropertyRun(ids, properties, payloads, end)
+
+    def _read_each(self, data: bytes, start: int, topic_field: bytes, max_payload_bytes: int) -> PropertyRun:
         size = len(data)
         topic_bytes = len(topic_field)
         sections = self._sections

@@ -15,7 +15,7 @@ from reference_broker.core.message import Message
 from reference_broker.core.queues import Delivery, delivery_properties
 from reference_broker.core.queues.delivery import publisher_properties
 from reference_broker.core.queues.delivery_run import DeliveryRun
-from reference_broker.core.queues.stored_message import is_plain, is_plain_but_for_user_properties
+from reference_broker.core.queues.stored_message import is_plain_but_for_user_properties
 from reference_broker.mqtt.properties import encode_user_properties
 from reference_broker.mqtt.wire_types import encode_string, encode_variable_integer
 
@@ -102,14 +102,18 @@ class DeliveryEncoder:
             if each.message.user_properties:
                 has_theirs = True
         messages = [each.message for each in stored]
+        if not all(map(is_plain_but_for_user_properties, messages)):
+            return None
         theirs: list[bytes] = []
         """Empty where nobody has any."""
         if has_theirs:
-            theirs = [found for message in messages if (found := self._theirs(message)) is not None]
-            if len(theirs) < len(messages) or len(set(map(len, theirs))) > 1:
-                return None
-        elif not all(map(is_plain, messages)):
-            return None
+            known = self._user_properties
+            for message in messages:
+                pairs = message.user_properties
+                found = known.get(pairs) or self._learn(pairs)
+                if found is None:
+                    return None
+                theirs.append(found)
         key = (run.queue, run.group, run.partition, topic_name)
         try:
             template = self._templates[key]
@@ -127,41 +131,55 @@ class DeliveryEncoder:
             second = self.encode_run(first_id + shorter, rest, max_packet_bytes)
             return None if first is None or second is None else first + second
         topic, before_id, id_prefix, between, after, property_bytes = template
-        property_bytes += 2 * digits + len(theirs[0] if theirs else b"")
-        section = _LENGTHS[property_bytes]
-        payloads = [message.payload for message in messages]
-        fixed = len(topic) + 2 + len(section) + property_bytes
-        sizes = set(map(len, payloads))
-        largest = fixed + max(sizes)
+        property_bytes += 2 * digits
+        bodies = [message.payload for message in messages]
+        fixed = len(topic) + 2 + property_bytes
+        sections: list[bytes] = []
+        """Lengths of the property sections, where they differ."""
+        section = _LENGTHS[property_bytes + len(theirs[0] if theirs else b"")]
+        if theirs:
+            bodies = list(map(bytes.__add__, theirs, bodies))
+            if len(set(map(len, theirs))) > 1:
+                sections = [_LENGTHS[property_bytes + len(each)] for each in theirs]
+        if sections:
+            lengths = [fixed + len(each) + len(body) for each, body in zip(sections, bodies, strict=True)]
+        else:
+            lengths = [fixed + len(section) + size for size in map(len, bodies)]
+        largest = max(lengths)
         if largest >= len(_LENGTHS) or largest + 1 + len(_LENGTHS[largest]) > max_packet_bytes:
             return None
         # The pieces of a packet, over and over; what differs from packet to packet is put in its place by column.
         head = _HEADER_QOS_1 + _LENGTHS[largest] + topic
         number = _TWO_BYTES[digits]
-        before = section + before_id + _TWO_BYTES[len(id_prefix) + digits] + id_prefix
-        pieces = [head, b"", before, b"", between + number, b"", after, b""] * count
-        if len(sizes) > 1:
-            pieces[0::8] = [_HEADER_QOS_1 + _LENGTHS[fixed + len(payload)] + topic for payload in payloads]
+        before = before_id + _TWO_BYTES[len(id_prefix) + digits] + id_prefix
+        pieces = [head, b"", section + before, b"", between + number, b"", after, b""] * count
+        if min(lengths) < largest:
+            pieces[0::8] = [_HEADER_QOS_1 + _LENGTHS[length] + topic for length in lengths]
+        if sections:
+            pieces[2::8] = [each + before for each in sections]
         pieces[1::8] = [packet_id.to_bytes(2, "big") for packet_id in range(first_id, first_id + count)]
         pieces[3::8] = offsets
         pieces[5::8] = offsets
-        pieces[7::8] = map(bytes.__add__, theirs, payloads) if theirs else payloads
+        pieces[7::8] = bodies
         return b"".join(pieces)
 
     def _theirs(self, message: Message) -> bytes | None:
         """The publisher's user properties; None where the message has more than those, or very many."""
+        if not is_plain_but_for_user_properties(message):
+            return None
         pairs = message.user_properties
+        return self._user_properties.get(pairs) or self._learn(pairs)
+
+    def _learn(self, pairs: tuple[tuple[str, str], ...]) -> bytes | None:
+        """User properties as a delivery has them; None for very many."""
         if not pairs:
-            return b"" if is_plain(message) else None
-        known = self._user_properties.get(pairs)
-        if known is None:
-            if len(pairs) > _MAX_THEIRS or sum([len(name) + len(value) for name, value in pairs]) > _MAX_THEIRS_BYTES:
-                return None
-            known = encode_user_properties(publisher_properties(pairs))
-            if len(self._user_properties) >= _MAX_TEMPLATES:
-                self._user_properties.clear()
-            self._user_properties[pairs] = known
-        return known if is_plain_but_for_user_properties(message) else None
+            return b""
+        if len(pairs) > _MAX_THEIRS or sum([len(name) + len(value) for name, value in pairs]) > _MAX_THEIRS_BYTES:
+            return None
+        if len(self._user_properties) >= _MAX_TEMPLATES:
+            self._user_properties.clear()
+        learnt = self._user_properties[pairs] = encode_user_properties(publisher_properties(pairs))
+        return learnt
 
     def _remember(self, key: tuple[str, str, int, str], delivery: Delivery) -> _Template | None:
         if len(self._templates) >= _MAX_TEMPLATES:

@@ -22,6 +22,8 @@ _TABLE_SIZE = 1 << 14
 _CACHED_HEADER_SETS = 1_024
 _CACHED_HEADER_BYTES = 1_024
 _NO_HEADERS = b"\x00"
+_FEW = 32
+"""Records that columns are not worth it for."""
 
 
 class RecordError(ValueError):
@@ -40,6 +42,7 @@ def _encode_uvarint(number: int) -> bytes:
 _UVARINTS = [_encode_uvarint(number) for number in range(_TABLE_SIZE)]
 _LENGTHS = _UVARINTS[::2]
 """Zigzag of what is not negative."""
+_LENGTHS_SIZE = len(_LENGTHS)
 _NULL = _UVARINTS[1]
 
 
@@ -88,6 +91,8 @@ class RecordEncoder:
         """At least one record; offsets count from 0, times from the first record's. Raises :class:`RecordError`."""
         if len(records) == 1:
             return self._encode_one(records[0])
+        if len(records) <= _FEW and (few := self._encode_few(records)) is not None:
+            return few
         timestamps, keys, values, header_sets = zip(*records, strict=True)
         layout = _Layout(len(records))
         layout.add(uvarints(0, len(records)))
@@ -107,6 +112,30 @@ class RecordEncoder:
         data = b"".join((b"\x00\x00", key_size, key or b"", value_size, value or b"", header_bytes))
         return data, timestamp_ms, key is not None, header_bytes != _NO_HEADERS
 
+    def _encode_few(self, records: Sequence[NewRecord]) -> EncodedRecords | None:
+        """As :meth:`encode`, record by record; None where times differ or something is null."""
+        base_ms = records[0][0]
+        known = self._header_bytes
+        parts: list[bytes] = []
+        has_headers = False
+        for delta, (timestamp_ms, key, value, headers) in enumerate(records):
+            if timestamp_ms != base_ms or key is None or value is None:
+                return None
+            header_bytes = known.get(headers) or self._encode_headers(headers)
+            if header_bytes != _NO_HEADERS:
+                has_headers = True
+            key_bytes, value_bytes = len(key), len(value)
+            parts += (
+                _UVARINTS[delta],
+                b"\x00",
+                _LENGTHS[key_bytes] if key_bytes < _LENGTHS_SIZE else uvarint(key_bytes << 1),
+                key,
+                _LENGTHS[value_bytes] if value_bytes < _LENGTHS_SIZE else uvarint(value_bytes << 1),
+                value,
+                header_bytes,
+            )
+        return b"".join(parts), base_ms, True, has_headers
+
     def _header_column(self, header_sets: tuple[Headers, ...]) -> bytes | Iterable[bytes]:
         first = header_sets[0]
         known = self._header_bytes
@@ -121,7 +150,10 @@ class RecordEncoder:
             raise RecordError(message)
         parts = [uvarint(len(headers))]
         for key, value in headers:
-            parts += (uvarint(len(key)), key, uvarint(len(value)), value)
+            if len(value) < _TABLE_SIZE > len(key):
+                parts += (_UVARINTS[len(key)], key, _UVARINTS[len(value)], value)
+            else:
+                parts += (uvarint(len(key)), key, uvarint(len(value)), value)
         encoded = b"".join(parts)
         if len(encoded) <= _CACHED_HEADER_BYTES:
             if len(self._header_bytes) >= _CACHED_HEADER_SETS:

@@ -360,13 +360,15 @@ class QueueIntake:
         common, topic = self._codec.headers(
             Message(topic=first.topic, payload=b"", publisher=first.publisher), routing_key
         )
+        new = tuple.__new__
         runs: dict[int | None, tuple[list[int], list[NewRecord], list[StoredMessage]]] = {}
         for position, (index, message, each, size) in enumerate(zip(chosen, messages, known, sizes, strict=True)):
             run = runs.get(index)
             if run is None:
                 run = runs[index] = [], [], []
             run[0].append(position)
-            run[1].append(NewRecord(timestamp_ms, each.key_bytes, message.payload, common + each.headers))
+            # As NewRecord(...), without a call of Python.
+            run[1].append(new(NewRecord, (timestamp_ms, each.key_bytes, message.payload, common + each.headers)))
             run[2].append(StoredMessage(message, topic, routing_key, enqueued_at, expires_at, size))
         for index, (positions, records, stored) in runs.items():
             assert index is not None

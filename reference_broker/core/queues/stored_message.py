@@ -123,12 +123,15 @@ class MessageCodec:
         """User properties, which follow the headers of a message that has nothing else."""
         known = self._described.get(properties)
         if known is None:
-            headers = tuple([_header_of(name, value) for name, value in properties])
-            size = sum(
-                [len(name.encode()) + len(value) for (name, _), (_, value) in zip(properties, headers, strict=True)]
-            )
-            key = next((value for name, value in properties if name == PARTITION_KEY), None)
-            known = Described(headers, size, key, b"" if key is None else key.encode())
+            headers: list[tuple[bytes, bytes]] = []
+            size, key, key_bytes = 0, None, b""
+            for name, value in properties:
+                raw, content = name.encode(), value.encode()
+                size += len(raw) + len(content)
+                headers.append((b"_" + raw if raw.startswith(b"_") else raw, content))
+                if key is None and name == PARTITION_KEY:
+                    key, key_bytes = value, content
+            known = Described(tuple(headers), size, key, key_bytes)
             if size <= _DESCRIBED_BYTES:
                 if len(self._described) >= _CACHE_LIMIT:
                     self._described.clear()
@@ -154,8 +157,7 @@ class MessageCodec:
             headers.append((b"_response_topic", message.response_topic.encode()))
         if message.correlation_data is not None:
             headers.append((b"_correlation_data", message.correlation_data))
-        headers += [_header_of(name, value) for name, value in message.user_properties]
-        return tuple(headers), topic
+        return tuple(headers) + self.describe(message.user_properties).headers, topic
 
     def decode(self, record: LogRecord) -> StoredMessage:
         """The message of a record; that of a transaction has its expiry negated, since it counts only if committed.
@@ -219,12 +221,6 @@ class MessageCodec:
             message_bytes(message),
             lane,
         )
-
-
-def _header_of(name: str, value: str) -> tuple[bytes, bytes]:
-    """The header of a user property."""
-    raw = name.encode()
-    return (b"_" + raw if raw.startswith(b"_") else raw), value.encode()
 
 
 def delay_number(record: LogRecord) -> int | None:
