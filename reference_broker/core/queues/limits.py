@@ -59,7 +59,7 @@ class QueueLimits(TimeToLive):
         if self._queue.staying >= limit and now - self._trimmed_at >= _TRIM_INTERVAL_S:
             self._trimmed_at = now
             self._pass_expired(now)
-        if self._queue.staying >= limit and not self._drop_oldest(now, 0):
+        if self._queue.staying >= limit and not self._drop_oldest(now, None):
             raise self._refuse(f"the queue {self._queue.name!r} holds {limit} messages, which is its limit")
 
     def make_byte_room(self, size: int, now: float) -> None:
@@ -76,10 +76,10 @@ class QueueLimits(TimeToLive):
         self._queue.refused += 1
         return QueueError(QueueErrorCode.FULL, text)
 
-    def _drop_oldest(self, now: float, size: int) -> bool:
+    def _drop_oldest(self, now: float, size: int | None) -> bool:
         """Give up the oldest message that nobody was given, in every group that is over a limit; False = none can go.
 
-        ``size``: bytes of the message to come, or 0 when it is the depth that counts.
+        ``size``: bytes of the message to come, which may have none; None when it is the depth that counts.
         """
         if self._config.overflow is Overflow.REJECT:
             return False
@@ -89,7 +89,11 @@ class QueueLimits(TimeToLive):
         over = [
             group
             for group in queue.groups.values()
-            if (group.held_bytes + size > limits.max_bytes if size else queue.staying_of(group) >= limits.max_depth)
+            if (
+                group.held_bytes + size > limits.max_bytes
+                if size is not None
+                else queue.staying_of(group) >= limits.max_depth
+            )
         ]
         # A message that is refused in the end must not have cost any group another one.
         if not all(self._can_drop(group) for group in over):

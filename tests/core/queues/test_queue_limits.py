@@ -232,6 +232,23 @@ def test_bytes_make_room_by_dropping_as_many_as_it_takes(bench_with: Benches) ->
     assert bench.engine.stats("q").groups[0].dropped == 2
 
 
+def test_a_message_without_bytes_makes_room_too_where_a_late_group_is_over_the_limit(bench_with: Benches) -> None:
+    bench = bench_with(max_bytes=10, overflow="drop_oldest")
+    consumer = bench.consumer()
+    for value in ("aaaa", "bbbb", "cccc", "dddd"):
+        bench.publish(value)
+        bench.turn()
+        consumer.ack(consumer.got[-1])
+    bench.consumer(group="late", room=0)
+    bench.turn()
+    assert bench.engine.stats("q").held_bytes == 16
+    bench.publish("")
+    bench.turn()
+    stats = bench.engine.stats("q")
+    assert (stats.held_bytes, [group.dropped for group in stats.groups]) == (8, [0, 2])
+    assert consumer.values[-1] == ""
+
+
 # -- time to live ----------------------------------------------------------------------------------------------------
 
 
