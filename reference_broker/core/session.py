@@ -108,7 +108,7 @@ class Outgoing:
 class OutgoingDeliveries:
     """Queue deliveries sent as one block under consecutive packet ids: one object for all of them."""
 
-    __slots__ = ("_first_id", "_run", "delivery")
+    __slots__ = ("_first", "_first_id", "_run")
 
     qos = 1
     identifiers: tuple[int, ...] = ()
@@ -120,8 +120,14 @@ class OutgoingDeliveries:
     def __init__(self, first_id: int, run: DeliveryRun) -> None:
         self._first_id = first_id
         self._run = run
-        self.delivery: Delivery | None = run.delivery(0)
-        """The first of them: it says that they are deliveries."""
+        self._first: Delivery | None = None
+
+    @property
+    def delivery(self) -> Delivery | None:
+        """The first of them: it says that they are deliveries. Made when it is asked for, which is seldom."""
+        if self._first is None:
+            self._first = self._run.delivery(0)
+        return self._first
 
     def message_for(self, packet_id: int) -> Message:
         return self._run.stored[packet_id - self._first_id].message

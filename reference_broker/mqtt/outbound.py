@@ -144,7 +144,7 @@ class Outbound:
                 outgoing is not None
                 and outgoing.state is expected
                 and kind is not PacketType.PUBREC
-                and (outgoing.delivery is None or not settles)
+                and (not settles or outgoing.delivery is None)
             ):
                 del in_flight[packet_id]
             else:

@@ -7,6 +7,8 @@ way.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from struct import Struct
 from typing import NamedTuple
 
 from reference_broker.core.queues.publish_options import OPTION_NAMES
@@ -37,12 +39,23 @@ class PropertyRun(NamedTuple):
     """Where the last one ends."""
 
 
+class _Form(NamedTuple):
+    """How sections of one length are alike: only the values of their user properties differ."""
+
+    cutter: Struct
+    """What is in front of a value and the value itself, for each."""
+    constants: tuple[bytes, ...]
+    names: list[str]
+
+
 class PropertyRunReader:
     """Reads the runs of one client."""
 
     def __init__(self) -> None:
         self._sections: dict[bytes, UserProperties] = {}
         """By their bytes, length included."""
+        self._forms: dict[int, _Form] = {}
+        """The last form seen, by the bytes of a section."""
 
     def read(self, data: bytes, start: int, topic_field: bytes, max_payload_bytes: int) -> PropertyRun:
         """The whole QoS 1 packets from ``start`` on that have this topic (its length in front); none is fine, too.
@@ -141,7 +154,22 @@ class PropertyRunReader:
         end = len(section)
         if end > _MAX_SECTION_BYTES:
             return None
+        form = self._forms.get(end)
+        if form is not None:
+            fields = form.cutter.unpack(section)
+            if fields[0::2] == form.constants:
+                # Ids of traces differ from message to message, and nothing else.
+                try:
+                    values = [value.decode() for value in fields[1::2]]
+                except UnicodeDecodeError:
+                    return None
+                return (
+                    None if "\0" in "".join(values) else self._remember(section, zip(form.names, values, strict=True))
+                )
         pairs: list[tuple[str, str]] = []
+        constants: list[bytes] = []
+        layout = ""
+        constant_at = 0
         at = 1 + (section[0] >= 0x80)
         try:
             while at < end:
@@ -154,10 +182,17 @@ class PropertyRunReader:
                 if name in OPTION_NAMES:
                     return None
                 pairs.append((name, decode_string(section[value_at:at], V5)))
+                constants.append(section[constant_at:value_at])
+                layout += f"{value_at - constant_at}s{at - value_at}s"
+                constant_at = at
         except (IndexError, MalformedPacketError):
             return None
         if at != end:
             return None
+        self._forms[end] = _Form(Struct(layout), tuple(constants), [name for name, _ in pairs])
+        return self._remember(section, pairs)
+
+    def _remember(self, section: bytes, pairs: Iterable[tuple[str, str]]) -> UserProperties:
         if len(self._sections) >= _MAX_SECTIONS:
             self._sections.clear()
         known = self._sections[section] = tuple(pairs)

@@ -13,7 +13,7 @@ import msgspec
 
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Delivery, delivery_properties
-from reference_broker.core.queues.delivery import publisher_properties
+from reference_broker.core.queues.delivery import BROKER_PROPERTIES
 from reference_broker.core.queues.delivery_run import DeliveryRun
 from reference_broker.core.queues.stored_message import is_plain_but_for_user_properties
 from reference_broker.mqtt.properties import encode_user_properties
@@ -178,7 +178,9 @@ class DeliveryEncoder:
             return None
         if len(self._user_properties) >= _MAX_TEMPLATES:
             self._user_properties.clear()
-        learnt = self._user_properties[pairs] = encode_user_properties(publisher_properties(pairs))
+        learnt = self._user_properties[pairs] = encode_user_properties(
+            [pair for pair in pairs if pair[0] not in BROKER_PROPERTIES]
+        )
         return learnt
 
     def _remember(self, key: tuple[str, str, int, str], delivery: Delivery) -> _Template | None:

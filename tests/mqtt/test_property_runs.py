@@ -255,3 +255,20 @@ def test_the_reader_remembers_a_bounded_number_of_sections_and_no_options() -> N
         assert not reader.read(_publish(1, ((name, "1"),)), 0, b"\0\x08" + QUEUE.encode(), 100).payloads
     long = (("trace", "t" * 300),)
     assert not reader.read(_publish(1, long), 0, b"\0\x08" + QUEUE.encode(), 100).payloads
+
+
+@pytest.mark.parametrize(
+    ("value", "taken"), [(b"abcd", True), (b"\xc3\xbcab", True), (b"\xff\xffab", False), (b"a\0bc", False)]
+)
+def test_sections_of_one_form_are_held_to_what_any_section_is(value: bytes, taken: bool) -> None:
+    reader = PropertyRunReader()
+    field = b"\0\x08" + QUEUE.encode()
+    first = _publish(1, (("trace", "1234"), ("partition-key", "k")))
+    assert reader.read(first, 0, field, 100).payloads
+    run = reader.read(first.replace(b"1234", value), 0, field, 100)
+    assert run.properties == ([(("trace", value.decode()), ("partition-key", "k"))] if taken else [])
+    # As long, but not of that form: other names, an option, another split of the same bytes.
+    for pairs in ((("trice", "1234"), ("partition-key", "k")), (("trac", "12345"), ("partition-key", "k"))):
+        assert reader.read(_publish(1, pairs), 0, field, 100).properties == [pairs]
+    assert not reader.read(_publish(1, (("delay", "1234"), ("partition-key", "k"))), 0, field, 100).payloads
+    assert reader.read(first, 0, field, 100).payloads

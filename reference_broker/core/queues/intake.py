@@ -347,8 +347,7 @@ class QueueIntake:
         sizes = [each.size + len(message.payload) for each, message in zip(known, messages, strict=True)]
         if max(sizes) > self.config.max_message_bytes or not self._takes_run(count):
             return False
-        of_key = self._partitioner.of_key
-        chosen = [None if each.key is None else of_key(each.key, partitions) for each in known]
+        chosen = self._partitioner.of_keys([each.key for each in known], partitions)
         if None in chosen:
             chosen = self._deal(chosen)
         timestamp_ms = int(now * 1000)

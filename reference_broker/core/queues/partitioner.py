@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import mmh3
@@ -15,6 +15,7 @@ PARTITION_KEY = "partition-key"
 _FNV_OFFSET_BASIS = 0x811C9DC5
 _FNV_PRIME = 0x01000193
 _UINT32 = 0xFFFFFFFF
+_MAX_KNOWN = 4_096
 
 
 @lru_cache(maxsize=4_096)
@@ -46,17 +47,36 @@ class Partitioner:
     Where keys count, equal keys always meet in one partition while the number of partitions stays the same.
     """
 
-    __slots__ = ("_hash", "_in_turn", "_random", "_turn")
+    __slots__ = ("_hash", "_in_turn", "_known", "_known_for", "_random", "_turn")
 
     def __init__(self, kind: PartitionerKind, rng: random.Random) -> None:
         self._hash = HASHES.get(kind)
         self._in_turn = kind in _IN_TURN
         self._turn = 0
+        self._known: dict[str | None, int | None] = {}
+        """Key -> its partition among so many ..."""
+        self._known_for = 0
+        """... as there were at the last look."""
         self._random = rng.random
 
-    def of_key(self, key: str, partitions: int) -> int | None:
-        """The partition of a key; None where keys do not count."""
-        return None if self._hash is None else self._hash(key) % partitions
+    def of_keys(self, keys: Sequence[str | None], partitions: int) -> list[int | None]:
+        """The partition of each key; None where there is no key, or keys do not count."""
+        if self._hash is None:
+            return [None] * len(keys)
+        if partitions != self._known_for:
+            self._known, self._known_for = {None: None}, partitions
+        known = self._known
+        try:
+            return [known[key] for key in keys]
+        except KeyError:
+            return [self._of_key(self._hash, key, partitions) for key in keys]
+
+    def _of_key(self, hashed: Callable[[str], int], key: str | None, partitions: int) -> int | None:
+        if key not in self._known and key is not None:
+            if len(self._known) >= _MAX_KNOWN:
+                self._known = {None: None}
+            self._known[key] = hashed(key) % partitions
+        return self._known[key]
 
     def choose(self, key: str | None, partitions: int) -> int:
         """A partition from 0 to ``partitions - 1``."""

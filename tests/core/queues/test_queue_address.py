@@ -138,3 +138,15 @@ def test_assignments_are_fair_and_complete(partitions: int, consumers: set[str])
         sizes = [len(span) for span in assigned.values()]
         assert max(sizes) - min(sizes) <= 1
     assert assign_ranges(partitions, sorted(consumers, reverse=True)) == assigned
+
+
+@pytest.mark.parametrize("kind", PartitionerKind)
+def test_many_keys_at_once_go_where_each_goes_alone_however_many_partitions_there_are(kind: PartitionerKind) -> None:
+    partitioner = Partitioner(kind, random.Random(1))
+    counted = kind in (PartitionerKind.FNV1A, PartitionerKind.MURMUR3)
+    keys = [None, "", *(f"key-{number}" for number in range(5_000))]
+    for partitions in (10, 12, 10, 1):
+        for some in (keys[:50], keys[40:], keys[:50]):
+            expected = [partitioner.choose(key, partitions) if counted and key is not None else None for key in some]
+            assert partitioner.of_keys(some, partitions) == expected
+            assert len(partitioner._known) <= 4_097
