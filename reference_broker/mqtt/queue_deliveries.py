@@ -7,6 +7,7 @@ carries goes the general way.
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import NamedTuple
 
 import msgspec
@@ -20,6 +21,8 @@ from reference_broker.mqtt.properties import encode_user_properties
 from reference_broker.mqtt.wire_types import encode_string, encode_variable_integer
 
 _HEADER_QOS_1 = b"\x32"
+_FEW = 16
+"""Deliveries that columns are not worth it for."""
 _MAX_TEMPLATES = 4_096
 _MAX_THEIRS_BYTES = 256
 """Characters of a publisher's user properties that are remembered, and not encoded for every delivery."""
@@ -134,6 +137,32 @@ class DeliveryEncoder:
         property_bytes += 2 * digits
         bodies = [message.payload for message in messages]
         fixed = len(topic) + 2 + property_bytes
+        if count <= _FEW:
+            number = _TWO_BYTES[digits]
+            before, between = before_id + _TWO_BYTES[len(id_prefix) + digits] + id_prefix, between + number
+            packets: list[bytes] = []
+            for packet_id, offset, own, body in zip(
+                range(first_id, first_id + count), offsets, theirs or repeat(b""), bodies, strict=False
+            ):
+                section = _LENGTHS[property_bytes + len(own)]
+                length = fixed + len(section) + len(own) + len(body)
+                if length >= len(_LENGTHS) or length + 1 + len(_LENGTHS[length]) > max_packet_bytes:
+                    return None
+                packets += (
+                    _HEADER_QOS_1,
+                    _LENGTHS[length],
+                    topic,
+                    packet_id.to_bytes(2, "big"),
+                    section,
+                    before,
+                    offset,
+                    between,
+                    offset,
+                    after,
+                    own,
+                    body,
+                )
+            return b"".join(packets)
         sections: list[bytes] = []
         """Lengths of the property sections, where they differ."""
         section = _LENGTHS[property_bytes + len(theirs[0] if theirs else b"")]

@@ -203,7 +203,7 @@ def _stored(size: int, **fields: object) -> StoredMessage:
     st.integers(1, 65_000),
     st.one_of(st.integers(0, 2**62), st.sampled_from([5, 95, 999])),
     st.integers(0, 1_023),
-    st.lists(st.sampled_from([0, 1, 100, 127, 5_000]), min_size=1, max_size=12),
+    st.lists(st.sampled_from([0, 1, 100, 127, 5_000]), min_size=1, max_size=40),
 )
 def test_a_run_has_the_bytes_of_its_packets(first_id: int, offset: int, partition: int, sizes: list[int]) -> None:
     run = DeliveryRun("q", "g", partition, offset, [_stored(size) for size in sizes])
@@ -232,7 +232,7 @@ NAMED = [
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.sampled_from(NAMED), min_size=1, max_size=4), st.integers(1, 5))
+@given(st.lists(st.sampled_from(NAMED), min_size=1, max_size=4), st.integers(1, 12))
 def test_user_properties_come_as_the_general_way_has_them(named: list[tuple[tuple[str, str], ...]], times: int) -> None:
     encoder, general = DeliveryEncoder(), PublishEncoder(V5)
     stored = [_stored(3, user_properties=pairs) for pairs in named for _ in range(times)]
