@@ -91,6 +91,25 @@ def held_entries(group: ConsumerGroup, places: Iterable[tuple[int, int]], consum
     return list(found)
 
 
+def _held_range(group: ConsumerGroup, partition: int, first: int, end: int, consumer_id: str) -> list[PendingEntry]:
+    """What :func:`find_entry` finds at offsets in a row, up to the first that it must judge."""
+    found: list[PendingEntry] = []
+    if partition >= len(group.places) or group.failure is not None or group.agenda.now < group.stalled_until:
+        return found
+    pending = group.places[partition].pending
+    holder: Consumer | None = None
+    for offset in range(first, end):
+        entry = pending.get(offset)
+        if entry is None or entry.state is not EntryState.DELIVERED:
+            break
+        if entry.consumer is not holder or holder is None:
+            if not _holds(entry, consumer_id):
+                break
+            holder = entry.consumer
+        found.append(entry)
+    return found
+
+
 def _holds(entry: PendingEntry, consumer_id: str) -> bool:
     return entry.consumer is not None and entry.consumer.consumer_id == consumer_id
 
@@ -164,8 +183,14 @@ def settle_request(
             missing.setdefault(partition, []).append(offset)
         else:
             found[entry] = group
+    alone = groups[0] if len(groups) == 1 and consumer_id is not None else None
     for partition, first, end in _places(queue, request):
-        for offset in range(first, end):
+        held = 0
+        if alone is not None and consumer_id is not None and end - first > 1:
+            entries = _held_range(alone, partition, first, end, consumer_id)
+            held = len(entries)
+            found.update(dict.fromkeys(entries, alone))
+        for offset in range(first + held, end):
             try:
                 group, entry = find_entry(groups, queue, partition, offset, consumer_id)
             except QueueError as error:
