@@ -263,6 +263,7 @@ class Oracle:
             for spot in copy.spots
             if spot.kind is Kind.FLIGHT
             or (spot.kind is Kind.READY and spot.at > self.now and group.members and len(copy.spots) == 1)
+            if not is_passed_over(group, copy.message, self.now) or spot.kind is Kind.FLIGHT
         )
         return min((*times, self.transactions.next_due()))
 
