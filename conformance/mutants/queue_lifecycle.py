@@ -83,6 +83,18 @@ def unsubscribed_stays(patch: Patch) -> None:
     patch.replace(QueueEngine, "unsubscribe", lambda _self, _consumer, _now: None)
 
 
+@mutant("queue-lost-consumer-keeps-its-share", "a consumer that is gone gives back what it holds, and stays a member")
+def lost_keeps_share(patch: Patch) -> None:
+    def leave(self: ConsumerGroup, consumer: Consumer, now: float) -> None:
+        for place in self.every_place:
+            for entry in list(place.pending.values()):
+                if entry.consumer is consumer:
+                    self.retry(entry, now, now, "consumer left")
+        consumer.blocked = True
+
+    patch.replace(ConsumerGroup, "leave", leave)
+
+
 def _wrap_retry(patch: Patch, change: Callable[[PendingEntry, float, str], float]) -> None:
     """Have ``change`` give another due time for a failed delivery."""
 

@@ -97,6 +97,18 @@ def test_retained_messages_are_found_as_the_oracle_says(topics: list[str], topic
     assert not list(store.match("#", 0.0))
 
 
+def test_all_retained_messages_are_found_and_each_time_in_the_order_of_their_topics_arrival() -> None:
+    store = RetainedStore(100)
+    topics = [f"t/{number * 7 % 30}" for number in range(30)]
+    for topic in topics:
+        store.store(Message(topic=topic, payload=b"1", retain=True))
+    for topic in topics[::-1]:
+        store.store(Message(topic=topic, payload=b"2", retain=True))
+    for topic_filter in ("t/+", "t/#", "#", "+/+"):
+        for _ in range(3):
+            assert [message.topic for message in store.match(topic_filter, 0.0)] == topics
+
+
 def test_retained_store_is_bounded_and_expires() -> None:
     store = RetainedStore(1)
     assert store.store(Message(topic="a", payload=b"1", expires_at=5.0))

@@ -192,14 +192,25 @@ def test_keep_alive_closes_at_one_and_a_half_times_and_publishes_the_will(world:
 
 
 def test_takeover_tells_the_old_connection_and_ignores_its_late_end(world: World) -> None:
-    first = world.connect("same", properties=Properties(session_expiry_interval=50), clean_start=False)
-    second = world.connect("same", properties=Properties(session_expiry_interval=50), clean_start=False)
+    watcher = world.subscribed("w")
+    expiry = Properties(session_expiry_interval=50)
+    first = world.connect("same", properties=expiry, clean_start=False)
+    will = p.WillFields(topic="w", payload=b"of the second")
+    second = world.connect("same", properties=expiry, clean_start=False, will=will)
+    second.send(p.Subscribe(packet_id=1, requests=(p.SubscriptionRequest(topic_filter="t"),)))
     assert first.closed
     assert isinstance(first.inbox[-1], p.Disconnect)
     assert first.inbox[-1].reason == Reason.SESSION_TAKEN_OVER
+    first.send(p.Disconnect())
     first.lose()
     assert not second.closed
     assert second.send(p.Pingreq()) == [p.Pingresp()]
+    second.take()
+    watcher.send(p.Publish(topic="t", payload=b"x"))
+    assert [message.payload for message in second.publishes()] == [b"x"], "the session is still its own"
+    assert not watcher.publishes()
+    second.lose()
+    assert [message.payload for message in watcher.publishes()] == [b"of the second"]
 
 
 def test_will_delay_is_cut_short_by_the_end_of_the_session(world: World) -> None:

@@ -149,6 +149,40 @@ async def lost(ctx: CaseContext) -> None:
 
 
 @case(
+    "queue/lifecycle/lost-consumers-have-no-share",
+    clauses=("Q-LIFE-10",),
+    requires=("queues",),
+    mutant="queue-lost-consumer-keeps-its-share",
+    near_miss="queue-one-batch-per-message",
+)
+async def lost_share(ctx: CaseContext) -> None:
+    """Nothing waits for a consumer whose connection broke: all that comes later goes to those that are left (F1).
+
+    Of two consumers one is lost while it holds deliveries. The other gets what that one held, and all of twenty
+    messages of different keys that are published then.
+    """
+    queue = new_queue(ctx)
+    lost_one = await consume(ctx, queue, name="lost")
+    staying = await consume(ctx, queue, name="staying")
+    publisher = await ctx.connect(version=5, name="publisher")
+    before = [f"before {number}".encode() for number in range(20)]
+    for payload in before:
+        await publish_with(publisher, queue, payload, partition_key=payload.decode())
+    found = [delivery.payload for delivery in await deliveries(staying)]
+    held = [delivery.payload for delivery in await deliveries(lost_one)]
+    ctx.must(bool(held), "lost: expected a share of twenty messages; seen none")
+    lost_one.abort()
+    for _ in held:
+        found.append((await staying.expect_publish()).payload)
+    after = [f"after {number}".encode() for number in range(20)]
+    for payload in after:
+        await publish_with(publisher, queue, payload, partition_key=payload.decode())
+    found += [delivery.payload for delivery in await deliveries(staying)]
+    wanted = sorted(before + after)
+    ctx.must(sorted(found) == wanted, f"staying: expected {wanted}; seen {sorted(found)}")
+
+
+@case(
     "queue/lifecycle/unsubscribed-consumers-get-nothing",
     clauses=("Q-LIFE-10",),
     requires=("queues",),
