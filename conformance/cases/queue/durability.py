@@ -6,6 +6,7 @@ from typing import Any
 
 from conformance.case import CaseContext, case
 from conformance.cases.queue.support import (
+    PARTITION_KEY,
     consume,
     count_of,
     deliveries,
@@ -15,6 +16,7 @@ from conformance.cases.queue.support import (
     publish_with,
     settle,
 )
+from conformance.wire import Properties, Puback, Publish
 
 _MANY = tuple(str(number).encode() for number in range(60))
 
@@ -47,6 +49,46 @@ async def fsync(ctx: CaseContext) -> None:
     Sixty messages are confirmed, the broker is killed and started again; a consumer gets the sixty.
     """
     await _survives(ctx)
+
+
+@case(
+    "queue/durability/bursts-come-back-unmixed",
+    clauses=("Q-DURA-01", "Q-ADDR-10"),
+    requires=("queues", "restart"),
+    mutant="queue-burst-shares-a-buffer",
+    near_miss="queue-one-batch-per-message",
+    limit_s=20.0,
+)
+async def bursts(ctx: CaseContext) -> None:
+    """Messages that were published in one write come back from the disk each with its own payload (F8).
+
+    Of forty messages of equal length half have a key, half have none. The broker takes as many at a time as it
+    announces, is killed when all are confirmed, and started again; a consumer gets each of the forty once.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    packets = [
+        Publish(
+            topic=f"$queue/{queue}",
+            payload=f"number {number:02}".encode(),
+            qos=1,
+            packet_id=publisher.next_packet_id(),
+            properties=Properties(user_property=PARTITION_KEY if number < 20 else ()),
+        )
+        for number in range(40)
+    ]
+    window = min(20, publisher.connack.properties.receive_maximum or 20)
+    for start in range(0, len(packets), window):
+        sent = packets[start : start + window]
+        publisher.send(*sent)
+        for _ in sent:
+            puback = await publisher.expect(Puback)
+            ctx.must(puback.reason_code < 0x80, f"publisher: expected the publish to be accepted; seen {puback}")
+    await ctx.restart()
+    consumer = await consume(ctx, queue)
+    found = sorted(delivery.payload for delivery in await deliveries(consumer))
+    wanted = [packet.payload for packet in packets]
+    ctx.must(found == wanted, f"consumer: expected {wanted}; seen {found}")
 
 
 @case(

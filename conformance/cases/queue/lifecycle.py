@@ -10,6 +10,7 @@ from conformance.cases.queue.support import (
     join,
     new_queue,
     publish,
+    publish_with,
     refused_settlement,
     settle,
 )
@@ -172,8 +173,7 @@ async def lost_share(ctx: CaseContext) -> None:
     held = [delivery.payload for delivery in await deliveries(lost_one)]
     ctx.must(bool(held), "lost: expected a share of twenty messages; seen none")
     lost_one.abort()
-    for _ in held:
-        found.append((await staying.expect_publish()).payload)
+    found += [(await staying.expect_publish()).payload for _ in held]
     after = [f"after {number}".encode() for number in range(20)]
     for payload in after:
         await publish_with(publisher, queue, payload, partition_key=payload.decode())

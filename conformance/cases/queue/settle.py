@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conformance.case import CaseContext, case
 from conformance.cases.queue.support import consume, new_queue, property_of, publish, settle
-from conformance.wire import Publish
+from conformance.wire import Properties, Puback, Publish
 
 
 @case(
@@ -145,9 +145,10 @@ async def rejected(ctx: CaseContext) -> None:
     mutant="queue-settlements-enqueued",
 )
 async def not_messages(ctx: CaseContext) -> None:
-    """A settlement is never delivered as a message of the queue.
+    """A settlement is never delivered as a message of the queue, whatever its verb and whatever becomes of it (F20).
 
-    After one $ack, a group that joins then gets what was published and nothing else.
+    One $ack settles a message; one publish to each verb names a message that is not there. A second group gets what was
+    published and nothing else, and the first one nothing more.
     """
     queue = new_queue(ctx)
     publisher = await ctx.connect(version=5, name="publisher")
@@ -157,6 +158,11 @@ async def not_messages(ctx: CaseContext) -> None:
     other = await consume(ctx, queue, group="other", name="other")
     delivery = await consumer.expect_publish(payload=b"message")
     await settle(ctx, consumer, queue, "ack", delivery)
+    nothing = Properties(user_property=(("message-id", f"{queue}:0:999"), ("group-id", "workers")))
+    for verb in ("ack", "nack", "reject", "extend", "cancel", "commit", "claim"):
+        topic = f"$queue/{queue}/${verb}"
+        consumer.send(Publish(topic=topic, qos=1, packet_id=consumer.next_packet_id(), properties=nothing))
+        await consumer.expect(Puback, skipping=(Publish,))
     await consumer.expect_nothing()
     seen = [packet.payload for packet in await other.barrier() if isinstance(packet, Publish)]
     ctx.must(seen == [b"message"], f"other: expected the published message alone; seen {seen}")
