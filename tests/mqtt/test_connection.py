@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -169,6 +170,21 @@ def test_an_oversized_packet_is_refused_from_its_header(make_world: type[World])
     before = world.open()
     before.send_bytes(bytes.fromhex("10ffffff7f"))
     assert before.closed, "also before CONNECT, and without waiting for the body"
+
+
+def test_memory_is_taken_for_what_has_come_not_for_what_a_header_declares(make_world: type[World]) -> None:
+    world = make_world(BrokerConfig(mqtt=MqttConfig(max_packet_bytes=268_435_460)))
+    clients = [world.open() for _ in range(4)] + [world.connect() for _ in range(4)]
+    tracemalloc.start()
+    try:
+        for number, client in enumerate(clients):
+            client.send_bytes(bytes.fromhex("10ffffff7f" if number < 4 else "30ffffff7f"))
+            client.send_bytes(b"\0" * 100)
+        taken_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert not any(client.closed for client in clients)
+    assert taken_bytes < 1_000_000
 
 
 def test_no_connect_in_time_closes(world: World) -> None:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from reference_broker.config import parse_config
+import random
+
+import pytest
+
+from reference_broker.config import BrokerConfig, parse_config
+from reference_broker.core.queues.sync_job import SyncJob
 from reference_broker.mqtt import packets as p
+from reference_broker.node import BrokerNode
+from reference_broker.storage.memory_disk import MemoryDisk
 from tests.mqtt.conftest import World
 
 
@@ -50,6 +57,32 @@ def test_a_queue_that_refuses_changes_nothing_for_publishers(make_world: type[Wo
     assert len(watcher.publishes()) == 3
     stats = world.node.engine.stats("q")
     assert (stats.captured, stats.capture_failures) == (1, 3)
+
+
+def test_subscribers_and_publishers_do_not_wait_for_the_disk_of_a_queue_that_captures(
+    make_world: type[World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = {"name": "q", "topics": ["a"], "partitions": 1, "durability": "fsync"}
+    config = parse_config({"data_dir": "unused", "queues": {"configured": [entry]}})
+    world = make_world(BrokerConfig())
+    world.node = BrokerNode(config, MemoryDisk(), random.Random(1), world.now)
+    watcher = world.subscribed("a", qos=1)
+    publisher = world.connect("p")
+    syncs: list[SyncJob] = []
+
+    def turn() -> None:
+        while dirty := world.node.take_dirty(world.now):
+            for connection in dirty:
+                world.clients[connection].flush()
+        syncs.extend(world.node.take_sync_jobs(world.now))
+
+    monkeypatch.setattr(world, "turn", turn)
+    for number in range(3):
+        (ack,) = publisher.send(p.Publish(topic="a", payload=b"m", qos=1, packet_id=number + 1))
+        assert isinstance(ack, p.Acknowledgement)
+        assert len(watcher.publishes()) == number + 1
+    assert world.node.engine.stats("q").captured == 0
+    assert len(syncs) == 1, "the disk is still at the first"
 
 
 def test_runs_of_queue_messages_reach_every_queue(world: World) -> None:

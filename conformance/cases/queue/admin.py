@@ -164,6 +164,8 @@ async def alike(ctx: CaseContext) -> None:
         await settle(ctx, consumer, name, "reject", await consumer.expect_publish())
         await consumer.disconnect()
         await publish_with(client, name, b"more")
+    depths = {name: await figure(ctx, client, name, "depth") for name in names}
+    ctx.must(set(depths.values()) == {1}, f"client: expected a depth of one for each; seen {depths}")
     for path in (f"dlq/{queue}", queue):
         answer = await ask(ctx, client, path, "purge")
         ctx.must(answer.get("purged") == 1, f"client: expected one message of {path} to be purged; seen {answer}")
