@@ -302,3 +302,14 @@ def expiry_drops_begun(patch: Patch) -> None:
 
     patch.replace(Session, "_send", send)
     _before_resume(patch, drop)
+
+
+@mutant("v5-resent-without-properties", "a message that is sent again has lost its properties")
+def resent_without_properties(patch: Patch) -> None:
+    def strip(session: Session, _now: float) -> None:
+        for outgoing in session.in_flight.values():
+            if isinstance(outgoing, Outgoing):
+                old = outgoing.message
+                outgoing.message = Message(topic=old.topic, payload=old.payload, qos=old.qos, publisher=old.publisher)
+
+    _before_resume(patch, strip)

@@ -57,6 +57,19 @@ def newest_first(patch: Patch) -> None:
     patch.wrap(GroupPartition, "push_waiting", make)
 
 
+@mutant("queue-waits-in-order-of-text", "what comes back is ordered by its offset as text: 10 before 2")
+def order_of_text(patch: Patch) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def push_waiting(self: GroupPartition, entry: PendingEntry) -> None:
+            original(self, entry)
+            waiting: Any = self.waiting
+            waiting.sort(key=lambda item: (item[0], str(item[1])))
+
+        return push_waiting
+
+    patch.wrap(GroupPartition, "push_waiting", make)
+
+
 @mutant("queue-strict-has-partitions", "a strict queue has as many partitions as others")
 def strict_has_partitions(patch: Patch) -> None:
     def make(original: Callable[..., None]) -> Callable[..., None]:

@@ -41,11 +41,12 @@ class WebhookSender:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._context: ssl.SSLContext | None = None
+        self._closed = False
 
     def pump(self) -> None:
-        """Start what is due. Cheap when there is nothing."""
+        """Start what is due; nothing once it is closed. Cheap when there is nothing."""
         deadline = self._alerts.next_deadline
-        if deadline is None:
+        if deadline is None or self._closed:
             return
         now = self._clock()
         for request in self._alerts.take(now):
@@ -79,7 +80,8 @@ class WebhookSender:
         return self._context
 
     async def close(self) -> None:
-        """End what is under way."""
+        """End what is under way. Turns of the broker may follow, and start nothing any more."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         tasks = list(self._tasks)

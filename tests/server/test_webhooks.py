@@ -204,6 +204,51 @@ async def test_alerts_are_tried_again_until_they_are_accepted() -> None:
 
 
 @in_loop
+async def test_of_an_answer_without_end_only_the_status_is_read() -> None:
+    """O8: the answer had no bound, so a hook that never stops talking held the sender, and all that it said."""
+    ended = asyncio.Event()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        try:
+            while True:
+                writer.write(b"x" * 65_536)
+                await writer.drain()
+                await asyncio.sleep(0)
+        except ConnectionError:
+            ended.set()
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    async with asyncio.timeout(10):
+        await post(request(server.sockets[0].getsockname()[1]), no_tls)
+        await ended.wait()
+    server.close()
+
+
+@in_loop
+async def test_once_closed_nothing_is_sent_any_more() -> None:
+    """O7: the last turns of a broker that stops still pump, and a retry may be waiting for its time."""
+    alerts = Alerts(allow_private=True)
+    sender = WebhookSender(alerts, asyncio.get_running_loop().time)
+    async with Hook(b"HTTP/1.1 503 Busy\r\n\r\n") as hook:
+        url = f"http://127.0.0.1:{hook.port}/"
+        alerts.add(url, ALERT, attempts=5, timeout_s=60.0)
+        sender.pump()
+        await asyncio.wait(set(sender._tasks))
+        timer = sender._timer
+        assert timer is not None, "it is to be tried again"
+        await sender.close()
+        assert timer.cancelled()
+        alerts.add(url, ALERT, attempts=5, timeout_s=60.0)
+        sender.pump()
+        assert not sender._tasks
+        assert len(hook.requests) == 1
+
+
+@in_loop
 async def test_closing_ends_what_is_under_way() -> None:
     alerts = Alerts(allow_private=True)
     sender = WebhookSender(alerts, asyncio.get_running_loop().time)

@@ -160,6 +160,33 @@ async def restart(ctx: CaseContext) -> None:
 
 
 @case(
+    "queue/ordering/comes-back-as-published-after-a-restart",
+    clauses=("Q-ORDER-06",),
+    requires=("queues", "restart"),
+    mutant="queue-waits-in-order-of-text",
+    near_miss="queue-one-batch-per-message",
+    limit_s=20.0,
+)
+async def recovered(ctx: CaseContext) -> None:
+    """What was in flight when the broker was killed comes back in the order of the publishes (P11).
+
+    A consumer holds twelve messages and the broker is killed. Back again, it delivers the twelve in order.
+    """
+    wanted = [b"%d" % number for number in range(12)]
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    await publish(publisher, queue, *wanted)
+    consumer = await consume(ctx, queue)
+    for payload in wanted:
+        await consumer.expect_publish(payload=payload)
+    await ctx.restart()
+    consumer = await consume(ctx, queue, name="after the restart")
+    for payload in wanted:
+        await consumer.expect_publish(payload=payload)
+    await consumer.expect_nothing()
+
+
+@case(
     "queue/ordering/strict-orders-the-queue",
     clauses=("Q-ORDER-07",),
     requires=("queues",),

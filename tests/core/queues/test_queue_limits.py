@@ -312,6 +312,30 @@ def test_a_message_in_flight_outlives_its_time_and_a_waiting_one_does_not(bench_
     assert bench.engine.stats("q").depth == 0
 
 
+def test_a_message_may_expire_before_it_is_safe(bench_with: Benches) -> None:
+    """P10: its time is over before the sync is. The publisher is told of the sync; nobody was to get it."""
+    bench = bench_with(MemoryDisk(), message_ttl_s=0.0, durability="fsync")
+    consumer = bench.consumer()
+    bench.turn()
+    outcomes = [bench.publish("lasts")] + [bench.publish(f"short {n}", user_properties=(("ttl", "2s"),)) for n in "ab"]
+    bench.engine.dispatch(bench.now)
+    jobs = bench.engine.take_sync_jobs(bench.now)
+    assert jobs
+    bench.now += 5.0
+    bench.engine.tick(bench.now)
+    bench.engine.dispatch(bench.now)
+    before = bench.engine.stats("q").groups[0]
+    assert (before.expired, [outcome.calls for outcome in outcomes]) == (0, [[], [], []]), "it may yet fail"
+    for job in jobs:
+        job.run()
+        bench.engine.sync_done(job, None, bench.now)
+    bench.advance(1.0)
+    assert all(outcome.confirmed for outcome in outcomes)
+    assert consumer.values == ["lasts"]
+    stats = bench.engine.stats("q")
+    assert (stats.groups[0].expired, stats.depth, stats.in_flight) == (2, 1, 1)
+
+
 def test_the_earliest_time_to_live_counts(bench_with: Benches) -> None:
     bench = bench_with(message_ttl_s=10.0)
     bench.publish("own", expires_at=bench.now + 3.0, user_properties=(("ttl", "5s"),))

@@ -178,3 +178,16 @@ def test_these_partitioners_ignore_the_key(bench_with: BenchWith, kind: Partitio
         bench.publish(str(number), key="one")
     bench.turn()
     assert {delivery.partition for delivery in consumer.got} == {0, 1, 2}
+
+
+def test_dead_letters_are_known_after_a_restart_before_anybody_asks_for_them(bench_with: BenchWith) -> None:
+    """R14: the queue of dead letters was not loaded at a start."""
+    bench = bench_with(MemoryDisk())
+    consumer = bench.consumer()
+    bench.publish("bad")
+    bench.turn()
+    consumer.reject(consumer.got[0])
+    bench.turn()
+    bench.restart()
+    assert bench.engine.queues() == ["$dlq/q", "q"]
+    assert bench.engine.stats("q").dead_letters == 1

@@ -419,3 +419,8 @@ def test_stats_tell_the_states_apart(bench_with: BenchWith) -> None:
     group = stats.groups[0]
     assert (stats.depth, stats.ready, stats.in_flight, stats.consumers, stats.enqueued) == (5, 3, 2, 1, 5)
     assert (group.lag, group.in_flight, group.retrying, group.delivered, group.nacked) == (2, 2, 1, 3, 1)
+    consumer.ack(consumer.got[0])
+    bench.turn()
+    later = bench.engine.stats("q")
+    assert (later.depth, later.groups[0].acked) == (4, 1)
+    assert (stats.depth, group.acked, stats.groups[0] is group) == (5, 0, True), "what was read stays as it was (G14)"
