@@ -95,7 +95,9 @@ class ConsumerGroup(GroupState):
         """A heap of the deadlines that consumers asked for; those that count no more stay until pruned."""
         self._extension_count = 0
         self._retry_times: list[float] = []
-        self._dead_letter_retries: list[tuple[float, int, int, PendingEntry, str]] = []
+        self._dead_letter_retries: list[tuple[float, int, int, int, PendingEntry, str]] = []
+        """A heap. A number tells two entries of one place apart: a reset leaves that of before it here."""
+        self._dead_letter_retry_count = 0
         self.slow = SlowConsumers.for_group(self)
         self.keeps_exhausted = is_dead_letter(config.name)
         self.rebalance = Rebalance(self)
@@ -241,6 +243,7 @@ class ConsumerGroup(GroupState):
     def forget(self, entry: PendingEntry) -> None:
         """Nothing becomes of it: where the group stands is set anew."""
         self.release(entry)
+        self._leaves_no_more(entry)
         entry.state = EntryState.SETTLED
         del entry.place.pending[entry.offset]
         self.unsettled -= 1
@@ -338,20 +341,28 @@ class ConsumerGroup(GroupState):
             self.confirm_when_written(on_done)
             return
         self.counts.dead_lettered += 1
-        self.leaving -= not entry.delivery_count
+        self._leaves_no_more(entry)
         self.trace(TraceKind.DEAD_LETTERED, entry, reason)
         self.remove(entry, on_done)
 
     def dead_letter_failed(self, entry: PendingEntry, reason: str) -> None:
         """The dead-letter queue refused it; try again later."""
         due = self.agenda.now + max(WRITE_RETRY_S, self.config.retry.initial_backoff_s)
-        heapq.heappush(self._dead_letter_retries, (due, entry.place.index, entry.offset, entry, reason))
+        self._dead_letter_retry_count += 1
+        at = due, entry.place.index, entry.offset, self._dead_letter_retry_count
+        heapq.heappush(self._dead_letter_retries, (*at, entry, reason))
         self.agenda.wake(self, due)
 
     def discard(self, entry: PendingEntry, detail: str, on_done: Confirm | None = None) -> None:
         """Give a message up, visibly."""
         self.trace(TraceKind.DISCARDED, entry, detail)
+        self._leaves_no_more(entry)
         self.remove(entry, on_done)
+
+    def _leaves_no_more(self, entry: PendingEntry) -> None:
+        """However it ends: if it was given to the dead-letter queue undelivered, it is not on its way any more."""
+        if entry.state is EntryState.DEAD_LETTERING and not entry.delivery_count and not self.keeps_exhausted:
+            self.leaving -= 1
 
     def trace(self, kind: TraceKind, entry: PendingEntry, detail: str = "") -> None:
         if self.tracer is not None:
@@ -402,7 +413,7 @@ class ConsumerGroup(GroupState):
         """Entries whose move to the dead-letter queue is to be tried again, with the reason."""
         due: list[tuple[PendingEntry, str]] = []
         while self._dead_letter_retries and self._dead_letter_retries[0][0] <= now:
-            _, _, _, entry, reason = heapq.heappop(self._dead_letter_retries)
+            *_, entry, reason = heapq.heappop(self._dead_letter_retries)
             due.append((entry, reason))
         return due
 

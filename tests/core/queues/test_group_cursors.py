@@ -269,3 +269,43 @@ def test_a_dead_letter_that_is_under_way_survives_a_reset(durable: QueueBench) -
     assert outcome.confirmed
     assert durable.engine.stats("q").dead_letters == 1
     assert consumer.values == ["a"]
+
+
+def test_a_dead_letter_that_was_refused_before_a_reset_and_again_after_it_is_two(bench_with: BenchWith) -> None:
+    bench = bench_with(max_depth=3, overflow="dead_letter_oldest", retry={"max_retries": 0})
+    consumer = bench.consumer()
+    for number in range(3):
+        bench.publish(str(number))
+        bench.turn()
+        consumer.reject(consumer.got[-1])
+    for number in range(3, 5):
+        bench.publish(str(number))
+        bench.turn()
+        consumer.reject(consumer.got[-1])
+    # The dead-letter queue is full; the last two are refused, then all again at the same time.
+    for _ in range(2):
+        reset(bench, "3")
+        bench.turn()
+        for delivery in consumer.got[-2:]:
+            consumer.reject(delivery)
+        bench.turn()
+    bench.advance(60.0)
+    assert bench.engine.stats("q").groups[0].dead_lettering == 2
+
+
+def test_what_was_leaving_for_a_full_dead_letter_queue_is_not_leaving_after_a_reset(bench_with: BenchWith) -> None:
+    bench = bench_with(max_depth=3, overflow="dead_letter_oldest")
+    bench.consumer(room=0)
+    group = bench.engine._queues["q"].groups["g"]
+    for number in range(9):
+        bench.publish(str(number))
+        bench.turn()
+    assert group.leaving == 3
+    reset(bench, "latest")
+    assert group.leaving == 0
+    bench.advance(60.0)
+    assert group.leaving == 0
+    for number in range(6):
+        bench.publish(str(number))
+        bench.turn()
+    assert code_of(lambda: bench.publish("over")) is QueueErrorCode.FULL
