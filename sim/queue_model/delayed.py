@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from sim.queue_model.oracle import Oracle
 from sim.queue_model.places import remove
-from sim.queue_model.state import NONE, Queue, Sent, ViolationError
+from sim.queue_model.state import DEAD, DONE, NONE, Queue, Sent, ViolationError
 
 _NEVER: Final = float("inf")
 _TICK_S: Final = 0.01
@@ -43,6 +43,20 @@ class Delayed:
     @property
     def is_cancelled(self) -> bool:
         return self.cancelled_at < _NEVER
+
+
+def _mix(queue: Queue, twins: list[Sent]) -> None:
+    """Nobody can tell messages that fired more than once from each other before they are seen: what a group is through
+    with may be the one or the other.
+    """
+    is_unneeded = any(sent.unneeded for sent in twins)
+    for sent in twins:
+        sent.unneeded = is_unneeded
+    for group in queue.groups.values():
+        copies = [group.copies[sent] for sent in twins]
+        through = {spot for copy in copies for spot in copy.spots if spot in (DONE, DEAD)}
+        for copy in copies:
+            copy.spots |= through
 
 
 class Delays:
@@ -104,6 +118,7 @@ class Delays:
                 for group in queue.groups.values():
                     group.copies[sent].spots.add(NONE)
                 each.sents.append(sent)
+                _mix(queue, [sent for sent in each.sents if sent.place is None and sent in queue.messages])
 
     def rest(self) -> None:
         """The engine has nothing left to do at this time: what is due has fired."""

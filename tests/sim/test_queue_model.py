@@ -6,7 +6,12 @@ import os
 from pathlib import Path
 
 import sim.queue_model
+from sim.disk import Persistence
+from sim.queue_model.delaying import Delayer
+from sim.queue_model.life import QUEUE, QueueLife, Setup
 from sim.queue_model.machine import run
+from sim.queue_model.producing import Producer
+from sim.queue_model.resetting import reset
 
 EXAMPLES = int(os.environ.get("ASSAY_QUEUE_EXAMPLES", "200"))
 ORACLE_LINES = 400
@@ -23,3 +28,26 @@ def test_the_oracle_is_small_and_knows_nothing_of_the_engine() -> None:
 
 def test_the_engine_does_what_the_oracle_allows() -> None:
     run(EXAMPLES, seed=5)
+
+
+def test_messages_that_fired_twice_are_not_told_apart_before_they_are_seen() -> None:
+    """The group skipped the first of them and gets the second, which the oracle took for the first."""
+    life = QueueLife(Setup(partitions=1))
+    producer, delayer = Producer(life, "s"), Delayer(life)
+    life.join(QUEUE, "g", "a")
+    producer.init()
+    life.rest()
+    producer.begin(60.0)
+    life.rest()
+    # An open transaction hides what comes behind it.
+    producer.publish(QUEUE, None, is_numbered=False)
+    life.join(QUEUE, "h", "a")
+    life.rest()
+    delayer.publish(0.9)
+    life.wait(1.0)
+    life.rest()
+    reset(life, QUEUE, "g", to_latest=True)
+    life.rest()
+    life.lose_power(Persistence.NONE)
+    life.turn()
+    life.drain()
