@@ -10,12 +10,15 @@ from reference_broker.config import (
     BrokerConfig,
     ConfigError,
     Durability,
+    ListenerConfig,
     Profile,
+    QueueConfig,
     QueuesConfig,
     load_config,
     parse_config,
     queue_defaults,
 )
+from reference_broker.config_mqtt import Section
 
 
 @pytest.mark.parametrize(
@@ -37,6 +40,15 @@ def test_errors_name_the_key(data: object, path: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(data)
     assert path in str(caught.value)
+
+
+def test_every_section_refuses_unknown_keys() -> None:
+    sections = [Section]
+    for section in sections:
+        sections += section.__subclasses__()
+    assert {BrokerConfig, ListenerConfig, QueueConfig} < set(sections)
+    lax = [section.__name__ for section in sections if not section.__struct_config__.forbid_unknown_fields]
+    assert lax == []
 
 
 def test_an_empty_file_is_the_default_configuration(tmp_path: Path) -> None:
