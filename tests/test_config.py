@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import typing
 from pathlib import Path
 
+import msgspec
 import pytest
 
+import reference_broker
 from reference_broker.config import (
     BrokerConfig,
     ConfigError,
@@ -105,3 +109,27 @@ def test_profiles_have_the_seeds_figures() -> None:
     inproc = queue_defaults(QueuesConfig(profile=Profile.INPROC), "q")
     assert (inproc.durability, inproc.message_ttl_s, inproc.dead_letters) == (Durability.MEMORY, 0.0, False)
     assert (inproc.retry.max_retries, inproc.retry.initial_backoff_s, inproc.delivery_timeout_s) == (3, 0.0, 30.0)
+
+
+def test_every_key_is_read_somewhere() -> None:
+    """G15: a key that is documented, accepted and read by nobody is a promise that nobody keeps."""
+    source = "\n".join(
+        path.read_text(encoding="utf-8")
+        for path in sorted(Path(reference_broker.__file__).parent.rglob("*.py"))
+        if not path.name.startswith("config")
+    )
+    # These four are the configuration's own business: they make up the settings of each queue.
+    read = {"profile", "defaults", "configured", "templates"} | set(
+        re.findall(r"\.([a-z_][a-z0-9_]*)\b(?!\s*\()", source)
+    )
+    structs: list[type[msgspec.Struct]] = [BrokerConfig]
+    unread: list[str] = []
+    for struct in structs:
+        for field in msgspec.structs.fields(struct):
+            if field.name not in read:
+                unread.append(f"{struct.__name__}.{field.name}")
+            for kind in (field.type, *typing.get_args(field.type)):
+                if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in structs:
+                    structs.append(kind)
+    assert len(structs) > 10
+    assert unread == []

@@ -125,6 +125,19 @@ def test_large_appends_become_several_batches() -> None:
     assert len(log.read(3, 1)) < 4, "a read does not decode the whole append"
 
 
+@pytest.mark.parametrize("count", [65_535, 65_536, 65_537])
+def test_an_append_may_be_longer_than_a_batch_can_count(count: int) -> None:
+    """R15: a count of 16 bits overflowed in silence."""
+    disk = MemoryDisk()
+    log = open_log(disk)
+    log.append([NewRecord(0, b"", b"", ())] * count)
+    log.append(records("after"))
+    assert log.next_offset == count + 1
+    assert [record.offset for record in read_all(log)] == list(range(count + 1))
+    log.close()
+    assert open_log(disk).next_offset == count + 1
+
+
 @pytest.mark.parametrize("last", [1, 3])
 def test_a_tail_torn_at_any_byte_is_cut_at_the_last_whole_batch(lossy_disks: type[LossyDisk], last: int) -> None:
     whole = MemoryDisk()

@@ -216,3 +216,17 @@ def test_limits_can_change_while_consumers_are_at_work(bench_with: BenchWith) ->
     bench.engine.update_queue("q", {"group": {"max_in_flight": 0}}, bench.now)
     bench.turn()
     assert len(consumer.got) == 8
+
+
+@pytest.mark.parametrize("ordering", ["partition", "none"])
+def test_who_has_no_room_keeps_nobody_else_waiting(bench_with: BenchWith, ordering: str) -> None:
+    """P6: one blocked receiver held up all."""
+    bench = bench_with(partitions=2, ordering=ordering)
+    bench.consumer("a", room=0)
+    free, other = bench.consumer("b"), bench.consumer("c", group="h")
+    for number in range(40):
+        bench.publish(str(number), key=str(number))
+        bench.turn()
+    assert len(other.got) == 40
+    assert 0 < len(free.got) <= 40
+    assert len(free.got) == 40 or ordering == "partition"
