@@ -119,6 +119,17 @@ def test_retained_store_is_bounded_and_expires() -> None:
     assert store.store(Message(topic="b/c", payload=b"2")), "the expired one made room"
 
 
+def test_where_filters_of_one_session_overlap_the_others_are_missed_by_none() -> None:
+    tree = SubscriptionTree()
+    filters = {"exact": ("a/b",), "both": ("a/b", "a/+", "#"), "wild": ("a/+",), "all": ("#",)}
+    for name, topic_filters in filters.items():
+        session = Session(name, 10)
+        for topic_filter in topic_filters:
+            tree.add(session, Subscription(topic_filter=topic_filter, qos=0))
+    for topic, wanted in (("a/b", ["all", "both", "exact", "wild"]), ("a/c", ["all", "both", "wild"])):
+        assert sorted(entry.session.client_id for entry in tree.route(topic).entries) == wanted
+
+
 def test_overlapping_subscriptions_give_one_copy_at_the_highest_qos_with_all_identifiers() -> None:
     tree = SubscriptionTree()
     session = Session("s", 10)

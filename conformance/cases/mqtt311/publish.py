@@ -354,17 +354,21 @@ async def own_messages(ctx: CaseContext) -> None:
 async def every_subscriber(ctx: CaseContext) -> None:
     """Each client with a matching subscription gets the message, and nobody else.
 
-    Two clients subscribe to the topic, by name and by wildcard; a third one to another topic.
+    Three clients subscribe to the topic, by name, by wildcard, and by both; a fourth one to another topic.
     """
     topic = ctx.topic("shared/a")
+    wildcard = Subscription(filter=ctx.topic("shared/+"))
     exact = await ctx.connect(name="exact")
     await exact.subscribe(topic)
+    both = await ctx.connect(name="both")
+    await both.subscribe(topic)
+    await both.subscribe(wildcard)
     wild = await ctx.connect(name="wildcard")
-    await wild.subscribe(Subscription(filter=ctx.topic("shared/+")))
+    await wild.subscribe(wildcard)
     other = await ctx.connect(name="other")
     await other.subscribe(ctx.topic("shared"))
     publisher = await ctx.connect(name="publisher")
-    await publisher.publish(topic, b"for two")
-    await exact.expect_publish(topic, b"for two")
-    await wild.expect_publish(topic, b"for two")
+    await publisher.publish(topic, b"for three")
+    for subscriber in (exact, both, wild):
+        await subscriber.expect_publish(topic, b"for three")
     await ctx.expect_no_message(publisher, other)
