@@ -1,0 +1,164 @@
+"""Many packets in one write: what a broker may handle together must come out as if each had come alone."""
+
+from __future__ import annotations
+
+from conformance.case import CaseContext, case
+from conformance.cases.queue.support import consume, deliveries, new_queue, property_of, settlement
+from conformance.connection import Connection
+from conformance.wire import Properties, Puback, Publish
+
+_MESSAGES = 60
+_KEYS = 4
+_OWN = "conformance-trace"
+
+
+def _key(number: int) -> str:
+    return f"key-{number % _KEYS}"
+
+
+def _publishes(publisher: Connection, queue: str) -> list[Publish]:
+    return [
+        Publish(
+            topic=f"$queue/{queue}",
+            payload=f"number {number:02}".encode(),
+            qos=1,
+            packet_id=publisher.next_packet_id(),
+            properties=Properties(user_property=(("partition-key", _key(number)), (_OWN, f"trace {number:02}"))),
+        )
+        for number in range(_MESSAGES)
+    ]
+
+
+async def _send(ctx: CaseContext, client: Connection, packets: list[Publish]) -> list[Puback]:
+    """Send publishes, as many in one write as the broker takes unconfirmed; returns its answers, in their order."""
+    window = min(len(packets), client.connack.properties.receive_maximum or len(packets))
+    answers = []
+    for start in range(0, len(packets), window):
+        sent = packets[start : start + window]
+        client.send(*sent)
+        for packet in sent:
+            puback = await client.expect(Puback, skipping=(Publish,))
+            wanted = f"{client.name}: expected the PUBACK of {packet.packet_id}, the publish before the next"
+            ctx.must(puback.packet_id == packet.packet_id, f"{wanted}; seen {puback}")
+            answers.append(puback)
+    return answers
+
+
+async def _publish(ctx: CaseContext, queue: str) -> list[Publish]:
+    """The first message makes the queue; the others come together."""
+    publisher = await ctx.connect(version=5, name="publisher")
+    packets = _publishes(publisher, queue)
+    for puback in [*await _send(ctx, publisher, packets[:1]), *await _send(ctx, publisher, packets[1:])]:
+        ctx.must(puback.reason_code < 0x80, f"publisher: expected the publish to be accepted; seen {puback}")
+    return packets
+
+
+@case(
+    "queue/bursts/properties-stay-with-their-messages",
+    clauses=("Q-ADDR-10",),
+    requires=("queues",),
+    mutant="queue-burst-shares-properties",
+    near_miss="queue-one-batch-per-message",
+)
+async def properties(ctx: CaseContext) -> None:
+    """Messages that were published in one write keep each its own user properties.
+
+    Sixty messages of four keys carry a property with their number. A consumer gets each of them once, with its key and
+    its number.
+    """
+    queue = new_queue(ctx)
+    packets = await _publish(ctx, queue)
+    consumer = await consume(ctx, queue)
+    found = sorted(
+        (each.payload, property_of(ctx, each, "partition-key"), property_of(ctx, each, _OWN))
+        for each in await deliveries(consumer)
+    )
+    wanted = [(each.payload, *(value for _, value in each.properties.user_property)) for each in packets]
+    ctx.must(found == wanted, f"consumer: expected {wanted}; seen {found}")
+
+
+@case(
+    "queue/bursts/keys-keep-their-order",
+    clauses=("Q-DELIVER-3",),
+    requires=("queues",),
+    mutant="queue-burst-reversed",
+    near_miss="queue-one-batch-per-message",
+)
+async def order(ctx: CaseContext) -> None:
+    """Messages of one key that were published in one write come in their order.
+
+    Sixty messages of four keys, in turn; a consumer gets those of each key in the order in which they were published.
+    """
+    queue = new_queue(ctx)
+    packets = await _publish(ctx, queue)
+    consumer = await consume(ctx, queue)
+    found = await deliveries(consumer)
+    for key in sorted({_key(number) for number in range(_KEYS)}):
+        seen = [each.payload for each in found if property_of(ctx, each, "partition-key") == key]
+        wanted = [each.payload for number, each in enumerate(packets) if _key(number) == key]
+        ctx.must(seen == wanted, f"consumer: expected {wanted} of {key} in this order; seen {seen}")
+
+
+@case(
+    "queue/bursts/each-delivery-has-its-id",
+    clauses=("Q-DELIVER-1",),
+    requires=("queues",),
+    mutant="queue-burst-ids-shifted",
+    near_miss="queue-one-batch-per-message",
+)
+async def ids(ctx: CaseContext) -> None:
+    """Deliveries that come together have each the id that settles it.
+
+    Sixty messages are delivered together. The first of each partition is acknowledged, its consumer leaves, and the
+    next one gets all but those.
+    """
+    queue = new_queue(ctx)
+    await _publish(ctx, queue)
+    consumer = await consume(ctx, queue, name="first")
+    given = await deliveries(consumer)
+    settled: dict[str, Publish] = {}
+    for each in given:
+        settled.setdefault(property_of(ctx, each, "partition"), each)
+    await _settle_together(ctx, consumer, queue, list(settled.values()))
+    await consumer.disconnect()
+    successor = await consume(ctx, queue, name="second")
+    found = sorted(each.payload for each in await deliveries(successor))
+    gone = {each.payload for each in settled.values()}
+    wanted = sorted(each.payload for each in given if each.payload not in gone)
+    ctx.must(found == wanted, f"second: expected {wanted}; seen {found}")
+
+
+async def _settle_together(ctx: CaseContext, consumer: Connection, queue: str, given: list[Publish]) -> None:
+    acks = [
+        Publish(
+            topic=f"$queue/{queue}/$ack", qos=1, packet_id=consumer.next_packet_id(), properties=settlement(ctx, each)
+        )
+        for each in given
+    ]
+    for puback in await _send(ctx, consumer, acks):
+        ctx.must(puback.reason_code < 0x80, f"{consumer.name}: expected the $ack to be accepted; seen {puback}")
+
+
+@case(
+    "queue/bursts/every-ack-counts",
+    clauses=("Q-ACK-1",),
+    requires=("queues", "restart"),
+    mutant="queue-burst-acks-one-less",
+    near_miss="queue-one-batch-per-message",
+    limit_s=20.0,
+)
+async def acks(ctx: CaseContext) -> None:
+    """What was acknowledged in one write never comes again, also after kill -9.
+
+    Sixty messages are delivered and acknowledged, each by an $ack of its own, in one write. The broker is killed and
+    started again: a consumer of the group gets nothing.
+    """
+    queue = new_queue(ctx)
+    await _publish(ctx, queue)
+    consumer = await consume(ctx, queue)
+    given = await deliveries(consumer)
+    ctx.must(len(given) == _MESSAGES, f"consumer: expected {_MESSAGES} deliveries; seen {len(given)}")
+    await _settle_together(ctx, consumer, queue, given)
+    await ctx.restart()
+    found = [each.payload for each in await deliveries(await consume(ctx, queue, name="later"))]
+    ctx.must(not found, f"later: expected nothing, all was acknowledged; seen {found}")

@@ -1,0 +1,74 @@
+"""Bugs in how packets that come together are handled as one; those that come alone are not touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from conformance.mutants import Patch, mutant
+from reference_broker.core.message import Message
+from reference_broker.core.queues.confirms import Confirm
+from reference_broker.core.queues.delivery_run import DeliveryRun
+from reference_broker.core.queues.engine import QueueEngine
+from reference_broker.core.queues.queue import DurableQueue
+from reference_broker.mqtt.property_runs import PropertyRun, PropertyRunReader
+from reference_broker.mqtt.queue_deliveries import DeliveryEncoder
+
+Original = Callable[..., Any]
+
+
+@mutant("queue-burst-shares-properties", "publishes that come together get the user properties of the first")
+def shares_properties(patch: Patch) -> None:
+    def make(original: Original) -> Original:
+        def read(self: PropertyRunReader, *args: Any) -> PropertyRun:
+            run: PropertyRun = original(self, *args)
+            return run._replace(properties=run.properties[:1] * len(run.properties))
+
+        return read
+
+    patch.wrap(PropertyRunReader, "read", make)
+
+
+@mutant("queue-burst-reversed", "publishes that come together are enqueued from the last to the first")
+def reversed_run(patch: Patch) -> None:
+    def make(original: Original) -> Original:
+        def publish_keyed(self: DurableQueue, routing_key: str, messages: Sequence[Message], *rest: Any) -> bool:
+            return bool(original(self, routing_key, messages[::-1], *rest))
+
+        return publish_keyed
+
+    patch.wrap(DurableQueue, "publish_keyed", make)
+
+
+@mutant("queue-burst-ids-shifted", "deliveries that go out together name each the message behind their own")
+def ids_shifted(patch: Patch) -> None:
+    def make(original: Original) -> Original:
+        def encode_run(self: DeliveryEncoder, first_id: int, run: DeliveryRun, *rest: Any) -> bytes | None:
+            encoded: bytes | None = original(self, first_id, run._replace(offset=run.offset + 1), *rest)
+            return encoded
+
+        return encode_run
+
+    patch.wrap(DeliveryEncoder, "encode_run", make)
+
+
+@mutant("queue-burst-acks-one-less", "of acknowledgements that come together the last is confirmed and not made")
+def acks_one_less(patch: Patch) -> None:
+    def make(original: Original) -> Original:
+        def ack_run(
+            self: QueueEngine,
+            queue: str,
+            group: str,
+            places: Sequence[tuple[int, int]],
+            consumer_id: str,
+            now: float,
+            begin: Callable[[int], Confirm],
+        ) -> int:
+            some = places[:-1] if len(places) > 1 else places
+            more = len(places) - len(some)
+            count = int(original(self, queue, group, some, consumer_id, now, lambda given: begin(given + more)))
+            return count + more if count else 0
+
+        return ack_run
+
+    patch.wrap(QueueEngine, "ack_run", make)
