@@ -185,3 +185,23 @@ def test_a_commit_is_answered_although_another_transaction_is_aborted_in_its_tur
     first.commit()
     second.abort()
     life.rest()
+
+
+def test_what_a_new_group_of_dead_letters_inherits_was_not_delivered_yet() -> None:
+    """One letter is settled by all others; the one before it counted as retried, and its first delivery as a second."""
+    life = QueueLife(Setup(partitions=1, max_retries=0))
+    for routing_key in ("x", ""):
+        life.publish(routing_key=routing_key)
+    life.rest()
+    member = life.join(QUEUE, "g", "a")
+    life.rest()
+    for index in (0, 1):
+        life.settle(member, index, Verb.REJECT)
+        life.rest()
+    life.join(LETTERS, "p", "a", pattern="x/#")
+    life.rest()
+    life.join(LETTERS, "h", "a")
+    life.check()
+    life.rest()
+    life.check()
+    life.drain()

@@ -392,8 +392,8 @@ class Dispatcher:
             # Only after a restart: it was to be dead-lettered when the broker stopped.
             group.dead_letter(entry, reason, now, None)
             return False
-        due = entry.deadline
-        if not entry.delivery_count:
+        due, is_first = entry.deadline, not entry.delivery_count
+        if is_first:
             entry.first_delivered_at = now
         entry.delivery_count += 1
         if not self._hand_over(entry, stored, consumer, now):
@@ -404,7 +404,10 @@ class Dispatcher:
             return False
         group.log.claim(place.number, entry.offset, consumer.consumer_id, int(now * 1000), entry.delivery_count)
         self._log_what_the_call_did(entry)
-        group.counts.redelivered += 1
+        if is_first:
+            group.counts.delivered += 1
+        else:
+            group.counts.redelivered += 1
         group.agenda.groups_to_write[group] = None
         return True
 

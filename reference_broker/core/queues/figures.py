@@ -45,13 +45,14 @@ def queue_stats(queue: DurableQueue, dead_letters: int) -> QueueStats:
 def group_stats(queue: DurableQueue, group: ConsumerGroup) -> GroupStats:
     """One group of the queue."""
     in_flight, waiting, dead_lettering = group.entry_states()
+    taken_up = group.taken_up if waiting else 0
     counts = group.counts
     return GroupStats(
         group=group.group_id,
         consumers=len(group.consumers),
-        lag=queue.end_total - group.cursor_total,
+        lag=queue.end_total - group.cursor_total + taken_up,
         in_flight=in_flight,
-        retrying=waiting,
+        retrying=waiting - taken_up,
         dead_lettering=dead_lettering,
         ack_floors=tuple(place.committed for place in group.places),
         generation=group.generation,

@@ -186,6 +186,12 @@ class ConsumerGroup(GroupState):
         """Grows with every consumer that joins or leaves."""
         return self.rebalance.generation
 
+    @property
+    def taken_up(self) -> int:
+        """Entries that wait for their first delivery; see :func:`reference_broker.core.queues.replay.take_up`."""
+        entries = (entry for place in self.every_place for entry in place.pending.values())
+        return sum(entry.state is EntryState.WAITING and not entry.delivery_count for entry in entries)
+
     def entry_states(self) -> tuple[int, int, int]:
         """Numbers of entries delivered, waiting, and on their way to the dead-letter queue."""
         states = [entry.state for place in self.every_place for entry in place.pending.values()]
