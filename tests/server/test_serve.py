@@ -142,16 +142,20 @@ def test_a_client_that_never_reads_is_cut_while_others_are_served(tmp_path: Path
     served = Served("--config", str(config))
     with served.connect() as deaf, served.connect() as talker:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        deaf.sendall(bytes.fromhex("100d00044d5154540402003c000164") + bytes.fromhex("8206000100016101"))
+        # Its will, which goes to w, tells that it was cut.
+        deaf.sendall(bytes.fromhex("101300044d5154540406003c 000164 000177 000167 8206000100016101"))
         talker.sendall(CONNECT_311)
         assert talker.recv(4) == b"\x20\x02\x00\x00"
+        talker.sendall(bytes.fromhex("8206000200017700"))
+        assert talker.recv(5) == bytes.fromhex("9003000200")
+        will = bytes.fromhex("300400017767")
         packet = bytes.fromhex("32") + b"\xf4\x87\x01" + b"\x00\x01a" + b"\x00\x01" + b"x" * 17_391
-        reader = threading.Thread(target=_drain, args=(talker, 600 * 4))
+        reader = threading.Thread(target=_drain, args=(talker, 600 * 4 + len(will)))
         reader.start()
         for _ in range(600):  # 10 MB that the deaf client does not take
             talker.sendall(packet)
         reader.join(WAIT_S)
-        assert not reader.is_alive(), "every publish was acknowledged"
+        assert not reader.is_alive(), "every publish was acknowledged, and the will came"
     assert alive(served)
     assert served.stop() == 0
 
