@@ -6,7 +6,7 @@ show when the process is killed, and those of the sync only when power fails, wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -23,7 +23,6 @@ from reference_broker.core.queues.partitioner import Partitioner
 from reference_broker.core.queues.pending import PendingEntry
 from reference_broker.core.queues.queue import DurableQueue
 from reference_broker.core.queues.retry import RETRIES_EXCEEDED
-from reference_broker.core.queues.store import NewRecord
 from reference_broker.core.queues.stored_message import StoredMessage
 from reference_broker.storage.disk import DiskFile
 from reference_broker.storage.durable_mark import DurableMark, DurableMarkFile
@@ -106,19 +105,6 @@ def confirms_before_write(patch: Patch) -> None:
         return file
 
     patch.wrap(Segment, "file", make)
-
-
-@mutant("queue-burst-shares-a-buffer", "payloads of equal length that are written together are those of the last one")
-def burst_shares_a_buffer(patch: Patch) -> None:
-    def make(original: Callable[..., int]) -> Callable[..., int]:
-        def append(self: SegmentedLog, records: Sequence[NewRecord], **options: bool) -> int:
-            last = {len(record.value or b""): record.value for record in records}
-            shared = [record._replace(value=last[len(record.value or b"")]) for record in records]
-            return original(self, shared, **options)
-
-        return append
-
-    patch.wrap(SegmentedLog, "append", make)
 
 
 @mutant("queue-recovery-cuts-too-much", "recovery takes the last sixteen batches of a log for a torn tail")

@@ -11,8 +11,10 @@ from reference_broker.core.queues.confirms import Confirm
 from reference_broker.core.queues.delivery_run import DeliveryRun
 from reference_broker.core.queues.engine import QueueEngine
 from reference_broker.core.queues.queue import DurableQueue
+from reference_broker.core.queues.store import NewRecord
 from reference_broker.mqtt.property_runs import PropertyRun, PropertyRunReader
 from reference_broker.mqtt.queue_deliveries import DeliveryEncoder
+from reference_broker.storage.log import SegmentedLog
 
 Original = Callable[..., Any]
 
@@ -72,3 +74,16 @@ def acks_one_less(patch: Patch) -> None:
         return ack_run
 
     patch.wrap(QueueEngine, "ack_run", make)
+
+
+@mutant("queue-burst-shares-a-buffer", "payloads of equal length that are written together are those of the last one")
+def burst_shares_a_buffer(patch: Patch) -> None:
+    def make(original: Callable[..., int]) -> Callable[..., int]:
+        def append(self: SegmentedLog, records: Sequence[NewRecord], **options: bool) -> int:
+            last = {len(record.value or b""): record.value for record in records}
+            shared = [record._replace(value=last[len(record.value or b"")]) for record in records]
+            return original(self, shared, **options)
+
+        return append
+
+    patch.wrap(SegmentedLog, "append", make)
