@@ -129,6 +129,11 @@ class QueueLanes:
             return None
         return address
 
+    def _granted_address(self, topic: str) -> QueueAddress | None:
+        """As :meth:`_address`; None also where the client may not publish."""
+        grants = self._connection.grants
+        return None if grants is not None and not grants.may_publish(topic) else self._address(topic)
+
     def _was_refused(self, data: bytes, start: int) -> bool:
         refused, end = self._refused
         if refused is not data:
@@ -148,9 +153,7 @@ class QueueLanes:
             return False
         if (version == V5 and any(run[payload_at - 1 :: stride])) or not self._inbound.room_for(count):
             return False
-        if connection.grants is not None and not connection.grants.may_publish(topic):
-            return False
-        address = self._address(topic)
+        address = self._granted_address(topic)
         if address is None:
             return False
         client_id = connection.client_id
@@ -180,9 +183,7 @@ class QueueLanes:
         count = len(run.payloads)
         if not self._inbound.room_for(count):
             return False
-        if connection.grants is not None and not connection.grants.may_publish(topic):
-            return False
-        address = self._address(topic)
+        address = self._granted_address(topic)
         if address is None:
             return False
         client_id = connection.client_id
