@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from conformance.case import CaseContext
-from conformance.cases.queue.support import deliveries, settlement
+from conformance.cases.queue.support import deliveries, json_answer, settlement
 from conformance.connection import Connection
 from conformance.wire import Properties, Puback, Publish, Subscription
 
@@ -145,12 +144,4 @@ async def answer_of(ctx: CaseContext, producer: Producer, operation: str, **name
     client.send(Publish(topic=f"$txn/{operation}", qos=1, packet_id=client.next_packet_id(), properties=properties))
     await client.expect(Puback, skipping=(Publish,))
     answer = await client.expect_publish()
-    ctx.must(answer.topic == topic, f"producer: expected an answer on {topic}; seen {answer.topic}")
-    ctx.must(answer.properties.correlation_data == correlation, "producer: expected the request's correlation data")
-    try:
-        found = json.loads(answer.payload)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        ctx.fail(f"producer: expected a JSON object; seen {answer.payload[:200]!r}")
-    return found
+    return json_answer(ctx, answer, topic, correlation)

@@ -91,6 +91,11 @@ async def admin(ctx: CaseContext, client: Connection, topic: str, request: objec
     await client.publish(f"$admin/{topic}", payload, qos=1, properties=properties)
     answer = await client.expect(Publish)
     await client.acknowledge(answer)
+    return json_answer(ctx, answer, response_topic, correlation)
+
+
+def json_answer(ctx: CaseContext, answer: Publish, response_topic: str, correlation: bytes) -> dict[str, Any]:
+    """The JSON object of an answer. Fails the case unless it came there, with the correlation data of its request."""
     ctx.must(answer.topic == response_topic, f"expected an answer on {response_topic}; seen {answer.topic}")
     ctx.must(answer.properties.correlation_data == correlation, "expected the correlation data of the request")
     try:

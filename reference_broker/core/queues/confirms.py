@@ -38,7 +38,15 @@ class SyncedLog(Protocol):
     def close(self) -> None: ...
 
 
-def sync_now(log: SyncedLog) -> OSError | None:
+class Syncs(Protocol):
+    """A log, or who syncs one for others."""
+
+    def start_sync(self) -> SyncTask | None: ...
+
+    def finish_sync(self, error: OSError | None) -> object: ...
+
+
+def sync_now(log: Syncs) -> OSError | None:
     """Make all that was written durable, or say why that failed. Blocking: only where nobody is served meanwhile."""
     task = log.start_sync()
     if task is None:

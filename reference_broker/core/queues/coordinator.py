@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.confirms import Confirm, SyncPoint
+from reference_broker.core.queues.confirms import Confirm, SyncPoint, sync_now
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
 from reference_broker.core.queues.store import KeyedState, QueueStore, SyncTask
 
@@ -169,16 +169,10 @@ class Coordinator(SyncPoint):
 
     def sync_now(self) -> None:
         """Blocks until all changes so far are durable; only at opening. Raises :class:`LogError`."""
-        task = self.start_sync()
-        if task is None:
-            return
-        try:
-            task.run()
-        except OSError as error:
-            self.finish_sync(error)
-            message = f"cannot sync the state in {FOLDER}: {error.strerror or error}"
-            raise LogError(message) from error
-        self.finish_sync(None)
+        failure = sync_now(self)
+        if failure is not None:
+            message = f"cannot sync the state in {FOLDER}: {failure.strerror or failure}"
+            raise LogError(message) from failure
 
     def take_number(self) -> int:
         """A number that was never given out; reliable once :attr:`numbers_are_safe`. Raises :class:`QueueError`."""
