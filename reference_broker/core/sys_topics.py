@@ -58,6 +58,11 @@ _FIGURES: dict[str, Value] = {
 """Topic below the root -> its value. ``queues/count`` is ours; ``active`` and ``inactive`` are old names in use."""
 
 
+def figure_names() -> tuple[str, ...]:
+    """The topics below ``$SYS/broker/``."""
+    return tuple(_FIGURES)
+
+
 class SysTopics:
     """Gives ``$SYS`` values to those who subscribe."""
 
