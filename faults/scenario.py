@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
-import yaml
 
 from reference_broker.trace.schema import Contract
+from reference_broker.trace.yaml_text import YamlError, read_yaml
 
 SCENARIO_SCHEMA: Literal["assay.scenario/1"] = "assay.scenario/1"
 
@@ -273,11 +273,11 @@ def _fault_problems(fault: Fault, scenario: Scenario) -> Iterator[str]:
 def load_scenario(path: Path) -> Scenario:
     """Read a YAML file. Raises :class:`ScenarioError`."""
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = read_yaml(path)
     except OSError as error:
         message = f"cannot read the scenario {path}: {error.strerror}"
         raise ScenarioError(message) from error
-    except yaml.YAMLError as error:
+    except YamlError as error:
         message = f"{path} is not YAML: {error}"
         raise ScenarioError(message) from error
     return parse_scenario(data, where=str(path))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Literal
 
 import msgspec
-import yaml
 
 from loadtests.payload import HEADER_BYTES
 from loadtests.schedule import Arrivals
 from reference_broker.trace.schema import LatencyOperation
+from reference_broker.trace.yaml_text import YamlError, read_yaml
 
 PROFILE_SCHEMA: Literal["assay.load/1"] = "assay.load/1"
 MAX_CONNECTIONS = 500
@@ -200,20 +201,20 @@ def shipped_profiles() -> list[str]:
 
 def load_profile(name_or_path: str) -> Profile:
     """A shipped profile by name, or a file by path. Raises :class:`ProfileError`."""
-    if name_or_path.endswith((".yaml", ".yml")):
-        try:
-            text = Path(name_or_path).read_text(encoding="utf-8")
-        except OSError as error:
-            message = f"cannot read the profile {name_or_path}: {error.strerror}"
-            raise ProfileError(message) from error
-    elif name_or_path in shipped_profiles():
-        text = files("loadtests").joinpath("profiles", f"{name_or_path}.yaml").read_text(encoding="utf-8")
-    else:
-        message = f"unknown profile {name_or_path!r}: use {', '.join(shipped_profiles())}, or the path of a .yaml file"
-        raise ProfileError(message)
+    path: Path | Traversable = Path(name_or_path)
+    if not name_or_path.endswith((".yaml", ".yml")):
+        if name_or_path not in shipped_profiles():
+            message = (
+                f"unknown profile {name_or_path!r}: use {', '.join(shipped_profiles())}, or the path of a .yaml file"
+            )
+            raise ProfileError(message)
+        path = files("loadtests").joinpath("profiles", f"{name_or_path}.yaml")
     try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        data = read_yaml(path)
+    except OSError as error:
+        message = f"cannot read the profile {name_or_path}: {error.strerror}"
+        raise ProfileError(message) from error
+    except YamlError as error:
         message = f"{name_or_path} is not YAML: {error}"
         raise ProfileError(message) from error
     return parse_profile(data, where=name_or_path)

@@ -14,12 +14,13 @@ import typer
 
 from reference_broker.auth import Authenticator, ScramError, hash_password, scram_credentials
 from reference_broker.broker import new_event_loop
-from reference_broker.config import BrokerConfig, ConfigError, ListenerConfig, load_config
+from reference_broker.config import BrokerConfig, ConfigError, ListenerConfig, check_config, load_config
 from reference_broker.config_files import read_named_files
 from reference_broker.core.queues import LogError, QueueOpenError
 from reference_broker.quirks import find_quirks
 from reference_broker.server.collector import tune_collector
 from reference_broker.server.file_limit import raise_file_limit
+from reference_broker.server.log_lines import log_to_stderr
 from reference_broker.server.readiness import NotReadyError
 from reference_broker.server.running import RunningBroker
 from reference_broker.server.tls import check_listeners
@@ -42,22 +43,22 @@ def serve(
         typer.Option(help="Imitate this broker's deviations, or a single one; see assay quirks. Repeatable."),
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Only check the configuration.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every refused packet.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log who comes and goes, too.")] = False,
 ) -> None:
     """Run the reference broker until Ctrl-C or SIGTERM.
 
     Prints "ready" and the addresses once a real handshake has passed. Without users in the configuration, anonymous
-    clients are accepted on loopback addresses only.
+    clients are accepted on loopback addresses only. Clients that are refused or cut are logged on standard error, in
+    bounded numbers.
     """
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
-    )
+    log_to_stderr(logging.DEBUG if verbose else logging.INFO)
     try:
         settings = BrokerConfig()
         if config is not None:
             settings = read_named_files(load_config(config), config.parent)
         Authenticator(settings.auth, b"")  # for its checks
         settings = _override(settings, host, port, data_dir, quirk or [])
+        check_config(settings, "the command line")
         find_quirks(settings.quirks)  # for its check
         check_listeners(settings)
     except ConfigError as error:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import yaml
 
 from reference_broker.config_listeners import CertificateConfig as CertificateConfig
 from reference_broker.config_listeners import ListenerConfig as ListenerConfig
@@ -23,6 +22,7 @@ from reference_broker.config_mqtt import MqttConfig as MqttConfig
 from reference_broker.config_mqtt import Section, mqtt_problems, server_reference_problems
 from reference_broker.config_mqtt import ServerReferenceConfig as ServerReferenceConfig
 from reference_broker.config_mqtt import ServerReferenceMode as ServerReferenceMode
+from reference_broker.config_numbers import number_problems
 from reference_broker.config_queues import AdminTopics as AdminTopics
 from reference_broker.config_queues import Assignor as Assignor
 from reference_broker.config_queues import Compression as Compression
@@ -47,6 +47,7 @@ from reference_broker.config_queues import binding_problems, dead_letter_problem
 from reference_broker.config_tenants import TenantConfig as TenantConfig
 from reference_broker.config_tenants import TenantQuotas as TenantQuotas
 from reference_broker.config_tenants import tenant_problems
+from reference_broker.trace.yaml_text import YamlError, read_yaml
 
 _T = TypeVar("_T")
 
@@ -275,7 +276,10 @@ def merged_settings(settings: dict[str, Any], changes: dict[str, Any]) -> dict[s
 
 def queue_problems(queue: QueueConfig) -> list[str]:
     """What is wrong with the configuration of a queue."""
-    return binding_problems(queue) + group_problems(queue) + dead_letter_problems(queue) + limit_problems(queue)
+    numbers = list(number_problems(queue, f"queues.{queue.name}"))
+    return numbers or binding_problems(queue) + group_problems(queue) + dead_letter_problems(queue) + limit_problems(
+        queue
+    )
 
 
 def _convert(data: Any, kind: type[_T], where: str) -> _T:
@@ -294,6 +298,10 @@ def parse_config(data: Any, *, where: str = "configuration") -> BrokerConfig:
         message = f"{where}: the top level must be a mapping of sections"
         raise ConfigError(message)
     queues = data.get("queues")
+    if isinstance(queues, dict) and queues.get("admin_topics") is False:
+        # YAML 1.1 reads a plain `off` as false.
+        queues = {**queues, "admin_topics": AdminTopics.OFF.value}
+        data = {**data, "queues": queues}
     if isinstance(queues, dict) and isinstance(queues.get("configured"), list):
         # Each configured queue starts from the profile and the defaults, so that it needs to name only what differs.
         shell = _convert({**queues, "configured": ()}, QueuesConfig, f"{where}: queues")
@@ -308,7 +316,7 @@ def parse_config(data: Any, *, where: str = "configuration") -> BrokerConfig:
             _refuse_durable_without_folder(queues["configured"], where)
     config = _convert(data, BrokerConfig, where)
     queue_defaults(config.queues, "any")
-    _check(config, where)
+    check_config(config, where)
     return config
 
 
@@ -322,8 +330,10 @@ def _refuse_durable_without_folder(entries: list[Any], where: str) -> None:
             raise ConfigError(message)
 
 
-def _check(config: BrokerConfig, where: str) -> None:
-    problems: list[str] = []
+def check_config(config: BrokerConfig, where: str = "configuration") -> None:
+    """Raises :class:`ConfigError` naming every key whose value makes no sense."""
+    queues = msgspec.structs.replace(config.queues, configured=())  # each queue is looked at by itself, with its name
+    problems = list(number_problems(msgspec.structs.replace(config, queues=queues)))
     for queue in (*config.queues.configured, queue_defaults(config.queues, "any")):
         problems += queue_problems(queue)
     for pattern, overrides in config.queues.templates.items():
@@ -402,13 +412,11 @@ def rule_problems(rules: tuple[AclRuleConfig, ...], where: str) -> list[str]:
 def load_config(path: Path) -> BrokerConfig:
     """Read a YAML file. Raises :class:`ConfigError` for a missing file, bad YAML or a wrong key."""
     try:
-        text = path.read_text(encoding="utf-8")
+        data = read_yaml(path)
     except OSError as error:
         message = f"cannot read the configuration {path}: {error.strerror}"
         raise ConfigError(message) from error
-    try:
-        data = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - a safe loader
-    except yaml.YAMLError as error:
+    except YamlError as error:
         message = f"{path} is not YAML: {error}"
         raise ConfigError(message) from error
     return parse_config(data, where=str(path))

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from reference_broker.config import AclRuleConfig, BrokerConfig, ConfigError, UserConfig, rule_problems
+from reference_broker.trace.yaml_text import YamlError, parse_yaml, read_utf8
 
 
 def read_named_files(config: BrokerConfig, folder: Path = Path()) -> BrokerConfig:
@@ -48,20 +49,21 @@ def _read_users(path: Path) -> tuple[UserConfig, ...]:
 
 def _read_text(path: Path, what: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_utf8(path)
     except OSError as error:
         message = f"cannot read {what} {path}: {error.strerror}"
         raise ConfigError(message) from error
-    except UnicodeDecodeError as error:
-        message = f"{what} {path} is not UTF-8: {error.reason} at byte {error.start}"
+    except YamlError as error:
+        message = f"{what} {path}: {error}"
         raise ConfigError(message) from error
 
 
 def _read_rules(path: Path) -> tuple[AclRuleConfig, ...]:
-    text = _read_text(path, "the access rules")
     try:
-        rules = msgspec.yaml.decode(text, type=tuple[AclRuleConfig, ...] | None) or ()
-    except msgspec.DecodeError as error:
+        rules = (
+            msgspec.convert(parse_yaml(_read_text(path, "the access rules")), tuple[AclRuleConfig, ...] | None) or ()
+        )
+    except (YamlError, msgspec.ValidationError) as error:
         message = f"{path} is not a list of access rules: {error}"
         raise ConfigError(message) from error
     if problems := rule_problems(rules, str(path)):

@@ -74,7 +74,7 @@ class ServerReferenceConfig(Section, frozen=True, kw_only=True):
 LARGEST_PACKET_BYTES = 268_435_460
 """What a remaining length of four bytes can frame: a limit from here on is none."""
 _RANGES = {
-    "max_packet_bytes": (64, 0xFFFFFFFF),
+    "max_packet_bytes": (64, LARGEST_PACKET_BYTES),
     "receive_maximum": (1, 65_535),
     "max_inflight_out": (1, 65_535),
     "topic_alias_maximum": (0, 65_535),

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
-import yaml
 
 from reference_broker.trace.results import Check, Verdict
 from reference_broker.trace.schema import LatencyOperation
+from reference_broker.trace.yaml_text import YamlError, parse_yaml
 
 TARGETS_SCHEMA: Literal["assay.targets/1"] = "assay.targets/1"
 SATURATED_BELOW: Final = 0.95
@@ -117,8 +117,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 def parse_targets(text: str, *, where: str) -> Targets:
     """Check a targets file. Raises :class:`TargetsError`."""
     try:
-        targets = msgspec.convert(yaml.safe_load(text), Targets)
-    except (msgspec.ValidationError, yaml.YAMLError) as error:
+        targets = msgspec.convert(parse_yaml(text), Targets)
+    except (msgspec.ValidationError, YamlError) as error:
         message = f"{where}: {error}"
         raise TargetsError(message) from error
     names = [target.name for target in targets.targets]

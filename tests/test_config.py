@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 import typing
+from enum import Enum
 from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 
 import reference_broker
 from reference_broker.config import (
+    LARGEST_PACKET_BYTES,
+    AdminTopics,
     BrokerConfig,
     ConfigError,
     Durability,
@@ -133,3 +137,63 @@ def test_every_key_is_read_somewhere() -> None:
                     structs.append(kind)
     assert len(structs) > 10
     assert unread == []
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("mqtt: {maximum_qos: 1}\nmqtt: {receive_maximum: 5}\n", "'mqtt' stands twice (line 2"),
+        ("mqtt:\n  maximum_qos: 1\n  maximum_qos: 2\n", "'maximum_qos' stands twice (line 3"),
+        ("queues: {templates: {a-*: {partitions: 1}, a-*: {partitions: 2}}}\n", "'a-*' stands twice"),
+        ("a: " + "[" * 5_000, "not YAML"),
+        ("node: 2026-02-31\n", "not YAML"),
+    ],
+)
+def test_what_yaml_would_lose_or_choke_on_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "broker.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert problem in str(caught.value)
+
+
+def test_a_mapping_may_still_be_merged_into_several(tmp_path: Path) -> None:
+    path = tmp_path / "broker.yaml"
+    path.write_text(
+        "queues:\n  templates:\n    a: &a {partitions: 2}\n    b: {<<: *a, max_depth: 5}\n", encoding="utf-8"
+    )
+    assert load_config(path).queues.templates["b"] == {"partitions": 2, "max_depth": 5}
+
+
+def test_a_file_that_is_not_utf8_is_an_error_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "broker.yaml"
+    path.write_bytes(b"node: caf\xe9\n")
+    with pytest.raises(ConfigError, match=r"not UTF-8.*byte 9"):
+        load_config(path)
+
+
+def _choices(struct: type[msgspec.Struct]) -> set[str]:
+    found: set[str] = set()
+    for field in msgspec.structs.fields(struct):
+        for kind in (field.type, *typing.get_args(field.type)):
+            if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+                found |= _choices(kind)
+            elif isinstance(kind, type) and issubclass(kind, Enum):
+                found |= {str(choice.value) for choice in kind}
+    return found
+
+
+def test_every_choice_may_be_written_without_quotes(tmp_path: Path) -> None:
+    """``off`` is false in YAML 1.1."""
+    choices = _choices(BrokerConfig)
+    assert "off" in choices
+    assert {choice for choice in choices if yaml.safe_load(choice) != choice} == {"off"}
+    path = tmp_path / "broker.yaml"
+    path.write_text("queues: {admin_topics: off}\n", encoding="utf-8")
+    assert load_config(path).queues.admin_topics is AdminTopics.OFF
+
+
+def test_a_packet_limit_above_what_the_protocol_can_frame_is_refused() -> None:
+    parse_config({"mqtt": {"max_packet_bytes": LARGEST_PACKET_BYTES}})
+    with pytest.raises(ConfigError, match=r"mqtt\.max_packet_bytes"):
+        parse_config({"mqtt": {"max_packet_bytes": LARGEST_PACKET_BYTES + 1}})

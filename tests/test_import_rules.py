@@ -17,6 +17,7 @@ STORAGE = "reference_broker.storage"
 MQTT = "reference_broker.mqtt"
 CONFIG_MQTT = "reference_broker.config_mqtt"
 CONFIG_LISTENERS = "reference_broker.config_listeners"
+CONFIG_NUMBERS = "reference_broker.config_numbers"
 CONFIG_QUEUES = "reference_broker.config_queues"
 CONFIG_TENANTS = "reference_broker.config_tenants"
 CONFIG_FILES = "reference_broker.config_files"
@@ -29,14 +30,15 @@ SERVER = "reference_broker.server"
 # Prefix of a module -> prefixes it may import. The longest matching prefix counts; a package may import itself.
 RULES: dict[str, tuple[str, ...]] = {
     TRACE: (),
-    CONFIG: (CONFIG_LISTENERS, CONFIG_MQTT, CONFIG_QUEUES, CONFIG_TENANTS),
+    CONFIG: (CONFIG_LISTENERS, CONFIG_MQTT, CONFIG_NUMBERS, CONFIG_QUEUES, CONFIG_TENANTS, TRACE),
+    CONFIG_NUMBERS: (),
     CONFIG_QUEUES: (CONFIG_MQTT, CONFIG_TENANTS),
     CONFIG_LISTENERS: (CONFIG_MQTT,),
     CONFIG_TENANTS: (CONFIG_MQTT,),
     CONFIG_MQTT: (),
     AUTH: (CONFIG, AUTH_SCRAM),
     AUTH_SCRAM: (),
-    CONFIG_FILES: (CONFIG,),
+    CONFIG_FILES: (CONFIG, TRACE),
     CORE: (CONFIG, TRACE),
     STORAGE: (CORE, CONFIG, TRACE),
     MQTT: (CORE, CONFIG, TRACE, AUTH),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from reference_broker.config import BrokerConfig
+from reference_broker.config import BrokerConfig, check_config, is_loopback
 from reference_broker.core.message_paths import Tracer
 from reference_broker.node import BrokerNode
 from reference_broker.server.clock import Clock
@@ -43,6 +43,7 @@ class RunningBroker:
         """Raises :class:`OSError` (address in use, data directory in use), ``ConfigError`` (a certificate),
         ``LogError``, ``NotReadyError``.
         """
+        check_config(self.config)
         testing = self.config.testing
         clock = Clock(testing.clock_ahead_s)
         disk = RealDisk(Path(self.config.data_dir)) if self.config.data_dir else None
@@ -53,6 +54,7 @@ class RunningBroker:
             node = BrokerNode(self.config, disk, rng, now, self._tracer(clock))
             for note in node.recovery_notes:
                 log.warning("queue %s: %s (%s)", note.queue, note.problem, note.place)
+            self._warn_of_closed_listeners()
             self._driver = NodeDriver(node, clock)
             if testing.movable_clock:
                 node.state.advance_clock = self._driver.advance_clock
@@ -64,6 +66,21 @@ class RunningBroker:
         except BaseException:
             await self.stop()
             raise
+
+    def _warn_of_closed_listeners(self) -> None:
+        """A listener beyond loopback is of no use to anybody as long as nobody can log in."""
+        auth = self.config.auth
+        if auth.users or auth.anonymous is not None:
+            return
+        for index, listener in enumerate(self.config.listeners):
+            named = listener.tls is not None and listener.tls.use_certificate_name_as_username
+            if not named and not is_loopback(listener.host):
+                log.warning(
+                    "listeners[%d] (%s) refuses every client: there are no users, and anonymous clients are accepted "
+                    "on loopback only. Add auth.users or auth.password_file, or set auth.anonymous: true",
+                    index,
+                    listener.host,
+                )
 
     def _tracer(self, clock: Clock) -> Tracer | None:
         if not self.config.trace.path:

@@ -38,6 +38,7 @@ class MqttProtocol(asyncio.Protocol):
         self._connection: MqttConnection | None = None
         self._linger: asyncio.TimerHandle | None = None
         self._reading_paused = False
+        self._is_new = True
 
     def connection_made(self, base: asyncio.BaseTransport) -> None:
         # uvloop's transports are Transports by shape only.
@@ -81,6 +82,7 @@ class MqttProtocol(asyncio.Protocol):
         if self._linger is not None:
             self._linger.cancel()
         if connection is not None:
+            log.debug("%s (%s) has gone", connection.peer, connection.client_id or "no client id")
             self._driver.protocols.pop(connection, None)
             self._driver.node.connection_lost(connection, self._driver.clock.now())
             self._driver.schedule_turn()
@@ -96,6 +98,9 @@ class MqttProtocol(asyncio.Protocol):
             return
         data = connection.take_output()
         if data:
+            if self._is_new and connection.session is not None:
+                self._is_new = False
+                log.debug("%s is client %s", connection.peer, connection.client_id)
             transport.write(data)
             backlog = transport.get_write_buffer_size()
             connection.backlog_bytes = backlog

@@ -195,6 +195,22 @@ def test_a_missing_config_file_does_not_start_an_open_broker(tmp_path: Path) -> 
     assert "absent.yaml" in finished.stderr
 
 
+@pytest.mark.parametrize("port", ["99999", "-5", "65536"])
+def test_a_port_that_does_not_exist_is_refused(port: str) -> None:
+    finished = run_serve("--port", port)
+    assert finished.returncode == 2
+    assert "listeners[0].port must be 0 to 65535" in finished.stderr
+
+
+def test_a_configuration_that_is_not_utf8_or_has_a_key_twice_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "broker.yaml"
+    for content, problem in ((b"node: caf\xe9\n", "not UTF-8"), (b"mqtt: {}\nmqtt: {}\n", "stands twice")):
+        config.write_bytes(content)
+        finished = run_serve("--check", "--config", str(config))
+        assert (finished.returncode, "Traceback" in finished.stderr) == (2, False)
+        assert problem in finished.stderr
+
+
 def test_a_port_in_use_is_a_clear_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         finished = run_serve("--port", str(taken.getsockname()[1]))
