@@ -32,9 +32,12 @@ ROOT = "queues"
 DESCRIPTION = "queue.json"
 DELAYS, DELAYS_DONE = "delays", "delays_done"
 """Folders of a queue: messages that wait for their time, and which of them fired or were cancelled."""
+DEPARTURES = "departures"
+"""Folder of a queue: which of its messages nobody gets any more."""
 _DELAYS_BATCH_RECORDS = 8
 """They are read back in the order of their due times, so one by one at worst."""
 _DONE_SEGMENT_BYTES = 256 * 1024
+_DEPARTURES_SEGMENT_BYTES = 64 * 1024
 _MEMORY_SEGMENT_BYTES = 1024 * 1024
 _MAX_NOTES = 1_000
 _MAX_DESCRIPTION_BYTES = 64 * 1024
@@ -362,13 +365,26 @@ class LogQueueFiles:
         return self._open_log(DELAYS, options, SparseLog)
 
     def open_delays_done(self) -> SegmentedLog:
-        """See :meth:`QueueFiles.open_delays_done`. Its segments are small, since it is stated anew when it grows.
+        """See :meth:`QueueFiles.open_delays_done`."""
+        return self._open_restated(DELAYS_DONE, _DONE_SEGMENT_BYTES)
+
+    @property
+    def has_departures(self) -> bool:
+        """See :meth:`QueueFiles.has_departures`."""
+        return bool(self._disk.list(f"{self._folder}/{DEPARTURES}"))
+
+    def open_departures(self) -> SegmentedLog:
+        """See :meth:`QueueFiles.open_departures`."""
+        return self._open_restated(DEPARTURES, _DEPARTURES_SEGMENT_BYTES)
+
+    def _open_restated(self, name: str, segment_bytes: int) -> SegmentedLog:
+        """A log that is stated anew when it grows, so its segments are small.
 
         It needs no reserve, since it is what lets messages go.
         """
-        segment_bytes = min(self._options.segment_bytes, _DONE_SEGMENT_BYTES)
+        segment_bytes = min(self._options.segment_bytes, segment_bytes)
         options = msgspec.structs.replace(self._options, segment_bytes=segment_bytes, reserve_bytes=0)
-        return self._open_log(DELAYS_DONE, options, SegmentedLog)
+        return self._open_log(name, options, SegmentedLog)
 
     def _open_log(self, name: str, options: LogOptions, kind: type[_LogT]) -> _LogT:
         return kind(

@@ -3,8 +3,8 @@
 Four layouts are known. Only one is Assay's own; the others differ in folders, and GoQueue in the files as well:
 
 - ``assay``: ``queues/<queue>/{queue.json, partitions/<id>/*.seg, consumers/<group>/..., delays/*.seg,
-  delays_done/*.seg}``; ``sessions/*.seg`` and ``transactions/log/*.seg`` count as queues of one partition with the
-  names ``$sessions`` and ``$transactions``
+  delays_done/*.seg, departures/*.seg}``; ``sessions/*.seg`` and ``transactions/log/*.seg`` count as queues of one
+  partition with the names ``$sessions`` and ``$transactions``
 - ``fluxmq-partitions``: the same with FluxMQ's names and its settings in ``config/queues.json``
 - ``fluxmq-segments``: ``queues/<queue>/segments/*.seg``, groups in ``groups/<queue>/<group>.json``
 - ``goqueue``: ``<topic>/<partition>/*.log``, at any depth
@@ -21,7 +21,7 @@ import msgspec
 from reference_broker.core.queues.coordinator import FOLDER as TRANSACTIONS_FOLDER
 from reference_broker.storage.file_names import parse_segment_name, parse_swap_name, segment_name
 from reference_broker.storage.foreign.goqueue_message import GoQueueLayout
-from reference_broker.storage.queue_store import DELAYS, DELAYS_DONE, ROOT, QueueDescription
+from reference_broker.storage.queue_store import DELAYS, DELAYS_DONE, DEPARTURES, ROOT, QueueDescription
 from reference_broker.storage.session_store import FOLDER as SESSIONS_FOLDER
 from reference_broker.storage_tools.read_only_disk import LOCK_NAME, ReadOnlyDisk, join
 
@@ -38,8 +38,9 @@ SESSIONS_NAME = "$sessions"
 """What sessions and retained messages are called where queues are listed."""
 TRANSACTIONS_NAME = "$transactions"
 """Likewise, what is remembered of producers and transactions."""
-DELAYED, DELAYS_KNOWN = -1, -2
-"""Numbers of what is no partition and kept like one: a queue's delayed messages, and what is known of them."""
+DELAYED, DELAYS_KNOWN, DEPARTED = -1, -2, -3
+"""Numbers of what is no partition and kept like one: a queue's delayed messages, what is known of them, and
+which messages left without a group that knows it."""
 UNREADABLE_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding damaged JSON may raise."""
 
@@ -113,6 +114,8 @@ class QueuePlace(msgspec.Struct, frozen=True, kw_only=True):
     """The log of its delayed messages; None where there never was one."""
     delays_done: PartitionPlace | None = None
     """The log that tells which of them fired or were cancelled."""
+    departures: PartitionPlace | None = None
+    """The log that tells which messages nobody gets any more."""
 
     @property
     def is_internal(self) -> bool:
@@ -122,7 +125,8 @@ class QueuePlace(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def logs(self) -> tuple[PartitionPlace, ...]:
         """Everything that is kept like a partition."""
-        return (*self.partitions, *(place for place in (self.delayed, self.delays_done) if place is not None))
+        others = (self.delayed, self.delays_done, self.departures)
+        return (*self.partitions, *(place for place in others if place is not None))
 
 
 class StoreLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +143,7 @@ class StoreLayout(msgspec.Struct, frozen=True, kw_only=True):
     def select(self, queue: str | None, partition: int | None) -> list[PartitionPlace]:
         """The partitions of one queue or of all. Raises :class:`LayoutError` when there is none of that name.
 
-        The logs of delayed messages only by their numbers, :data:`DELAYED` and :data:`DELAYS_KNOWN`.
+        Logs that are no partitions only by their numbers: :data:`DELAYED`, :data:`DELAYS_KNOWN`, :data:`DEPARTED`.
         """
         names = [place.name for place in self.queues]
         if queue is not None and queue not in names:
@@ -274,16 +278,23 @@ def _queues(disk: ReadOnlyDisk, store_format: StoreFormat) -> list[QueuePlace]:
             partitions = [
                 _partition(disk, name, number, f"{folder}/partitions/{number}", store_format) for number in numbers
             ]
-        logs: list[PartitionPlace | None] = [None, None]
+        logs: list[PartitionPlace | None] = [None, None, None]
         if store_format is StoreFormat.ASSAY:
             logs = [
                 _partition(disk, name, number, f"{folder}/{log}", store_format)
                 if disk.list(f"{folder}/{log}")
                 else None
-                for number, log in ((DELAYED, DELAYS), (DELAYS_KNOWN, DELAYS_DONE))
+                for number, log in ((DELAYED, DELAYS), (DELAYS_KNOWN, DELAYS_DONE), (DEPARTED, DEPARTURES))
             ]
         queues.append(
-            QueuePlace(name=name, folder=folder, partitions=tuple(partitions), delayed=logs[0], delays_done=logs[1])
+            QueuePlace(
+                name=name,
+                folder=folder,
+                partitions=tuple(partitions),
+                delayed=logs[0],
+                delays_done=logs[1],
+                departures=logs[2],
+            )
         )
     if store_format is StoreFormat.ASSAY:
         queues += _internal_logs(disk)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from reference_broker.core.queues.address import message_id_of
 from reference_broker.core.queues.errors import QueueError, QueueErrorCode
 from reference_broker.core.queues.partition import QueuePartition
-from reference_broker.core.queues.stored_message import StoredMessage
+from reference_broker.core.queues.stored_message import HIDDEN, StoredMessage
 
 if TYPE_CHECKING:
     from reference_broker.core.queues.queue import DurableQueue
@@ -38,5 +38,6 @@ def browse(queue: DurableQueue, limit: int) -> list[tuple[str, StoredMessage]]:
 def _read(partition: QueuePartition, offset: int) -> Iterator[tuple[float, int, int, StoredMessage]]:
     while (loaded := partition.load(offset)) is not None:
         at, stored = loaded
-        yield stored.enqueued_at, partition.index, at, stored
+        if stored is not HIDDEN and not (partition.expiry is not None and partition.expiry.is_gone(at)):
+            yield stored.enqueued_at, partition.index, at, stored
         offset = at + 1

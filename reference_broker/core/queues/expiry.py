@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from array import array
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 
 
 class PartitionExpiry:
@@ -39,6 +40,10 @@ class PartitionExpiry:
         """Counted as expired for every group that has not passed it."""
         if not self.is_gone(offset):
             insort(self._gone, offset)
+
+    def restore_gone(self, offsets: Iterable[int]) -> None:
+        """At opening: those that were gone before, ascending."""
+        self._gone += offsets
 
     def is_gone(self, offset: int) -> bool:
         at = bisect_left(self._gone, offset)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def queue_stats(queue: DurableQueue, dead_letters: int) -> QueueStats:
     """``dead_letters``: depth of its dead-letter queue."""
     groups = tuple(group_stats(queue, group) for group in queue.groups.values())
-    ready = max((group.lag + group.retrying for group in groups), default=queue.depth)
+    ready = max((group.lag + group.retrying for group in groups), default=queue.staying)
     failed = queue.delays.failed or any(partition.failure is not None for partition in queue.partitions)
     return QueueStats(
         queue=queue.name,

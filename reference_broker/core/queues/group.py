@@ -54,6 +54,9 @@ class GroupOwner(Trimmer, Protocol):
     def expire_entry(self, group: ConsumerGroup, entry: PendingEntry, now: float) -> None:
         """A message that waited for redelivery has expired."""
 
+    def left(self, partition: QueuePartition, offset: int) -> None:
+        """Limits or time took a message that was never delivered."""
+
     def pass_time(self, group: ConsumerGroup, now: float) -> None:
         """Do what has become due in the group."""
 
@@ -350,6 +353,8 @@ class ConsumerGroup(GroupState):
         self._leaves_no_more(entry)
         self.trace(TraceKind.DEAD_LETTERED, entry, reason)
         self.remove(entry, on_done)
+        if not entry.delivery_count:
+            self.owner.left(entry.place.partition, entry.offset)
 
     def dead_letter_failed(self, entry: PendingEntry, reason: str) -> None:
         """The dead-letter queue refused it; try again later."""

@@ -39,6 +39,23 @@ class Intervals:
             self._firsts[low:high] = [first]
             self._ends[low:high] = [end]
 
+    @property
+    def end(self) -> int:
+        """Behind the last; 0 when there is none."""
+        return self._ends[-1] if self._ends else 0
+
+    def cut(self, end: int) -> None:
+        """Only what is below an offset stays."""
+        at = bisect_left(self._firsts, end)
+        del self._firsts[at:], self._ends[at:]
+        if self._ends:
+            self._ends[-1] = min(self._ends[-1], end)
+
+    def starting_at(self, offset: int, limit: int) -> list[tuple[int, int]]:
+        """The first intervals, up to a number, that begin at an offset or behind it."""
+        at = bisect_left(self._firsts, offset)
+        return list(zip(self._firsts[at : at + limit], self._ends[at : at + limit], strict=True))
+
     def between(self, first: int, end: int) -> list[tuple[int, int]]:
         """The parts of the intervals within another."""
         low, high = bisect_right(self._ends, first), bisect_left(self._firsts, end)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 QUEUE_FULL = "QUEUE_FULL"
 _TRIM_INTERVAL_S = 1.0
+_MORE_DROPS = 8
+"""Messages that one new one may drop beside the one whose room it takes."""
 
 
 class QueueLimits(TimeToLive):
@@ -61,6 +63,10 @@ class QueueLimits(TimeToLive):
             self._pass_expired(now)
         if self._queue.staying >= limit and not self._drop_oldest(now, None):
             raise self._refuse(f"the queue {self._queue.name!r} holds {limit} messages, which is its limit")
+        for _ in range(_MORE_DROPS):
+            # The limit was higher once, or a loss of power brought some back.
+            if self._queue.staying < limit or not self._drop_oldest(now, None):
+                break
 
     def make_byte_room(self, size: int, now: float) -> None:
         """For a message of so many bytes. Raises :class:`QueueError` (FULL) when there is none."""
@@ -115,8 +121,10 @@ class QueueLimits(TimeToLive):
         if self._drops_to_dead_letters:
             self.dead_letter_next(group, place, QUEUE_FULL, now)
         else:
-            self.trace_discarded(group, place, place.cursor, "dropped for a newer message")
-            group.counts.dropped += self._pass(group, place, place.cursor + 1)
+            offset = place.cursor
+            self.trace_discarded(group, place, offset, "dropped for a newer message")
+            group.counts.dropped += self._pass(group, place, offset + 1)
+            self._queue.left(place.partition, offset)
 
     @property
     def _drops_to_dead_letters(self) -> bool:
@@ -154,7 +162,7 @@ class QueueLimits(TimeToLive):
             self.trace_discarded(None, partition, offset, "dropped for a newer message")
         self.dropped += 1
         self._leave_loose(partition, offset)
-        partition.head = offset + 1
+        self._queue.move_head(partition, offset + 1)
         return True
 
     # -- purging -------------------------------------------------------------------------------------------------
@@ -180,7 +188,7 @@ class QueueLimits(TimeToLive):
                         )
                 partition.head = end
                 if not queue.groups:
-                    partition.drop_before(end)
+                    partition.drop_before(queue.departures.free_to(partition))
 
     # -- retention -----------------------------------------------------------------------------------------------
 

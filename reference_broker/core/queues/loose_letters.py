@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from reference_broker.core.queues.dead_letters import dead_letter_message
@@ -46,9 +47,18 @@ class LooseLetters:
         return len(self._waiting)
 
     def move(
-        self, partition: QueuePartition, offset: int, stored: StoredMessage, reason: str, now: float, group: str = ""
+        self,
+        partition: QueuePartition,
+        offset: int,
+        stored: StoredMessage,
+        reason: str,
+        now: float,
+        groups: Sequence[str] = ("",),
     ) -> None:
-        self._move(_Letter(0.0, partition, offset, stored, reason, group), now)
+        """One letter for each group. The message is gone for a start, too, once all of them are safe."""
+        self._queue.departures.hold(partition, offset, len(groups))
+        for group in groups:
+            self._move(_Letter(0.0, partition, offset, stored, reason, group), now)
 
     def retry(self, now: float) -> None:
         """Try again what is due."""
@@ -70,11 +80,13 @@ class LooseLetters:
             if error is None:
                 queue.trace_place(TraceKind.DEAD_LETTERED, partition.index, offset, group, reason)
                 queue.alert(entry, stored, reason, self._agenda.now)
+                queue.departures.release(partition, offset)
             elif len(self._waiting) < _MAX_WAITING:
                 wait_s = max(_RETRY_S, queue.config.retry.initial_backoff_s)
                 self._wait(letter._replace(due_at=self._agenda.now + wait_s))
             else:
                 queue.trace_place(TraceKind.DISCARDED, partition.index, offset, group, f"{reason}; {error.text}")
+                queue.departures.release(partition, offset)
 
         try:
             queue.dead_letter_target().enqueue_dead_letter(stored.routing_key, message, stored.size, now, moved)

@@ -84,7 +84,7 @@ class QueuePartition(SyncPoint):
         self.produced: PartitionProducers | None = None
         """Producers and transactions; None as long as there never was one."""
         self.head = log.start_offset
-        """Messages below it have expired; only moves while the queue has no group."""
+        """Nobody gets messages below it who has not got them yet; see :meth:`DurableQueue.move_head`."""
         self.unreadable = 0
         self.lanes: PartitionLanes | None = None
         """Once a message was not of normal priority."""
@@ -243,6 +243,14 @@ class QueuePartition(SyncPoint):
     def gone_count(self) -> int:
         """Messages from the head on that expired before their turn, and records that nobody gets."""
         return len(self.expiry.gone(self.head, self.log.next_offset)) if self.expiry is not None else 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of the messages that :attr:`head` and :attr:`gone_count` leave; 0 where sizes are not kept."""
+        if self.sizes is None:
+            return 0
+        gone = self.expiry.gone(self.head, self.log.next_offset) if self.expiry is not None else ()
+        return self.sizes.total(self.head) - sum(map(self.sizes.of, gone))
 
     def forget_before(self, offset: int) -> None:
         """What is below the offset is kept no more."""

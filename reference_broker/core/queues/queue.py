@@ -20,6 +20,7 @@ from reference_broker.core.queues.cursors import starting_cursors
 from reference_broker.core.queues.dead_letters import alert_of, dead_letter_message
 from reference_broker.core.queues.delays import Delays
 from reference_broker.core.queues.delivery import QueueStats
+from reference_broker.core.queues.departures import Departures
 from reference_broker.core.queues.dispatcher import Dispatcher
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
 from reference_broker.core.queues.expiry import MessageSizes
@@ -36,7 +37,7 @@ from reference_broker.core.queues.priority_figures import PriorityRates
 from reference_broker.core.queues.replay import inherit
 from reference_broker.core.queues.store import QueueFiles, SyncTask
 from reference_broker.core.queues.stored_message import HIDDEN, StoredMessage
-from reference_broker.core.queues.subscribe_options import CursorPosition
+from reference_broker.core.queues.subscribe_options import EARLIEST, CursorPosition
 from reference_broker.core.topics import TopicError, validate_filter
 from reference_broker.trace.schema import TraceKind
 
@@ -85,12 +86,13 @@ class DurableQueue(QueueIntake):
         self._cache = cache
         self.partitions = [self._open_partition(index) for index in range(config.partitions)]
         self._facts.restore_purge(self.partitions)
+        self.departures = Departures(files, agenda, self.partitions)
         for partition in self.partitions:
             self._look_through(partition)
         self._end_total = sum(partition.log.next_offset for partition in self.partitions)
         for stored in files.groups():
             self._open_group(stored.group, stored.pattern).recover(now)
-        for group in self.groups.values() if files.purged else ():
+        for group in self.groups.values():
             for place in group.every_place:
                 # The broker may have stopped before the group itself had written it down.
                 self.limits.pass_purged(group, place, place.partition.head)
@@ -128,7 +130,7 @@ class DurableQueue(QueueIntake):
 
         partition.scan(found)
         if partition.sizes is not None:
-            self.limits.loose_bytes += partition.sizes.total(partition.head)
+            self.limits.loose_bytes += partition.kept_bytes
 
     def remember_producers(self, index: int) -> None:
         """A partition gets its first producer. Durable on return. Raises :class:`QueueError` (STORAGE_FAILED)."""
@@ -351,12 +353,40 @@ class DurableQueue(QueueIntake):
         """Per partition, the lowest offset that some group has not settled."""
         return [min(group.low(index) for group in self.groups.values()) for index in range(len(self.partitions))]
 
+    def move_head(self, partition: QueuePartition, end: int) -> None:
+        """Limits or time took what is below: no group to come gets it, and a start knows it."""
+        if end > partition.head:
+            first, partition.head = partition.head, end
+            self.departures.add(partition, first, end)
+            if not self.groups:
+                partition.drop_before(self.departures.free_to(partition))
+
+    def left(self, partition: QueuePartition, offset: int) -> None:
+        """Limits or time took a message from a group. Once no group needs it a group to come does not get it either."""
+        if min(group.low(partition.index) for group in self.groups.values()) > offset:
+            self.move_head(partition, offset + 1)
+
     def delete_group(self, group: ConsumerGroup) -> None:
-        """Delete a group that has no consumers and no sync under way. Raises :class:`LogError`."""
+        """Delete a group that has no consumers and no sync under way. Raises :class:`LogError`.
+
+        With the last one goes what it had settled, but for as much as the limits let a group to come have of it. Of
+        dead letters the broker's own group remembers it.
+        """
+        starts: list[int] = []
+        if len(self.groups) == 1 and is_dead_letter(self.name) and group.group_id != MARK_GROUP:
+            mark = self._open_group(MARK_GROUP, "")
+            mark.start_at([group.low(partition.index) for partition in self.partitions])
+            inherit(mark, [group], self._agenda.now)
+            mark.write(self._agenda.now)
+        elif len(self.groups) == 1:
+            starts = starting_cursors(self, EARLIEST)
         self._agenda.forget(group)
         del self.groups[group.group_id]
         del self._dispatchers[group]
         group.close_log()
+        for partition, start in zip(self.partitions, starts, strict=False):
+            self.move_head(partition, start)
+        self.departures.flush()
         self._files.remove_group(group.group_id)
         self.trim()
         self.recount()
@@ -430,14 +460,18 @@ class DurableQueue(QueueIntake):
     def depth(self) -> int:
         """Messages that the slowest group has not settled; all that are stored while there is no group."""
         if not self.groups:
-            return self._end_total - sum(partition.head + partition.gone_count for partition in self.partitions)
+            return self.departures.held_count + self._loose_depth
         end = self._end_total
         return max(end - group.cursor_total + group.unsettled for group in self.groups.values())
 
     @property
     def staying(self) -> int:
         """The depth, without what is only waiting for the dead-letter queue to have it."""
-        return max(map(self.staying_of, self.groups.values())) if self.groups else self.depth
+        return max(map(self.staying_of, self.groups.values())) if self.groups else self._loose_depth
+
+    @property
+    def _loose_depth(self) -> int:
+        return self._end_total - sum(partition.head + partition.gone_count for partition in self.partitions)
 
     def staying_of(self, group: ConsumerGroup) -> int:
         """Likewise, of one group."""
@@ -469,11 +503,7 @@ class DurableQueue(QueueIntake):
         self._counts_bytes = True
         for partition in self.partitions:
             partition.sizes = _sizes_of(partition)
-        self.limits.loose_bytes = sum(
-            partition.sizes.total(partition.head) + partition.unwritten_bytes
-            for partition in self.partitions
-            if partition.sizes is not None
-        )
+        self.limits.loose_bytes = sum(partition.kept_bytes + partition.unwritten_bytes for partition in self.partitions)
         for group in self.groups.values():
             group.count_bytes()
 

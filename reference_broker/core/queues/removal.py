@@ -53,7 +53,12 @@ class Removal:
         """Called as soon as the files are gone, before ``on_done``."""
         self.started = False
         self._on_done = on_done
-        self._points: tuple[SyncPoint, ...] = (*queue.partitions, *queue.groups.values(), *queue.delays.points)
+        self._points: tuple[SyncPoint, ...] = (
+            *queue.partitions,
+            *queue.groups.values(),
+            *queue.delays.points,
+            *queue.departures.points,
+        )
         self.consumers: list[Consumer] = [
             consumer for group in queue.groups.values() for consumer in group.consumers.values()
         ]
@@ -73,7 +78,7 @@ class Removal:
     def _cut_off(self, agenda: Agenda) -> None:
         """Whatever the queue's parts have still to do goes to an agenda that nobody looks at."""
         queue, store = self.queue, self.queue.delays.store
-        parts: list[object] = [queue, queue.limits, queue.loose_letters, queue.delays, *self._points]
+        parts: list[object] = [queue, queue.limits, queue.loose_letters, queue.delays, queue.departures, *self._points]
         if store is not None:
             parts.append(store)
         agenda.forget_all(self._points, parts)

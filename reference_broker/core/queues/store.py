@@ -309,6 +309,16 @@ class QueueFiles(Protocol):
     def open_delays_done(self) -> PartitionLog:
         """The log of those that fired or were cancelled, likewise."""
 
+    @property
+    def has_departures(self) -> bool:
+        """:meth:`open_departures` would find a log."""
+
+    def open_departures(self) -> PartitionLog:
+        """The log of what left the queue and is still in its partitions: open and recover, or create.
+
+        Raises :class:`LogError`.
+        """
+
     def groups(self) -> list[StoredGroup]:
         """Groups with stored state, by id."""
 

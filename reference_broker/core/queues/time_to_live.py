@@ -78,10 +78,9 @@ class TimeToLive:
                     return now
                 steps -= 1
                 self._expire_loose(partition, *found, now)
-                partition.head = found[0] + 1
+                self._queue.move_head(partition, found[0] + 1)
             if found is not None:
                 next_at = min(next_at, found[1].expires_at)
-            partition.drop_before(partition.head)
         return next_at
 
     def _expire_within(self, now: float) -> float:
@@ -119,9 +118,10 @@ class TimeToLive:
         groups = self._queue.groups.values()
         # It comes back for the sake of a group that had it in flight; the others have counted it.
         was_gone = expiry.is_gone(offset)
-        if not groups and offset >= partition.head:
+        if not groups and offset >= partition.head and not was_gone:
             self._expire_loose(partition, offset, stored, now)
             expiry.mark_gone(offset)
+        letters: list[str] = []
         for group in groups:
             home = group.places[partition.index]
             place = home.lanes[stored.lane] if home.lanes is not None else home
@@ -133,7 +133,7 @@ class TimeToLive:
             if was_gone:
                 continue
             if self._to_dead_letters:
-                self._queue.loose_letters.move(partition, offset, stored, TTL_EXPIRED, now, group.group_id)
+                letters.append(group.group_id)
                 group.counts.dead_lettered += 1
             else:
                 self.trace_discarded(group, place, offset, "expired")
@@ -142,6 +142,10 @@ class TimeToLive:
             if partition.sizes is not None:
                 group.held_bytes -= partition.sizes.of(offset)
             expiry.mark_gone(offset)
+        if letters:
+            self._queue.loose_letters.move(partition, offset, stored, TTL_EXPIRED, now, letters)
+        if not was_gone and expiry.is_gone(offset):
+            self._queue.departures.add(partition, offset, offset + 1)
 
     def _expire_waiting(self, now: float) -> float:
         """Discard what waits for a retry that it will not live to see."""
@@ -184,8 +188,10 @@ class TimeToLive:
             self.dead_letter_next(group, place, TTL_EXPIRED, now)
             return
         else:
-            self.trace_discarded(group, place, place.cursor, "expired")
-            group.counts.expired += self._pass(group, place, place.cursor + 1)
+            offset = place.cursor
+            self.trace_discarded(group, place, offset, "expired")
+            group.counts.expired += self._pass(group, place, offset + 1)
+            self._queue.left(place.partition, offset)
         group.moved[place] = None
         self._agenda.groups_to_write[group] = None
 
