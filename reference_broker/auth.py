@@ -78,7 +78,18 @@ class CheckQueueFullError(Exception):
 class PasswordCheck:
     """One slow hash, for any thread. :meth:`run` it, then hand it to :meth:`Authenticator.finish`."""
 
-    def __init__(self, stored: _Stored, password: bytes, proof: bytes, *, is_known: bool, on_done: OnChecked) -> None:
+    def __init__(
+        self,
+        stored: _Stored,
+        password: bytes,
+        proof: bytes,
+        *,
+        is_known: bool,
+        users: tuple[UserConfig, ...],
+        on_done: OnChecked,
+    ) -> None:
+        self.users = users
+        """By which it is checked; when others hold by its end, it says nothing."""
         self._stored = stored
         self._password = password
         self._is_known = is_known
@@ -109,18 +120,32 @@ class Authenticator:
 
     def __init__(self, config: AuthConfig, cache_key: bytes) -> None:
         """``cache_key`` is a secret of this process. Raises :class:`ConfigError` for a malformed or doubled user."""
+        self._cache_key = cache_key
+        self._waiting: deque[PasswordCheck] = deque()
+        self._running = 0
+        self.configure(config)
+
+    def configure(self, config: AuthConfig) -> None:
+        """Take other users. Raises :class:`ConfigError`, and then those there are stay.
+
+        What a check or an exchange that is under way comes to does not count any more: its client is to start anew.
+        """
         _check_users(config.users)
-        self._passwords = {
+        passwords = {
             user.username: _Stored(user.password_hash, user.username) for user in config.users if user.password_hash
         }
         self._scram = _scram_users(config.users)
+        self._passwords = passwords
+        self._users = config.users
+        self._by_name = {user.username: user for user in config.users}
         self.has_users = bool(config.users)
         """Only then is a user name verified; otherwise it is what the client says."""
         self._anonymous = config.anonymous
-        self._cache_key = cache_key
         self._verified: set[bytes] = set()
-        self._waiting: deque[PasswordCheck] = deque()
-        self._running = 0
+
+    def user(self, username: str | None) -> UserConfig | None:
+        """What is configured of a user; None: nothing, as for one whom a certificate names."""
+        return None if username is None else self._by_name.get(username)
 
     def decide(self, username: str | None, password: bytes | None, *, loopback: bool) -> bool | None:
         """Whether a client may connect; None: :meth:`check` must find out.
@@ -149,6 +174,7 @@ class Authenticator:
             password,
             self._proof(username, password),
             is_known=stored is not None,
+            users=self._users,
             on_done=on_done,
         )
         self._waiting.append(check)
@@ -167,6 +193,9 @@ class Authenticator:
     def finish(self, check: PasswordCheck) -> None:
         """A check has run: remember the password if it was right, and tell who waits."""
         self._running -= 1
+        if check.users is not self._users:
+            # It is nobody's any more, too: its client was told to come back.
+            return
         if check.allowed:
             if len(self._verified) >= _MAX_CACHED:
                 self._verified.clear()

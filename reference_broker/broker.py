@@ -256,6 +256,27 @@ class Broker:
         driver.schedule_turn()
         return count
 
+    def reload(self, config: BrokerConfig | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[str]:
+        """Take users, access rules and tenants from another configuration, or those of the files that this one names,
+        read again. Returns when everything was held against them: the sections that differ as well, which need a
+        restart. Raises ``ConfigError``, and then nothing has changed. From any thread but the broker's own.
+        """
+        return self._call(lambda: self.reload_async(config), timeout_s)
+
+    async def reload_async(self, config: BrokerConfig | None = None) -> list[str]:
+        """:meth:`reload` for code in the broker's event loop."""
+        reviewed = asyncio.Event()
+        found = self._get().reload(config or self.config, reviewed.set)
+        await reviewed.wait()
+        if config is not None:
+            self.config = msgspec.structs.replace(
+                self.config,
+                auth=config.auth,
+                acl=config.acl,
+                queues=msgspec.structs.replace(self.config.queues, tenants=config.queues.tenants),
+            )
+        return found
+
     def snapshot(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> BrokerSnapshot:
         """The broker's state now; from any thread but the broker's own."""
 

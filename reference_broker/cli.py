@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +26,7 @@ from reference_broker.server.readiness import NotReadyError
 from reference_broker.server.running import RunningBroker
 from reference_broker.server.tls import check_listeners
 
+log = logging.getLogger("assay.broker")
 USAGE_ERROR = 2
 
 
@@ -45,14 +47,15 @@ def serve(
     check: Annotated[bool, typer.Option("--check", help="Only check the configuration.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log who comes and goes, too.")] = False,
 ) -> None:
-    """Run the reference broker until Ctrl-C or SIGTERM.
+    """Run the reference broker until Ctrl-C or SIGTERM. SIGHUP reads users, access rules and tenants again.
 
     Prints "ready" and the addresses once a real handshake has passed. Without users in the configuration, anonymous
     clients are accepted on loopback addresses only. Clients that are refused or cut are logged on standard error, in
     bounded numbers.
     """
     log_to_stderr(logging.DEBUG if verbose else logging.INFO)
-    try:
+
+    def read() -> BrokerConfig:
         settings = BrokerConfig()
         if config is not None:
             settings = read_named_files(load_config(config), config.parent)
@@ -61,6 +64,10 @@ def serve(
         check_config(settings, "the command line")
         find_quirks(settings.quirks)  # for its check
         check_listeners(settings)
+        return settings
+
+    try:
+        settings = read()
     except ConfigError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(USAGE_ERROR) from error
@@ -68,7 +75,7 @@ def serve(
         typer.echo("the configuration is fine")
         return
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        raise typer.Exit(runner.run(_serve(settings)))
+        raise typer.Exit(runner.run(_serve(settings, read)))
 
 
 def _override(
@@ -97,13 +104,27 @@ def _check_room(settings: BrokerConfig) -> None:
         )
 
 
-async def _serve(settings: BrokerConfig) -> int:
+def _reload(broker: RunningBroker, read: Callable[[], BrokerConfig]) -> None:
+    """SIGHUP. What cannot be read or is wrong changes nothing."""
+    if not broker.is_running:
+        return
+    try:
+        broker.reload(read())
+    except (OSError, ValueError) as error:
+        log.error("the configuration is not read again, the broker goes on as it was: %s", error)
+
+
+async def _serve(settings: BrokerConfig, read: Callable[[], BrokerConfig]) -> int:
     broker = RunningBroker(settings)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):
             loop.add_signal_handler(number, stop.set)
+    if hasattr(signal, "SIGHUP"):
+        with contextlib.suppress(NotImplementedError):
+            # It would end the process; before there is anything to reload it means nothing.
+            loop.add_signal_handler(signal.SIGHUP, _reload, broker, read)
     try:
         await broker.start()
     except (OSError, LogError, QueueOpenError, NotReadyError, ConfigError) as error:

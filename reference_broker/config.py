@@ -84,7 +84,7 @@ class AuthConfig(Section, frozen=True, kw_only=True):
     """None = only on loopback."""
     users: tuple[UserConfig, ...] = ()
     password_file: str = ""
-    """Further users, a line each: ``<user>:<what assay hash-password prints>``. Read at start."""
+    """Further users, a line each: ``<user>:<what assay hash-password prints>``. Read at start and at a reload."""
 
 
 class Permission(StrEnum):
@@ -124,7 +124,7 @@ class AclConfig(Section, frozen=True, kw_only=True):
     default: DefaultAccess = DefaultAccess.DENY
     rules: tuple[AclRuleConfig, ...] = ()
     file: str = ""
-    """A YAML file with a list of further rules. Read at start."""
+    """A YAML file with a list of further rules. Read at start and at a reload."""
 
 
 class SysConfig(Section, frozen=True, kw_only=True):

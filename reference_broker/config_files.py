@@ -1,4 +1,4 @@
-"""The files that a configuration names: users and access rules, read once, at start."""
+"""The files that a configuration names: users and access rules, read at start and at each reload."""
 
 from __future__ import annotations
 

@@ -7,8 +7,10 @@ A turn is: input (``receive``, ``connection_lost``, ``tick``, ``sync_done``), th
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
+
+import msgspec
 
 from reference_broker.auth import Authenticator, PasswordCheck
 from reference_broker.config import BrokerConfig, Durability, QueuesConfig, ServerReferenceConfig
@@ -201,6 +203,25 @@ class BrokerNode:
         for connection in leaving:
             connection.send_away(reference_reason(reference), reference.address, now)
         return len(leaving)
+
+    def reload(self, config: BrokerConfig, now: float, on_done: Callable[[], None] | None = None) -> list[str]:
+        """Take users, access rules and tenants from another configuration, and hold all there is against them.
+
+        The rest of it needs a restart: returns the sections in which it differs. ``on_done`` is called when every
+        session has been looked at, which may take some turns; who connects is judged by the new ones at once. Raises
+        :class:`ConfigError`, and then nothing has changed.
+        """
+        self.state.now = now
+        config = read_named_files(config)
+        before = self.config
+        self._authenticator.configure(config.auth)
+        queues = msgspec.structs.replace(before.queues, tenants=config.queues.tenants)
+        self.config = msgspec.structs.replace(before, auth=config.auth, acl=config.acl, queues=queues)
+        if config.auth != before.auth:
+            for connection in list(self._connections):
+                connection.interrupt_login(now)
+        self.state.reload(self.config, now, on_done)
+        return [name for name in config.__struct_fields__ if getattr(config, name) != getattr(self.config, name)]
 
     def close(self, now: float) -> None:
         """Say goodbye to every client and close the queues, synced. The driver sends what is left first."""

@@ -124,7 +124,10 @@ class Grants:
 
 
 class AccessControl:
-    """The access rules of a broker. They never change: other rules are another object, and remember nothing."""
+    """The access rules of a broker. They never change: other rules are another object, and remember nothing.
+
+    What was granted by earlier ones is asked again by :class:`reference_broker.core.access_review.AccessReview`.
+    """
 
     def __init__(self, config: AclConfig) -> None:
         """``config`` is checked: its topics are valid filters once %c and %u are replaced."""
@@ -133,6 +136,10 @@ class AccessControl:
             _Pattern(rule=rule, levels=_levels(rule.topic), personal=_CLIENT in rule.topic or _USER in rule.topic)
             for rule in config.rules
         ]
+
+    def may_publish(self, username: str | None, client_id: str, topic: str) -> bool:
+        """Whether a client that is not connected might publish to a topic now."""
+        return self.grants(username, client_id).may_publish(topic)
 
     def grants(self, username: str | None, client_id: str) -> Grants:
         """The rights of a client; ``username`` is None unless it was verified."""

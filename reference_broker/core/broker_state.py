@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import ClassVar
 
@@ -16,6 +16,7 @@ import msgspec
 from reference_broker.config import BrokerConfig
 from reference_broker.core import queue_consumers
 from reference_broker.core.access import AccessControl
+from reference_broker.core.access_review import AccessReview
 from reference_broker.core.message_paths import MessagePaths, Tracer, is_queue_topic
 from reference_broker.core.queue_admin import QueueAdmin
 from reference_broker.core.queues import QueueEngine, QueueError, QueueErrorCode
@@ -23,7 +24,9 @@ from reference_broker.core.routing import Subscription
 from reference_broker.core.session import Session, SessionConnection, Will
 from reference_broker.core.session_journal import SessionJournal
 from reference_broker.core.sys_topics import SysTopics
+from reference_broker.core.tenants import Tenants
 from reference_broker.core.timers import TimerHeap
+from reference_broker.core.topics import is_sys_topic
 from reference_broker.core.traffic import Traffic
 from reference_broker.trace.schema import TraceKind
 
@@ -71,6 +74,7 @@ class BrokerState(MessagePaths):
         self.rng = rng
         self.sessions: dict[str, Session] = {}
         self.access: AccessControl | None = AccessControl(config.acl) if config.acl is not None else None
+        self.review = AccessReview(self)
         self.journal: SessionJournal | None = None
         """Writes down what must survive a restart; None = nothing does."""
         self.timers = TimerHeap()
@@ -99,8 +103,10 @@ class BrokerState(MessagePaths):
             old.close_for_takeover(now)
             self._detach(session, now, publish_will=True)
             session = self.sessions.get(request.client_id)
-        # What a session holds is for its user: another one with the same client id starts anew.
-        clean = request.clean_start or (session is not None and session.username != request.username)
+        # What a session holds is for its user, and by the names of its tenant: others with its client id start anew.
+        clean = request.clean_start or (
+            session is not None and (session.username != request.username or self.has_moved(session))
+        )
         present = session is not None and not clean
         if session is not None and clean:
             self.end_session(session, now)
@@ -134,7 +140,35 @@ class BrokerState(MessagePaths):
         session = self.sessions[client_id] = self.session_class(
             client_id, self.config.mqtt.max_queued_messages, self.config.mqtt.max_queued_bytes, self.traffic
         )
+        session.reviewed = self.review.version
         return session
+
+    # -- who may what --------------------------------------------------------------------------------------------
+
+    def reload(self, config: BrokerConfig, now: float, on_done: Callable[[], None] | None = None) -> None:
+        """Let other access rules and tenants hold, and ask them about all there is. ``on_done``: see ``begin``."""
+        self.config = config
+        self.access = AccessControl(config.acl) if config.acl is not None else None
+        configs = config.queues.tenants
+        if not configs:
+            self.tenants = self.engine.admit_queue = None
+        elif self.tenants is None:
+            self.tenants = Tenants(configs, self.engine)
+        else:
+            self.tenants.configure(configs)
+        self.review.begin(now, on_done)
+
+    def has_moved(self, session: Session) -> bool:
+        """Whether the tenant of a session's client is another than when it was last connected."""
+        if self.tenants is None:
+            return session.tenant is not None
+        return self.tenants.of_client(session.username, session.client_id) is not session.tenant
+
+    def may_send_will(self, session: Session, topic: str) -> bool:
+        """A will was allowed when its client connected; it is asked about again when it is sent."""
+        if is_sys_topic(topic):
+            return False
+        return self.access is None or self.access.may_publish(session.username, session.client_id, topic)
 
     def _write_down(self, session: Session) -> None:
         """Keep what is on disk of a session in step with what it is, or nothing when it ends with its connection."""
@@ -146,7 +180,8 @@ class BrokerState(MessagePaths):
             self.journal.forget(session)
 
     def resume(self, session: Session, now: float) -> None:
-        """After the CONNACK: resend, and consume again from the session's queues."""
+        """After the CONNACK: resend, and consume again from the session's queues, what the client still may."""
+        self.review.resume(session, now)
         session.resume(now)
         for topic_filter, subscription in list(session.subscriptions.items()):
             if is_queue_topic(topic_filter):
@@ -209,6 +244,10 @@ class BrokerState(MessagePaths):
             if session.kept is not None:
                 session.kept.head_changed()
             message = will.message
+            if not self.may_send_will(session, message.topic):
+                return
+            if message.retain and not self.config.mqtt.retain_available:
+                message = msgspec.structs.replace(message, retain=False)
             if message.expires_at:
                 # Until now the field held the lifetime: it counts from the publication of the will.
                 message = msgspec.structs.replace(message, expires_at=now + message.expires_at)
@@ -296,6 +335,8 @@ class BrokerState(MessagePaths):
         if subscription is None:
             return False
         self._uncount(subscription)
+        session.consumer_groups.pop(topic_filter, None)
+        session.consumer_options.pop(topic_filter, None)
         if not queue_consumers.leave(self, session, topic_filter, now):
             self.tree.remove(session, subscription)
         return True

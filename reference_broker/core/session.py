@@ -51,6 +51,15 @@ class SessionConnection(Protocol):
     def close_as_slow(self, now: float) -> None:
         """A queue is done with a consumer that settles nothing."""
 
+    def close_as_moved(self, now: float) -> None:
+        """The client belongs to another tenant now."""
+
+    def may_read(self, topic_filter: str) -> bool:
+        """Whether the client may subscribe to a filter (without ``$share/...``), or be sent what is on a topic."""
+
+    def ask_again(self, now: float) -> bool:
+        """Users, tenants or access rules changed: take what holds now. False: the client may not be here, and went."""
+
     def go_on_publishing(self) -> None:
         """Queues in memory, which this connection publishes to, have room again."""
 
@@ -203,11 +212,13 @@ class Session:
         self.max_queued_bytes = max_queued_bytes
         self.connection: SessionConnection | None = None
         self.username: str | None = None
+        """The verified user it belongs to."""
         self.tenant: Tenant | None = None
         """Whose queues its client uses; None = no tenant's."""
         self.may_administer = False
         """Only known where there are tenants."""
-        """The verified user it belongs to."""
+        self.reviewed = 0
+        """The rules by which its subscriptions and messages were last judged (:class:`AccessReview`)."""
         self.expiry_s: float = 0.0
         """Seconds the session outlives its connection; ``inf`` = for ever."""
         self.disconnected_at = 0.0
@@ -314,6 +325,31 @@ class Session:
             if self.kept is not None:
                 self.kept.dropped(outgoing)
             self._drop()
+
+    def drop_unreadable(self, may_read: Callable[[str], bool], *, resend: bool) -> None:
+        """Drop what waits to be sent on topics that may not be read any more.
+
+        ``resend``: all in flight waits to be sent again; else only what this connection was not sent yet.
+        """
+        kept = self.kept
+        if any(not may_read(outgoing.message.topic) for outgoing in self.queued):
+            waiting, self.queued = self.queued, deque()
+            for outgoing in waiting:
+                if may_read(outgoing.message.topic):
+                    self.queued.append(outgoing)
+                    continue
+                self.queued_bytes -= len(outgoing.message.payload)
+                if kept is not None:
+                    kept.dropped(outgoing)
+                self._drop()
+        unsent = {packet_id for packet_id, _ in self.unsent}
+        for packet_id in list(self.in_flight) if resend else unsent:
+            outgoing_now = self.in_flight.get(packet_id)
+            if outgoing_now is None or isinstance(outgoing_now, Released) or outgoing_now.delivery is not None:
+                continue
+            if not may_read(outgoing_now.message_for(packet_id).topic):
+                del self.in_flight[packet_id]
+                self._drop()
 
     def _drop(self) -> None:
         self.dropped += 1

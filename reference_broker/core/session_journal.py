@@ -420,4 +420,5 @@ def _stored_session(session: Session) -> StoredSession:
         disconnected_at=session.disconnected_at,
         will=None if will is None else stored_message(will.message),
         will_delay_s=0 if will is None else will.delay_s,
+        tenant="" if session.tenant is None else session.tenant.name,
     )

@@ -64,6 +64,8 @@ class StoredSession(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Unix seconds; 0 = it was connected."""
     will: StoredMessage | None
     will_delay_s: int
+    tenant: str | None = None
+    """Whose names its queue subscriptions are; empty = no tenant's, None = not known."""
 
 
 class StoredSubscription(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from reference_broker.config import TenantConfig
 from reference_broker.core.message import Message
 from reference_broker.core.session import RELEASED, Outgoing, Session, Will
 from reference_broker.core.session_journal import Entry, KeptSession, SessionJournal
@@ -15,6 +16,7 @@ from reference_broker.core.session_records import (
     restored_message,
     restored_subscription,
 )
+from reference_broker.core.tenants import Tenant
 
 if TYPE_CHECKING:
     from reference_broker.core.broker_state import BrokerState
@@ -46,6 +48,7 @@ def restore(broker: BrokerState, journal: SessionJournal, stored: StoredState, n
             journal.retained_changed(topic)
     for session in restored:
         broker.await_return(session)
+    broker.review.start(now)
     return problems
 
 
@@ -72,8 +75,7 @@ class _Restoring:
         broker = self._broker
         session = broker.new_session(client_id)
         session.username = head.username
-        if broker.tenants is not None:
-            session.tenant = broker.tenants.of_client(head.username, client_id)
+        session.tenant = self._tenant(head, client_id)
         session.expiry_s = head.expiry_s
         session.disconnected_at = head.disconnected_at or now
         if head.will is not None:
@@ -90,6 +92,15 @@ class _Restoring:
         if not head.disconnected_at:
             kept.head_changed()
         return session
+
+    def _tenant(self, head: StoredSession, client_id: str) -> Tenant | None:
+        """The one that it was of; one that is no more is still not the one its client belongs to now."""
+        tenants = self._broker.tenants
+        if head.tenant is None:
+            return None if tenants is None else tenants.of_client(head.username, client_id)
+        if not head.tenant:
+            return None
+        return (tenants and tenants.named(head.tenant)) or Tenant(TenantConfig(name=head.tenant))
 
     def _outgoing(self, session: Session, client_id: str) -> tuple[dict[int, Entry], list[tuple[Outgoing, Entry]]]:
         """Fill ``in_flight`` and ``queued``. Releases come first, in the order of their PUBRECs."""

@@ -49,10 +49,16 @@ class Tenant:
 
     def __init__(self, config: TenantConfig) -> None:
         self.name = config.name
-        self.quotas = config.quotas
         self.prefix = f"{config.name}."
         self.connections = 0
-        quotas = config.quotas
+        self._stored_bytes = 0
+        """At the last look, and what was published since."""
+        self._looked_at = float("-inf")
+        self.configure(config)
+
+    def configure(self, config: TenantConfig) -> None:
+        """Take other quotas; rates begin anew."""
+        quotas = self.quotas = config.quotas
         self.publish_messages, self.publish_bytes, self.consume_messages, self.consume_bytes = (
             TokenBucket(rate, max(1.0, rate * quotas.burst_s), 0.0) if rate else None
             for rate in (
@@ -62,9 +68,6 @@ class Tenant:
                 quotas.consume_bytes_per_s,
             )
         )
-        self._stored_bytes = 0
-        """At the last look, and what was published since."""
-        self._looked_at = float("-inf")
 
     # -- names ---------------------------------------------------------------------------------------------------
 
@@ -207,17 +210,29 @@ class Tenants:
         self._by_name: dict[str, Tenant] = {}
         self._by_user: dict[str, Tenant] = {}
         self._by_client: list[tuple[re.Pattern[str], Tenant]] = []
+        self.configure(configs)
+        engine.admit_queue = self._admit_queue
+
+    def configure(self, configs: tuple[TenantConfig, ...]) -> None:
+        """Take other tenants; one that stays under its name is the same object, and keeps what it has used."""
+        known, self._by_name = self._by_name, {}
+        self._by_user.clear()
+        self._by_client.clear()
         for config in configs:
-            tenant = self._by_name[config.name] = Tenant(config)
+            tenant = self._by_name[config.name] = known.get(config.name) or Tenant(config)
+            tenant.configure(config)
             self._by_user.update(dict.fromkeys(config.users, tenant))
             self._by_client += [(_pattern(pattern), tenant) for pattern in config.clients]
-        engine.admit_queue = self._admit_queue
 
     def of_client(self, username: str | None, client_id: str) -> Tenant | None:
         """The tenant of a client: by its verified user name, else by the first pattern that its id fits."""
         if username is not None and (tenant := self._by_user.get(username)) is not None:
             return tenant
         return next((tenant for pattern, tenant in self._by_client if pattern.fullmatch(client_id)), None)
+
+    def named(self, name: str) -> Tenant | None:
+        """The tenant of that name."""
+        return self._by_name.get(name)
 
     def of_queue(self, queue: str) -> Tenant | None:
         """The tenant that an engine name belongs to."""

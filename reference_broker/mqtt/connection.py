@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, ClassVar
 from reference_broker.core.broker_state import BrokerState
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Delivery
+from reference_broker.core.queues.admin import reaches_admin
 from reference_broker.core.queues.delivery_run import DeliveryRun
 from reference_broker.core.session import Session
 from reference_broker.core.timers import Timer
-from reference_broker.mqtt import enhanced_auth, handlers, handshake, runs
+from reference_broker.mqtt import administration, enhanced_auth, handlers, handshake, login, runs
 from reference_broker.mqtt.codec import decode_packet, encode_packet
 from reference_broker.mqtt.errors import ProtocolError, Reason, malformed, rule_id
 from reference_broker.mqtt.farewell import explain, reference_reason
@@ -30,6 +31,7 @@ from reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
     from reference_broker.auth import Authenticator, PasswordCheck
+    from reference_broker.config import UserConfig
     from reference_broker.core.access import Grants
 
 _PUBLISH = PacketType.PUBLISH.value
@@ -69,6 +71,7 @@ class MqttConnection(Output):
         "grants",
         "inbound",
         "keep_alive_s",
+        "login",
         "loopback",
         "max_packet_out",
         "outbound",
@@ -103,6 +106,8 @@ class MqttConnection(Output):
         """The user, as the client's verified certificate names it; None where passwords decide."""
         self.username: str | None = None
         """The user, once verified; a name that nobody verified does not count."""
+        self.login: UserConfig | None = None
+        """What was configured of the user when it logged in; once that changes, the login holds no more."""
         self.grants: Grants | None = None
         """What the access rules let this client do; None = everything."""
         self.authentication_method = ""
@@ -376,8 +381,29 @@ class MqttConnection(Output):
         self.outbound.send_pubrel(packet_id)
 
     def close_as_slow(self, now: float) -> None:
+        self._send_off("the client settles none of its deliveries", Reason.QUOTA_EXCEEDED, now)
+
+    def close_as_moved(self, now: float) -> None:
+        self._send_off("the client belongs to another tenant now", Reason.ADMINISTRATIVE_ACTION, now)
+
+    def may_read(self, topic_filter: str) -> bool:
+        if self.grants is not None and not self.grants.may_subscribe(topic_filter):
+            return False
+        return not reaches_admin(topic_filter) or administration.may_subscribe(self, topic_filter)
+
+    def ask_again(self, now: float) -> bool:
+        if not login.may_stay(self):
+            self._send_off("the client may not be connected any more", Reason.NOT_AUTHORIZED, now)
+            return False
+        access = self.broker.access
+        self.grants = None if access is None else access.grants(self.username, self.client_id)
+        self.active_session.may_administer = self.broker.tenants is not None and administration.is_operator(self)
+        return True
+
+    def _send_off(self, text: str, reason: Reason, now: float) -> None:
+        """It did nothing wrong, but may not go on."""
         broken = rule_id(self.version, "MQTT-4.8.0-2", "MQTT-4.13.2-1")
-        self.fail(ProtocolError("the client settles none of its deliveries", broken, Reason.QUOTA_EXCEEDED), now)
+        self.fail(ProtocolError(text, broken, reason), now)
 
     def go_on_publishing(self) -> None:
         self.inbound.must_wait = False
@@ -430,11 +456,15 @@ class MqttConnection(Output):
             explain(self, Disconnect, error, server_reference)
         self.close_now(now)
 
+    def interrupt_login(self, now: float) -> None:
+        """Users changed while the client was still proving who it is: it must begin anew."""
+        if self.phase in (Phase.VERIFYING, Phase.AUTHENTICATING):
+            handshake.give_up(self, "the users changed while the client logged in", now)
+
     def transport_stalled(self, now: float) -> None:
         """The client left more unread than allowed."""
         if self.phase is Phase.CONNECTED:
-            broken = rule_id(self.version, "MQTT-4.8.0-2", "MQTT-4.13.2-1")
-            self.fail(ProtocolError("the client does not read", broken, Reason.QUOTA_EXCEEDED), now)
+            self._send_off("the client does not read", Reason.QUOTA_EXCEEDED, now)
 
     def _end(self) -> None:
         self.phase = Phase.CLOSED
@@ -474,6 +504,6 @@ class MqttConnection(Output):
         if self.phase is Phase.WAIT_CONNECT:
             self.fail(ProtocolError("no CONNECT within the time allowed", "MQTT-3.1.0-1"), now)
         elif self.phase is Phase.VERIFYING:
-            handshake.give_up(self, now)
+            handshake.give_up(self, "the password could not be checked in time", now)
         elif self.phase is Phase.AUTHENTICATING:
             self.fail(enhanced_auth.timed_out("MQTT-4.12.0-4"), now)

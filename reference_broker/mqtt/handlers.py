@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from reference_broker.core.broker_state import NEVER_EXPIRES_S, SubscribeOutcome
 from reference_broker.core.message_paths import is_queue_topic
 from reference_broker.core.queues import QueueError, QueueErrorCode
-from reference_broker.core.queues.admin import reaches_admin
 from reference_broker.core.routing import Subscription
 from reference_broker.core.topics import TopicError, has_wildcard, split_shared, validate_filter
-from reference_broker.mqtt import administration, enhanced_auth
+from reference_broker.mqtt import enhanced_auth
 from reference_broker.mqtt.codec import encode_acknowledgement
 from reference_broker.mqtt.errors import ProtocolError, Reason
 from reference_broker.mqtt.packets import (
@@ -156,9 +155,7 @@ def _subscribe_one(
             return Reason.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED, None, None
         if is_queue_topic(topic_filter):
             return Reason.TOPIC_FILTER_INVALID, None, None
-    if connection.grants is not None and not connection.grants.may_subscribe(topic_filter):
-        return Reason.NOT_AUTHORIZED, None, None
-    if reaches_admin(topic_filter) and not administration.may_subscribe(connection, topic_filter):
+    if not connection.may_read(topic_filter):
         return Reason.NOT_AUTHORIZED, None, None
     queue = is_queue_topic(topic_filter)
     if has_wildcard(topic_filter) and not queue and not config.wildcard_subscription_available:

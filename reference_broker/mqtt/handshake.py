@@ -128,9 +128,9 @@ def on_password_checked(connection: MqttConnection, packet: Connect, allowed: bo
         _end(connection, error, now)
 
 
-def give_up(connection: MqttConnection, now: float) -> None:
-    """The password was not looked at in time."""
-    _end(connection, _refusal(connection, "the password could not be checked in time", _busy(connection)), now)
+def give_up(connection: MqttConnection, why: str, now: float) -> None:
+    """The client is neither let in nor refused: it should try again."""
+    _end(connection, _refusal(connection, why, _busy(connection)), now)
 
 
 def _end(connection: MqttConnection, error: ProtocolError, now: float) -> None:
@@ -169,6 +169,7 @@ def _establish(connection: MqttConnection, packet: Connect, authentication_data:
         raise _refusal(connection, "the tenant of this client has no connection left", reason)
     if broker.access is not None:
         connection.grants = broker.access.grants(connection.username, client_id)
+    connection.login = connection.authenticator.user(connection.username)
     will = _will(connection, packet.will, client_id)
     if five:
         asked = properties.session_expiry_interval or 0

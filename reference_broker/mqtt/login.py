@@ -11,6 +11,16 @@ if TYPE_CHECKING:
     from reference_broker.mqtt.connection import MqttConnection
 
 
+def may_stay(connection: MqttConnection) -> bool:
+    """Whether a client that is connected would be let in with what is configured now."""
+    if connection.certificate_name is not None:
+        return True
+    authenticator = connection.authenticator
+    if connection.username is None:
+        return authenticator.decide(None, None, loopback=connection.loopback) is True
+    return authenticator.user(connection.username) == connection.login
+
+
 def log_in(connection: MqttConnection, packet: Connect) -> bool | None:
     """Whether a client is who it says; None: that is being found out, and the connection hears of it.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -31,6 +32,10 @@ class RunningBroker:
         self.addresses: list[ListenerAddress] = []
         self._driver: NodeDriver | None = None
         self._trace: TraceWriter | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._driver is not None
 
     @property
     def driver(self) -> NodeDriver:
@@ -81,6 +86,19 @@ class RunningBroker:
                     index,
                     listener.host,
                 )
+
+    def reload(self, config: BrokerConfig, on_done: Callable[[], None] | None = None) -> list[str]:
+        """See :meth:`BrokerNode.reload`, in the event loop. Raises ``ConfigError``, and then nothing has changed."""
+        check_config(config)
+        driver = self.driver
+        ignored = driver.node.reload(config, driver.clock.now(), on_done)
+        self.config = driver.node.config
+        driver.schedule_turn()
+        log.info("users, access rules and tenants are those of the configuration now")
+        self._warn_of_closed_listeners()
+        if ignored:
+            log.warning("what else changed in the configuration needs a restart: %s", ", ".join(ignored))
+        return ignored
 
     def _tracer(self, clock: Clock) -> Tracer | None:
         if not self.config.trace.path:

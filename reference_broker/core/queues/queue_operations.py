@@ -116,7 +116,7 @@ class QueueOperations:
         return self._registry.admit
 
     @admit_queue.setter
-    def admit_queue(self, admit: Callable[[QueueConfig, bool], QueueConfig]) -> None:
+    def admit_queue(self, admit: Callable[[QueueConfig, bool], QueueConfig] | None) -> None:
         self._registry.admit = admit
 
     def usage(self, wanted: Callable[[str], bool]) -> QueueUsage:
