@@ -65,10 +65,9 @@ class BrokerNode:
         self._holds_output = config.sessions.durability is Durability.FSYNC
         """What depends on a write leaves once it is synced."""
         if disk is not None and config.sessions.durability is not Durability.MEMORY:
-            self._sessions = self._open_sessions(SessionStore(disk, config.sessions), now)
+            self._sessions = self._open_sessions(SessionStore(disk, config.sessions, self._store.notes), now)
         self.recovery_notes: list[RecoveryNote] = self._store.recovery_notes()
-        if self._sessions is not None:
-            self.recovery_notes += self._sessions.recovery_notes()
+        self._store.notes.take_fresh()
         """What opening the logs found: damage that was cut, quarantined or repaired."""
 
     def _open_sessions(self, store: SessionStore, now: float) -> SessionStore:
@@ -81,6 +80,14 @@ class BrokerNode:
         for problem in restore(self.state, SessionJournal(self.state.retained), state, now):
             store.note(problem)
         return store
+
+    @property
+    def storage_notes(self) -> list[RecoveryNote]:
+        """What the disk refused, or was found on it, since they were taken."""
+        return self._store.notes.fresh
+
+    def take_storage_notes(self) -> list[RecoveryNote]:
+        return self._store.notes.take_fresh()
 
     @property
     def connection_count(self) -> int:
@@ -231,6 +238,7 @@ class BrokerNode:
         self.engine.dispatch(now)
         if self._sessions is not None:
             self._write_sessions(self._sessions, now)
+            self.engine.finish_retries(now)
             self._sessions.close()
         self.engine.close(now)
         self._store.close()

@@ -15,6 +15,7 @@ from reference_broker.core.queues import SyncJob
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.node import BrokerNode
 from reference_broker.server.clock import Clock, seconds_of
+from reference_broker.server.log_limit import LogLimit
 from reference_broker.server.sync_threads import SyncThreads
 from reference_broker.server.tls import certificate_common_name
 from reference_broker.server.webhooks import WebhookSender
@@ -130,6 +131,7 @@ class NodeDriver:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_deadline: float | None = None
         self._syncs = SyncThreads(self.loop, self._sync_done)
+        self.warnings = LogLimit(log)
         self._webhooks = WebhookSender(node.engine.alerts, clock.now)
         self._servers: list[asyncio.Server] = []
         self._closed = False
@@ -171,8 +173,16 @@ class NodeDriver:
                 protocol.flush()
         for job in self.node.take_sync_jobs(now):
             self._syncs.start(job)
+        if self.node.storage_notes:
+            self._log_storage_notes(now)
         self._webhooks.pump()
         self.arm_timer()
+
+    def _log_storage_notes(self, now: float) -> None:
+        for note in self.node.take_storage_notes():
+            # Not the position: a disk that is failing has many.
+            of = f"storage: queue {note.queue}: " if note.queue else "storage: "
+            self.warnings.warn(of + note.place.partition(" ")[0], f"{of}{note.place}: {note.problem}", now)
 
     def advance_clock(self, payload: bytes) -> None:
         """Move the clock forward by the seconds in ``payload``. Raises :class:`QueueError`.
@@ -226,6 +236,7 @@ class NodeDriver:
             # One turn for the transports to send their goodbyes.
             await asyncio.sleep(0)
             self._syncs.stop()
+            self._log_storage_notes(now)
 
 
 def _source(transport: asyncio.Transport) -> tuple[str, str] | None:

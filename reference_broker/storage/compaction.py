@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from reference_broker.core.queues.errors import LogError
+from reference_broker.core.queues.errors import LogError, reason_of
 from reference_broker.core.queues.store import LogRecord
 from reference_broker.storage.batch import HEADER_BYTES, BatchEncoder
 from reference_broker.storage.cleaner_file import CleanerState, read_cleaner_file, write_cleaner_file
@@ -159,6 +159,8 @@ class Compactor:
         self._encoder = encoder
         self._policy = policy
         self._running = False
+        self._unplaced: CompactionTask | None = None
+        """Its copies could not be put in place yet; until they are, nothing may be compacted over them."""
         self._state = read_cleaner_file(disk, folder, log.note)
 
     @property
@@ -168,6 +170,12 @@ class Compactor:
 
     def start(self, now_ms: int) -> CompactionTask | None:
         """A compaction of what is sealed and on disk; None when there is too little to gain or one is running."""
+        if self._unplaced is not None:
+            try:
+                self._put_in_place(self._unplaced)
+            except OSError:
+                return None
+            self._unplaced = None
         sources = []
         for segment in self._log.segments[:-1]:
             if not self._log.is_replaceable(segment):
@@ -190,21 +198,30 @@ class Compactor:
         )
 
     def finish(self, task: CompactionTask, error: Exception | None) -> None:
-        """Put the copies in place. After an error those that were complete still count. Raises :class:`LogError`."""
+        """Put the copies in place. After an error those that were complete still count. Raises :class:`LogError`.
+
+        What cannot be put in place is when the next compaction would begin, or when the log is opened again.
+        """
         self._running = False
         try:
-            swapped = [put_in_place(self._disk, self._folder, self._log, copy) for copy in task.copies]
-            gaps_until = max(self._state.gaps_until, task.clean_until)
-            self._state = msgspec.structs.replace(self._state, gaps_until=gaps_until)
-            if error is None and all(swapped):
-                self._state = CleanerState(gaps_until=gaps_until, clean_until=task.clean_until)
+            if self._put_in_place(task) and error is None:
+                self._state = CleanerState(gaps_until=self._state.gaps_until, clean_until=task.clean_until)
                 write_cleaner_file(self._disk, self._folder, self._state)
         except OSError as failure:
-            # Opening the log again puts in place what is left; until then nothing may be compacted over it.
-            self._running = True
-            message = f"cannot put compacted segments of {self._folder} in place: {failure.strerror or failure}"
+            self._unplaced = task
+            message = f"cannot put compacted segments of {self._folder} in place: {reason_of(failure)}; tried again"
             raise LogError(message) from failure
         for segment, problem in task.damaged.items():
             self._log.note(segment.path, f"not compacted: {problem}")
         if error is not None:
-            self._log.note(self._folder, f"compaction stopped: {error}")
+            self._log.note(self._folder, f"compaction stopped: {error}; tried again later")
+
+    def _put_in_place(self, task: CompactionTask) -> bool:
+        """False when some are not wanted any more. Raises :class:`OSError`; may be called again then."""
+        all_placed = True
+        while task.copies:
+            all_placed &= put_in_place(self._disk, self._folder, self._log, task.copies[0])
+            task.copies.pop(0)
+        gaps_until = max(self._state.gaps_until, task.clean_until)
+        self._state = msgspec.structs.replace(self._state, gaps_until=gaps_until)
+        return all_placed

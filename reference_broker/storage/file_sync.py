@@ -10,7 +10,7 @@ from reference_broker.storage.disk import Disk, DiskFile
 class FileSync:
     """Syncs open files, then files that nobody has open, then the folders whose entries changed."""
 
-    __slots__ = ("_disk", "_files", "_folders", "_paths")
+    __slots__ = ("_disk", "_files", "_folders", "_paths", "place")
 
     def __init__(
         self, disk: Disk, files: Sequence[DiskFile], folders: Sequence[str], *, paths: Sequence[str] = ()
@@ -20,9 +20,11 @@ class FileSync:
         self._files = tuple(files)
         self._folders = tuple(folders)
         self._paths = tuple(paths)
+        self.place = folders[0] if folders else ""
+        """For people."""
 
     def run(self) -> None:
-        """Raises :class:`OSError`."""
+        """Raises :class:`OSError`; may be run again then."""
         for file in self._files:
             file.sync()
         for path in self._paths:

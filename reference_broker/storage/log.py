@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from reference_broker.core.queues.errors import LogError
+from reference_broker.core.queues.errors import LogError, is_passing, reason_of
 from reference_broker.core.queues.store import LogRecord, NewRecord, RetentionPolicy
 from reference_broker.storage.batch import MAX_BATCH_RECORDS, BatchEncoder, Wanted
 from reference_broker.storage.batching import WriteBuffer, batches_of, bound_of
@@ -60,6 +60,8 @@ class SegmentedLog:
         self.note = note
         self._failure = ""
         self._closed = False
+        self._uncut: tuple[Segment, int, int] | None = None
+        """A partial write behind that size and end of a segment, which could not be cut off yet."""
         self._buffer = WriteBuffer() if options.write_buffer_bytes else _NO_BUFFER
         self._room = room or DiskRoom(disk, options.reserve_bytes)
         self._open_files = None if volatile else open_files
@@ -75,7 +77,7 @@ class SegmentedLog:
         try:
             opened = open_segments(disk, folder, None if volatile else self._mark_file.read(), note)
         except OSError as error:
-            message = f"cannot read {folder}: {error.strerror or error}"
+            message = f"cannot read {folder}: {reason_of(error)}"
             raise LogError(message) from error
         self._segments = opened.segments
         self._reader = LogReader(self._segments, self._is_idle, note)
@@ -163,6 +165,7 @@ class SegmentedLog:
     def _write(self, data: bytes, batches: list[AppendedBatch]) -> None:
         """To the active segment, all or nothing. Raises :class:`LogError`."""
         segment = self._segments[-1]
+        self._cut_rest()
         before, end_before = segment.size, segment.end_offset
         try:
             if segment.has_index_files:
@@ -172,19 +175,34 @@ class SegmentedLog:
             segment.append(data, batches)
         except OSError as error:
             self._undo(segment, before, end_before)
-            message = f"cannot write {segment.path}: {error.strerror or error}"
-            raise LogError(message) from error
+            raise self._refusal("write", segment.path, error) from error
         if self._roll_at_ms == _NEVER and self.options.segment_age_ms:
             self._roll_at_ms = batches[0].base_timestamp_ms + self.options.segment_age_ms
         if not self._volatile:
             self._unsynced[segment] = None
 
     def _undo(self, segment: Segment, size: int, end_offset: int) -> None:
-        """Cut a partial write off. When even that fails the log is in doubt and refuses everything."""
+        """Cut a partial write off; where even that fails, before anything else is written."""
+        try:
+            segment.truncate(size, end_offset)
+        except OSError:
+            self._uncut = (segment, size, end_offset)
+
+    def _cut_rest(self) -> None:
+        """Raises :class:`LogError` while a partial write is there that cannot be cut off."""
+        if self._uncut is None:
+            return
+        segment, size, end_offset = self._uncut
         try:
             segment.truncate(size, end_offset)
         except OSError as error:
-            self._failure = f"{segment.path} has a partial write that cannot be cut off: {error.strerror or error}"
+            raise self._refusal("cut a partial write off", segment.path, error) from error
+        self._uncut = None
+
+    def _refusal(self, doing: str, path: str, error: OSError) -> LogError:
+        """What could not be done leaves the log as it was; people are told, too."""
+        self.note(path, f"cannot {doing}: {reason_of(error)}; what was to be written is refused, the next is tried")
+        return LogError(f"cannot {doing} {path}: {reason_of(error)}")
 
     def _is_full(self, size: int, timestamp_ms: int) -> bool:
         """Whether the next append of that size and time must go to a new segment."""
@@ -235,6 +253,7 @@ class SegmentedLog:
         """Seal the active segment and begin a new one. Raises :class:`LogError`."""
         self._refuse_when_failed()
         self.flush()
+        self._cut_rest()
         if self._segments and self._segments[-1].base_offset == self._next_offset:
             # Nothing was written to it yet.
             return
@@ -244,8 +263,8 @@ class SegmentedLog:
             self._disk.make_folder(self._folder)
             segment.file(create=True)
         except OSError as error:
-            message = f"cannot create {segment.path}: {error.strerror or error}"
-            raise LogError(message) from error
+            segment.close()
+            raise self._refusal("create", segment.path, error) from error
         self._names_unsynced = True
         self._must_roll = False
         self._roll_at_ms = _NEVER
@@ -285,15 +304,21 @@ class SegmentedLog:
         self._names_unsynced = False
         if self._buffer.records:
             self._unsynced[last] = None
-        return FileSync(
+        task = FileSync(
             self._disk,
             [segment.file() for segment in self._syncing if segment.is_open],
             folders,
             paths=[*(segment.path for segment in self._syncing if not segment.is_open), *marks],
         )
+        task.place = self._folder
+        return task
 
     def finish_sync(self, error: OSError | None) -> None:
-        """See :meth:`PartitionLog.finish_sync`. After a failure the unsynced records are cut off if possible."""
+        """See :meth:`PartitionLog.finish_sync`.
+
+        After a failure the unsynced records are cut off if possible, unless somebody relies on them. A sync that was
+        not tried changes nothing: the next one covers all that it was to cover.
+        """
         synced, self._syncing = self._syncing or (), None
         if error is None:
             if self._syncing_to >= self._durable:
@@ -303,18 +328,24 @@ class SegmentedLog:
             for segment in dict.fromkeys((*synced, *self._unsettled)):
                 self._settle_sealed(segment)
             return
+        if is_passing(error):
+            self._unsynced = dict.fromkeys((*synced, *self._unsynced))
+            self._names_unsynced = True
+            return
         self._unsynced.clear()
         self._failure = (
-            f"a sync of {self._folder} failed ({error.strerror or error}); nobody knows what is on disk, "
+            f"a sync of {self._folder} failed ({reason_of(error)}); nobody knows what is on disk, "
             "so this log refuses work until the broker restarts"
         )
-        self._cut_unsynced()
+        self.note(self._folder, self._failure)
+        if not self.options.unsynced_counts:
+            self._cut_unsynced()
 
     def _write_mark(self) -> None:
         try:
             self._mark_file.write(self._durable)
         except OSError as error:
-            self.note(self._folder, f"the durable mark cannot be written: {error.strerror or error}")
+            self.note(self._folder, f"the durable mark cannot be written: {reason_of(error)}")
 
     def _settle_sealed(self, segment: Segment) -> None:
         """A sealed segment that is on disk as a whole gets its index files, and is closed."""
@@ -326,7 +357,7 @@ class SegmentedLog:
             try:
                 segment.write_index_files(below=segment.size)
             except OSError as error:
-                self.note(segment.path, f"its index files cannot be written: {error.strerror or error}")
+                self.note(segment.path, f"its index files cannot be written: {reason_of(error)}")
             self._reader.remember_loaded(segment)
         self._reader.close_unless_reading(segment)
 
@@ -343,7 +374,7 @@ class SegmentedLog:
                 elif segment.base_offset == durable.segment_base:
                     segment.truncate(durable.position, durable.offset)
         except OSError as error:
-            self.note(self._folder, f"unsynced records cannot be cut off: {error.strerror or error}")
+            self.note(self._folder, f"unsynced records cannot be cut off: {reason_of(error)}")
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -420,7 +451,7 @@ class SegmentedLog:
                 self._segments, policy, now_ms=now_ms, needed_from=needed_from, next_offset=self._next_offset
             )
         except OSError as error:
-            message = f"cannot read {self._folder}: {error.strerror or error}"
+            message = f"cannot read {self._folder}: {reason_of(error)}"
             raise LogError(message) from error
         if count == len(self._segments) and count:
             self.roll()
@@ -433,7 +464,7 @@ class SegmentedLog:
         try:
             self._disk.sync_folder(self._folder)
         except OSError as error:
-            message = f"cannot sync {self._folder}: {error.strerror or error}"
+            message = f"cannot sync {self._folder}: {reason_of(error)}"
             raise LogError(message) from error
         self._named_until = max(self._named_until, self._segments[-1].base_offset)
 
@@ -447,7 +478,7 @@ class SegmentedLog:
             try:
                 segment.remove()
             except OSError as error:
-                self.note(segment.path, f"cannot be removed: {error.strerror or error}")
+                self.note(segment.path, f"cannot be removed: {reason_of(error)}")
                 return
             self._segments.pop(0)
             self._forget(segment)
@@ -483,7 +514,7 @@ class SegmentedLog:
                 try:
                     last.write_index_files(below=last.size)
                 except OSError as error:
-                    self.note(last.path, f"its index files cannot be written: {error.strerror or error}")
+                    self.note(last.path, f"its index files cannot be written: {reason_of(error)}")
         self._closed = True
         for segment in self._segments:
             segment.close()

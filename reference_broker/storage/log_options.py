@@ -20,3 +20,5 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
     """An append of more becomes several batches. Few make it cheap to read single records back."""
     reserve_bytes: int = 0
     """Appends are refused while the disk has less room than this, so that settlements still find some."""
+    unsynced_counts: bool = False
+    """Somebody relies on records before they are synced: a sync that fails cuts none of them off."""

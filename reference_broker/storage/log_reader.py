@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
-from reference_broker.core.queues.errors import LogError
+from reference_broker.core.queues.errors import LogError, reason_of
 from reference_broker.core.queues.store import LogRecord
 from reference_broker.storage.batch import Wanted
 from reference_broker.storage.log_opening import Note
@@ -79,6 +79,10 @@ class LogReader:
         for damage in damages:
             self._note(f"{segment.path} bytes {damage.start} to {damage.end}", f"unreadable ({damage.problem})")
 
+    def refused(self, segment: Segment, error: OSError) -> None:
+        """The disk does not give what it has."""
+        self._note(segment.path, f"cannot be read: {reason_of(error)}; whoever asked is told, or asks again later")
+
     def _reads(self, segment: Segment) -> _Reading:
         """Around each use of a segment for reading: bounds what stays open and loaded, turns errors into LogError."""
         return _Reading(self, segment)
@@ -129,7 +133,8 @@ class _Reading:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._reader.keep_open(self._segment)
         if isinstance(error, OSError):
-            message = f"cannot read {self._segment.path}: {error.strerror or error}"
+            self._reader.refused(self._segment, error)
+            message = f"cannot read {self._segment.path}: {reason_of(error)}"
             raise LogError(message) from error
 
 

@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 from reference_broker.core.queues.confirms import sync_now
-from reference_broker.core.queues.errors import LogError
+from reference_broker.core.queues.errors import LogError, is_passing, reason_of
 from reference_broker.core.queues.store import CursorRecord, PendingRecord
 from reference_broker.storage.disk import Disk, DiskFile
 from reference_broker.storage.pending_codec import encode_frames, read_header
@@ -51,6 +52,8 @@ class PendingLogFile(OperationCollector):
         self._volatile = volatile
         self._note = note
         self._failure = ""
+        self._uncut: int | None = None
+        """Where the last log ends, while a partial write behind that could not be cut off yet."""
         self._unsynced: dict[DiskFile, None] = {}
         self._names_unsynced = self._parents_unsynced = not volatile
         self._syncing: PendingSync | None = None
@@ -61,7 +64,7 @@ class PendingLogFile(OperationCollector):
         try:
             opened = GroupRecovery(disk, self._paths, group=group, pattern=pattern, note=note).open()
         except OSError as error:
-            message = f"cannot open {path}: {error.strerror or error}"
+            message = f"cannot open {path}: {reason_of(error)}"
             raise LogError(message) from error
         self._logs = opened.logs
         self._sequence = opened.sequence
@@ -89,21 +92,29 @@ class PendingLogFile(OperationCollector):
         self._end_open()
         frames = encode_frames(self._operations)
         file = self._logs[-1]
-        before = file.size
         try:
-            file.append(frames)
-        except OSError as error:
+            self._cut_rest()
+            before = file.size
             try:
-                file.truncate(before)
-            except OSError as second:
-                self._failure = (
-                    f"{self._paths.log} has a partial write that cannot be cut off: {second.strerror or second}"
-                )
-            message = f"cannot write {self._paths.log}: {error.strerror or error}"
-            raise LogError(message, sticky=bool(self._failure)) from error
+                file.append(frames)
+            except OSError:
+                self._uncut = before
+                with suppress(OSError):
+                    self._cut_rest()
+                raise
+        except OSError as error:
+            text = f"cannot be written: {reason_of(error)}"
+            self._note(self._paths.log, f"{text}; what it was to hold waits in memory, and is tried again")
+            raise LogError(f"{self._paths.log} {text}") from error
         self._logged[-1] += self._collected
         self._forget()
         self._unsynced[file] = None
+
+    def _cut_rest(self) -> None:
+        """Cut a partial write off. Raises :class:`OSError`, and then nothing else may be written."""
+        if self._uncut is not None:
+            self._logs[-1].truncate(self._uncut)
+            self._uncut = None
 
     def rewind(self, offsets: Mapping[int, int]) -> None:
         """See :meth:`PendingLog.rewind`."""
@@ -112,7 +123,7 @@ class PendingLogFile(OperationCollector):
         self.flush()
         failure = sync_now(self)
         if failure is not None:
-            raise LogError(self._failure, sticky=True) from failure
+            raise LogError(self._failure or f"cannot sync {self._paths.log}: {reason_of(failure)}") from failure
 
     # -- syncing -------------------------------------------------------------------------------------------------
 
@@ -144,12 +155,20 @@ class PendingLogFile(OperationCollector):
     def finish_sync(self, error: OSError | None) -> None:
         """See :meth:`PendingLog.finish_sync`."""
         task, self._syncing = self._syncing, None
+        if is_passing(error) and task is not None:
+            # It was not tried: the next one covers all that it was to cover.
+            self._unsynced = dict.fromkeys((*task.files, *self._unsynced))
+            self._names_unsynced = self._parents_unsynced = True
+            if task.snapshot is not None:
+                self._phase = SnapshotPhase.CAPTURED
+            return
         if error is not None:
             self._snapshot = None
             self._failure = (
-                f"a sync of {self._paths.log} failed ({error.strerror or error}); nobody knows what is on disk, "
+                f"a sync of {self._paths.log} failed ({reason_of(error)}); nobody knows what is on disk, "
                 "so this group refuses work until the broker restarts"
             )
+            self._note(self._paths.log, self._failure)
             return
         if task is None:
             return
@@ -259,7 +278,7 @@ class PendingLogFile(OperationCollector):
         self._snapshot_above = max(SNAPSHOT_OPERATIONS, 2 * sum(self._logged))
         self._note(
             self._paths.log,
-            f"no snapshot ({error.strerror or error}); the log goes on, the next attempt is at "
+            f"no snapshot ({reason_of(error)}); the log goes on, the next attempt is at "
             f"{self._snapshot_above} operations",
         )
         for path in self._paths.temporary:

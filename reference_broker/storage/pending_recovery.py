@@ -10,6 +10,7 @@ settled: messages may come again, none is lost.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import NamedTuple, TypeVar
 
 from reference_broker.core.queues.errors import LogError
@@ -206,12 +207,11 @@ class GroupRecovery:
     def _keep(self, path: str, file: DiskFile, start: int, problem: str) -> None:
         """Copy damaged bytes beside the log. Settlements among them are lost, so those messages come again."""
         place = path + CORRUPT_SUFFIX
-        kept = self._disk.open(place, create=True)
-        kept.truncate(0)
-        for position in range(start, file.size, _COPY_BYTES):
-            kept.append(file.read_at(position, min(_COPY_BYTES, file.size - position)))
-        kept.sync()
-        kept.close()
+        with closing(self._disk.open(place, create=True)) as kept:
+            kept.truncate(0)
+            for position in range(start, file.size, _COPY_BYTES):
+                kept.append(file.read_at(position, min(_COPY_BYTES, file.size - position)))
+            kept.sync()
         self._note(
             f"{path} bytes {start} to {file.size}",
             f"corrupt ({problem}); kept in {place}; what they settled is delivered again",
@@ -259,9 +259,8 @@ class GroupRecovery:
         if not self._disk.exists(path):
             self._note(path, "it is missing; messages that it would call settled or delivered may come again")
             return None
-        file = self._disk.open(path)
-        data = file.read_at(0, min(file.size, MAX_FILE_BYTES + 1))
-        file.close()
+        with closing(self._disk.open(path)) as file:
+            data = file.read_at(0, min(file.size, MAX_FILE_BYTES + 1))
         try:
             return decode(data)
         except GroupFileVersionError as error:

@@ -102,7 +102,8 @@ class PendingSync:
     ) -> None:
         self._disk = disk
         self._paths = paths
-        self._files = tuple(files)
+        self.files = tuple(files)
+        self.place = paths.log
         self.folders = tuple(folders)
         self.snapshot = snapshot
         self.snapshot_error: OSError | None = None
@@ -110,7 +111,7 @@ class PendingSync:
 
     def run(self) -> None:
         """Blocking. Raises :class:`OSError` when a log or its name cannot be synced."""
-        for file in self._files:
+        for file in self.files:
             file.sync()
         for folder in self.folders:
             self._disk.sync_folder(folder)

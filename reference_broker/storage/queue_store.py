@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from reference_broker.config import Compression, Durability, QueueConfig
-from reference_broker.core.queues.errors import LogError
+from reference_broker.core.queues.errors import LogError, reason_of
 from reference_broker.core.queues.store import RecoveryNote, StoredGroup, StoredQueue
 from reference_broker.storage.batch import BatchEncoder
 from reference_broker.storage.disk import Disk
@@ -21,6 +21,7 @@ from reference_broker.storage.disk_room import DiskRoom
 from reference_broker.storage.file_names import encode_name
 from reference_broker.storage.log import LogOptions, SegmentedLog
 from reference_broker.storage.memory_disk import MemoryDisk
+from reference_broker.storage.notes import Notes
 from reference_broker.storage.open_files import OpenFiles
 from reference_broker.storage.pending_log import PendingLogFile, read_header
 from reference_broker.storage.sparse_log import SparseLog
@@ -39,7 +40,6 @@ _DELAYS_BATCH_RECORDS = 8
 _DONE_SEGMENT_BYTES = 256 * 1024
 _DEPARTURES_SEGMENT_BYTES = 64 * 1024
 _MEMORY_SEGMENT_BYTES = 1024 * 1024
-_MAX_NOTES = 1_000
 _MAX_DESCRIPTION_BYTES = 64 * 1024
 _MAX_GROUP_HEADER_BYTES = 256 * 1024
 _LOG_SUFFIX = ".pel.log"
@@ -82,7 +82,7 @@ class LogQueueStore:
         self._memory = MemoryDisk()
         self.room = None if disk is None else DiskRoom(disk, self._options.reserve_bytes)
         """For everything but settlements, and what queues keep in memory."""
-        self._notes: list[RecoveryNote] = []
+        self.notes = Notes()
         self._encoders = {compression: BatchEncoder(compression) for compression in Compression}
         if disk is not None:
             disk.lock()
@@ -95,7 +95,10 @@ class LogQueueStore:
         for folder in self._disk.list(ROOT):
             description = self._describe(f"{ROOT}/{folder}")
             if description is not None and description.deleted:
-                _remove_rest(self._disk, f"{ROOT}/{folder}")
+                try:
+                    _remove_rest(self._disk, f"{ROOT}/{folder}")
+                except OSError as error:
+                    raise self.refusal(description.name, f"{ROOT}/{folder}", "removed", error) from error
             elif description is not None and encode_name(description.name) == folder:
                 found.append(
                     StoredQueue(name=description.name, partitions=description.partitions, settings=description.settings)
@@ -108,15 +111,14 @@ class LogQueueStore:
         assert self._disk is not None
         path = f"{folder}/{DESCRIPTION}"
         try:
-            file = self._disk.open(path)
+            with contextlib.closing(self._disk.open(path)) as file:
+                data = file.read_at(0, _MAX_DESCRIPTION_BYTES)
         except FileNotFoundError:
             # The queue was being created when the broker stopped: nothing was ever confirmed in it.
             return None
         except OSError as error:
-            message = f"cannot open {path}: {error.strerror or error}"
+            message = f"cannot open {path}: {reason_of(error)}"
             raise LogError(message) from error
-        data = file.read_at(0, _MAX_DESCRIPTION_BYTES)
-        file.close()
         try:
             description = msgspec.json.decode(data, type=QueueDescription)
         except (ValueError, RecursionError) as error:
@@ -135,14 +137,15 @@ class LogQueueStore:
         try:
             description = _create(disk, folder, config, settings)
         except OSError as error:
-            message = f"cannot create {folder}: {error.strerror or error}"
-            raise LogError(message) from error
+            raise self.refusal(config.name, folder, "created", error) from error
         return LogQueueFiles(
             self,
             disk,
             folder,
             description=description,
-            options=self._memory_options if in_memory else self._options,
+            options=self._memory_options
+            if in_memory
+            else msgspec.structs.replace(self._options, unsynced_counts=config.durability is not Durability.FSYNC),
             encoder=self._encoders[config.compression],
             volatile=in_memory,
         )
@@ -161,13 +164,18 @@ class LogQueueStore:
         )
 
     def note(self, queue: str, place: str, problem: str) -> None:
-        """Remember something for :meth:`recovery_notes`, up to a limit."""
-        if len(self._notes) < _MAX_NOTES:
-            self._notes.append(RecoveryNote(queue=queue, place=place, problem=problem))
+        """See :meth:`QueueStore.note`."""
+        self.notes.add(queue, place, problem)
+
+    def refusal(self, queue: str, path: str, what: str, error: OSError) -> LogError:
+        """The disk refused something, which leaves everything as it was; people are told, too."""
+        text = f"cannot be {what}: {reason_of(error)}"
+        self.note(queue, path, f"{text}; whoever asked for it is refused, and may try again")
+        return LogError(f"{path} {text}")
 
     def recovery_notes(self) -> list[RecoveryNote]:
         """See :meth:`QueueStore.recovery_notes`."""
-        return list(self._notes)
+        return list(self.notes.recovery)
 
     def close(self) -> None:
         """Give the disk's lock back."""
@@ -202,25 +210,21 @@ def _known(content: bytes | None) -> QueueDescription:
 
 
 def _remove_rest(disk: Disk, folder: str) -> None:
-    """Take away the files of a queue that is marked as deleted, the mark last. Raises :class:`LogError`.
+    """Take away the files of a queue that is marked as deleted, the mark last. Raises :class:`OSError`.
 
     What holds messages is gone for good before the mark is: without it, what is left would come back with the next
     queue of that name.
     """
-    try:
-        for name in disk.list(folder):
-            if name != DESCRIPTION:
-                _remove_tree(disk, f"{folder}/{name}")
-        disk.sync_folder(folder)
-        disk.remove(f"{folder}/{DESCRIPTION}")
-        disk.sync_folder(folder)
-        with contextlib.suppress(OSError):
-            # An empty folder does no harm.
-            disk.remove_folder(folder)
-            disk.sync_folder(ROOT)
-    except OSError as error:
-        message = f"cannot remove {folder}: {error.strerror or error}"
-        raise LogError(message) from error
+    for name in disk.list(folder):
+        if name != DESCRIPTION:
+            _remove_tree(disk, f"{folder}/{name}")
+    disk.sync_folder(folder)
+    disk.remove(f"{folder}/{DESCRIPTION}")
+    disk.sync_folder(folder)
+    with contextlib.suppress(OSError):
+        # An empty folder does no harm.
+        disk.remove_folder(folder)
+        disk.sync_folder(ROOT)
 
 
 def _remove_tree(disk: Disk, path: str) -> None:
@@ -242,36 +246,32 @@ class _Removal:
     def __init__(self, disk: Disk, folder: str, description: QueueDescription) -> None:
         self._disk = disk
         self._folder = folder
+        self.place = folder
         self._marked = msgspec.structs.replace(description, deleted=True)
 
     def run(self) -> None:
         """Blocking. Raises :class:`OSError`."""
         _replace(self._disk, f"{self._folder}/{DESCRIPTION}", self._marked)
         self._disk.sync_folder(self._folder)
-        try:
-            _remove_rest(self._disk, self._folder)
-        except LogError as error:
-            raise OSError(str(error)) from error
+        _remove_rest(self._disk, self._folder)
 
 
 def _replace(disk: Disk, path: str, description: QueueDescription) -> None:
     """The caller syncs the folder. Raises :class:`OSError`."""
     temporary = f"{path}.tmp"
     file = disk.open(temporary, create=True)
-    file.truncate(0)
-    file.append(msgspec.json.encode(description))
-    file.sync()
-    file.close()
+    with contextlib.closing(file):
+        file.truncate(0)
+        file.append(msgspec.json.encode(description))
+        file.sync()
     disk.rename(temporary, path)
 
 
 def _content(disk: Disk, path: str) -> bytes | None:
     if not disk.exists(path):
         return None
-    file = disk.open(path)
-    found = file.read_at(0, _MAX_DESCRIPTION_BYTES)
-    file.close()
-    return found
+    with contextlib.closing(disk.open(path)) as file:
+        return file.read_at(0, _MAX_DESCRIPTION_BYTES)
 
 
 class LogQueueFiles:
@@ -346,8 +346,7 @@ class LogQueueFiles:
             _replace(self._disk, path, changed)
             self._disk.sync_folder(self._folder)
         except OSError as error:
-            message = f"cannot write {path}: {error.strerror or error}"
-            raise LogError(message) from error
+            raise self._store.refusal(self._description.name, path, "written", error) from error
         self._description = changed
 
     def open_partition(self, partition: int) -> SegmentedLog:
@@ -406,11 +405,10 @@ class LogQueueFiles:
             if not self._disk.exists(path):
                 continue
             try:
-                file = self._disk.open(path)
-                header = read_header(file.read_at(0, _MAX_GROUP_HEADER_BYTES))
-                file.close()
+                with contextlib.closing(self._disk.open(path)) as file:
+                    header = read_header(file.read_at(0, _MAX_GROUP_HEADER_BYTES))
             except OSError as error:
-                message = f"cannot read {path}: {error.strerror or error}"
+                message = f"cannot read {path}: {reason_of(error)}"
                 raise LogError(message) from error
             if header is None:
                 self._note(path, "its header is damaged; the group starts anew when it subscribes")
@@ -435,8 +433,7 @@ class LogQueueFiles:
                 self._disk.remove(f"{folder}/{file}")
             self._disk.sync_folder(folder)
         except OSError as error:
-            message = f"cannot delete {folder}: {error.strerror or error}"
-            raise LogError(message) from error
+            raise self._store.refusal(self._description.name, folder, "deleted", error) from error
 
     def open_group(self, group: str, pattern: str) -> PendingLogFile:
         """See :meth:`QueueFiles.open_group`."""
@@ -445,8 +442,7 @@ class LogQueueFiles:
         try:
             self._disk.make_folder(folder)
         except OSError as error:
-            message = f"cannot create {folder}: {error.strerror or error}"
-            raise LogError(message) from error
+            raise self._store.refusal(self._description.name, folder, "created", error) from error
         return PendingLogFile(
             self._disk,
             f"{folder}/{name}{_LOG_SUFFIX}",

@@ -44,13 +44,18 @@ class SegmentCopy(msgspec.Struct, frozen=True, kw_only=True):
 class SegmentCopier:
     """Writes copies, in any thread. Its encoder must not be the log's own, whose buffers the log uses meanwhile."""
 
+    runs_again = False
+    """After an error another one begins anew; nobody waits for it."""
+
     def __init__(self, disk: Disk, folder: str, encoder: BatchEncoder, most: int = MAX_BATCH_RECORDS) -> None:
         """``most``: records of one batch."""
         self._most = most
         self._disk = disk
         self._folder = folder
         self._encoder = encoder
+        self.place = folder
         self.copies: list[SegmentCopy] = []
+        """Complete, and not put in place yet."""
         self.damaged: dict[Segment, str] = {}
         """Segments left as they are, and why."""
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import msgspec
 
 from reference_broker.config import Compression, Durability, SessionsConfig
-from reference_broker.core.queues.confirms import Confirm, SyncPoint
-from reference_broker.core.queues.errors import LogError, QueueError
+from reference_broker.core.queues.confirms import Confirm, SyncPoint, run_now
+from reference_broker.core.queues.errors import LogError, QueueError, reason_of
 from reference_broker.core.queues.store import NewRecord, RecoveryNote, SyncTask
 from reference_broker.core.queues.sync_job import SyncJob
 from reference_broker.storage import batching
@@ -25,11 +25,11 @@ from reference_broker.storage.batch import MAX_BATCH_RECORDS, BatchEncoder
 from reference_broker.storage.compaction import CompactionPolicy, CompactionTask, Compactor
 from reference_broker.storage.disk import Disk
 from reference_broker.storage.log import LogOptions, SegmentedLog
+from reference_broker.storage.notes import Notes
 
 FOLDER = "sessions"
 _GROUP_KEY = b"t"
 """Key of the record that a turn of several batches begins with."""
-_MAX_NOTES = 1_000
 _RETRY_S = 1.0
 _POLICY = CompactionPolicy(min_dirty_ratio=0.5, tombstone_age_ms=0)
 
@@ -44,6 +44,8 @@ class _Group(NamedTuple):
 
 class _CompactionRun:
     """A compaction as a job; what it could not copy is no fault of the disk."""
+
+    runs_again = False
 
     def __init__(self, task: CompactionTask) -> None:
         self.task = task
@@ -77,20 +79,21 @@ class _CompactionPoint:
 class SessionStore(SyncPoint):
     """Writes records, syncs and compacts them. Jobs go through the queue engine like those of the queues."""
 
-    def __init__(self, disk: Disk, config: SessionsConfig) -> None:
-        """Open and recover. Raises :class:`LogError`."""
+    def __init__(self, disk: Disk, config: SessionsConfig, notes: Notes | None = None) -> None:
+        """Open and recover. ``notes``: where people are told of problems. Raises :class:`LogError`."""
         self._config = config
-        self._notes: list[RecoveryNote] = []
+        self._notes = notes or Notes()
         try:
             disk.make_folder(FOLDER)
             disk.sync_folder("")
         except OSError as error:
-            message = f"cannot create {FOLDER}: {error.strerror or error}"
+            message = f"cannot create {FOLDER}: {reason_of(error)}"
             raise LogError(message) from error
         self._log = SegmentedLog(
             disk,
             FOLDER,
-            options=LogOptions(segment_bytes=config.segment_bytes, segment_age_ms=0),
+            # Other turns may tell of what a write holds before it is synced.
+            options=LogOptions(segment_bytes=config.segment_bytes, segment_age_ms=0, unsynced_counts=True),
             encoder=BatchEncoder(Compression.NONE),
             volatile=False,
             note=self._note,
@@ -105,12 +108,11 @@ class SessionStore(SyncPoint):
         """Segments were sealed or synced since a compaction was last thought of."""
 
     def _note(self, place: str, problem: str) -> None:
-        if len(self._notes) < _MAX_NOTES:
-            self._notes.append(RecoveryNote(queue="", place=place, problem=problem))
+        self._notes.add("", place, problem)
 
     def recovery_notes(self) -> list[RecoveryNote]:
         """What opening found: damage that was cut or passed over."""
-        return list(self._notes)
+        return list(self._notes.recovery)
 
     def note(self, problem: str) -> None:
         """Remember something that could not be restored."""
@@ -226,12 +228,7 @@ class SessionStore(SyncPoint):
         """Sync what is left; blocking. Report running jobs before. Twice is fine."""
         task: SyncTask | None = self.start_sync()
         if task is not None:
-            error: OSError | None = None
-            try:
-                task.run()
-            except OSError as failure:
-                error = failure
-            for confirm, problem in self.finish_sync(error):
+            for confirm, problem in self.finish_sync(run_now(task)):
                 confirm(problem)
         self._log.close()
 

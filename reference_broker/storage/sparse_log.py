@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from reference_broker.core.queues.errors import LogError
+from reference_broker.core.queues.errors import LogError, reason_of
 from reference_broker.core.queues.store import LogRecord, WantedOffsets
 from reference_broker.storage.batch import BatchEncoder
 from reference_broker.storage.cleaner_file import CleanerState, read_cleaner_file, write_cleaner_file
@@ -103,6 +103,8 @@ class SparseLog(SegmentedLog):
             room=room,
         )
         self._task: ThinningTask | None = None
+        self._unplaced: ThinningTask | None = None
+        """Its copies could not be put in place yet; until they are, nothing may be copied over them."""
         self._state: CleanerState | None = None
         self._counts: dict[Segment, int] = {}
         """Records of segments that were copied; others have one for each offset."""
@@ -113,6 +115,8 @@ class SparseLog(SegmentedLog):
         """See :meth:`reference_broker.core.queues.store.SparseLog.start_thinning`."""
         if self._task is not None or self._failure or self._closed:
             return None
+        if self._unplaced is not None and not self._put_in_place(self._unplaced):
+            return None
         group = self._next_group(wanted)
         if not group:
             return None
@@ -120,7 +124,7 @@ class SparseLog(SegmentedLog):
             try:
                 self._state = read_cleaner_file(self._disk, self._folder, self.note)
             except OSError as error:
-                self.note(self._folder, f"not thinned out: {error.strerror or error}")
+                self.note(self._folder, f"not thinned out: {reason_of(error)}")
                 return None
         offsets = wanted.numbers(group[0].base_offset, _end_of(group[-1]))
         most = self.options.batch_records
@@ -182,17 +186,25 @@ class SparseLog(SegmentedLog):
         for segment, problem in task.damaged.items():
             self._damaged.add(segment)
             self.note(segment.path, f"not thinned out: {problem}")
+        if error is not None:
+            self.note(self._folder, f"not thinned out: {reason_of(error)}; tried again later")
+        self._put_in_place(task)
+
+    def _put_in_place(self, task: ThinningTask) -> bool:
+        """What cannot be put in place now is when the next thinning would begin, or when the log is opened again."""
+        self._unplaced = task
         try:
-            for copy in task.copies:
+            while task.copies:
+                copy = task.copies[0]
                 if put_in_place(self._disk, self._folder, self, copy):
                     self._state = task.state
                     self._count(copy.base_offset, sum(batch.record_count for batch in copy.batches))
-        except OSError as failure:
-            # Opening the log again puts in place what is left; until then nothing may be copied over it.
-            self._task = task
-            error = failure
-        if error is not None:
-            self.note(self._folder, f"not thinned out: {error.strerror or error}")
+                task.copies.pop(0)
+        except OSError as error:
+            self.note(self._folder, f"copies cannot be put in place: {reason_of(error)}; tried again later")
+            return False
+        self._unplaced = None
+        return True
 
     def _count(self, base_offset: int, records: int) -> None:
         self._counts = {segment: count for segment, count in self._counts.items() if segment in self._segments}

@@ -49,6 +49,7 @@ class StateSync:
         self.taken_at_s = 0.0
         self._store = store
         self._entries: Sequence[tuple[bytes, bytes]] = ()
+        self.place = str(getattr(log_task, "place", ""))
 
     def take_snapshot(self, entries: Sequence[tuple[bytes, bytes]], last_offset: int, now_s: float) -> None:
         """Add a snapshot of this state to the task."""

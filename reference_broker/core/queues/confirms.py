@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import Protocol
 
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from reference_broker.core.queues.errors import QueueError, QueueErrorCode, is_passing
 from reference_broker.core.queues.store import SyncTask
 
+_TRIES = 3
+"""Where nobody can wait for the system to have means again."""
 Confirm = Callable[[QueueError | None], None]
 
 
@@ -51,12 +53,23 @@ def sync_now(log: Syncs) -> OSError | None:
     task = log.start_sync()
     if task is None:
         return None
-    error: OSError | None = None
-    try:
-        task.run()
-    except OSError as failure:
-        error = failure
+    error = run_now(task)
     log.finish_sync(error)
+    return error
+
+
+def run_now(task: SyncTask) -> OSError | None:
+    """Run a task here and now, again where that was not tried; the error that it ended with, if it did. Blocking."""
+    error: OSError | None = None
+    for _ in range(_TRIES):
+        try:
+            task.run()
+        except OSError as failure:
+            error = failure
+            if is_passing(error):
+                continue
+            return error
+        return None
     return error
 
 
@@ -83,10 +96,16 @@ class SyncPoint:
         return task
 
     def finish_sync(self, error: OSError | None) -> list[tuple[Confirm, QueueError | None]]:
-        """The confirms to call now. After an error those that wait for a later sync fail as well."""
+        """The confirms to call now. After an error those that wait for a later sync fail as well.
+
+        After one that :func:`is_passing` the next sync covers all of them.
+        """
         self.is_syncing = False
         self._synced_log.finish_sync(error)
         finished, self._running = [*self._running], ()
+        if is_passing(error):
+            self.waiting = [*finished, *self.waiting]
+            return []
         if error is not None:
             self.fail(f"the disk failed to sync: {error.strerror or error}; restart the broker once it is repaired")
             finished += self.waiting

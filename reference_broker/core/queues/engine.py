@@ -19,7 +19,7 @@ from reference_broker.core.queues.confirms import Confirm, JointConfirm, Stored,
 from reference_broker.core.queues.consumer import Consumer, Deliver, Notify
 from reference_broker.core.queues.delivery import Delivery, delivery_properties
 from reference_broker.core.queues.delivery_run import DeliverRun
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from reference_broker.core.queues.errors import QueueError, QueueErrorCode, is_passing
 from reference_broker.core.queues.group import ConsumerGroup
 from reference_broker.core.queues.group_operations import GroupOperations
 from reference_broker.core.queues.queue import DurableQueue
@@ -38,6 +38,9 @@ Tracer = Callable[[TraceKind, dict[str, str | int]], None]
 
 _ADDRESS_CACHE = 4_096
 _CACHED_TOPIC_LENGTH = 256
+_FIRST_RETRY_S = 0.05
+_LAST_RETRY_S = 2.0
+"""How long a sync that was not tried waits: twice as long each time, up to this."""
 
 
 class QueueEngine(QueueOperations):
@@ -62,6 +65,8 @@ class QueueEngine(QueueOperations):
         self._addresses: dict[str, QueueAddress] = {}
         self._sync_due_at: float | None = None
         self._sync_is_due = False
+        self._retries: list[SyncJob] = []
+        """Jobs that the system had no means for. Until they are run again nothing else of their logs is synced."""
         self._retain_due_at: float | None = None
         self._closed = False
         self.captures: Bindings | None = None
@@ -399,6 +404,7 @@ class QueueEngine(QueueOperations):
             self._retain_due_at,
             self._registry.expire_due_at,
             self.transactions.next_deadline(),
+            min((job.retry_at for job in self._retries), default=None),
         )
         return min((time for time in times if time is not None), default=None)
 
@@ -445,11 +451,35 @@ class QueueEngine(QueueOperations):
         agenda.awaited_syncs = still_awaited
         if self._registry.removals:
             jobs += self._registry.removal_jobs()
+        if self._retries:
+            jobs += [job for job in self._retries if job.retry_at <= now]
+            self._retries = [job for job in self._retries if job.retry_at > now]
         return jobs
 
     def sync_done(self, job: SyncJob, error: OSError | None, now: float) -> None:
-        """A job ended: the confirms it covers leave. After an error they fail, and so does its log until a restart."""
+        """A job ended: the confirms it covers leave. After an error they fail, and so does its log until a restart.
+
+        One that the system had no means for is run again later, and whoever waits for it waits on.
+        """
         self._agenda.now = now
+        if error is not None and is_passing(error) and job.runs_again:
+            wait_s = min(_LAST_RETRY_S, _FIRST_RETRY_S * 2**job.tries)
+            job.tries = min(job.tries + 1, 30)
+            job.retry_at = now + wait_s
+            self._retries.append(job)
+            text = f"not tried ({error.strerror or error}); tried again in {wait_s:g} s, and confirms wait until then"
+            self._store.note("", job.place or "a job", text)
+            return
+        self._finish(job, error)
+
+    def finish_retries(self, now: float) -> None:
+        """Nobody waits any longer: run what was to be run again, here and now. Blocking."""
+        self._agenda.now = now
+        retries, self._retries = self._retries, []
+        for job in retries:
+            self._finish(job, job.failure())
+
+    def _finish(self, job: SyncJob, error: OSError | None) -> None:
         point = job.point
         for confirm, failure in point.finish_sync(error):
             confirm(failure)
@@ -465,7 +495,7 @@ class QueueEngine(QueueOperations):
         """
         if self._closed:
             return
-        self._agenda.now = now
+        self.finish_retries(now)
         points: list[SyncPoint] = [
             *self._partition_queue,
             *(group for queue in self._queues.values() for group in queue.groups.values()),
@@ -485,7 +515,7 @@ class QueueEngine(QueueOperations):
                 task = point.start_sync()
                 if task is not None:
                     job = SyncJob(point, task)
-                    self.sync_done(job, job.failure(), now)
+                    self._finish(job, job.failure())
         for removal in self._registry.removal_jobs():
             with contextlib.suppress(OSError):
                 removal.run()

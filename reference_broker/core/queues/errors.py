@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 from enum import StrEnum
+
+_PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN})
+
+
+def is_passing(error: OSError | None) -> bool:
+    """The system had no means for the call, which says nothing of the disk: it counts as not tried."""
+    return error is not None and error.errno in _PASSING
+
+
+def reason_of(error: OSError) -> str:
+    """What the system said, with the name of its number."""
+    name = errno.errorcode.get(error.errno or 0)
+    return str(error.strerror or error) if name is None else f"{error.strerror or error} [{name}]"
 
 
 class QueueErrorCode(StrEnum):

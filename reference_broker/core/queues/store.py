@@ -383,4 +383,7 @@ class QueueStore(Protocol):
     def recovery_notes(self) -> list[RecoveryNote]:
         """What opening the queues found so far, oldest first."""
 
+    def note(self, queue: str, place: str, problem: str) -> None:
+        """Tell people of something: see :class:`RecoveryNote`."""
+
     def close(self) -> None: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from reference_broker.core.queues.confirms import Confirm
+from reference_broker.core.queues.confirms import Confirm, run_now
 from reference_broker.core.queues.errors import QueueError
 from reference_broker.core.queues.store import SyncTask
 
@@ -19,11 +19,25 @@ class JobPoint(Protocol):
 class SyncJob:
     """One blocking task. Run it in any thread or charge it to a simulated disk, then tell the engine."""
 
-    __slots__ = ("_task", "point")
+    __slots__ = ("_task", "point", "retry_at", "tries")
 
     def __init__(self, point: JobPoint, task: SyncTask) -> None:
         self.point = point
+        self.tries = 0
+        """How often the system had no means for it."""
+        self.retry_at = 0.0
+        """When it is run again."""
         self._task = task
+
+    @property
+    def runs_again(self) -> bool:
+        """It may be run again as it is when the system had no means for it."""
+        return bool(getattr(self._task, "runs_again", True))
+
+    @property
+    def place(self) -> str:
+        """The file or folder that it is about, where the task tells."""
+        return str(getattr(self._task, "place", ""))
 
     def run(self) -> None:
         """Blocks until it is done. Raises :class:`OSError`."""
@@ -31,8 +45,4 @@ class SyncJob:
 
     def failure(self) -> OSError | None:
         """Run it, here and now; the error that it ended with, if it did."""
-        try:
-            self._task.run()
-        except OSError as error:
-            return error
-        return None
+        return run_now(self._task)
