@@ -134,6 +134,7 @@ class BrokerNode:
     def take_dirty(self, now: float) -> list[MqttConnection]:
         """End of the turn: dispatch the queues, then every connection that has output or wants to close."""
         self.state.now = now
+        self.state.go_on(now)
         self.engine.dispatch(now)
         if self._sessions is not None:
             self._write_sessions(self._sessions, now)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import msgspec
 
@@ -31,6 +32,8 @@ from reference_broker.core.traffic import Traffic
 from reference_broker.trace.schema import TraceKind
 
 NEVER_EXPIRES_S = 0xFFFFFFFF
+MAX_SLICES = 4
+"""Connections whose input waited that a turn goes on with."""
 
 
 def default_group(client_id: str) -> str:
@@ -62,6 +65,13 @@ class SubscribeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     existed: bool = False
 
 
+class Unfinished(Protocol):
+    """Who has more to do than one turn has room for."""
+
+    def go_on(self, now: float) -> None:
+        """Do more of it; what is left then gets in line again."""
+
+
 class BrokerState(MessagePaths):
     """Everything a broker knows, whatever the protocol."""
 
@@ -81,6 +91,8 @@ class BrokerState(MessagePaths):
         self.traffic: Traffic = Traffic()
         self.sys_topics = SysTopics(self, config.sys.interval_s)
         self.admin: QueueAdmin = QueueAdmin(self)
+        self.unfinished: deque[Unfinished] = deque()
+        """Who goes on in the next turns, in order."""
         self.waiting_publishers: dict[SessionConnection, None] = {}
         """Connections that are read no more until queues in memory have room again."""
         if engine.memory is not None:
@@ -370,7 +382,15 @@ class BrokerState(MessagePaths):
 
     # -- time ----------------------------------------------------------------------------------------------------
 
+    def go_on(self, now: float) -> None:
+        """Once a turn: some of what earlier ones had no room for."""
+        unfinished = self.unfinished
+        for _ in range(min(len(unfinished), MAX_SLICES)):
+            unfinished.popleft().go_on(now)
+
     def next_deadline(self) -> float | None:
+        if self.unfinished:
+            return self.now
         deadlines: Sequence[float | None] = (self.timers.next_deadline(), self.engine.next_deadline())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 

@@ -51,6 +51,8 @@ class MessagePaths:
         """Takes the payload of a publish to :data:`CLOCK_TOPIC`; None = that is a topic like others."""
         self.now = 0.0
         """Time of the current turn; set by whoever drives the broker."""
+        self.work = 0
+        """What a connection has had done in this turn beside its packets; 1 is about as much as one of them takes."""
 
     # -- topics --------------------------------------------------------------------------------------------------
 
@@ -68,8 +70,10 @@ class MessagePaths:
         if self.advance_clock is not None and message.topic == CLOCK_TOPIC:
             self.advance_clock(message.payload)
             return True
-        if message.retain and not self.retained.store(message):
-            raise QueueError(QueueErrorCode.LIMIT, "the broker keeps no more retained messages")
+        if message.retain:
+            self.work += len(message.topic) >> 5
+            if not self.retained.store(message):
+                raise QueueError(QueueErrorCode.LIMIT, "the broker keeps no more retained messages")
         return self._fan_out(message, publisher)
 
     def publish_figure(self, message: Message) -> None:
@@ -87,6 +91,7 @@ class MessagePaths:
         if self.tracer is not None:
             self.tracer(TraceKind.PUBLISHED, {"client_id": message.publisher, "topic": message.topic})
         route = self.tree.route(message.topic)
+        self.work += len(route.entries) >> 2
         qos = message.qos
         retain = message.retain
         for merged in route.entries:

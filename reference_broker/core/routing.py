@@ -240,23 +240,21 @@ class SubscriptionTree(FilterTree[_Node]):
 
 def _receivers_of(nodes: tuple[_Node, ...]) -> tuple[list[RouteEntry], list[SharedGroup]]:
     found: dict[Session, RouteEntry] = {}
+    overlapping: dict[Session, list[Subscription]] = {}
     groups: list[SharedGroup] = []
     for node in nodes:
         if node.subscribers:
             entries = node.entries or node.all_entries()
             if found and not found.keys().isdisjoint(entries):
-                entries = _merged(found, entries)
+                for session in found.keys() & entries.keys():
+                    # One entry is made of all there are: of each two of them, it would take the square of the time.
+                    subscriptions = overlapping.get(session)
+                    if subscriptions is None:
+                        subscriptions = overlapping[session] = [*found[session].subscriptions]
+                    subscriptions += entries[session].subscriptions
             found.update(entries)
         if node.groups:
             groups.extend(node.groups.values())
+    for session, subscriptions in overlapping.items():
+        found[session] = RouteEntry(session, subscriptions)
     return list(found.values()), groups
-
-
-def _merged(found: dict[Session, RouteEntry], more: dict[Session, RouteEntry]) -> dict[Session, RouteEntry]:
-    """The entries of ``more``, with the subscriptions that their sessions already have in ``found``."""
-    return {
-        session: RouteEntry(session, [*found[session].subscriptions, *entry.subscriptions])
-        if session in found
-        else entry
-        for session, entry in more.items()
-    }

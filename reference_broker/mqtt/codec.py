@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
+from itertools import islice
 
 from reference_broker.mqtt import packets as p
 from reference_broker.mqtt.errors import MalformedPacketError, ProtocolError, Reason, malformed
@@ -16,6 +17,7 @@ from reference_broker.mqtt.wire_types import (
     encode_variable_integer,
 )
 
+_SOME_FILTERS = 256
 _FIXED_FLAGS = {PacketType.PUBREL: 2, PacketType.SUBSCRIBE: 2, PacketType.UNSUBSCRIBE: 2}
 """Flags of the fixed header where they are not 0 (section 2.1.3); PUBLISH has real flags."""
 _FLAG_STATEMENTS_311 = {
@@ -186,15 +188,17 @@ def _decode_acknowledgement(header: int, reader: Reader, version: int) -> p.Ackn
 def _decode_subscribe(header: int, reader: Reader, version: int) -> p.Subscribe:
     packet_id = _read_packet_id(reader, version)
     properties = read_properties(reader, PacketType.SUBSCRIBE) if version == V5 else NO_PROPERTIES
-    requests = []
-    while reader.remaining:
-        topic_filter = reader.string()
-        options = reader.byte()
-        requests.append(_subscription_request(topic_filter, options, version))
+    requests = tuple(_read_requests(reader, version))
     if not requests:
         statement = "MQTT-3.8.3-2" if version == V5 else "MQTT-3.8.3-3"
         raise ProtocolError("SUBSCRIBE must carry at least one filter", statement)
-    return p.Subscribe(packet_id=packet_id, requests=tuple(requests), properties=properties)
+    return p.Subscribe(packet_id=packet_id, requests=requests, properties=properties)
+
+
+def _read_requests(reader: Reader, version: int) -> Iterator[p.SubscriptionRequest]:
+    while reader.remaining:
+        topic_filter = reader.string()
+        yield _subscription_request(topic_filter, reader.byte(), version)
 
 
 def _subscription_request(topic_filter: str, options: int, version: int) -> p.SubscriptionRequest:
@@ -226,12 +230,43 @@ def _decode_suback(header: int, reader: Reader, version: int) -> p.Suback:
 def _decode_unsubscribe(header: int, reader: Reader, version: int) -> p.Unsubscribe:
     packet_id = _read_packet_id(reader, version)
     properties = read_properties(reader, PacketType.UNSUBSCRIBE) if version == V5 else NO_PROPERTIES
-    filters = []
-    while reader.remaining:
-        filters.append(reader.string())
+    filters = tuple(_read_filters(reader))
     if not filters:
         raise ProtocolError("UNSUBSCRIBE must carry at least one filter", "MQTT-3.10.3-2")
-    return p.Unsubscribe(packet_id=packet_id, topic_filters=tuple(filters), properties=properties)
+    return p.Unsubscribe(packet_id=packet_id, topic_filters=filters, properties=properties)
+
+
+def _read_filters(reader: Reader) -> Iterator[str]:
+    while reader.remaining:
+        yield reader.string()
+
+
+def decode_filters(
+    kind: PacketType, reader: Reader, version: int, most: int
+) -> Generator[int, None, p.Subscribe | p.Unsubscribe]:
+    """A SUBSCRIBE or UNSUBSCRIBE with many filters: yields after some of them, with their number.
+
+    What SUBSCRIBE asks for beyond ``most`` filters is checked and counted, but not kept. Raises as
+    :func:`decode_packet`.
+    """
+    packet_id = _read_packet_id(reader, version)
+    properties = read_properties(reader, kind) if version == V5 else NO_PROPERTIES
+    if kind is PacketType.UNSUBSCRIBE:
+        filters: list[str] = []
+        names = _read_filters(reader)
+        while some := list(islice(names, _SOME_FILTERS)):
+            filters += some
+            yield len(some)
+        return p.Unsubscribe(packet_id=packet_id, topic_filters=tuple(filters), properties=properties)
+    requests: list[p.SubscriptionRequest] = []
+    count = 0
+    read = _read_requests(reader, version)
+    while more := list(islice(read, _SOME_FILTERS)):
+        count += len(more)
+        requests += more[: max(0, most - len(requests))]
+        yield len(more)
+    beyond = count - len(requests)
+    return p.Subscribe(packet_id=packet_id, requests=tuple(requests), properties=properties, beyond=beyond)
 
 
 def _decode_unsuback(header: int, reader: Reader, version: int) -> p.Unsuback:

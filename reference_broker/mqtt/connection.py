@@ -7,7 +7,7 @@ turn. This module frames packets and ends connections; what a client publishes i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from reference_broker.core.broker_state import BrokerState
@@ -18,7 +18,7 @@ from reference_broker.core.queues.delivery_run import DeliveryRun
 from reference_broker.core.session import Session
 from reference_broker.core.timers import Timer
 from reference_broker.mqtt import administration, enhanced_auth, handlers, handshake, login, runs
-from reference_broker.mqtt.codec import decode_packet, encode_packet
+from reference_broker.mqtt.codec import decode_filters, decode_packet, encode_packet
 from reference_broker.mqtt.errors import ProtocolError, Reason, malformed, rule_id
 from reference_broker.mqtt.farewell import explain, reference_reason
 from reference_broker.mqtt.inbound import Inbound
@@ -27,6 +27,7 @@ from reference_broker.mqtt.output import Output
 from reference_broker.mqtt.packets import V5, V311, Acknowledgement, Connect, Disconnect, Packet, PacketType
 from reference_broker.mqtt.phase import Phase
 from reference_broker.mqtt.throttle import Throttle, throttle_for
+from reference_broker.mqtt.wire_types import Reader
 from reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
@@ -42,6 +43,16 @@ _ACKNOWLEDGEMENTS = {
     0x70: PacketType.PUBCOMP,
 }
 """First byte -> type of the packets that have a 4-byte short form."""
+MAX_PACKETS = 1_024
+"""Packets, or runs of them, of one connection that a turn handles; the rest waits for the next turn."""
+MAX_WORK = 1_024
+"""What they may do beside that, about as much as so many packets: see :attr:`MessagePaths.work`."""
+_PACKETS = range(MAX_PACKETS)
+_SMALL_BYTES = 4_096
+"""Input that is handled at once even while others wait for the next turn."""
+_FILTERS = {0x82: PacketType.SUBSCRIBE, 0xA2: PacketType.UNSUBSCRIBE}
+_MANY_FILTERS_BYTES = 8_192
+"""A SUBSCRIBE or UNSUBSCRIBE of more bytes, properties aside, is read in steps."""
 
 
 class MqttConnection(Output):
@@ -52,14 +63,19 @@ class MqttConnection(Output):
     # More attributes than instances of a class can share the keys of: without slots each would have a dict of its own.
     __slots__ = (
         "__weakref__",
+        "_at",
         "_journal",
         "_last_received",
         "_limit",
+        "_lost",
         "_max_unread_bytes",
         "_needed",
         "_partial",
+        "_postponed",
+        "_rest",
         "_throttle",
         "_timer",
+        "_todo",
         "_wake",
         "authentication_method",
         "authenticator",
@@ -138,6 +154,14 @@ class MqttConnection(Output):
         self._wake = wake
         self._partial = bytearray()
         self._needed = 2
+        self._rest: bytes | None = None
+        """Input that waits for the next turn, from ``_at`` on; what comes behind it collects in ``_partial``."""
+        self._at = 0
+        self._todo: Iterator[None] | None = None
+        """What is left to do of the packet before."""
+        self._postponed = False
+        self._lost = False
+        """Its transport has ended; what came before is handled first."""
         self._last_received = now
         self._limit = broker.config.mqtt.max_packet_bytes
         self._timer: Timer = broker.timers.schedule(now + broker.config.mqtt.connect_timeout_s, self._connect_timed_out)
@@ -198,9 +222,9 @@ class MqttConnection(Output):
 
     @property
     def wants_pause(self) -> bool:
-        """Read no more for now: too many publishes wait for the disk, the client is over its publish rate, or its
-        password is being checked."""
-        if self.phase is Phase.VERIFYING:
+        """Read no more for now: input waits for the next turn, too many publishes wait for the disk, the client is
+        over its publish rate, or its password is being checked."""
+        if self._rest is not None or self.phase is Phase.VERIFYING:
             return True
         if self._throttle is not None and self._throttle.waiting:
             return True
@@ -226,6 +250,9 @@ class MqttConnection(Output):
         self._traffic.bytes_received += len(data)
         if self._throttle is not None:
             data = self._throttle.admit(data, now)
+        if self._rest is not None:
+            self._partial += data
+            return
         partial = self._partial
         if partial or self.phase is Phase.VERIFYING:
             partial += data
@@ -233,22 +260,77 @@ class MqttConnection(Output):
                 return
             data = bytes(partial)
             self._partial = bytearray()
-        self._handle(data, now)
+        if self.broker.unfinished and len(data) > _SMALL_BYTES:
+            self._postpone(data, 0)
+        else:
+            self._handle(data, now)
+
+    def _postpone(self, data: bytes, at: int) -> None:
+        """What is in ``data`` from ``at`` on waits for its turn, behind the others that do."""
+        self._rest, self._at = data, at
+        self.broker.unfinished.append(self)
+        # Also for what it has sent: that may have to be held back until a write of this turn is on disk.
+        self.rouse()
 
     def _handle(self, data: bytes, now: float) -> None:
-        """Handle whole packets, and keep the rest."""
+        """Handle whole packets, as many as a turn has room for, and keep the rest."""
+        self.broker.work = 0
+        self._postponed = False
+        todo, self._todo = self._todo, None
         try:
-            consumed = self._consume(data, now)
+            if todo is not None:
+                self.work_through(todo)
+            consumed = self._at if self._postponed else self._consume(data, now)
         except ProtocolError as error:
             self.fail(error, now)
             return
-        if consumed < len(data) and not self.closing:
+        if self.closing:
+            return
+        if self._postponed:
+            self._postpone(data, consumed)
+        elif consumed < len(data):
             self._partial = bytearray(data[consumed:])
 
+    def work_through(self, steps: Iterator[None]) -> None:
+        """Do what a packet asks for: as many steps as this turn has room for, the rest in the next ones.
+
+        Until then no other packet of the client is handled. A step adds to :attr:`MessagePaths.work` what it did.
+        """
+        broker = self.broker
+        for _ in steps:
+            if broker.work >= MAX_WORK:
+                self._todo = steps
+                self._postponed = True
+                return
+
+    def go_on(self, now: float) -> None:
+        """Handle more of what an earlier turn had no room for."""
+        rest, self._rest = self._rest, None
+        if rest is None:
+            return  # it is over
+        later, self._partial = self._partial, bytearray()
+        touches = self._journal.touches if self._journal is not None else 0
+        self._handle(rest, now)
+        if self._journal is not None and self._journal.touches != touches:
+            self._awaited_turn = self._journal.turn
+        if self.closing:
+            return
+        whole = not self._partial or len(self._partial) + len(later) >= self._needed
+        self._partial += later
+        if later and whole and self._rest is None:
+            data, self._partial = bytes(self._partial), bytearray()
+            self._postpone(data, 0)
+        if self._lost and self._rest is None:
+            self.close_now(now)
+        self.rouse()
+
     def _consume(self, data: bytes, now: float) -> int:
-        """Handle the whole packets at the start of ``data``; returns how many bytes they take."""
-        position, size = 0, len(data)
-        while position < size:
+        """Handle the whole packets of ``data`` that have not been; returns where they end."""
+        position, self._at, size = self._at, 0, len(data)
+        broker = self.broker
+        for _ in _PACKETS:
+            if position >= size:
+                break
             header = data[position]
             connected = self.phase is Phase.CONNECTED
             if not connected:
@@ -280,6 +362,11 @@ class MqttConnection(Output):
                     break
             if self.closing:
                 return size
+            if broker.work >= MAX_WORK:
+                self._postponed = self._todo is not None or position < size
+                break
+        else:
+            self._postponed = position < size
         return position
 
     def go_on_connecting(self, packet: Connect, allowed: bool) -> None:
@@ -326,6 +413,7 @@ class MqttConnection(Output):
 
     def _on_short_acknowledgements(self, header: int, data: bytes, position: int, now: float) -> int:
         ids = runs.acknowledgement_run(data, position)
+        self.broker.work += len(ids) >> 2
         kind = _ACKNOWLEDGEMENTS[header]
         if kind is PacketType.PUBREL:
             self.inbound.on_pubrel_run(ids)
@@ -336,6 +424,9 @@ class MqttConnection(Output):
     def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         if self.phase is Phase.WAIT_CONNECT:
             handshake.on_connect_bytes(self, header, data, body, end, now)
+            return
+        if end - body > _MANY_FILTERS_BYTES and header in _FILTERS and self.phase is Phase.CONNECTED:
+            self.work_through(self._read_in_steps(_FILTERS[header], Reader(data, body, end, self.version)))
             return
         try:
             packet = decode_packet(header, data, body, end, self.version)
@@ -353,6 +444,19 @@ class MqttConnection(Output):
             self.inbound.on_pubrel(packet.packet_id)
         else:
             self.outbound.on_acknowledgement(packet, now)
+
+    def _read_in_steps(self, kind: PacketType, reader: Reader) -> Iterator[None]:
+        most = self.broker.config.mqtt.max_subscriptions_per_client
+        steps = decode_filters(kind, reader, self.version, most)
+        packet: Packet | None = None
+        while packet is None:
+            try:
+                # Reading a filter is a small part of what a packet takes.
+                self.broker.work += next(steps) >> 3
+            except StopIteration as end:
+                packet = end.value
+            yield
+        self.handle(packet, self.broker.now)
 
     def handle(self, packet: Packet, now: float) -> None:
         """Act on a packet outside the publish flow. Raises :class:`ProtocolError`."""
@@ -436,7 +540,9 @@ class MqttConnection(Output):
 
     def connection_lost(self, now: float) -> None:
         """The transport ended without a word."""
-        if self.phase is not Phase.CLOSED:
+        if self._rest is not None:
+            self._lost = True
+        elif self.phase is not Phase.CLOSED:
             self.close_now(now)
 
     def shut_down(self, now: float) -> None:
@@ -471,6 +577,7 @@ class MqttConnection(Output):
         self.closing = True
         self._timer.cancel()
         self._partial = bytearray()
+        self._rest = self._todo = None
         self.inbound.end()
         if self.exchange is not None:
             self.exchange.cancel()

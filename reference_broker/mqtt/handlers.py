@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -77,6 +78,15 @@ _SUBSCRIBE_REASONS = {
 }
 
 
+_STEP_FILTERS = 64
+"""Of a packet, handled before the turn is looked at."""
+
+
+def _work_of(topic_filter: str) -> int:
+    """What a filter takes: more where it may have many levels."""
+    return 1 + (len(topic_filter) >> 5)
+
+
 def handle(connection: MqttConnection, packet: Packet, now: float) -> None:
     """Act on a packet of a connected client. Raises :class:`ProtocolError`."""
     match packet:
@@ -103,13 +113,19 @@ def _on_subscribe(connection: MqttConnection, packet: Subscribe, now: float) -> 
     config = connection.broker.config.mqtt
     if identifier and not config.subscription_identifier_available:
         raise _not_offered("subscription identifiers", Reason.SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED)
+    connection.work_through(_subscribe(connection, packet, identifier, now))
+
+
+def _subscribe(connection: MqttConnection, packet: Subscribe, identifier: int, now: float) -> Iterator[None]:
     group = next((value for key, value in packet.properties.user_property if key == "consumer-group"), None)
     reasons: list[int] = []
     retained: list[Subscription] = []
-    session = connection.session
-    assert session is not None
+    broker, session = connection.broker, connection.active_session
     session.asked = packet.properties.user_property
     for request in packet.requests:
+        broker.work += _work_of(request.topic_filter)
+        if len(reasons) % _STEP_FILTERS == _STEP_FILTERS - 1:
+            yield
         reason, outcome, subscription = _subscribe_one(connection, request, identifier, group, now)
         reasons.append(reason)
         if outcome is None or subscription is None or outcome.qos < 0:
@@ -117,12 +133,15 @@ def _on_subscribe(connection: MqttConnection, packet: Subscribe, now: float) -> 
         wanted = request.retain_handling == 0 or (request.retain_handling == 1 and not outcome.existed)
         if wanted and subscription.share_name is None and not is_queue_topic(request.topic_filter):
             retained.append(subscription)
+    reasons += [Reason.QUOTA_EXCEEDED] * packet.beyond
     if connection.version != V5:
         reasons = [reason if reason < 0x80 else 0x80 for reason in reasons]
     connection.send_packet(Suback(packet_id=packet.packet_id, reasons=tuple(reasons)))
     session.asked = ()
     for subscription in retained:
-        connection.broker.send_retained(session, subscription, now)
+        broker.work += 1
+        yield
+        broker.send_retained(session, subscription, now)
 
 
 def _not_offered(what: str, reason: Reason) -> ProtocolError:
@@ -186,16 +205,23 @@ def _subscribe_one(
 
 
 def _on_unsubscribe(connection: MqttConnection, packet: Unsubscribe, now: float) -> None:
-    session = connection.session
-    assert session is not None
+    connection.work_through(_unsubscribe(connection, packet, now))
+
+
+def _unsubscribe(connection: MqttConnection, packet: Unsubscribe, now: float) -> Iterator[None]:
+    broker, session = connection.broker, connection.active_session
+    max_levels = broker.config.mqtt.max_topic_levels
     reasons: list[int] = []
     for topic_filter in packet.topic_filters:
+        broker.work += _work_of(topic_filter)
+        if len(reasons) % _STEP_FILTERS == _STEP_FILTERS - 1:
+            yield
         try:
-            validate_filter(split_shared(topic_filter)[1], max_levels=connection.broker.config.mqtt.max_topic_levels)
+            validate_filter(split_shared(topic_filter)[1], max_levels=max_levels)
         except TopicError:
             reasons.append(Reason.TOPIC_FILTER_INVALID)
             continue
-        existed = connection.broker.unsubscribe(session, topic_filter, now)
+        existed = broker.unsubscribe(session, topic_filter, now)
         reasons.append(Reason.SUCCESS if existed else Reason.NO_SUBSCRIPTION_EXISTED)
     connection.send_packet(Unsuback(packet_id=packet.packet_id, reasons=tuple(reasons)))
 

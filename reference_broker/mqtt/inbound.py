@@ -20,7 +20,7 @@ from reference_broker.core.queues.confirms import Confirm, Stored, StoredAs, ign
 from reference_broker.core.queues.publish_options import wants_receipt
 from reference_broker.core.queues.transaction_topics import is_transaction_topic
 from reference_broker.core.routing import Route
-from reference_broker.core.session import Session
+from reference_broker.core.session import MAX_PACKET_ID, Session
 from reference_broker.core.topics import TopicError, is_sys_topic, validate_topic
 from reference_broker.mqtt import administration, handlers, runs
 from reference_broker.mqtt.ack_runs import ACK_LEVEL
@@ -78,6 +78,10 @@ class Inbound(PublishAcks):
         self._plans: dict[bytes, _Plan] = {}
         self._last_targets: _Targets | None = None
         self._queue_lanes = QueueLanes(connection, self)
+        self._refused = b""
+        """A chunk with a run that was not forwarded as one block, and where that run ends: its packets are taken one by
+        one, and none of them is looked at for a run again."""
+        self._refused_end = 0
         self.must_wait = False
         """Queues in memory hold too much: read no more until they do not."""
 
@@ -86,6 +90,8 @@ class Inbound(PublishAcks):
         self._broker.waiting_publishers.pop(self._connection, None)
         self._plans.clear()
         self._last_targets = None
+        self._refused = b""
+        self._queue_lanes.end()
         self.forget_acks()
 
     # -- the fast lanes ------------------------------------------------------------------------------------------
@@ -119,17 +125,23 @@ class Inbound(PublishAcks):
             self._renew(plan, stride, qos)
         targets = plan.targets
         if targets is not None:
-            last = len(data) - stride
-            run_end = end
-            while run_end <= last and data.startswith(prefix, run_end):
-                run_end += stride
             if not qos:
+                last = len(data) - stride
+                run_end = end
+                while run_end <= last and data.startswith(prefix, run_end):
+                    run_end += stride
                 self._forward(data, start, run_end, stride, end - payload_at, targets)
                 return run_end
-            if run_end > end and self._forward_run(
-                plan, qos, data[start:run_end], stride, topic_end - start, payload_at - start
-            ):
-                return run_end
+            if data is not self._refused or start >= self._refused_end:
+                # A longer run than any window takes is not looked for.
+                last = min(len(data) - stride, start + MAX_PACKET_ID * stride)
+                run_end = end
+                while run_end <= last and data.startswith(prefix, run_end):
+                    run_end += stride
+                if run_end > end:
+                    if self._forward_run(plan, qos, data[start:run_end], stride, topic_end - start, payload_at - start):
+                        return run_end
+                    self._refused, self._refused_end = data, run_end
         elif plan.is_queue and qos == 1:
             run_end = self._queue_lanes.on_publish_run(plan.topic, data, start, end, topic_end, payload_at, prefix, now)
             if run_end:
@@ -151,7 +163,9 @@ class Inbound(PublishAcks):
             dropped = traffic.dropped
             for target in targets:
                 target.forward(run, count)
-            sent = count * len(targets) - (traffic.dropped - dropped)
+            receivers = len(targets)
+            self._broker.work += receivers >> 5
+            sent = count * receivers - (traffic.dropped - dropped)
             traffic.publishes_sent += sent
             traffic.payload_bytes_sent += sent * payload_bytes
 
@@ -187,6 +201,7 @@ class Inbound(PublishAcks):
             self._left_over.difference_update(inbound)
         traffic = self._traffic
         sent = count * len(starts)
+        self._broker.work += sent >> 6
         payload_bytes = stride - payload_at
         traffic.publishes_received += count
         traffic.payload_bytes_received += count * payload_bytes

@@ -136,6 +136,8 @@ class Subscribe(msgspec.Struct, frozen=True, kw_only=True):
     packet_id: int
     requests: tuple[SubscriptionRequest, ...]
     properties: Properties = NO_PROPERTIES
+    beyond: int = 0
+    """More filters than anybody may subscribe to, which were checked and counted, but not kept."""
 
 
 class Suback(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,6 +21,9 @@ _HEADER_QOS_1 = 0x32
 _USER_PROPERTY = 0x26
 _FEWEST_ALIKE = 8
 """Packets of one size that are read by columns."""
+_STEP = 128
+"""Packets that are looked at together."""
+_MOST_ALIKE = 2_048
 _MAX_SECTIONS = 1_024
 _MAX_SECTION_BYTES = 256
 """Longer ones are not worth remembering."""
@@ -60,7 +63,7 @@ class PropertyRunReader:
     def read(self, data: bytes, start: int, topic_field: bytes, max_payload_bytes: int) -> PropertyRun:
         """The whole QoS 1 packets from ``start`` on that have this topic (its length in front); none is fine, too.
 
-        It may end before a packet of another size.
+        It may end before a packet of another size, or after many.
         """
         body = start + 2 + (data[start + 1] >= 0x80)
         stride = body - start + (data[start + 1] & 0x7F | (data[body - 1] << 7 if body > start + 2 else 0))
@@ -78,22 +81,40 @@ class PropertyRunReader:
         first = self._read_each(data[start : start + stride], 0, topic_field, max_payload_bytes)
         if first.end != stride:
             return None
-        last = len(data) - stride
-        end = start + stride
-        while end <= last and data.startswith(head, end):
-            end += stride
         section_at = len(head) + 2
         payload_at = stride - len(first.payloads[0])
-        if end - start < _FEWEST_ALIKE * stride:
-            return None
-        run = data[start:end]
-        for at in range(section_at, section_at + 1 + (data[start + section_at] >= 0x80)):
-            column = run[at::stride]
-            if column.count(column[:1]) < len(column):
-                return None
-        ids = ids_of(run, stride, section_at - 2)
-        if b"\0" in ids[0::2] and 0 in numbers(ids):
-            return None
+        length_bytes = data[start + section_at : start + section_at + 1 + (data[start + section_at] >= 0x80)]
+        all_ids = b""
+        properties: list[UserProperties] = []
+        payloads: list[bytes] = []
+        at, most = start, _FEWEST_ALIKE
+        # Some at a time: what comes behind one that is not alike is not looked at in vain.
+        while len(payloads) < _MOST_ALIKE:
+            last = min(len(data) - stride, at + (most - 1) * stride)
+            end = at
+            while end <= last and data.startswith(head, end):
+                end += stride
+            run = data[at:end]
+            for index, byte in enumerate(length_bytes):
+                column = run[section_at + index :: stride]
+                if column.count(byte) < len(column):
+                    run = b""
+            ids = ids_of(run, stride, section_at - 2)
+            if b"\0" in ids[0::2] and 0 in numbers(ids):
+                break
+            known = self._known_sections(run, stride, section_at, payload_at)
+            count = len(known)
+            all_ids += ids[: 2 * count]
+            properties += known
+            payloads += [run[start + payload_at : start + stride] for start in range(0, count * stride, stride)]
+            at += count * stride
+            if count < most:
+                break
+            most = _STEP
+        return PropertyRun(all_ids, properties, payloads, at) if len(payloads) >= _FEWEST_ALIKE else None
+
+    def _known_sections(self, run: bytes, stride: int, section_at: int, payload_at: int) -> list[UserProperties]:
+        """Of the packets up to the first with something else in it than user properties."""
         sections = self._sections
         properties: list[UserProperties] = []
         for at in range(0, len(run), stride):
@@ -102,10 +123,9 @@ class PropertyRunReader:
             if pairs is None:
                 pairs = self._learn(named)
                 if pairs is None:
-                    return None
+                    break
             properties.append(pairs)
-        payloads = [run[at + payload_at : at + stride] for at in range(0, len(run), stride)]
-        return PropertyRun(ids, properties, payloads, end)
+        return properties
 
     def _read_each(self, data: bytes, start: int, topic_field: bytes, max_payload_bytes: int) -> PropertyRun:
         size = len(data)

@@ -32,6 +32,8 @@ _LOOK_AGAIN = 4
 _MAX_TOPICS = 64
 _FEWEST = 8
 """Fewer publishes to a queue are not worth a run."""
+_MOST = 2_048
+"""Packets of a run: a turn ends between runs."""
 
 
 class QueueLanes:
@@ -50,13 +52,18 @@ class QueueLanes:
         """A run that no lane took, as its chunk and its end: its packets are not tried one after the other."""
         self._max_payload_bytes = connection.broker.config.limits.max_payload_bytes or _UNLIMITED_BYTES
 
+    def end(self) -> None:
+        """The connection is over."""
+        self._refused = (b"", 0)
+
     def on_publish_run(
         self, topic: str, data: bytes, start: int, end: int, topic_end: int, payload_at: int, prefix: bytes, now: float
     ) -> int:
         """QoS 1 to a queue: the run is enqueued in blocks. Returns its end; 0: nothing was done."""
         if self._was_refused(data, start):
             return 0
-        stride, last = end - start, len(data) - (end - start)
+        stride = end - start
+        last = min(len(data) - stride, start + (_MOST - 1) * stride)
         run_end = end
         while run_end <= last and data.startswith(prefix, run_end):
             run_end += stride
@@ -79,10 +86,10 @@ class QueueLanes:
         if run is None:
             return 0
         count = self._ack(topic, address.queue, run, now)
-        if not count:
+        if 2 * count < len(run.places):
+            # What was looked at in vain is not looked at again, packet by packet.
             self._refused = (data, run.ends[-1])
-            return 0
-        return run.ends[count - 1]
+        return run.ends[count - 1] if count else 0
 
     def on_property_run(self, data: bytes, start: int, body: int, topic_end: int, end: int, now: float) -> int:
         """QoS 1 to a queue, with user properties: enqueued by partition. Returns its end; 0: nothing was done."""
@@ -174,8 +181,7 @@ class QueueLanes:
                 return False
         except QueueError:
             return False
-        self._traffic.publishes_received += count
-        self._traffic.payload_bytes_received += count * payload_bytes
+        self._note_run(count, count * payload_bytes)
         return True
 
     def _enqueue_keyed(self, topic: str, run: PropertyRun, now: float) -> bool:
@@ -194,8 +200,7 @@ class QueueLanes:
         part = self._confirm_parts(connection.active_session, run.ids)
         if not self._broker.engine.publish_keyed(address, messages, now, part):
             return False
-        self._traffic.publishes_received += count
-        self._traffic.payload_bytes_received += sum(map(len, run.payloads))
+        self._note_run(count, sum(map(len, run.payloads)))
         return True
 
     def _ack(self, topic: str, queue: str, run: AckRun, now: float) -> int:
@@ -214,8 +219,13 @@ class QueueLanes:
             return self._confirm_all(session, run.ids[: 2 * count])
 
         count = self._broker.engine.ack_run(queue, group, run.places, connection.client_id, now, begin)
-        self._traffic.publishes_received += count
+        self._note_run(count, 0)
         return count
+
+    def _note_run(self, count: int, payload_bytes: int) -> None:
+        self._broker.work += count >> 1
+        self._traffic.publishes_received += count
+        self._traffic.payload_bytes_received += payload_bytes
 
     def _confirm_all(self, session: Session, ids: bytes) -> Confirm:
         """The confirm of QoS 1 publishes with these packet ids."""

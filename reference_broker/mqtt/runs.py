@@ -9,8 +9,11 @@ from __future__ import annotations
 from itertools import chain
 
 _PACKET_IDS = bytes(chain.from_iterable((number >> 8, number & 0xFF) for number in range(65_536)))
+_FIRST_WINDOW_BYTES = 32
 _WINDOW_BYTES = 1_024
-"""Acknowledgements are looked for in so many bytes at once, whatever is behind them."""
+"""Acknowledgements are looked for in so many bytes at once, whatever is behind them; in fewer first, since types may
+take turns."""
+_MOST_BYTES = 16_384
 
 
 def packet_id_bytes(first: int, count: int) -> bytes:
@@ -49,13 +52,16 @@ def acknowledgements(start: bytes, ids: bytes) -> bytes:
 
 
 def acknowledgement_run(data: bytes, position: int) -> bytes:
-    """Packet ids of the 4-byte acknowledgements of one type that stand one behind the other at ``position``."""
+    """Packet ids of the 4-byte acknowledgements of one type that stand one behind the other at ``position``: of all,
+    or of many."""
     kind, length = data[position : position + 1], data[position + 1 : position + 2]
     end = position
+    window_bytes = _FIRST_WINDOW_BYTES
     while True:
-        window = data[end : end + _WINDOW_BYTES]
+        window = data[end : end + window_bytes]
         kinds, lengths = window[0::4], window[1::4]
         count = min(len(window) // 4, len(kinds) - len(kinds.lstrip(kind)), len(lengths) - len(lengths.lstrip(length)))
         end += 4 * count
-        if 4 * count < _WINDOW_BYTES:
+        if 4 * count < window_bytes or end - position >= _MOST_BYTES:
             return ids_of(data[position:end], 4, 2)
+        window_bytes = _WINDOW_BYTES

@@ -38,8 +38,10 @@ def check_connection(connection: MqttConnection, *, inherited: int = 0) -> None:
     """
     config = connection.broker.config.mqtt
     partial = len(connection._partial)
-    # While a password is checked, what follows CONNECT waits: all of one send, since the driver then reads no more.
-    most = config.max_packet_bytes + (_BYTES_OF_ONE_SEND if connection.phase is Phase.VERIFYING else 0)
+    # While a password is checked, or earlier input waits for its turn, what follows waits: all of one send, since the
+    # driver then reads no more.
+    waits = connection.phase is Phase.VERIFYING or connection._rest is not None
+    most = config.max_packet_bytes + (_BYTES_OF_ONE_SEND if waits else 0)
     _require(partial <= most, "bound: partial packet", f"{partial} bytes are kept")
     aliases = len(connection.inbound._aliases)
     _require(aliases <= config.topic_alias_maximum, "bound: aliases", f"{aliases} aliases")

@@ -1,0 +1,423 @@
+"""What one client has done in a turn is bounded, and grows with its bytes, whatever it sends and in whatever state.
+
+Steps are counted, not time: lines of the broker's code that run, and bytes copied out of the chunk.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+
+from reference_broker.config import BrokerConfig
+from reference_broker.config_mqtt import MqttConfig
+from reference_broker.core.broker_state import MAX_SLICES
+from reference_broker.mqtt.connection import MAX_PACKETS, MqttConnection
+from tests.mqtt.turn_steps import Bench, packet, publish, subscribe, text, unsubscribe, user_property
+
+_N = 1_200
+"""Packets, or things in a packet; then twice as many."""
+_MOST_PER_TURN = 600_000
+"""Lines: up to 600 for each of the packets of a turn, which some answers take; about 25 ms."""
+_MOST_RATIO = 2.3
+_MOST_COPIES = 10
+"""Bytes copied out of a chunk for each of its bytes."""
+
+Prepared = tuple[Bench, MqttConnection]
+Case = Callable[[int, int], tuple[Bench, MqttConnection, bytes]]
+"""From version and count: the broker, who sends, and what."""
+
+
+def _with_subscriber(version: int, *, qos: int = 1, receive_maximum: int = 0, queued: int = 10_000) -> Prepared:
+    bench = Bench(BrokerConfig(mqtt=MqttConfig(max_queued_messages=queued)))
+    subscriber = bench.connect("subscriber", 5 if receive_maximum else version, receive_maximum=receive_maximum)
+    bench.feed(subscriber, subscribe(subscriber.version, "a", qos=qos))
+    return bench, bench.connect("client", version)
+
+
+def _burst(
+    version: int, count: int, qos: int, topic: str = "a", properties: bytes = b"", payload: bytes = b""
+) -> bytes:
+    return b"".join(publish(version, topic, qos, 1 + i % 60_000, payload, 0, properties) for i in range(count))
+
+
+def _window_full(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+    return *_with_subscriber(version, receive_maximum=1), _burst(version, count, 1)
+
+
+def _queue_full(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+    return *_with_subscriber(version, receive_maximum=1, queued=10), _burst(version, count, 1)
+
+
+def _qos_2_window_full(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+    bench, client = _with_subscriber(version, qos=2, receive_maximum=1)
+    return bench, client, b"".join(publish(version, "a", 2, 1 + i % 500) for i in range(count))
+
+
+def _nobody(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+    bench = Bench()
+    return bench, bench.connect("client", version), _burst(version, count, 1, "nobody/here")
+
+
+def _odd_ones(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+    """Runs with packets of the same size that have properties."""
+    bench, client = _with_subscriber(version)
+    odd = publish(version, "a", 1, 9, b"12", 0, b"\x01\x01") if version == 5 else publish(version, "a", 1, 9, b"1234")
+    plain = publish(version, "a", 1, 8, b"1234")
+    assert len(odd) == len(plain)
+    return bench, client, (plain * 9 + odd) * (count // 10)
+
+
+def _known_ids(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+    bench, client = _with_subscriber(version, qos=2)
+    bench.feed(client, publish(version, "a", 2, 7))
+    return bench, client, publish(version, "a", 2, 7) * count
+
+
+def _no_packet_id(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+    bench, client = _with_subscriber(version)
+    return bench, client, _burst(version, count, 1) + publish(version, "a", 1, 0)
+
+
+def _retained(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+    bench, client = _with_subscriber(version)
+    levels = "/".join("abcdefgh" * 16)
+    return bench, client, b"".join(publish(version, f"{levels[:-6]}/{i}", payload=b"x", flags=1) for i in range(count))
+
+
+def _retained_removed(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+    bench, client, data = _retained(version, count)
+    bench.feed(client, data)
+    levels = "/".join("abcdefgh" * 16)
+    return bench, client, b"".join(publish(version, f"{levels[:-6]}/{i}", flags=1) for i in range(count))
+
+
+def _mixed_topics(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+    bench, client = _with_subscriber(version)
+    bench.feed(client, subscribe(version, "#"))
+    return bench, client, b"".join(publish(version, f"t/{i}", i % 2, 1 + i % 60_000) for i in range(count))
+
+
+def _user_properties(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+    bench, client = _with_subscriber(version)
+    return bench, client, publish(version, "a", 1, 1, properties=user_property("k", "v") * count)
+
+
+def _aliases(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+    bench, client = _with_subscriber(version)
+    return bench, client, _burst(version, count, 1, properties=b"\x23\0\1")
+
+
+def _overlapping(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+    """One publish where many filters of one client match, and those of another."""
+    bench, client = _with_subscriber(version)
+    filters = ["/".join(levels) + "/#" for levels in product("a+", repeat=12)][:count]
+    for name in ("one", "other"):
+        bench.feed(bench.connect(name, version), subscribe(version, *filters, identifier=5 if version == 5 else 0))
+    return bench, client, publish(version, "/".join("a" * 12) + "/end")
+
+
+def _fan_out(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+    """Many publishes, each of another topic, to many receivers whose windows are full."""
+    bench = Bench()
+    for number in range(count // 40):
+        receiver = bench.connect(f"receiver-{number}", 5, receive_maximum=1)
+        bench.feed(receiver, subscribe(5, "t/#", qos=1))
+    return bench, bench.connect("client", version), _burst(version, 300, 1, "t/1")
+
+
+def _churn(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+    """Subscriptions that come and go between publishes."""
+    bench, client = _with_subscriber(version)
+    topic = "/".join("a" * 20)
+    filters = ["/".join(levels) for levels in product("a+", repeat=20)][1 : count + 1]
+    pieces = [
+        subscribe(version, each) + unsubscribe(version, each) + publish(version, topic)
+        for each in filters[: count // 4]
+    ]
+    return bench, client, b"".join(pieces)
+
+
+def _deep_topics(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+    bench, client = _with_subscriber(version)
+    return bench, client, _burst(version, count // 8, 1, "/" * 127)
+
+
+def _too_deep(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+    bench, client = _with_subscriber(version)
+    return bench, client, publish(version, "/" * 20 * count)
+
+
+def _acknowledgements(*headers: int) -> Case:
+    def build(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+        bench = Bench()
+        data = b"".join(packet(headers[i % len(headers)], (1 + i % 60_000).to_bytes(2, "big")) for i in range(count))
+        return bench, bench.connect("client", version), data
+
+    return build
+
+
+def _long_acknowledgements(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+    bench = Bench()
+    tail = b"\x92\0" if version == 5 else b""
+    return bench, bench.connect("client", version), packet(0x62, b"\0\1" + tail) * count
+
+
+def _acknowledged(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+    """Acknowledgements that each let a message go that waits."""
+    bench, client = _with_subscriber(version, receive_maximum=1)
+    bench.feed(client, b"".join(publish(version, "a", 1, 1 + i % 500) for i in range(count)))
+    subscriber = bench.node.state.sessions["subscriber"].connection
+    assert isinstance(subscriber, MqttConnection)
+    return bench, subscriber, b"".join(packet(0x40, (1 + i).to_bytes(2, "big")) for i in range(count))
+
+
+def _pings(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+    bench = Bench()
+    return bench, bench.connect("client", version), b"\xc0\0" * count * 4
+
+
+def _filters(make: Callable[[int], str], *, known: bool = False, retained: int = 0) -> Case:
+    """One SUBSCRIBE of many filters."""
+
+    def build(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+        bench = Bench()
+        client = bench.connect("client", version)
+        for number in range(retained):
+            bench.feed(client, publish(version, f"r/{number}", payload=b"x", flags=1))
+        data = subscribe(version, *(make(number) for number in range(4 * count)))
+        if known:
+            bench.feed(client, data)
+        return bench, client, data
+
+    return build
+
+
+def _one_by_one(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+    bench = Bench()
+    client = bench.connect("client", version)
+    return bench, client, b"".join(subscribe(version, f"f/{number % 50}") for number in range(count))
+
+
+def _unsubscribed(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+    bench = Bench()
+    client = bench.connect("client", version)
+    filters = [f"f/{number}" for number in range(3 * count)]
+    bench.feed(client, subscribe(version, *filters))
+    return bench, client, unsubscribe(version, *filters)
+
+
+def _closing(header: int, body: bytes = b"") -> Case:
+    """A packet that ends the connection, in front of many others."""
+
+    def build(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+        bench = Bench()
+        return bench, bench.connect("client", version), packet(header, body) + b"\xc0\0" * count
+
+    return build
+
+
+def _queue(properties: Callable[[int], bytes], topic: str = "$queue/q", consumers: int = 0) -> Case:
+    def build(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+        bench = Bench(BrokerConfig(mqtt=MqttConfig(receive_maximum=65_535)))
+        for number in range(consumers):
+            consumer = bench.connect(f"g-{number}", 5, receive_maximum=1)
+            bench.feed(consumer, subscribe(5, "$queue/q", qos=1))
+        sent = [
+            publish(version, topic, 1, 1 + number, b"x", 0, properties(number) if version == 5 else b"")
+            for number in range(count)
+        ]
+        return bench, bench.connect("client", version), b"".join(sent)
+
+    return build
+
+
+_HEADERS = {"puback": 0x40, "pubrec": 0x50, "pubrel": 0x62, "pubcomp": 0x70}
+CASES: dict[str, Case] = {
+    "publish, window full": _window_full,
+    "publish, queue full": _queue_full,
+    "publish at QoS 2, window full": _qos_2_window_full,
+    "publish, nobody there": _nobody,
+    "publish, odd ones in a run": _odd_ones,
+    "publish, ids known": _known_ids,
+    "publish, no packet id": _no_packet_id,
+    "publish, retained": _retained,
+    "publish, retained removed": _retained_removed,
+    "publish, mixed topics": _mixed_topics,
+    "publish, user properties": _user_properties,
+    "publish, aliases": _aliases,
+    "publish, overlapping filters": _overlapping,
+    "publish, many receivers": _fan_out,
+    "publish, subscriptions come and go": _churn,
+    "publish, deep topics": _deep_topics,
+    "publish, too deep": _too_deep,
+    **{name: _acknowledgements(header) for name, header in _HEADERS.items()},
+    "acknowledgements in turn": _acknowledgements(0x40, 0x62, 0x70),
+    "pubrel in its long form": _long_acknowledgements,
+    "puback, messages wait": _acknowledged,
+    "pingreq": _pings,
+    "subscribe, equal": _filters(lambda _number: "#"),
+    "subscribe, different": _filters(lambda number: f"f/{number}"),
+    "subscribe, known": _filters(lambda number: f"f/{number}", known=True),
+    "subscribe, shared": _filters(lambda number: f"$share/g{number}/f"),
+    "subscribe, deep": _filters(lambda number: "+/" * 50 + str(number)),
+    "subscribe, one by one": _one_by_one,
+    "unsubscribe": _unsubscribed,
+    "connect again": _closing(0x10, b"\0\4MQTT\4\2\0\0\0\1x"),
+    "disconnect": _closing(0xE0),
+    "auth": _closing(0xF0),
+    "packet of type 0": _closing(0x00),
+    "from a server": _closing(0xD0),
+    "queue, plain": _queue(lambda _number: b""),
+    "queue, keys": _queue(lambda number: user_property("partition-key", f"k{number % 9}")),
+    "queue, an option in every third": _queue(
+        lambda number: user_property("priority" if number % 3 == 2 else "somename", "high")
+    ),
+    "queue, other sizes in turn": _queue(lambda number: user_property("k", "v" * (number % 3))),
+    "queue, full consumers": _queue(lambda _number: b"", consumers=8),
+    "queue, no such queue": _queue(lambda _number: b"", topic="$queue/%/q"),
+    "ack, unknown": _queue(
+        lambda number: user_property("message-id", f"q:0:{1_000 + number}") + user_property("group-id", "g"),
+        topic="$queue/q/$ack",
+        consumers=1,
+    ),
+    "nack, unknown": _queue(
+        lambda number: user_property("message-id", f"q:0:{number}") + user_property("group-id", "g"),
+        topic="$queue/q/$nack",
+        consumers=1,
+    ),
+    "admin, list": _queue(lambda _number: b"", topic="$admin/queue/list"),
+    "transactions, begin": _queue(lambda number: user_property("producer-id", f"p{number}"), topic="$txn/begin"),
+}
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("name", CASES)
+def test_a_turn_is_bounded_and_what_a_client_sends_takes_time_in_proportion(name: str, version: int) -> None:
+    totals: list[int] = []
+    for count in (_N, 2 * _N):
+        bench, client, data = CASES[name](version, count)
+        total, copied = bench.measure(client, data)
+        totals.append(total)
+        assert bench.worst_turn <= _MOST_PER_TURN
+        assert copied <= _MOST_COPIES * len(data), "slices of the chunk"
+    assert totals[1] <= _MOST_RATIO * totals[0] + 2_000, f"{totals} steps for {_N} and {2 * _N}"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_burst_has_the_effects_of_its_packets_one_by_one(seed: int) -> None:
+    """Runs that are forwarded, or not, and what waits for the next turn: the same bytes for everybody."""
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    version = rng.choice((4, 5))
+    windows = [rng.choice((1, 3, 20, 1_000)) for _ in range(rng.randint(0, 3))]
+    topics = ["a", "b", "c/d"][: rng.randint(1, 3)]
+    pieces: list[bytes] = []
+    while len(pieces) < 2_500:
+        qos, topic = rng.choice((0, 1, 1, 1, 2)), rng.choice(topics)
+        properties = user_property("k", "v") if rng.random() < 0.1 else b""
+        for _ in range(rng.choice((1, 2, 9, 60, 400))):
+            packet_id = rng.choice((rng.randint(1, 900), len(pieces) + 1))
+            pieces.append(publish(version, topic, qos, packet_id, b"x" * rng.choice((4, 4, 4, 5)), 0, properties))
+        if rng.random() < 0.3:
+            pieces += [packet(0x62, rng.randint(1, 900).to_bytes(2, "big")) for _ in range(rng.choice((1, 30)))]
+        if rng.random() < 0.2:
+            pieces.append(rng.choice((subscribe, unsubscribe))(version, rng.choice(topics)))
+    heard: list[list[bytes]] = []
+    for chunks in (pieces, [b"".join(pieces)]):
+        bench = Bench(BrokerConfig(mqtt=MqttConfig(max_queued_messages=50, receive_maximum=3_000)))
+        clients = [
+            bench.connect(f"s{number}", version, receive_maximum=window if version == 5 else 0)
+            for number, window in enumerate(windows)
+        ]
+        for client in clients:
+            bench.feed(client, subscribe(version, "#", qos=2))
+        clients.append(bench.connect("publisher", version))
+        bench.collect(clients)
+        for chunk in chunks:
+            bench.feed(clients[-1], chunk)
+        heard.append([bench.heard[client] for client in clients])
+    assert heard[0] == heard[1]
+
+
+def test_others_are_served_between_the_parts_of_a_burst() -> None:
+    bench = Bench()
+    busy, other = bench.connect("busy", 4), bench.connect("other", 4)
+    bench.node.receive(busy, b"\xc0\0" * (3 * MAX_PACKETS), bench.now)
+    assert busy.wants_pause
+    assert bench.node.next_deadline() == bench.now, "the next turn is due at once"
+    bench.node.receive(other, b"\xc0\0", bench.now)
+    served = {each: each.take_output() for each in bench.node.take_dirty(bench.now)}
+    assert served[other] == b"\xd0\0"
+    assert len(served[busy]) == 2 * 2 * MAX_PACKETS, "of the turn before, and of this one"
+    assert bench.settle(busy) == b"\xd0\0" * MAX_PACKETS
+    assert not busy.wants_pause
+    deadline = bench.node.next_deadline()
+    assert deadline is None or deadline > bench.now
+
+
+def test_what_arrives_behind_input_that_waits_stays_behind_it() -> None:
+    bench = Bench()
+    busy = bench.connect("busy", 5)
+    data = b"\xc0\0" * (2 * MAX_PACKETS) + publish(5, "nobody", 1, 7) + b"\xc0\0"
+    bench.node.receive(busy, data[:-5], bench.now)
+    bench.node.receive(busy, data[-5:-1], bench.now)
+    bench.node.receive(busy, data[-1:], bench.now)
+    answer = bench.settle(busy)
+    assert answer == b"\xd0\0" * (2 * MAX_PACKETS) + b"\x40\3\0\7\x10" + b"\xd0\0"
+
+
+def test_a_transport_that_ends_loses_nothing_that_came_before() -> None:
+    """A client may send a lot, say goodbye and be gone: its will is not published."""
+    bench = Bench()
+    other = bench.connect("other", 4)
+    bench.feed(other, subscribe(4, "#"))
+    leaving = bench.node.accept("leaving", bench.now)
+    bench.feed(leaving, packet(0x10, b"\0\4MQTT\4\6\0\0" + text("leaving") + text("will") + text("gone")))
+    sent = b"".join(publish(4, f"t/{number % 7 * 'x'}", payload=b"%d" % number) for number in range(3 * MAX_PACKETS))
+    bench.node.receive(leaving, sent + b"\xe0\0", bench.now)
+    bench.node.connection_lost(leaving, bench.now)
+    assert bench.settle(other) == sent
+    assert "leaving" not in bench.node.state.sessions
+
+
+def test_many_busy_clients_take_turns() -> None:
+    bench = Bench()
+    clients = [bench.connect(f"c{number}", 4) for number in range(10)]
+    waiting = bench.connect("small", 4)
+    for client in clients:
+        bench.node.receive(client, b"\xc0\0" * (3 * MAX_PACKETS), bench.now)
+    first = {each: len(each.take_output()) for each in bench.node.take_dirty(bench.now)}
+    assert sum(first.values()) <= 2 * MAX_PACKETS * (1 + MAX_SLICES), "one was heard at once, four in this turn"
+    bench.node.receive(waiting, b"\xc0\0", bench.now)
+    assert waiting.take_output() == b"\xd0\0", "what is small is handled at once"
+    bench.collect(clients)
+    bench.settle(clients[0])
+    assert all(first.get(each, 0) + len(bench.heard[each]) == 2 * 3 * MAX_PACKETS for each in clients)
+
+
+def test_filters_beyond_what_anybody_may_have_are_refused_unseen() -> None:
+    for version, refused in ((4, 0x80), (5, 0x97)):
+        bench = Bench(BrokerConfig(mqtt=MqttConfig(max_subscriptions_per_client=100)))
+        client = bench.connect("client", version)
+        answer = bench.feed(client, subscribe(version, *("same/filter" for _ in range(5_000))))
+        reasons = answer[-5_000:]
+        assert reasons == bytes(100) + bytes((refused,)) * 4_900
+        assert list(bench.node.state.sessions["client"].subscriptions) == ["same/filter"]
+        wrong = subscribe(version, *("same/filter" for _ in range(5_000)), "")[:-3] + b"\0\1\xff\0"
+        bench.feed(client, wrong)
+        assert client.closing, "what is beyond is still checked"
+
+
+def test_a_subscriber_that_leaves_amid_its_packet_is_gone() -> None:
+    bench = Bench()
+    client = bench.connect("client", 5)
+    bench.node.receive(client, subscribe(5, *(f"f/{number}" for number in range(9_000))), bench.now)
+    again = bench.connect("client", 5)
+    assert client.closing
+    assert not bench.node.state.sessions["client"].subscriptions
+    assert again.session is not client.session
+    assert not bench.node.state.unfinished
+    assert bench.feed(bench.connect("other", 5), publish(5, "f/0", 1, 3)) == b"\x40\3\0\3\x10", "nobody has it"
