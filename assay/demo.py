@@ -18,11 +18,11 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from reference_broker.trace.results import RunResult, Verdict, read_result, worst
+from reference_broker.trace.terminal import WholeConsole, WholeTable
 
 STEP_TIMEOUT_S = 240.0
 ATTEMPTS = 3
@@ -172,7 +172,7 @@ def run_patiently(step: Step, out: Path, run: Callable[[Step, Path], Outcome] = 
 
 
 def _verdict_table(outcomes: list[Outcome]) -> Table:
-    table = Table(title="Assay: the verdicts", title_justify="left")
+    table = WholeTable(title="Assay: the verdicts", title_justify="left")
     for heading in ("run", "verdict", "what was found", "time"):
         table.add_column(heading, justify="right" if heading == "time" else "left")
     for outcome in outcomes:
@@ -193,7 +193,7 @@ def demo(
     Conformance suites, one fault scenario in simulation and on real processes, a load run, the Spark analysis. Takes
     about two minutes on two cores; needs no network and no root. Exit status: 0 all passed, 1 otherwise.
     """
-    console = Console()
+    console = WholeConsole()
     prepare(out)
     outcomes: list[Outcome] = []
     plan = steps(out, seed)

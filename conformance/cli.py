@@ -9,7 +9,6 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -24,14 +23,15 @@ from conformance.run import Run, RunPlan, select
 from conformance.self_check import Check, check_mutants, print_table, write_self_check
 from conformance.targets import Target, TargetError, hosted_target, load_target, shipped_targets
 from reference_broker.trace.conformance import CaseResult, CaseVerdict, read_report
+from reference_broker.trace.terminal import WholeConsole, WholeTable
 
 app = typer.Typer(
     no_args_is_help=True,
     help="Judge any MQTT broker by its bytes: one case per rule, the statement it tests, the packets as evidence.",
 )
 app.command()(peers)
-console = Console()
-errors = Console(stderr=True)
+console = WholeConsole()
+errors = WholeConsole(stderr=True)
 
 STYLES = {
     CaseVerdict.PASS: "green",
@@ -100,7 +100,7 @@ def _results_table(results: list[CaseResult]) -> Table:
         row = counts.setdefault(f"{result.spec}/{result.area}", {})
         row[result.verdict] = row.get(result.verdict, 0) + 1
     used = [verdict for verdict in _ORDER if any(verdict in row for row in counts.values())]
-    table = Table("area", *(f"[{STYLES[verdict]}]{verdict.value}[/]" for verdict in used))
+    table = WholeTable("area", *(f"[{STYLES[verdict]}]{verdict.value}[/]" for verdict in used))
     for name, row in counts.items():
         table.add_row(name, *(str(row.get(verdict, "")) for verdict in used))
     table.add_section()

@@ -13,10 +13,8 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from conformance.case import load_cases
 from conformance.engine import DEFAULT_CONCURRENCY, Outcome, RunOptions
@@ -26,11 +24,12 @@ from conformance.report import ExitCode
 from conformance.run import select
 from conformance.targets import Target, TargetError, load_target
 from reference_broker.trace.conformance import CaseVerdict
+from reference_broker.trace.terminal import WholeConsole, WholeTable
 
 _SHOWN = tuple(CaseVerdict)
 
-console = Console()
-errors = Console(stderr=True)
+console = WholeConsole()
+errors = WholeConsole(stderr=True)
 
 
 def _usage(text: str) -> typer.Exit:
@@ -78,7 +77,7 @@ def _judge_all(targets: Sequence[Target], plan: PeerPlan, at_once: int) -> list[
 def _print(outcomes: Sequence[PeerOutcome], out: Path) -> None:
     used = [verdict for verdict in _SHOWN if any(verdict in outcome.counts for outcome in outcomes)]
     # Narrow enough for eighty columns, which is what a log has.
-    table = Table(
+    table = WholeTable(
         "broker", "version", *(verdict.value for verdict in used), "s", "", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
     for outcome in outcomes:

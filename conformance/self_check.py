@@ -15,7 +15,6 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from conformance import mutants
 from conformance.case import Case
@@ -26,6 +25,7 @@ from conformance.targets import ProbeError, Target, TargetStartError, load_targe
 from reference_broker.trace import results
 from reference_broker.trace.conformance import CaseVerdict
 from reference_broker.trace.results import Finding, RunKind, RunResult, Severity, Verdict, write_result
+from reference_broker.trace.terminal import WholeTable
 
 PATIENCE_S = 1.5
 """A broken broker often answers nothing at all; waiting the whole limit for each would take minutes."""
@@ -218,7 +218,7 @@ def _outcome_text(check: Check) -> str:
 
 def print_table(console: Console, result: SelfCheck) -> None:
     """The checks for people, and one line at the end."""
-    table = Table("mutant", "what is changed", "cases", "outcome")
+    table = WholeTable("mutant", "what is changed", "cases", "outcome")
     for check in result.checks:
         table.add_row(check.name, check.what, str(len(check.cases)), _outcome_text(check))
     console.print(table)

@@ -13,16 +13,15 @@ from typing import Annotated, Final
 import msgspec
 import typer
 import yaml
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from conformance.mutants import UnknownMutantError, all_mutants, find
 from faults.runner import RunError, RunOptions, run_scenario
 from faults.scenario import Scenario, ScenarioError, World, find_scenario, shipped_scenarios
 from faults.toxiproxy import DEFAULT_PORT, ToxiproxyServer
 from reference_broker.trace.results import RunResult, Severity, Verdict
+from reference_broker.trace.terminal import WholeConsole, WholeTable
 
 PASSED: Final = 0
 FOUND: Final = 1
@@ -47,8 +46,8 @@ app = typer.Typer(
     letters must be right. Exit status: 0 the contract held, 1 a finding or no claim possible, 2 wrong usage, 4 the
     harness failed.""",
 )
-console = Console()
-errors = Console(stderr=True)
+console = WholeConsole()
+errors = WholeConsole(stderr=True)
 
 ScenarioArgument = Annotated[
     str, typer.Argument(help="Name of a scenario that comes with Assay (`assay faults list`), or a YAML file.")
@@ -70,13 +69,13 @@ def _scenario(name: str) -> Scenario:
 @app.command("list")
 def list_scenarios() -> None:
     """List the scenarios that come with Assay, and the bugs that can be planted."""
-    table = Table("scenario", "worlds", "faults", "what it is about", box=None, pad_edge=False)
+    table = WholeTable("scenario", "worlds", "faults", "what it is about", box=None, pad_edge=False)
     for name in shipped_scenarios():
         scenario = _scenario(name)
         faults = ", ".join(fault.kind.value for fault in scenario.faults) or "none"
         table.add_row(name, ", ".join(scenario.worlds), faults, scenario.description)
     console.print(table)
-    bugs = Table("mutant of the queues", "what it breaks", box=None, pad_edge=False)
+    bugs = WholeTable("mutant of the queues", "what it breaks", box=None, pad_edge=False)
     for mutant in all_mutants().values():
         if mutant.apply.__module__ == "conformance.mutants.queue" and not mutant.legal:
             bugs.add_row(mutant.name, mutant.what)

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from conformance.targets import ProbeError, RunningTarget, Target, TargetError, TargetStartError, running
 from loadtests import generator
@@ -20,6 +19,7 @@ from loadtests.profile import Profile, ProfileError, load_profile, shipped_profi
 from loadtests.report import show
 from loadtests.runner import asked_rate_per_s, run_load, without_queues
 from reference_broker.trace.results import RunResult
+from reference_broker.trace.terminal import WholeConsole, WholeTable
 
 app = typer.Typer(no_args_is_help=True, help="Open-loop load with honest latencies, and Locust users.")
 
@@ -89,7 +89,7 @@ def run(
     status: 0 pass, 1 fail (loss, disorder, missed bound), 2 usage, 3 broker cannot be reached, 5 unknown: the
     generator was the limit.
     """
-    console = Console()
+    console = WholeConsole()
     try:
         chosen = load_profile(profile)
         wanted: Target = find_target(target, queues=queues)
@@ -111,13 +111,13 @@ def run(
 @app.command()
 def profiles() -> None:
     """List the shipped profiles."""
-    table = Table()
+    table = WholeTable()
     for name in ("profile", "what", "messages/s", "seconds"):
         table.add_column(name)
     for name in shipped_profiles():
         profile = load_profile(name)
         table.add_row(name, profile.description, f"{asked_rate_per_s(profile):,.0f}", f"{profile.phases.total_s:g}")
-    Console().print(table)
+    WholeConsole().print(table)
 
 
 @app.command()
@@ -141,7 +141,7 @@ def locust(
     Locust rounds latencies to whole milliseconds; our own microsecond histograms are printed and written beside its
     figures. Locust's users wait for answers (closed loop): for latencies under a stated load use `assay load run`.
     """
-    console = Console()
+    console = WholeConsole()
     try:
         wanted = find_target(target, queues=queues)
     except TargetError as error:

@@ -22,7 +22,7 @@ from loadtests.client import LoadClient, LoadClientError
 from loadtests.ledger import ConnectTime, Ledger, PublisherLog
 from loadtests.packets import user_property
 from loadtests.payload import RUN_ID_BYTES
-from loadtests.profile import Load, Profile, PubSubLoad, QueueLoad
+from loadtests.profile import Load, Phases, Profile, PubSubLoad, QueueLoad
 from loadtests.roles import ConsumerClient, PublisherClient, SubscriberClient
 from loadtests.schedule import NS_PER_S, intended_times, spread
 
@@ -85,8 +85,13 @@ class _Cast(msgspec.Struct, kw_only=True):
         return [*self.publishers, *(client for client, *_ in self.receivers)]
 
 
-def make_logs(profile: Profile, seed: int) -> list[PublisherLog]:
-    """The schedule of every publisher: a function of profile and seed."""
+def queue_name(load: Load, run: str) -> str:
+    """The durable queue of a workload in one run; empty for pub/sub."""
+    return f"load-{run}-{load.name}" if isinstance(load, QueueLoad) else ""
+
+
+def make_logs(profile: Profile, seed: int, run: str = "") -> list[PublisherLog]:
+    """The schedule of every publisher: a function of profile and seed. ``run`` only names the queues."""
     logs: list[PublisherLog] = []
     for index, load in enumerate(profile.workloads):
         rng = np.random.default_rng([seed, index])
@@ -100,6 +105,8 @@ def make_logs(profile: Profile, seed: int) -> list[PublisherLog]:
                 copies=load.copies,
                 settles=isinstance(load, QueueLoad),
                 intended_ns=intended_ns,
+                queue=queue_name(load, run),
+                protocol="mqtt5" if load.version == 5 else "mqtt311",
             )
             logs.append(log)
     return logs
@@ -146,7 +153,7 @@ def _add_pub_sub(cast: _Cast, load: PubSubLoad, logs: Sequence[PublisherLog], ru
 
 
 def _add_queue(cast: _Cast, load: QueueLoad, logs: Sequence[PublisherLog], run: str, clock: RunClock) -> None:
-    topic = f"$queue/load-{run}-{load.name}"
+    topic = f"$queue/{queue_name(load, run)}"
     for copy in range(load.groups):
         for member in range(load.consumers_per_group):
             client_id = f"load-{run}-{load.name}-g{copy}c{member}"
@@ -254,7 +261,8 @@ async def drive(profile: Profile, endpoint: Endpoint, *, seed: int, progress: Pr
     A connection that is lost later ends the run early; see ``ledger.failures``.
     """
     clock = RunClock()
-    ledger = Ledger(os.urandom(RUN_ID_BYTES), make_logs(profile, seed))
+    run_id = os.urandom(RUN_ID_BYTES)
+    ledger = Ledger(run_id, make_logs(profile, seed, run_id.hex()))
     cast = _make_cast(profile, ledger, clock)
     ticker: asyncio.TimerHandle | None = None
     loop = asyncio.get_running_loop()
@@ -310,10 +318,13 @@ def run_generator(profile: Profile, endpoint: Endpoint, *, seed: int, progress: 
         return runner.run(drive(profile, endpoint, seed=seed, progress=progress))
 
 
-def lateness_us(ledger: Ledger) -> npt.NDArray[np.float64]:
-    """How late each message was handed to its client: the generator's own delay, the broker has no part in it."""
+def lateness_us(ledger: Ledger, phases: Phases) -> npt.NDArray[np.float64]:
+    """How late each message due in the steady phase was handed to its client: the generator's own delay, the broker has
+    no part in it."""
     parts = []
     for log in ledger.logs:
-        offered = np.array(log.offered_ns, np.int64)
-        parts.append((offered - np.array(log.intended_ns, np.int64))[offered != 0] / 1_000)
+        offered, intended = np.array(log.offered_ns, np.int64), np.array(log.intended_ns, np.int64)
+        since_s = intended / NS_PER_S - phases.warmup_s
+        chosen = (offered != 0) & (since_s >= 0) & (since_s < phases.steady_s)
+        parts.append((offered - intended)[chosen] / 1_000)
     return np.concatenate(parts) if parts else np.zeros(0)

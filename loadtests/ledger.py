@@ -41,13 +41,25 @@ class PublisherLog:
     """The messages of one publisher, by sequence number. ``copies`` are its subscribers or consumer groups."""
 
     def __init__(
-        self, *, name: str, number: int, workload: str, qos: int, copies: int, settles: bool, intended_ns: Nanoseconds
+        self,
+        *,
+        name: str,
+        number: int,
+        workload: str,
+        qos: int,
+        copies: int,
+        settles: bool,
+        intended_ns: Nanoseconds,
+        queue: str = "",
+        protocol: str = "",
     ) -> None:
         def column() -> array[int]:
             return array("q", bytes(8 * len(intended_ns)))
 
         self.name, self.number, self.workload, self.qos = name, number, workload, qos
         self.settles = settles
+        self.queue, self.protocol = queue, protocol
+        """As in :class:`~reference_broker.trace.schema.LatencySample`."""
         self.intended_ns: list[int] = intended_ns.tolist()
         self.offered_ns = column()
         """When the generator handed the message to its client: later than intended means a late generator."""

@@ -41,6 +41,10 @@ SAMPLE_SCHEMA = pa.schema(
         ("sent_ns", pa.int64()),
         ("completed_ns", pa.int64()),
         ("status", pa.string()),
+        ("workload", pa.string()),
+        ("queue", pa.string()),
+        ("protocol", pa.string()),
+        ("offered_ns", pa.int64()),
     ]
 )
 """Columns of ``samples.parquet``: the fields of :class:`reference_broker.trace.schema.LatencySample`, in its order."""
@@ -53,8 +57,11 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
     client: str
     operation: LatencyOperation
     qos: int
+    queue: str = ""
+    protocol: str = ""
     seq: Column
     intended_ns: Column
+    offered_ns: Column
     sent_ns: Column
     completed_ns: Column
     status: npt.NDArray[np.str_]
@@ -63,12 +70,18 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True):
     def latency_us(self) -> npt.NDArray[np.float64]:
         return np.asarray((self.completed_ns - self.intended_ns) / 1_000, np.float64)
 
+    @property
+    def lateness_us(self) -> npt.NDArray[np.float64]:
+        """How late the generator handed each to its client: its own delay, the broker has no part in it."""
+        return np.asarray((self.offered_ns - self.intended_ns) / 1_000, np.float64)
+
     def only(self, chosen: npt.NDArray[np.bool_]) -> Samples:
         """The samples for which ``chosen`` is true."""
         return msgspec.structs.replace(
             self,
             seq=self.seq[chosen],
             intended_ns=self.intended_ns[chosen],
+            offered_ns=self.offered_ns[chosen],
             sent_ns=self.sent_ns[chosen],
             completed_ns=self.completed_ns[chosen],
             status=self.status[chosen],
@@ -80,11 +93,13 @@ def _samples(
     operation: LatencyOperation,
     *,
     intended: Iterable[int],
+    offered: Iterable[int],
     sent: Iterable[int],
     completed: Iterable[int],
     ended_ns: int,
 ) -> Samples:
-    intended_ns, sent_ns, completed_ns = (np.array(column, np.int64) for column in (intended, sent, completed))
+    columns = (intended, offered, sent, completed)
+    intended_ns, offered_ns, sent_ns, completed_ns = (np.array(column, np.int64) for column in columns)
     refused = np.isin(np.arange(len(intended_ns)), np.fromiter(log.refused, np.int64, len(log.refused)))
     status = np.select([refused, sent_ns == 0, completed_ns == 0], [REFUSED, UNSENT, LOST], OK)
     return Samples(
@@ -92,8 +107,11 @@ def _samples(
         client=log.name,
         operation=operation,
         qos=log.qos,
+        queue=log.queue,
+        protocol=log.protocol,
         seq=np.arange(len(intended_ns), dtype=np.int64),
         intended_ns=intended_ns,
+        offered_ns=np.where(offered_ns == 0, ended_ns, offered_ns),
         sent_ns=np.where(sent_ns == 0, ended_ns, sent_ns),
         completed_ns=np.where(completed_ns == 0, ended_ns, completed_ns),
         status=status,
@@ -114,6 +132,7 @@ def collect(ledger: Ledger, *, ended_ns: int) -> list[Samples]:
                     log,
                     LatencyOperation.PUBLISH_TO_ACK,
                     intended=intended,
+                    offered=log.offered_ns,
                     sent=sent,
                     completed=log.acked_ns,
                     ended_ns=ended_ns,
@@ -124,6 +143,7 @@ def collect(ledger: Ledger, *, ended_ns: int) -> list[Samples]:
                 log,
                 LatencyOperation.PUBLISH_TO_DELIVER,
                 intended=intended,
+                offered=log.offered_ns,
                 sent=sent,
                 completed=delivered,
                 ended_ns=ended_ns,
@@ -135,6 +155,7 @@ def collect(ledger: Ledger, *, ended_ns: int) -> list[Samples]:
                 log,
                 LatencyOperation.DELIVER_TO_SETTLE,
                 intended=delivered,
+                offered=delivered,
                 sent=settle_sent,
                 completed=settled,
                 ended_ns=ended_ns,
@@ -154,6 +175,7 @@ def collect_connects(connects: Sequence[ConnectTime]) -> list[Samples]:
             qos=0,
             seq=np.zeros(1, np.int64),
             intended_ns=np.array([connect.started_ns], np.int64),
+            offered_ns=np.array([connect.started_ns], np.int64),
             sent_ns=np.array([connect.started_ns], np.int64),
             completed_ns=np.array([connect.completed_ns], np.int64),
             status=np.array([OK]),
@@ -178,17 +200,23 @@ Key = tuple[str, LatencyOperation, int]
 """Workload, operation, QoS."""
 
 
+def answered(samples: Samples) -> Samples:
+    """Those that have a latency."""
+    return samples.only(samples.status == OK)
+
+
 def merged(samples: Sequence[Samples]) -> dict[Key, Samples]:
-    """Samples of all publishers of a workload together; only those that are ``ok``."""
+    """Samples of all publishers of a workload together, whatever became of them."""
     groups: defaultdict[Key, list[Samples]] = defaultdict(list)
     for part in samples:
-        groups[part.workload, part.operation, part.qos].append(part.only(part.status == OK))
+        groups[part.workload, part.operation, part.qos].append(part)
     return {
         key: msgspec.structs.replace(
             parts[0],
             client="",
             seq=np.concatenate([part.seq for part in parts]),
             intended_ns=np.concatenate([part.intended_ns for part in parts]),
+            offered_ns=np.concatenate([part.offered_ns for part in parts]),
             sent_ns=np.concatenate([part.sent_ns for part in parts]),
             completed_ns=np.concatenate([part.completed_ns for part in parts]),
             status=np.concatenate([part.status for part in parts]),
@@ -214,6 +242,10 @@ def write_parquet(path: Path, samples: Sequence[Samples], *, run_id: str, phases
                 "sent_ns": part.sent_ns,
                 "completed_ns": part.completed_ns,
                 "status": part.status,
+                "workload": [part.workload] * count,
+                "queue": [part.queue] * count,
+                "protocol": [part.protocol] * count,
+                "offered_ns": part.offered_ns,
             }
             writer.write_table(pa.table(columns, schema=SAMPLE_SCHEMA))
             rows += count
@@ -246,7 +278,8 @@ def write_histograms(path: Path, samples: Sequence[Samples], *, phases: Phases) 
     """Write ``histograms.jsonl``, one line per (second, phase, workload, operation, QoS); returns their number."""
     lines = 0
     with path.open("wb") as sink:
-        for (workload, operation, qos), group in sorted(merged(samples).items()):
+        for (workload, operation, qos), whole in sorted(merged(samples).items()):
+            group = answered(whole)
             seconds, names = group.intended_ns // NS_PER_S, phase_names(group.intended_ns, phases)
             latency_us = group.latency_us
             for second, phase in sorted(set(zip(seconds.tolist(), names.tolist(), strict=True))):
@@ -273,8 +306,8 @@ def read_histograms(path: Path) -> list[tuple[HistogramLine, HdrHistogram]]:
     return [(line, HdrHistogram.decode(line.histogram)) for line in lines]
 
 
-def percentiles(name: str, latency_us: npt.NDArray[np.float64]) -> Percentiles:
-    """Exact percentiles by nearest rank. Raises :class:`ValueError` without a sample."""
+def percentiles(name: str, latency_us: npt.NDArray[np.float64], *, missing: int = 0) -> Percentiles:
+    """Exact percentiles of what was answered, by nearest rank. Raises :class:`ValueError` without a sample."""
     if not len(latency_us):
         message = f"{name}: no percentile of no samples"
         raise ValueError(message)
@@ -287,4 +320,5 @@ def percentiles(name: str, latency_us: npt.NDArray[np.float64]) -> Percentiles:
         p99_us=round(float(p99), 1),
         p999_us=round(float(p999), 1),
         max_us=round(float(latency_us.max()), 1),
+        missing=missing,
     )

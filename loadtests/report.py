@@ -3,38 +3,48 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from reference_broker.trace.results import Check, RunResult, Verdict
+from reference_broker.trace.terminal import WholeTable
 
 COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.UNKNOWN: "yellow", Verdict.ERROR: "red"}
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.3f}".rstrip("0").rstrip(".")
+    """At most three decimals, yet what is not zero is never shown as zero."""
+    if value is None:
+        return "-"
+    return f"{value:.2g}" if 0 < abs(value) < 0.0005 else f"{value:,.3f}".rstrip("0").rstrip(".")
+
+
+def _measured(check: Check) -> str:
+    return "not measured" if check.value is None else f"{_number(check.value)} {check.unit}"
 
 
 def _checks(checks: list[Check]) -> Table:
-    table = Table(title="Checks", title_justify="left")
+    table = WholeTable(title="Checks", title_justify="left")
     table.add_column("verdict")
     table.add_column("check")
     table.add_column("measured", justify="right")
     table.add_column("bound", justify="right")
+    table.add_column("not judged because")
     for check in checks:
         colour = COLOURS[check.verdict]
         bound = "" if check.bound is None else f"{check.relation} {_number(check.bound)} {check.unit}"
-        table.add_row(f"[{colour}]{check.verdict}[/]", check.name, f"{_number(check.value)} {check.unit}", bound)
+        table.add_row(f"[{colour}]{check.verdict}[/]", check.name, _measured(check), bound, escape(check.reason))
     return table
 
 
 def _latencies(result: RunResult) -> Table:
-    table = Table(title="Latency in the steady phase, from the intended time, in ms", title_justify="left")
+    table = WholeTable(title="Latency in the steady phase, from the intended time, in ms", title_justify="left")
     table.add_column("operation")
-    for name in ("count", "p50", "p90", "p99", "p99.9", "max"):
+    for name in ("answered", "missing", "p50", "p90", "p99", "p99.9", "max"):
         table.add_column(name, justify="right")
     for row in result.percentiles:
         values = (row.p50_us, row.p90_us, row.p99_us, row.p999_us, row.max_us)
-        table.add_row(row.name, f"{row.count:,}", *(f"{value / 1_000:,.3f}" for value in values))
+        table.add_row(row.name, f"{row.count:,}", f"{row.missing:,}", *(f"{value / 1_000:,.3f}" for value in values))
     return table
 
 

@@ -31,6 +31,7 @@ from loadtests.verdict import (
 )
 from reference_broker.trace.results import (
     Band,
+    Check,
     Percentiles,
     RunKind,
     RunResult,
@@ -112,7 +113,7 @@ def measure_baseline(profile: Profile, *, seed: int, stage: Stage = _silent) -> 
         int(part.completed_ns.max()) for part in collect(burst.ledger, ended_ns=burst.ended_ns) if len(part.seq)
     )
     return BaselineFigures(
-        ceiling_per_s=burst.messages / (finished_ns / NS_PER_S), percentiles=steady_percentiles(groups, paced)
+        ceiling_per_s=burst.messages / (finished_ns / NS_PER_S), percentiles=steady_percentiles(groups, phases)
     )
 
 
@@ -126,6 +127,7 @@ class LoadRun(msgspec.Struct, frozen=True, kw_only=True):
     baseline: BaselineFigures | None
     state: GeneratorState
     tallies: list[Tally]
+    groups: dict[Key, Samples]
     figures: dict[Key, Percentiles]
 
 
@@ -135,15 +137,17 @@ def run_profile(profile: Profile, endpoint: Endpoint, *, seed: int, stage: Stage
     recording = run_generator(profile, endpoint, seed=seed, progress=stage("load"))
     samples = collect(recording.ledger, ended_ns=recording.ended_ns) + collect_connects(recording.connects)
     headroom = None if baseline is None else baseline.ceiling_per_s / asked_rate_per_s(profile)
+    groups = merged(samples)
     return LoadRun(
         profile=profile,
         seed=seed,
         recording=recording,
         samples=samples,
         baseline=baseline,
-        state=generator_state(recording, headroom),
+        state=generator_state(recording, profile.phases, headroom),
         tallies=[tally(load, samples, recording) for load in profile.workloads],
-        figures=steady_percentiles(merged(samples), profile),
+        groups=groups,
+        figures=steady_percentiles(groups, profile.phases),
     )
 
 
@@ -160,7 +164,12 @@ def _metrics(run: LoadRun) -> dict[str, float | int | str]:
         "generator.cpu_share": round(recording.cpu_s / wall_s, 3) if wall_s > 0 else 0.0,
         "generator.gc_pause_max_ms": round(max(recording.gc_pauses_ms, default=0.0), 3),
         "connect_p99_ms": round(
-            float(np.percentile([(c.completed_ns - c.started_ns) / 1e6 for c in recording.connects], 99)), 3
+            float(
+                np.percentile(
+                    [(c.completed_ns - c.started_ns) / 1e6 for c in recording.connects], 99, method="inverted_cdf"
+                )
+            ),
+            3,
         ),
         "settlements_refused": recording.ledger.refused_settlements.count,
     }
@@ -169,7 +178,7 @@ def _metrics(run: LoadRun) -> dict[str, float | int | str]:
         metrics["generator.headroom"] = round(run.state.headroom or 0.0, 2)
         for figure in run.baseline.percentiles.values():
             metrics[f"null broker, {figure.name}, p99_us"] = figure.p99_us
-    for (workload, operation, _), group in merged(run.samples).items():
+    for (workload, operation, _), group in run.groups.items():
         ratio = drift(group, profile.phases)
         if operation is LatencyOperation.PUBLISH_TO_DELIVER and ratio is not None:
             metrics[f"{workload}.p50_drift"] = round(ratio, 2)
@@ -179,7 +188,7 @@ def _metrics(run: LoadRun) -> dict[str, float | int | str]:
     return metrics
 
 
-def _summary(run: LoadRun, verdict: Verdict) -> str:
+def _summary(run: LoadRun, verdict: Verdict, judged: list[Check]) -> str:
     delivered, expected = (sum(getattr(counts, name) for counts in run.tallies) for name in ("delivered", "expected"))
     text = f"{delivered} of {expected} deliveries at {asked_rate_per_s(run.profile):,.0f} messages/s"
     if run.recording.ledger.failures:
@@ -187,16 +196,21 @@ def _summary(run: LoadRun, verdict: Verdict) -> str:
     slowest = max(run.figures.values(), key=lambda figure: figure.p99_us, default=None)
     if slowest is not None:
         text += f"; slowest p99 {slowest.p99_us / 1_000:.2f} ms ({slowest.name})"
-    if verdict is Verdict.UNKNOWN and not run.state.trusted:
-        text += "; the generator was the limit, so nothing is said of the broker"
+    if verdict is Verdict.UNKNOWN:
+        text += f"; no claim: {_first_reason(judged)}"
     return text
+
+
+def _first_reason(judged: list[Check]) -> str:
+    """Of the first check that could not be judged."""
+    unknown = next(check for check in judged if check.verdict is Verdict.UNKNOWN)
+    return f"{unknown.name}: {unknown.reason}"
 
 
 def result_of(run: LoadRun, *, target: str, started_at: str, duration_s: float, command: str) -> RunResult:
     """The verdict of a run. Artefacts are named, not written."""
-    groups = merged(run.samples)
     found = findings(run.profile, run.tallies, run.recording)
-    judged = checks(run.profile, run.tallies, run.samples, run.figures, run.state)
+    judged = checks(run.profile, run.tallies, run.samples, run.groups, run.state)
     verdicts = [check.verdict for check in judged]
     if any(finding.severity is Severity.SAFETY for finding in found) or run.recording.ledger.failures:
         verdicts.append(Verdict.FAIL)
@@ -206,7 +220,7 @@ def result_of(run: LoadRun, *, target: str, started_at: str, duration_s: float, 
         kind=RunKind.LOAD,
         name=run.profile.name,
         verdict=verdict,
-        summary=_summary(run, verdict),
+        summary=_summary(run, verdict, judged),
         target=target,
         world="real",
         seed=run.seed,
@@ -217,7 +231,7 @@ def result_of(run: LoadRun, *, target: str, started_at: str, duration_s: float, 
         checks=judged + generator_checks(run.state),
         metrics=_metrics(run),
         percentiles=list(run.figures.values()),
-        series=per_second(run.profile, groups),
+        series=per_second(run.profile, run.groups),
         bands=[
             Band(label="warm-up", from_s=0.0, to_s=phases.warmup_s),
             Band(label="cool-down", from_s=phases.warmup_s + phases.steady_s, to_s=phases.total_s),

@@ -1,7 +1,8 @@
 """What a load run says: loss, repetition, order, rate, latency targets, and whether the generator may judge at all.
 
-A generator that was late itself, or has no headroom, cannot accuse a broker of latency: a missed bound is then
-``unknown``. A met bound stands, since latency counts from the intended time and so includes the generator's delay.
+The generator is judged too: a miss that its own lateness, or too little headroom, may explain is ``unknown``; a larger
+miss stands, and so does a met bound, since latency counts from the intended time and includes the generator's delay.
+What was due and never answered counts as the worst (:mod:`reference_broker.trace.judgement`).
 """
 
 from __future__ import annotations
@@ -10,12 +11,22 @@ import math
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from loadtests.generator import Recording, lateness_us
 from loadtests.ledger import Irregularities
 from loadtests.profile import LatencyTarget, Load, Phases, Profile, PubSubLoad
-from loadtests.recorder import LOST, OK, REFUSED, Key, Samples, in_phase, percentiles
+from loadtests.recorder import LOST, OK, REFUSED, UNSENT, Key, Samples, answered, in_phase, percentiles
 from loadtests.schedule import NS_PER_S
+from reference_broker.trace.judgement import (
+    Bounds,
+    exactly,
+    explain,
+    quantile_bounds,
+    quantile_ranks,
+    verdict_within,
+    without_delay,
+)
 from reference_broker.trace.results import Check, Finding, Percentiles, Series, Severity, Verdict
 from reference_broker.trace.schema import LatencyOperation
 
@@ -26,6 +37,10 @@ HEADROOM_MIN = 2.0
 RATE_SHARE_MIN = 0.99
 RATE_TOLERANCE = 2.0
 """Standard deviations of a Poisson count."""
+RATE_SHARE_LEAST = 0.5
+RATE_MESSAGES_MIN = 4
+"""With fewer messages due, what is under way at the ends of the phase says more than the broker."""
+P99 = 0.99
 
 OPERATIONS = {
     LatencyOperation.CONNECT: "connect",
@@ -48,13 +63,18 @@ class GeneratorState(msgspec.Struct, frozen=True, kw_only=True):
         return self.lateness_p99_ms < LATENESS_P99_MS and (self.headroom is None or self.headroom >= HEADROOM_MIN)
 
 
-def generator_state(recording: Recording, headroom: float | None) -> GeneratorState:
-    late_us = lateness_us(recording.ledger)
+def generator_state(recording: Recording, phases: Phases, headroom: float | None) -> GeneratorState:
+    """Its lateness in the steady phase, like all that is judged."""
+    late_us = lateness_us(recording.ledger, phases)
     return GeneratorState(
-        lateness_p99_ms=round(float(np.percentile(late_us, 99)) / 1_000, 3) if len(late_us) else 0.0,
+        lateness_p99_ms=round(_percentile(late_us, 99) / 1_000, 3) if len(late_us) else 0.0,
         late_starts=int((late_us > LATENESS_P99_MS * 1_000).sum()),
         headroom=headroom,
     )
+
+
+def _percentile(values: npt.NDArray[np.float64], percent: float) -> float:
+    return float(np.percentile(values, percent, method="inverted_cdf"))
 
 
 def key_name(key: Key) -> str:
@@ -63,14 +83,38 @@ def key_name(key: Key) -> str:
     return f"{workload}: {OPERATIONS[operation]}"
 
 
-def steady_percentiles(groups: dict[Key, Samples], profile: Profile) -> dict[Key, Percentiles]:
-    """Exact percentiles of the steady phase of every workload and operation that has samples there."""
+def steady_percentiles(groups: dict[Key, Samples], phases: Phases) -> dict[Key, Percentiles]:
+    """Exact percentiles of the steady phase of every workload and operation that was answered there."""
     found = {}
     for key, group in groups.items():
-        steady = in_phase(group, profile.phases, "steady")
+        due = in_phase(group, phases, "steady")
+        steady = answered(due)
         if len(steady.seq):
-            found[key] = percentiles(key_name(key), steady.latency_us)
+            missing = len(due.seq) - len(steady.seq)
+            found[key] = percentiles(key_name(key), steady.latency_us, missing=missing)
     return found
+
+
+class SteadyP99(msgspec.Struct, frozen=True, kw_only=True):
+    """The 99th percentile of what was due in the steady phase, as far as it is known, in milliseconds."""
+
+    bounds: Bounds
+    count: int
+    missing: int
+    delay_ms: float
+    """The generator's own delay of these very samples, 99th percentile."""
+
+
+def steady_p99(group: Samples, phases: Phases) -> SteadyP99:
+    """Of one workload and operation; with nothing answered it lies anywhere."""
+    due = in_phase(group, phases, "steady")
+    known = answered(due)
+    late_us = due.lateness_us[due.status != UNSENT]
+    missing = len(due.seq) - len(known.seq)
+    delay_ms = max(0.0, _percentile(late_us, 99) / 1_000) if len(late_us) else 0.0
+    measured = quantile_bounds(np.sort(known.latency_us / 1_000).tolist(), missing, P99)
+    bounds = without_delay(measured, delay_ms)
+    return SteadyP99(bounds=bounds, count=len(known.seq), missing=missing, delay_ms=delay_ms)
 
 
 def drift(group: Samples, phases: Phases) -> float | None:
@@ -78,7 +122,7 @@ def drift(group: Samples, phases: Phases) -> float | None:
 
     Near 1 when the run was steady; well above 1 when a backlog grew. None when a third has no sample.
     """
-    steady = in_phase(group, phases, "steady")
+    steady = answered(in_phase(group, phases, "steady"))
     since_s = steady.intended_ns / NS_PER_S - phases.warmup_s
     thirds = (since_s < phases.steady_s / 3, since_s >= phases.steady_s * 2 / 3)
     first, last = (steady.latency_us[chosen] for chosen in thirds)
@@ -175,83 +219,121 @@ def _foreign(foreign: Irregularities) -> list[Finding]:
     return [_finding("phantom", "A5", Severity.SAFETY, "all", foreign.count, text, foreign.examples)]
 
 
-def _judged(met: bool, state: GeneratorState) -> Verdict:
-    if met:
-        return Verdict.PASS
-    return Verdict.FAIL if state.trusted else Verdict.UNKNOWN
+def subject_of(load: Load, samples: list[Samples]) -> str:
+    """``workload tasks, queue load-1f..-tasks, mqtt5``."""
+    named = next((part for part in samples if part.workload == load.name), None)
+    parts = [f"workload {load.name}"]
+    if named is not None:
+        parts += [f"queue {named.queue}" if named.queue else "no queue", named.protocol]
+    return ", ".join(part for part in parts if part)
 
 
 def _counts(load: Load, counts: Tally) -> list[Check]:
-    def none_of(name: str, value: int, *, allowed: bool = False) -> Check:
-        verdict = Verdict.PASS if value == 0 or allowed else Verdict.FAIL
+    def none_of(name: str, value: int, among: int, *, allowed: bool = False) -> Check:
+        # Where a repetition or loss is allowed, no bound is shown: the figure is only told.
+        tolerated = allowed and value > 0
+        judged = Verdict.PASS if value == 0 or allowed else Verdict.FAIL
+        nothing = among == 0 and value == 0
         return Check(
             name=f"{load.name}: {name}",
             value=float(value),
             unit="messages",
-            bound=0.0,
-            relation="==",
-            verdict=verdict,
-            source=f"QoS {load.qos} allows it" if allowed and value else f"QoS {load.qos}",
+            bound=None if tolerated else 0.0,
+            relation="" if tolerated else "==",
+            verdict=Verdict.UNKNOWN if nothing else judged,
+            source=f"QoS {load.qos} allows it" if tolerated else f"QoS {load.qos}",
+            reason="there were no messages of which it could be said" if nothing else "",
         )
 
     found = [
-        none_of("lost", counts.lost, allowed=load.qos == 0),
-        none_of("duplicates", counts.duplicates, allowed=load.qos == 1),
-        none_of("out of order", counts.disorder),
+        none_of("lost", counts.lost, counts.acknowledged if load.qos else counts.sent, allowed=load.qos == 0),
+        none_of("duplicates", counts.duplicates, counts.delivered, allowed=load.qos == 1),
+        none_of("out of order", counts.disorder, counts.delivered),
     ]
     if load.qos:
-        found.append(none_of("refused or unacknowledged", counts.refused + counts.unacknowledged))
+        found.append(none_of("refused or unacknowledged", counts.refused + counts.unacknowledged, counts.sent))
     if not isinstance(load, PubSubLoad):
-        found.append(none_of("unsettled", counts.unsettled))
+        found.append(none_of("unsettled", counts.unsettled, counts.delivered))
     return found
 
 
+def _within(times_ns: npt.NDArray[np.int64], phases: Phases) -> npt.NDArray[np.bool_]:
+    seconds = times_ns / NS_PER_S
+    return np.asarray((seconds >= phases.warmup_s) & (seconds < phases.warmup_s + phases.steady_s))
+
+
 def _rate(load: Load, samples: list[Samples], profile: Profile, state: GeneratorState) -> Check:
-    """Deliveries completed within the steady phase, against those intended in it."""
-    begin_s, end_s = profile.phases.warmup_s, profile.phases.warmup_s + profile.phases.steady_s
-    intended = completed = 0
+    """Deliveries completed within the steady phase, against those intended in it.
+
+    The most favourable explanation of a miss adds what only the generator's own delay moved out of the phase, and what
+    a generator with too little headroom may not have reached itself.
+    """
+    phases = profile.phases
+    intended = completed = in_time = 0
     for part in samples:
         if part.workload == load.name and part.operation is LatencyOperation.PUBLISH_TO_DELIVER:
-            for column, chosen in ((part.intended_ns, slice(None)), (part.completed_ns, part.status == OK)):
-                seconds = column[chosen] / NS_PER_S
-                within = int(((seconds >= begin_s) & (seconds < end_s)).sum())
-                if column is part.intended_ns:
-                    intended += within
-                else:
-                    completed += within
-    asked, achieved = intended / profile.phases.steady_s, completed / profile.phases.steady_s
+            known = answered(part)
+            here = _within(known.completed_ns, phases)
+            own_delay_ns = known.offered_ns - known.intended_ns
+            intended += int(_within(part.intended_ns, phases).sum())
+            completed += int(here.sum())
+            in_time += int((here | _within(known.completed_ns - own_delay_ns, phases)).sum())
+    asked, achieved = intended / phases.steady_s, completed / phases.steady_s
     # What is under way at either end of the phase blurs short runs: allow for its scatter.
-    share = min(RATE_SHARE_MIN, 1 - RATE_TOLERANCE / math.sqrt(max(intended, 1)))
-    met = completed > 0 and achieved >= asked * share
+    scatter = 1 - RATE_TOLERANCE / math.sqrt(max(intended, 1))
+    needed = asked * min(RATE_SHARE_MIN, max(RATE_SHARE_LEAST, scatter))
+    unreached = 0.0 if state.headroom is None else asked * max(0.0, 1 - state.headroom / HEADROOM_MIN)
+    high = in_time / phases.steady_s + unreached
+    verdict = verdict_within(">=", needed, Bounds(low=achieved, high=max(achieved, high)))
+    reason = ""
+    if intended < RATE_MESSAGES_MIN:
+        verdict, reason = Verdict.UNKNOWN, f"only {intended} messages were due"
+    elif verdict is Verdict.UNKNOWN:
+        reason = f"without the generator's own limits it may have been {high:.1f} messages/s"
     return Check(
         name=f"{load.name}: deliveries per second",
         value=round(achieved, 1),
         unit="messages/s",
-        bound=round(asked * share, 1),
+        bound=round(needed, 1),
         relation=">=",
-        verdict=_judged(met, state) if completed or state.trusted else Verdict.UNKNOWN,
+        verdict=verdict,
         source=f"asked: {asked:.1f} messages/s, seeded schedule",
+        subject=subject_of(load, samples),
+        reason=reason,
     )
 
 
-def _latency(target: LatencyTarget, load: Load, figures: dict[Key, Percentiles], state: GeneratorState) -> Check | None:
+def latency_check(target: LatencyTarget, load: Load, groups: dict[Key, Samples], phases: Phases) -> Check | None:
+    """One target against one workload; None where it does not apply."""
     key = (load.name, target.operation, load.qos)
     applies = not target.workloads or load.name in target.workloads
     if not applies or (target.operation is LatencyOperation.PUBLISH_TO_ACK and load.qos == 0):
         return None
     if target.operation is LatencyOperation.DELIVER_TO_SETTLE and isinstance(load, PubSubLoad):
         return None
-    figure = figures.get(key)
-    p99_ms = None if figure is None else round(figure.p99_us / 1_000, 3)
-    verdict = Verdict.UNKNOWN if p99_ms is None else _judged(p99_ms < target.p99_ms, state)
+    group = groups.get(key)
+    p99 = SteadyP99(bounds=exactly(math.nan), count=0, missing=0, delay_ms=0.0)
+    value = None
+    if group is not None:
+        p99 = steady_p99(group, phases)
+        known = answered(in_phase(group, phases, "steady")).latency_us
+        value = round(_percentile(known, 99) / 1_000, 3) if len(known) else None
+    verdict = verdict_within("<", target.p99_ms, p99.bounds) if p99.count else Verdict.UNKNOWN
+    reason = ""
+    if not p99.count:
+        reason = f"none of {p99.missing:,} due in the steady phase was answered" if p99.missing else "nothing was due"
+    elif verdict is Verdict.UNKNOWN:
+        reason = explain(p99.bounds, "ms", count=p99.count, missing=p99.missing, delay=p99.delay_ms)
     return Check(
         name=f"{key_name(key)}, p99",
-        value=p99_ms,
+        value=value,
         unit="ms",
         bound=target.p99_ms,
         relation="<",
         verdict=verdict,
         source=target.source,
+        subject="" if group is None else subject_of(load, [group]),
+        reason=reason,
     )
 
 
@@ -259,7 +341,7 @@ def checks(
     profile: Profile,
     tallies: list[Tally],
     samples: list[Samples],
-    figures: dict[Key, Percentiles],
+    groups: dict[Key, Samples],
     state: GeneratorState,
 ) -> list[Check]:
     """Every check of the broker, workload by workload."""
@@ -268,7 +350,7 @@ def checks(
         found += _counts(load, counts)
         found.append(_rate(load, samples, profile, state))
         for target in profile.targets:
-            check = _latency(target, load, figures, state)
+            check = latency_check(target, load, groups, profile.phases)
             if check is not None:
                 found.append(check)
     return found
@@ -285,6 +367,7 @@ def generator_checks(state: GeneratorState) -> list[Check]:
             relation="<",
             verdict=Verdict.PASS if state.lateness_p99_ms < LATENESS_P99_MS else Verdict.UNKNOWN,
             source="handed out later than intended; the broker has no part in it",
+            reason="" if state.lateness_p99_ms < LATENESS_P99_MS else "it widens every latency by as much",
         )
     ]
     if state.headroom is not None:
@@ -298,26 +381,43 @@ def generator_checks(state: GeneratorState) -> list[Check]:
                 relation=">=",
                 verdict=Verdict.PASS if enough else Verdict.UNKNOWN,
                 source="ceiling against the null broker over the asked rate",
+                reason="" if enough else "a missed rate may be the generator's",
             )
         )
     return found
 
 
 def per_second(profile: Profile, groups: dict[Key, Samples]) -> list[Series]:
-    """Rate of completions, p50 and p99 of every workload and operation, by second of the intended time."""
-    seconds = int(np.ceil(profile.phases.total_s))
+    """Of every workload and operation: completions by the second in which they came, so that a stall shows as one;
+    p50 and p99 by the second in which the message was due, and how many of those were never answered.
+
+    The second in which the run ended is no whole one, so it has no rate.
+    """
+    done = [group.completed_ns for group in map(answered, groups.values())]
+    end_s = max([profile.phases.total_s, *(float(column.max()) / NS_PER_S for column in done if len(column))])
+    seconds = int(np.ceil(end_s))
     x_s = [float(second) for second in range(seconds)]
     found = []
-    for key, group in groups.items():
+    for key, whole in groups.items():
+        group = answered(whole)
         name, latency_ms = key_name(key), group.latency_us / 1_000
-        at = group.intended_ns // NS_PER_S
-        chosen = [latency_ms[at == second] for second in range(seconds)]
-        rate: list[float | None] = [float(len(values)) for values in chosen]
+        due_at, known_at, done_at = (
+            column // NS_PER_S for column in (whole.intended_ns, group.intended_ns, group.completed_ns)
+        )
+        rate = [float((done_at == second).sum()) if second + 1 <= end_s else None for second in range(seconds)]
         found.append(Series(name=name, unit="messages/s", x_s=x_s, y=rate, group="rate"))
-        for label, percent in (("p50", 50), ("p99", 99)):
-            y: list[float | None] = [
-                round(float(np.percentile(values, percent, method="inverted_cdf")), 3) if len(values) else None
-                for values in chosen
-            ]
+        chosen = [np.sort(latency_ms[known_at == second]) for second in range(seconds)]
+        missing = [int((due_at == second).sum()) - len(values) for second, values in enumerate(chosen)]
+        for label, quantile in (("p50", 0.5), ("p99", P99)):
+            y = [_of_all_due(values, lost, quantile) for values, lost in zip(chosen, missing, strict=True)]
             found.append(Series(name=f"{name}, {label}", unit="ms", x_s=x_s, y=y, group=f"latency {label}"))
+        if any(missing):
+            lost_y: list[float | None] = [float(count) for count in missing]
+            found.append(Series(name=name, unit="messages", x_s=x_s, y=lost_y, group="due and never answered"))
     return found
+
+
+def _of_all_due(ordered: npt.NDArray[np.float64], missing: int, quantile: float) -> float | None:
+    """The percentile with the missing as the slowest; None where it would be one of them, or nothing was due."""
+    rank = quantile_ranks(quantile, len(ordered), missing).high if len(ordered) else None
+    return None if rank is None else round(float(ordered[rank - 1]), 3)

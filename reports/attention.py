@@ -9,11 +9,12 @@ import msgspec
 from reference_broker.trace.conformance import CaseResult
 from reference_broker.trace.results import GRAVITY, Check, RunKind, Severity, Verdict
 from reports.collect import Collection, Run
-from reports.humanise import check_name, plural, quantity, relation, words
+from reports.humanise import NOT_MEASURED, check_name, plural, quantity, relation, words
 from reports.verdicts import CASE_LOOKS, FAILING_CASES, KIND_LABELS, RUN_LOOKS, Look
 
 MAX_ITEMS = 2_000
 _MAX_FINDINGS_PER_RUN = 50
+_TOLD = {Verdict.FAIL: "misses its target", Verdict.UNKNOWN: "was not judged"}
 _SELF_CHECK_TITLES = {
     "survives": "The suite does not notice a broken broker",
     "accused": "The suite accuses a legal broker",
@@ -71,11 +72,11 @@ def first_of_each_run(items: list[Attention], most: int) -> list[tuple[Attention
 
 
 def describe_check(check: Check) -> str:
-    """``2.1 ms, target < 1 ms (source)``: the figure beside what it was held to."""
-    text = quantity(check.value, check.unit)
+    """``2.1 ms, target < 1 ms (background)``: the figure beside what it was held to."""
+    text = NOT_MEASURED if check.value is None else quantity(check.value, check.unit)
     if check.bound is not None and check.relation:
         text += f", target {relation(check.relation)} {quantity(check.bound, check.unit)}"
-    return f"{text} ({check.source})" if check.source else text
+    return f"{text} ({check.background})" if check.background else text
 
 
 def _of_run(run: Run) -> list[Attention]:
@@ -88,7 +89,9 @@ def _of_run(run: Run) -> list[Attention]:
     elif run.result.kind is RunKind.SELF_CHECK and run.result.findings:  # so do those of a self-check
         items = _of_findings(run)
     else:
-        items = [_of_check(run, check) for check in run.result.checks if check.verdict is not Verdict.PASS]
+        # What was not measured is worth a look only where nothing worse is known.
+        told = {Verdict.FAIL, Verdict.ERROR} | ({Verdict.UNKNOWN} if run.verdict is Verdict.UNKNOWN else set())
+        items = [_of_check(run, check) for check in run.result.checks if check.verdict in told]
         items += _of_findings(run)
     return items or [_of_whole_run(run, RUN_LOOKS[run.verdict].label.lower())]
 
@@ -99,7 +102,7 @@ def _of_check(run: Run, check: Check) -> Attention:
         run=run,
         gravity=GRAVITY.index(check.verdict),
         look=RUN_LOOKS[check.verdict],
-        title=f"{name} misses its target" if check.verdict is Verdict.FAIL else name,
+        title=f"{name} {_TOLD[check.verdict]}" if check.verdict in _TOLD else name,
         detail=describe_check(check),
         reproduce=run.result.command,
     )

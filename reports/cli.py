@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from reference_broker.trace.results import Verdict
+from reference_broker.trace.terminal import WholeConsole
 from reports.collect import ReportError
 from reports.site import ReportSummary, build_report
 from reports.verdicts import KIND_LABELS, RUN_LOOKS
@@ -52,7 +53,7 @@ def report(
     the report cannot be written.
     """
     site = out if out is not None else run_folder / "report"
-    errors = Console(stderr=True, highlight=False)
+    errors = WholeConsole(stderr=True, highlight=False)
     try:
         with errors.status("Writing the report"):
             summary = build_report(run_folder, site, judge or ())
@@ -67,7 +68,7 @@ def report(
 
 
 def _tell(summary: ReportSummary, site: Path, errors: Console) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = WholeConsole(highlight=False, soft_wrap=True)
     for problem in summary.problems:
         errors.print(f"cannot read {problem}", style="yellow", markup=False)
     for run in summary.runs:

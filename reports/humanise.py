@@ -21,6 +21,7 @@ _INITIALISMS = {"qos": "QoS", "mqtt": "MQTT", "dlq": "DLQ", "cpu": "CPU", "rss":
 _NAME_DOT = re.compile(r"(?<=[A-Za-z0-9])\.(?=[A-Za-z])")
 _QOS = re.compile(r"\bqos ?([012])\b", re.IGNORECASE)
 NO_DATA = "no data"
+NOT_MEASURED = "not measured"
 
 
 def number(value: float) -> str:
@@ -33,6 +34,8 @@ def number(value: float) -> str:
         return f"{int(value):,}"
     if abs(value) >= 100:
         return f"{value:,.0f}"
+    if abs(value) < 1e-6:
+        return f"{value:.2e}"  # not zero, so it must not look like it
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:.{min(digits, 6)}f}"
 

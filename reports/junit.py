@@ -1,7 +1,8 @@
 """JUnit XML of a report, for the test pages of CI systems.
 
 One suite per run. A conformance case is a test case; every other run gives one test case per check and one for its
-verdict. What nobody may read as success is never a plain pass: ``unknown`` and a cut run are errors.
+verdict. What nobody may read as success is never a plain pass: a check that was not judged is skipped, with the reason;
+a run without a claim, and a cut one, are errors.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _CASE_TAGS: dict[CaseVerdict, str] = {
 }
 _RUN_TAGS: dict[Verdict, str] = {Verdict.FAIL: "failure", Verdict.ERROR: "error", Verdict.UNKNOWN: "error"}
 _MAX_TEXT = 20_000
+NOT_JUDGED = "not judged"
 
 
 def junit_xml(collection: Collection) -> bytes:
@@ -106,8 +108,10 @@ def _conformance_case(suite: ElementTree.Element, target: str, case: CaseResult)
 
 
 def _check_case(suite: ElementTree.Element, place: str, check: Check) -> None:
-    tag = _RUN_TAGS.get(check.verdict, "")
-    _test_case(suite, place, check.name, tag, RUN_LOOKS[check.verdict].label, describe_check(check))
+    tag = "skipped" if check.verdict is Verdict.UNKNOWN else _RUN_TAGS.get(check.verdict, "")
+    label = RUN_LOOKS[check.verdict].label
+    message = f"{NOT_JUDGED}: {check.reason or check.source or 'no reason given'}" if tag == "skipped" else label
+    _test_case(suite, place, check.name, tag, message, describe_check(check))
 
 
 def _test_case(

@@ -222,6 +222,7 @@ class SiteWriter:
             "case_path": self._case_path,
             "clause_path": self._clause_path,
             "max_findings": MAX_FINDINGS,
+            "not_measured": humanise.NOT_MEASURED,
         }
         return environment
 

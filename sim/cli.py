@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from conformance.mutants import UnknownMutantError, all_mutants
 from faults.scenario import Scenario, ScenarioError, find_scenario, shipped_scenarios
 from reference_broker.config import ConfigError
 from reference_broker.trace.results import RunResult, Verdict
+from reference_broker.trace.terminal import WholeConsole, WholeTable
 from sim.explore import MAX_SEEDS, Exploration, SeedOutcome, explore
 from sim.guard import NondeterminismError
 from sim.runner import require_sim, run_scenario
@@ -39,8 +38,8 @@ app = typer.Typer(
     The same seed gives the same run, down to the trace hash. Exit status: 0 nothing found, 1 a finding or no claim
     possible, 2 wrong usage, 4 the simulation itself failed.""",
 )
-console = Console()
-errors = Console(stderr=True)
+console = WholeConsole()
+errors = WholeConsole(stderr=True)
 
 ScenarioArgument = Annotated[
     str, typer.Argument(help="A scenario file, or the name of one that comes with Assay (see `assay sim list`).")
@@ -134,14 +133,14 @@ def explore_command(
 @app.command(name="list")
 def list_command() -> None:
     """List the scenarios that come with Assay, and the bugs that can be planted."""
-    table = Table("scenario", "worlds", "faults", "what it is about", box=None, pad_edge=False)
+    table = WholeTable("scenario", "worlds", "faults", "what it is about", box=None, pad_edge=False)
     for name in shipped_scenarios():
         with _errors_explained():
             scenario = find_scenario(name)
         faults = ", ".join(fault.kind.value for fault in scenario.faults) or "none"
         table.add_row(name, ", ".join(scenario.worlds), faults, scenario.description.strip())
     console.print(table)
-    bugs = Table("mutant", "bug or legal variation", "what is different", box=None, pad_edge=False)
+    bugs = WholeTable("mutant", "bug or legal variation", "what is different", box=None, pad_edge=False)
     for name, mutant in all_mutants().items():
         if mutant.apply.__module__ == QUEUE_MUTANTS:
             bugs.add_row(name, "variation" if mutant.legal else "bug", mutant.what)

@@ -38,7 +38,7 @@ from reference_broker.trace.results import (
 )
 from spark_analysis import delivery, hops, latency
 from spark_analysis.checkers import anomalies, findings_by_run
-from spark_analysis.session import SHORT_JOB, SessionConfig, open_session
+from spark_analysis.session import SHORT_JOB, SessionConfig, open_session, together
 from spark_analysis.sources import (
     SPARK_FOLDER,
     SourceFiles,
@@ -49,7 +49,7 @@ from spark_analysis.sources import (
     load_traces,
 )
 from spark_analysis.tables import Tables
-from spark_analysis.targets import Measured, OperationFigures, Targets, judge_all, load_targets
+from spark_analysis.targets import Measured, OperationFigures, Selection, Targets, judge_all, load_targets, selections
 
 TABLES_FOLDER: Final = "tables"
 SHORT_JOB_MAX_BYTES: Final = 20_000_000
@@ -130,7 +130,7 @@ def analyse(
             if sources.traces:
                 _analyse_traces(work, sources, outcome)
             if sources.samples:
-                _analyse_samples(work, sources, outcome)
+                _analyse_samples(work, sources, outcome, selections(wanted))
     outcome.measured = msgspec.structs.replace(
         outcome.measured,
         generator_ceiling_per_s=_generator_ceiling(sources),
@@ -219,7 +219,7 @@ def _analyse_traces(work: _Work, sources: SourceFiles, outcome: Outcome) -> None
         loaded.release()
 
 
-def _analyse_samples(work: _Work, sources: SourceFiles, outcome: Outcome) -> None:
+def _analyse_samples(work: _Work, sources: SourceFiles, outcome: Outcome, wanted: list[Selection]) -> None:
     work.progress(f"reading {len(sources.samples)} sample files")
     samples, reports = load_samples(work.spark, sources.samples)
     outcome.reports += reports
@@ -234,11 +234,11 @@ def _analyse_samples(work: _Work, sources: SourceFiles, outcome: Outcome) -> Non
     outcome.metrics["percentile_method"] = "exact" if exact else "log buckets of 1 %"
     table = work.publish(outcome, "percentiles", latency.percentile_table(samples, exact=exact))
     # Warm-up and cool-down are in the table; the result names what may be judged.
-    steady = table.where(f"phase = '{latency.STEADY}'")
+    steady = table.where(sf.col("phase").isin(latency.STEADY, latency.CLOSED_LOOP))
     outcome.percentiles = latency.as_percentiles(steady, name_runs=work.name_runs) + outcome.percentiles
-    throughput = work.publish(outcome, "throughput", latency.throughput_table(samples))
-    lateness = work.publish(outcome, "lateness", latency.lateness_table(samples, exact=exact))
-    outcome.measured = Measured(operations=_operations(table, throughput, lateness))
+    subjects = work.publish(outcome, "figures", latency.figures_table(samples, latency.SUBJECT, exact=exact))
+    figures = together([partial(_figures, samples, subjects, selection, exact) for selection in wanted])
+    outcome.measured = Measured(figures=dict(zip(wanted, figures, strict=True)))
     width_s = latency.bucket_width_s(latency.span_s(samples))
     seconds = work.publish(outcome, "seconds", latency.per_second(samples, width_s=width_s, exact=exact))
     if len(sources.samples) <= CHARTED_RUNS_MAX:
@@ -249,45 +249,27 @@ def _is_exact(rows: int) -> bool:
     return rows <= latency.EXACT_ROWS_MAX
 
 
-def _operations(table: DataFrame, throughput: DataFrame, lateness: DataFrame) -> dict[str, OperationFigures]:
-    """The worst steady figures of each operation: highest p99, lowest completed rate, over the runs of the folder."""
-    joined = (
-        throughput.join(
-            table.where(f"phase = '{latency.STEADY}' AND qos = {latency.ANY_QOS}").select(
-                "run_id", "operation", "count", "p99_us"
-            ),
-            ["run_id", "operation"],
-            "left",
-        )
-        .join(lateness.selectExpr("run_id", "operation", "p99_us AS late_us"), ["run_id", "operation"], "left")
-        .orderBy("operation", "run_id")
-    )
-    figures: dict[str, OperationFigures] = {}
-    for row in joined.collect():
-        one = OperationFigures(
-            count=row["count"] or 0,
-            unfinished=row["unfinished"],
-            p99_us=row["p99_us"],
-            lateness_p99_ms=None if row["late_us"] is None else row["late_us"] / 1000,
-            offered_per_s=row["offered_per_s"],
-            completed_per_s=row["completed_per_s"],
-        )
-        known = figures.get(row["operation"])
-        figures[row["operation"]] = one if known is None else _worse(known, one)
-    return figures
+_GROUPED_BY: Final = {
+    "workload": latency.SUBJECT,
+    "queue": ["run_id", "queue", "operation"],
+    "run": ["run_id", "operation"],
+}
 
 
-def _worse(first: OperationFigures, second: OperationFigures) -> OperationFigures:
-    latest = max(first, second, key=lambda figures: figures.p99_us or 0.0)
-    slowest = min(first, second, key=lambda figures: figures.completed_per_s or 0.0)
-    return OperationFigures(
-        count=min(first.count, second.count),
-        unfinished=max(first.unfinished, second.unfinished),
-        p99_us=latest.p99_us,
-        lateness_p99_ms=latest.lateness_p99_ms,
-        offered_per_s=slowest.offered_per_s,
-        completed_per_s=slowest.completed_per_s,
-    )
+def _figures(samples: DataFrame, subjects: DataFrame, selection: Selection, exact: bool) -> list[OperationFigures]:
+    """What a target judges; ``subjects`` are the figures by workload, which need not be computed again."""
+
+    def chosen(frame: DataFrame) -> DataFrame:
+        if selection.samples != "any" or selection.per == "queue":
+            frame = frame.where((sf.col("queue") == "") if selection.samples == "pubsub" else (sf.col("queue") != ""))
+        named = (("workload", selection.workloads), ("queue", selection.queues), ("protocol", selection.protocols))
+        for column, values in named:
+            frame = frame.where(sf.col(column).isin(*values)) if values else frame
+        return frame
+
+    by = _GROUPED_BY[selection.per]
+    table = chosen(subjects) if by == latency.SUBJECT else latency.figures_table(chosen(samples), by, exact=exact)
+    return [msgspec.convert(row.asDict(), OperationFigures) for row in table.collect()]
 
 
 def _generator_ceiling(sources: SourceFiles) -> float | None:

@@ -98,7 +98,7 @@ def verdict_chart(result: RunResult) -> go.Figure:
             orientation="h",
             marker_color=[COLOURS[check.verdict] for check in shown],
             text=[f"{check.value:g} {check.unit} (bound {check.relation} {check.bound:g})" for check in shown],
-            hovertext=[check.source for check in shown],
+            hovertext=[check.background for check in shown],
         )
     )
     figure.add_vline(x=1.0, line_dash="dash", annotation_text="bound")
@@ -136,7 +136,11 @@ def fault_chart(table: pd.DataFrame) -> go.Figure:
     """p99 of each operation inside and outside faults; ``table`` is ``fault_latency``."""
     figure = go.Figure(
         [
-            go.Bar(x=rows["operation"] + " " + rows["run_id"], y=rows["p99_us"] / 1000, name=str(place))
+            go.Bar(
+                x=rows["queue"] + " " + rows["operation"] + " " + rows["run_id"],
+                y=rows["p99_us"] / 1000,
+                name=str(place),
+            )
             for place, rows in table.groupby("place")
         ]
     )

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
 
 from reference_broker.trace.results import RunResult, Severity, Verdict
+from reference_broker.trace.terminal import WholeConsole, WholeTable
 from spark_analysis.exit_status import OF_VERDICT, ExitStatus
 from spark_analysis.targets import TargetsError, load_targets
 
@@ -44,12 +45,12 @@ def _analyse(console: Console, run_folder: Path, out: Path | None, targets_file:
 
 
 def _show(console: Console, result: RunResult) -> None:
-    table = Table("figure", "value", "bound", "verdict", "source", title=result.name)
+    table = WholeTable("figure", "value", "bound", "verdict", "of what, and where the bound is from", title=result.name)
     for check in result.checks:
         value = "-" if check.value is None else f"{check.value:,.4g} {check.unit}"
         bound = "" if check.bound is None else f"{check.relation} {check.bound:,g}"
         colour = _COLOURS[check.verdict]
-        table.add_row(check.name, value, bound, f"[{colour}]{check.verdict}[/]", check.source)
+        table.add_row(check.name, value, bound, f"[{colour}]{check.verdict}[/]", escape(check.background))
     console.print(table)
     for finding in result.findings[:20]:
         colour = "red" if finding.severity is Severity.SAFETY else "yellow"
@@ -67,7 +68,7 @@ def analyse_command(run_folder: RunFolder, out: Out = None, targets: TargetsFile
     Reads every history*.jsonl(.zst), trace*.jsonl(.zst) and samples*.parquet below RUN_FOLDER, writes result.json and
     Parquet tables, and prints the verdict. Exit status: 0 pass, 1 fail, 2 usage, 3 no Java, 5 no claim possible.
     """
-    console = Console(stderr=False)
+    console = WholeConsole(stderr=False)
     result = _analyse(console, run_folder, out, targets)
     _show(console, result)
     raise typer.Exit(OF_VERDICT[result.verdict])
@@ -85,7 +86,7 @@ def notebook_command(
     from spark_analysis.notebook import NotebookError, execute_notebook
     from spark_analysis.sources import SPARK_FOLDER
 
-    console = Console()
+    console = WholeConsole()
     if not (run_folder / SPARK_FOLDER / "result.json").exists():
         _analyse(console, run_folder, None, None)
     try:
@@ -101,8 +102,8 @@ def checks_command(targets: TargetsFile = None) -> None:
     """List what is judged: the delivery rules with their catalogue ids, and the targets with their conditions."""
     from spark_analysis.checkers import RULES
 
-    console = Console()
-    rules = Table("anomaly", "checker", "meaning", title="Delivery rules")
+    console = WholeConsole()
+    rules = WholeTable("anomaly", "checker", "meaning", title="Delivery rules")
     for rule in RULES:
         for anomaly, meaning in rule.anomalies.items():
             rules.add_row(anomaly, ", ".join(rule.checkers), meaning)
@@ -111,12 +112,14 @@ def checks_command(targets: TargetsFile = None) -> None:
         wanted = load_targets(targets)
     except TargetsError as error:
         raise _stop(console, error, ExitStatus.USAGE) from error
-    figures = Table("target", "bound", "of", "source", "judged when", title="Targets")
+    figures = WholeTable("target", "bound", "of", "source", "judged when", title="Targets")
     for target in wanted.targets:
         conditions = target.conditions
+        of = " ".join(part for part in (str(target.operation or ""), target.judges.describe()) if part)
+        of += f", each {target.judges.per}" if target.operation is not None else ""
         when = [f"{conditions.samples_min} samples or more"] if conditions.samples_min > 1 else []
         when += ["the load saturates the broker"] if conditions.load == "saturating" else []
         when += ["every history is whole and drained"] if conditions.drained else []
         bound = f"{target.relation} {target.bound:,g} {target.unit}"
-        figures.add_row(target.name, bound, str(target.operation or ""), target.source, "; ".join(when) or target.note)
+        figures.add_row(target.name, bound, of, target.source, "; ".join(when) or target.note)
     console.print(figures)

@@ -51,38 +51,47 @@ LEFT JOIN settled s ON s.run_id = k.run_id
 LEFT JOIN whole w ON w.run_id = k.run_id
 """
 
-# Phase "history": the load is the scenario's, so no target judges it. A history does not tell the QoS (-1).
+# Phase "history": the load is the scenario's, so no target judges it. A history does not tell the QoS (-1), and its
+# workloads are its queues.
 SAMPLES: Final = """
 SELECT run_id, 'history' AS phase, 'publish_to_ack' AS operation, -1 AS qos, producer AS client, seq,
-       intended_ns, inv_ns AS sent_ns, cpl_ns AS completed_ns, 'ok' AS status
+       intended_ns, inv_ns AS sent_ns, cpl_ns AS completed_ns, 'ok' AS status,
+       queue AS workload, queue, '' AS protocol, CAST(-1 AS BIGINT) AS offered_ns
 FROM {sends} WHERE status = 'ok'
 UNION ALL
 SELECT m.run_id, 'history', 'publish_to_deliver', -1, m.process, s.seq,
-       s.intended_ns, s.inv_ns, m.time_ns, 'ok'
+       s.intended_ns, s.inv_ns, m.time_ns, 'ok', m.queue, m.queue, '', CAST(-1 AS BIGINT)
 FROM {main} m JOIN {sends} s ON s.run_id = m.run_id AND s.value = m.value
 WHERE m.nth = 1 AND m.idx > s.inv_idx
 UNION ALL
-SELECT run_id, 'history', 'deliver_to_settle', -1, process, -1, delivered_ns, delivered_ns, cpl_ns, 'ok'
-FROM (SELECT s.run_id, s.process, s.cpl_ns, max_by(m.time_ns, m.idx) AS delivered_ns
+SELECT run_id, 'history', 'deliver_to_settle', -1, process, -1, delivered_ns, delivered_ns, cpl_ns, 'ok',
+       queue, queue, '', CAST(-1 AS BIGINT)
+FROM (SELECT s.run_id, s.queue, s.process, s.cpl_ns, max_by(m.time_ns, m.idx) AS delivered_ns
       FROM {settlements} s JOIN {main} m ON m.run_id = s.run_id AND m.queue = s.queue
           AND m.consumer_group = s.consumer_group AND m.value = s.value AND m.process = s.process AND m.idx < s.inv_idx
       WHERE s.status = 'ok'
-      GROUP BY s.run_id, s.process, s.inv_idx, s.cpl_ns)
+      GROUP BY s.run_id, s.queue, s.process, s.inv_idx, s.cpl_ns)
 """
 
 RECOVERY: Final = """
 WITH confirmed AS (
-    SELECT run_id, cpl_ns, lag(cpl_ns, 1, 0) OVER (PARTITION BY run_id ORDER BY cpl_ns) AS before_ns
+    SELECT run_id, queue, cpl_ns, lag(cpl_ns, 1, 0) OVER (PARTITION BY run_id, queue ORDER BY cpl_ns) AS before_ns
     FROM {sends} WHERE status = 'ok'
+),
+of_queue AS (  -- one queue at a time: another's confirms do not end its silence
+    SELECT f.run_id, f.kind, f.detail, f.from_idx, f.from_ns, f.to_ns,
+           -- the longest time without a confirmed publish that touches the fault
+           max(CASE WHEN o.before_ns < f.to_ns THEN o.cpl_ns - o.before_ns END) / 1000000000D AS silence_s,
+           (min(CASE WHEN o.cpl_ns >= f.to_ns THEN o.cpl_ns END) - f.to_ns) / 1000000000D AS recovered_after_s
+    FROM {faults} f
+    LEFT JOIN confirmed o ON o.run_id = f.run_id AND o.cpl_ns > f.from_ns
+    GROUP BY f.run_id, f.kind, f.detail, f.from_idx, f.from_ns, f.to_ns, o.queue
 )
-SELECT f.run_id, f.kind, f.detail, f.from_idx, f.from_ns, least(f.to_ns, c.end_ns) AS to_ns,
-       -- the longest time without a confirmed publish that touches the fault
-       max(CASE WHEN o.before_ns < f.to_ns THEN o.cpl_ns - o.before_ns END) / 1000000000D AS silence_s,
-       (min(CASE WHEN o.cpl_ns >= f.to_ns THEN o.cpl_ns END) - f.to_ns) / 1000000000D AS recovered_after_s
-FROM {faults} f
-JOIN {counts} c ON c.run_id = f.run_id
-LEFT JOIN confirmed o ON o.run_id = f.run_id AND o.cpl_ns > f.from_ns
-GROUP BY f.run_id, f.kind, f.detail, f.from_idx, f.from_ns, f.to_ns, c.end_ns
+SELECT q.run_id, q.kind, q.detail, q.from_idx, q.from_ns, least(q.to_ns, c.end_ns) AS to_ns,
+       max(q.silence_s) AS silence_s, max(q.recovered_after_s) AS recovered_after_s
+FROM of_queue q
+JOIN {counts} c ON c.run_id = q.run_id
+GROUP BY q.run_id, q.kind, q.detail, q.from_idx, q.from_ns, q.to_ns, c.end_ns
 """
 
 BACKLOG: Final = """

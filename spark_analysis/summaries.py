@@ -22,11 +22,15 @@ def checks(result: RunResult) -> pd.DataFrame:
             "unit": check.unit,
             "bound": "" if check.bound is None else f"{check.relation} {check.bound:g}",
             "verdict": str(check.verdict),
+            "of": check.subject,
+            "not judged because": check.reason,
             "source": check.source,
         }
         for check in result.checks
     ]
-    return pd.DataFrame(rows, columns=["figure", "value", "unit", "bound", "verdict", "source"])
+    return pd.DataFrame(
+        rows, columns=["figure", "value", "unit", "bound", "verdict", "of", "not judged because", "source"]
+    )
 
 
 def percentiles(result: RunResult) -> pd.DataFrame:
@@ -35,6 +39,7 @@ def percentiles(result: RunResult) -> pd.DataFrame:
         {
             "operation": row.name,
             "count": row.count,
+            "missing": row.missing,
             "p50 ms": row.p50_us / 1000,
             "p90 ms": row.p90_us / 1000,
             "p99 ms": row.p99_us / 1000,
@@ -43,7 +48,9 @@ def percentiles(result: RunResult) -> pd.DataFrame:
         }
         for row in result.percentiles
     ]
-    return pd.DataFrame(rows, columns=["operation", "count", "p50 ms", "p90 ms", "p99 ms", "p99.9 ms", "max ms"])
+    return pd.DataFrame(
+        rows, columns=["operation", "count", "missing", "p50 ms", "p90 ms", "p99 ms", "p99.9 ms", "max ms"]
+    )
 
 
 def findings(result: RunResult) -> pd.DataFrame:

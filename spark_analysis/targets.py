@@ -2,11 +2,14 @@
 
 Three answers exist: met, missed, and *not measured*. The last is :attr:`Verdict.UNKNOWN` with the reason, whatever the
 figure looks like: a run that offered 500 messages a second says nothing about 100 000.
+
+Every target says which samples it judges, and what at a time: a figure of one queue is the worst of all queues, never
+their sum. A figure that is known within bounds is judged by both ends (:mod:`reference_broker.trace.judgement`).
 """
 
 from __future__ import annotations
 
-import operator
+import math
 from collections.abc import Callable
 from enum import StrEnum
 from importlib import resources
@@ -15,27 +18,16 @@ from typing import Final, Literal
 
 import msgspec
 
-from reference_broker.trace.results import Check, Verdict
+from reference_broker.trace.judgement import HOLDS, Bounds, explain, verdict_within, without_delay
+from reference_broker.trace.results import GRAVITY, Check, Verdict
 from reference_broker.trace.schema import LatencyOperation
 from reference_broker.trace.yaml_text import YamlError, parse_yaml
 
 TARGETS_SCHEMA: Literal["assay.targets/1"] = "assay.targets/1"
 SATURATED_BELOW: Final = 0.95
 """A run that completes less than this share of what was due has reached a ceiling, whoever's it is."""
-LATENESS_P99_MAX_MS: Final = 1.0
-"""A generator that sent later than this (99th percentile) cannot accuse a broker of latency."""
-UNFINISHED_SHARE_MAX: Final = 0.01
-"""With more samples than this lost or refused, the 99th percentile of the others says nothing."""
 
 Relation = Literal["<", "<=", ">", ">=", "=="]
-
-_HOLDS: Final[dict[str, Callable[[float, float], bool]]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "==": operator.eq,
-}
 
 
 class TargetsError(ValueError):
@@ -67,12 +59,33 @@ class Conditions(_Part, frozen=True, kw_only=True):
     """Every history must have been read until empty, without damage."""
 
 
+class Selection(_Part, frozen=True, kw_only=True):
+    """Which samples a target judges, and what has a figure of its own; the worst figure decides."""
+
+    samples: Literal["any", "queue", "pubsub"] = "any"
+    """``queue``: only what went through a durable queue; ``pubsub``: only what did not."""
+    workloads: tuple[str, ...] = ()
+    queues: tuple[str, ...] = ()
+    protocols: tuple[str, ...] = ()
+    """Names; empty = all."""
+    per: Literal["workload", "queue", "run"] = "workload"
+    """``run``: all that was selected of one run together, which only rates may be."""
+
+    def describe(self) -> str:
+        """``of a queue, protocol mqtt5``."""
+        kinds = {"any": "", "queue": "of a queue", "pubsub": "of plain publish and subscribe"}
+        named = (("workload", self.workloads), ("queue", self.queues), ("protocol", self.protocols))
+        parts = [kinds[self.samples], *(f"{name} {' or '.join(values)}" for name, values in named if values)]
+        return ", ".join(part for part in parts if part)
+
+
 class Target(_Part, frozen=True, kw_only=True):
     """One figure."""
 
     name: str
     metric: Metric
     operation: LatencyOperation | None = None
+    judges: Selection = Selection()
     relation: Relation
     bound: float
     unit: str
@@ -89,24 +102,42 @@ class Targets(_Part, frozen=True, kw_only=True):
 
 
 class OperationFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What a load run measured of one operation in its steady phase."""
+    """What was measured of one operation of one subject in the steady phase."""
 
+    operation: str
+    run_id: str = ""
+    workload: str = ""
+    queue: str = ""
+    protocol: str = ""
     count: int
-    """Samples that are ok."""
-    unfinished: int = 0
-    """Samples that were lost or refused."""
+    """Samples that were answered."""
+    missing: int = 0
+    """Samples that were due and never answered."""
     p99_us: float | None
-    lateness_p99_ms: float | None = None
-    """How much later than due the generator sent."""
+    """Of the answered."""
+    p99_low_us: float = 0.0
+    p99_high_us: float | None = None
+    """Of all that was due; None = no bound."""
+    late_us: float | None = None
+    """How much later than due the generator offered, 99th percentile."""
     offered_per_s: float | None
     completed_per_s: float | None
+
+    def subject(self) -> str:
+        """``workload tasks, queue q1, mqtt5 [load/smoke]``."""
+        parts = (
+            f"workload {self.workload}" if self.workload else "",
+            f"queue {self.queue}" if self.queue else "",
+            self.protocol,
+        )
+        return " ".join([", ".join(part for part in parts if part), f"[{self.run_id}]"]).strip()
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a run folder offers to be judged."""
 
-    operations: dict[str, OperationFigures] = {}
-    """The worst of each operation over the load runs of the folder, by its name."""
+    figures: dict[Selection, list[OperationFigures]] = {}
+    """By what was selected; one for each subject."""
     generator_ceiling_per_s: float | None = None
     """What the load generator reaches with a broker that does nothing; the least of the folder's load runs."""
     messages_lost: int | None = None
@@ -128,8 +159,21 @@ def parse_targets(text: str, *, where: str) -> Targets:
         for target in targets.targets
         if target.metric in {Metric.LATENCY_P99_MS, Metric.THROUGHPUT_PER_S} and target.operation is None
     ]
-    if repeated or incomplete:
+    mixed = [
+        target.name
+        for target in targets.targets
+        if target.metric is Metric.LATENCY_P99_MS and target.judges.per == "run"
+    ]
+    nowhere = [
+        target.name for target in targets.targets if target.judges.per == "queue" and target.judges.samples == "pubsub"
+    ]
+    if repeated or incomplete or mixed or nowhere:
         problems = [f"targets: {name!r} occurs twice" for name in repeated]
+        problems += [
+            f"targets: {name!r} judges a percentile per run: one of a mix of workloads says nothing of any of them"
+            for name in mixed
+        ]
+        problems += [f"targets: {name!r} judges queues of what goes through no queue" for name in nowhere]
         problems += [f"targets: {name!r} needs an operation" for name in incomplete]
         message = f"{where}: " + "; ".join(problems)
         raise TargetsError(message)
@@ -149,22 +193,30 @@ def load_targets(path: Path | None = None) -> Targets:
     return parse_targets(text, where=str(path))
 
 
+class _Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The figure, its verdict, why it is ``unknown`` where it is, and whose figure it is."""
+
+    value: float | None
+    verdict: Verdict
+    reason: str = ""
+    subject: str = ""
+
+
 def judge(target: Target, measured: Measured) -> Check:
-    """One figure against its target."""
-    value, why_not = _JUDGES[target.metric](target, measured)
-    if why_not:
-        verdict = Verdict.UNKNOWN
-    else:
-        assert value is not None
-        verdict = Verdict.PASS if _HOLDS[target.relation](value, target.bound) else Verdict.FAIL
+    """One figure against its target; of several subjects the gravest answer, among these the worst figure."""
+    answers = _JUDGES[target.metric](target, measured)
+    worst = max(answers, key=lambda answer: (GRAVITY.index(answer.verdict), _badness(target, answer.value)))
+    among = f"worst of {len(answers)}: " if len(answers) > 1 else ""
     return Check(
         name=target.name,
-        value=value,
+        value=worst.value,
         unit=target.unit,
         bound=target.bound,
         relation=target.relation,
-        verdict=verdict,
-        source=f"{target.source}; not judged: {why_not}" if why_not else target.source,
+        verdict=worst.verdict,
+        source=target.source,
+        subject=among + worst.subject if worst.subject else "",
+        reason=worst.reason if worst.verdict is Verdict.UNKNOWN else "",
     )
 
 
@@ -173,70 +225,93 @@ def judge_all(targets: Targets, measured: Measured) -> list[Check]:
     return [judge(target, measured) for target in targets.targets]
 
 
-_Answer = tuple[float | None, str]
-"""The figure, and why it may not be judged (empty when it may)."""
+def selections(targets: Targets) -> list[Selection]:
+    """What must be measured, each once."""
+    return list(dict.fromkeys(target.judges for target in targets.targets if target.operation is not None))
 
 
-def _figures(target: Target, measured: Measured) -> OperationFigures | None:
-    return measured.operations.get(str(target.operation))
+def _badness(target: Target, value: float | None) -> float:
+    if value is None:
+        return math.inf
+    return -value if target.relation in {">", ">="} else value
 
 
-def _judge_latency(target: Target, measured: Measured) -> _Answer:
-    figures = _figures(target, measured)
-    if figures is None or figures.p99_us is None:
-        return None, f"no {target.operation} samples of a steady phase"
-    value = figures.p99_us / 1000
-    total = figures.count + figures.unfinished
-    if figures.unfinished > UNFINISHED_SHARE_MAX * total:
-        return value, f"{figures.unfinished} of {total} samples never completed"
-    if too_few := _too_few(target, figures):
-        return value, too_few
-    # A bound that is met stands: the generator's delay is part of the latency.
-    late = figures.lateness_p99_ms is not None and figures.lateness_p99_ms > LATENESS_P99_MAX_MS
-    if late and not _HOLDS[target.relation](value, target.bound):
-        return value, f"the generator itself was {figures.lateness_p99_ms:.1f} ms late (p99)"
-    return value, ""
+def _unknown(reason: str, value: float | None = None, subject: str = "") -> _Answer:
+    return _Answer(value=value, verdict=Verdict.UNKNOWN, reason=reason, subject=subject)
 
 
-def _judge_throughput(target: Target, measured: Measured) -> _Answer:
-    figures = _figures(target, measured)
-    if figures is None or figures.completed_per_s is None or figures.offered_per_s is None:
-        return None, f"no {target.operation} samples of a steady phase"
-    value = figures.completed_per_s
-    if too_few := _too_few(target, figures):
-        return value, too_few
-    if target.conditions.load == "saturating" and value < target.bound:
-        if value >= SATURATED_BELOW * figures.offered_per_s:
-            return value, f"the run offered only {figures.offered_per_s:.0f}/s and the broker kept up"
+def _each(
+    target: Target, measured: Measured, judge_one: Callable[[Target, OperationFigures, Measured], _Answer]
+) -> list[_Answer]:
+    figures = [one for one in measured.figures.get(target.judges, []) if one.operation == str(target.operation)]
+    if not figures:
+        return [_unknown(f"no {target.operation} samples {target.judges.describe()}".strip() + " in a steady phase")]
+    return [_judge_known(target, one, measured, judge_one) for one in figures]
+
+
+def _judge_known(
+    target: Target,
+    one: OperationFigures,
+    measured: Measured,
+    judge_one: Callable[[Target, OperationFigures, Measured], _Answer],
+) -> _Answer:
+    answer = judge_one(target, one, measured)
+    if one.count < target.conditions.samples_min:
+        few = f"{one.count} of {one.count + one.missing} due were answered, {target.conditions.samples_min} needed"
+        return _unknown(few, answer.value, one.subject())
+    return answer
+
+
+def _judge_latency(target: Target, one: OperationFigures, measured: Measured) -> _Answer:
+    del measured
+    if one.p99_us is None:
+        return _unknown(f"none of {one.missing} due were answered", None, one.subject())
+    late_ms = max(0.0, (one.late_us or 0.0) / 1000)
+    high = math.inf if one.p99_high_us is None else one.p99_high_us / 1000
+    bounds = without_delay(Bounds(low=one.p99_low_us / 1000, high=high), late_ms)
+    return _Answer(
+        value=one.p99_us / 1000,
+        verdict=verdict_within(target.relation, target.bound, bounds),
+        reason=explain(bounds, "ms", count=one.count, missing=one.missing, delay=late_ms),
+        subject=one.subject(),
+    )
+
+
+def _judge_throughput(target: Target, one: OperationFigures, measured: Measured) -> _Answer:
+    if one.completed_per_s is None or one.offered_per_s is None:
+        return _unknown("all was due at one moment, or nothing was answered", one.completed_per_s, one.subject())
+    value = one.completed_per_s
+    held = HOLDS[target.relation](value, target.bound)
+    if target.conditions.load == "saturating" and not held:
+        if value >= SATURATED_BELOW * one.offered_per_s:
+            reason = f"the run offered only {one.offered_per_s:.0f}/s and the broker kept up"
+            return _unknown(reason, value, one.subject())
         ceiling = measured.generator_ceiling_per_s
         if ceiling is None or ceiling < target.bound:
             known = "unknown" if ceiling is None else f"{ceiling:.0f}/s"
-            return value, f"the ceiling of the load generator is {known}"
-    return value, ""
+            return _unknown(f"the ceiling of the load generator is {known}", value, one.subject())
+    return _Answer(value=value, verdict=Verdict.PASS if held else Verdict.FAIL, subject=one.subject())
 
 
-def _judge_loss(target: Target, measured: Measured) -> _Answer:
+def _judge_loss(target: Target, measured: Measured) -> list[_Answer]:
     if measured.messages_lost is None:
-        return None, "no history"
+        return [_unknown("no history")]
     # Losses that were seen stay seen; only "none" needs the proof that everything was read.
     if target.conditions.drained and not measured.histories_drained and measured.messages_lost == 0:
-        return 0.0, "a history is damaged or was not drained to the end"
-    return float(measured.messages_lost), ""
+        return [_unknown("a history is damaged or was not drained to the end", 0.0)]
+    value = float(measured.messages_lost)
+    held = HOLDS[target.relation](value, target.bound)
+    return [_Answer(value=value, verdict=Verdict.PASS if held else Verdict.FAIL)]
 
 
-def _judge_none(target: Target, measured: Measured) -> _Answer:
+def _judge_none(target: Target, measured: Measured) -> list[_Answer]:
     del measured
-    return None, target.note or "this bench does not measure it"
+    return [_unknown(target.note or "this bench does not measure it")]
 
 
-def _too_few(target: Target, figures: OperationFigures) -> str:
-    least = target.conditions.samples_min
-    return f"{figures.count} samples, {least} needed" if figures.count < least else ""
-
-
-_JUDGES: Final[dict[Metric, Callable[[Target, Measured], _Answer]]] = {
-    Metric.LATENCY_P99_MS: _judge_latency,
-    Metric.THROUGHPUT_PER_S: _judge_throughput,
+_JUDGES: Final[dict[Metric, Callable[[Target, Measured], list[_Answer]]]] = {
+    Metric.LATENCY_P99_MS: lambda target, measured: _each(target, measured, _judge_latency),
+    Metric.THROUGHPUT_PER_S: lambda target, measured: _each(target, measured, _judge_throughput),
     Metric.MESSAGES_LOST: _judge_loss,
     Metric.NONE: _judge_none,
 }

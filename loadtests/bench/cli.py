@@ -29,6 +29,7 @@ from loadtests.bench.storage.run import StorageRun, run_storage_bench
 from loadtests.bench.workload import BenchError, BenchPlan
 from loadtests.exit_status import ExitStatus
 from reference_broker.trace.results import RunResult, Verdict, write_result
+from reference_broker.trace.terminal import WholeConsole
 
 app = typer.Typer(no_args_is_help=True, help="Measure throughput against other brokers, and storage, in one run.")
 
@@ -112,7 +113,7 @@ def mqtt(
 
     Exit status: 0 measured, 1 an aim missed, 2 usage, 3 a broker cannot be started, 4 messages lost or out of order.
     """
-    console = Console()
+    console = WholeConsole()
     if not console.is_terminal:
         console.width = max(console.width, _WIDTH)
     cases = tuple(dict.fromkeys(case or COMPARED))
@@ -172,7 +173,7 @@ def queue(
     RabbitMQ is skipped, and named, where it is not installed. About 2 minutes.
     Exit status: 0 measured, 1 an aim missed, 2 usage, 3 a broker cannot be started, 4 messages lost or repeated.
     """
-    console = Console()
+    console = WholeConsole()
     if not console.is_terminal:
         console.width = max(console.width, _WIDTH)
     engine = quick_engine_plan() if quick else EnginePlan(rounds=rounds)
@@ -200,14 +201,14 @@ def queue(
 
 
 def _measure_engine(plan: EnginePlan) -> EngineRun:
-    console = Console(stderr=True)
+    console = WholeConsole(stderr=True)
     with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=console, transient=True) as bar:
         task = bar.add_task("preparing", total=1.0)
         return run_engine_bench(plan, lambda text, share: bar.update(task, description=text, completed=share))
 
 
 def _measure_storage(plan: StoragePlan, directory: Path) -> StorageRun:
-    console = Console(stderr=True)
+    console = WholeConsole(stderr=True)
     with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=console, transient=True) as bar:
         task = bar.add_task("preparing", total=1.0)
         try:
@@ -249,7 +250,7 @@ def storage(
     where = directory or Path(tempfile.gettempdir())
     run = _measure_storage(plan, where)
     found = storage_report.result(run, command="assay bench storage")
-    console = Console()
+    console = WholeConsole()
     if not console.is_terminal:
         console.width = max(console.width, _WIDTH)
     if as_json:

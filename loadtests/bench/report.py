@@ -8,6 +8,7 @@ from loadtests.bench.cases import QUEUES, Aim, Line
 from loadtests.bench.figures import NULL, BenchRun
 from loadtests.machine import this_machine
 from reference_broker.trace.results import Check, RunKind, RunResult, Series, Verdict, worst
+from reference_broker.trace.terminal import WholeTable
 
 MARKS = {Verdict.PASS: "[green]met[/]", Verdict.FAIL: "[red]missed[/]", Verdict.UNKNOWN: "[yellow]unknown[/]"}
 
@@ -48,7 +49,7 @@ def table(bench: BenchRun) -> Table:
     head = f"{plan.payload_bytes}-byte payloads, {_protocol(bench)}, median of {plan.rounds} interleaved rounds"
     versions = ", ".join(f"{name} {bench.versions[name]}".strip() for name in bench.peers)
     caption = f"{versions}; null: no broker" if NULL in bench.versions else versions
-    found = Table(title=head, title_justify="left", caption=caption, caption_justify="left")
+    found = WholeTable(title=head, title_justify="left", caption=caption, caption_justify="left")
     found.add_column("line and broker", no_wrap=True)
     ratio_title = f"{bench.peers[0]} is" if bench.peers else "ratio"
     for name in ("median", "range", ratio_title, "per CPU s", "client", "client us"):

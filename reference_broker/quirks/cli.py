@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from reference_broker.config import ConfigError
 from reference_broker.quirks import QUIRKS, find_quirks
 from reference_broker.quirks.page import profiles_table, quirks_page, quirks_table
+from reference_broker.trace.terminal import WholeConsole
 
 USAGE_ERROR = 2
 
@@ -32,7 +32,7 @@ def quirks(
     except ConfigError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(USAGE_ERROR) from error
-    console = Console()
+    console = WholeConsole()
     if not names:
         console.print(profiles_table())
     console.print(quirks_table(chosen))

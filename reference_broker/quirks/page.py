@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from rich.table import Table
 
 from reference_broker.quirks import PROFILES, QUIRKS, Profile, Quirk
+from reference_broker.trace.terminal import WholeTable
 
 _INTRODUCTION = """# Quirks
 
@@ -37,7 +38,7 @@ def profiles_with(quirk: Quirk) -> list[str]:
 
 def quirks_table(quirks: Iterable[Quirk]) -> Table:
     """Name, what it does, statements, citation."""
-    table = Table("quirk", "what the broker does", "statements", "reported", show_lines=True)
+    table = WholeTable("quirk", "what the broker does", "statements", "reported", show_lines=True)
     for quirk in quirks:
         profiles = "".join(f"\n[dim]{name}[/]" for name in profiles_with(quirk))
         table.add_row(f"[bold]{quirk.name}[/]{profiles}", quirk.what, "\n".join(quirk.statements), quirk.citation)
@@ -46,7 +47,7 @@ def quirks_table(quirks: Iterable[Quirk]) -> Table:
 
 def profiles_table() -> Table:
     """Name, broker, number of quirks."""
-    table = Table("profile", "broker", "quirks")
+    table = WholeTable("profile", "broker", "quirks")
     for profile in PROFILES.values():
         table.add_row(f"[bold]{profile.name}[/]", profile.what, str(len(profile.quirks)))
     return table

@@ -21,6 +21,7 @@ from reference_broker.core.queues.errors import LogError
 from reference_broker.storage_tools.layout import StoreFormat, StoreLayout, find_layout, open_directory
 from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
 from reference_broker.storage_tools.segment_exam import Progress as Report
+from reference_broker.trace.terminal import WholeConsole
 
 _Parameters = ParamSpec("_Parameters")
 
@@ -62,15 +63,15 @@ def failures_as_exits() -> Iterator[None]:
 
 
 def complain(message: str) -> None:
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {message}", style="red", markup=False)
+    WholeConsole(stderr=True, highlight=False, soft_wrap=True).print(f"error: {message}", style="red", markup=False)
 
 
 def say(message: str, style: str = "yellow") -> None:
-    Console(stderr=True, highlight=False, soft_wrap=True).print(message, style=style, markup=False)
+    WholeConsole(stderr=True, highlight=False, soft_wrap=True).print(message, style=style, markup=False)
 
 
 def tables() -> Console:
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    return WholeConsole(highlight=False, soft_wrap=not sys.stdout.isatty())
 
 
 def print_json(document: msgspec.Struct) -> None:
@@ -81,7 +82,7 @@ def print_json(document: msgspec.Struct) -> None:
 @contextmanager
 def progress_bar(text: str, total: int | None) -> Iterator[Report]:
     """A bar on stderr while something long runs, if stderr is a terminal."""
-    errors = Console(stderr=True)
+    errors = WholeConsole(stderr=True)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

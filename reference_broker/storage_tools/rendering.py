@@ -15,6 +15,7 @@ from reference_broker.storage_tools.importing import ImportReport
 from reference_broker.storage_tools.index_check import IndexState
 from reference_broker.storage_tools.inspect import InspectReport, PartitionInfo, QueueInfo, SegmentReport
 from reference_broker.storage_tools.repair_plan import RepairAction, RepairReport
+from reference_broker.trace.terminal import WholeTable
 
 MAX_SHOWN = 200
 """Rows of one table; the JSON output has all."""
@@ -119,7 +120,7 @@ def _add_partition(partitions: Table, segments: Table, name: str, partition: Par
 
 def _table(*columns: str) -> Table:
     """A narrow table."""
-    return Table(*columns, box=box.SIMPLE_HEAD, padding=0, collapse_padding=True)
+    return WholeTable(*columns, box=box.SIMPLE_HEAD, padding=0, collapse_padding=True)
 
 
 def _span(first_ms: int | None, last_ms: int | None) -> str:

@@ -79,6 +79,16 @@ class Check(Record, frozen=True, kw_only=True):
     verdict: Verdict = Verdict.UNKNOWN
     source: str = ""
     """Where the bound comes from."""
+    subject: str = ""
+    """What was judged, where the name does not say it: the workload, queue and protocol of the samples."""
+    reason: str = ""
+    """Why it is ``unknown``: not measured, or measured too loosely to say."""
+
+    @property
+    def background(self) -> str:
+        """What stands behind the figure: why it was not judged, of what it is, where the bound comes from."""
+        why = f"not judged: {self.reason}" if self.reason else ""
+        return "; ".join(part for part in (why, self.subject, self.source) if part)
 
 
 class Series(Record, frozen=True, kw_only=True):
@@ -105,11 +115,14 @@ class Percentiles(Record, frozen=True, kw_only=True):
 
     name: str
     count: int
+    """Samples that were answered: the percentiles are theirs."""
     p50_us: float
     p90_us: float
     p99_us: float
     p999_us: float
     max_us: float
+    missing: int = 0
+    """Samples that were due and never answered. They have no latency, yet count as the worst when a bound is judged."""
 
 
 class Machine(Record, frozen=True, kw_only=True):

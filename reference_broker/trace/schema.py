@@ -188,11 +188,13 @@ class LatencySample(Record, frozen=True, kw_only=True):
     """One raw sample of a load run, a row of ``samples.parquet``.
 
     Latency is ``completed_ns - intended_ns`` (coordinated-omission safe); service time is ``completed_ns - sent_ns``.
+    Every row was due: one that was never answered has another status than ``ok``, and counts.
     """
 
     run_id: str
     phase: str
-    """``warmup``, ``steady`` or ``cooldown``; only ``steady`` is judged."""
+    """``warmup``, ``steady`` or ``cooldown``; only ``steady`` is judged. ``closed_loop``: nothing was due, each request
+    waited for the answer to the one before, so the figures leave out what a stall kept from being sent."""
     operation: LatencyOperation
     qos: int
     client: str
@@ -201,3 +203,12 @@ class LatencySample(Record, frozen=True, kw_only=True):
     sent_ns: int
     completed_ns: int
     status: str = "ok"
+    workload: str = ""
+    """Name of the workload in its profile."""
+    queue: str = ""
+    """The durable queue that the message went through; empty for plain publish and subscribe."""
+    protocol: str = ""
+    """``mqtt311`` or ``mqtt5``."""
+    offered_ns: int = -1
+    """When the generator handed the message to its client: ``offered_ns - intended_ns`` is the generator's own delay,
+    what comes later until ``sent_ns`` the broker's, which had no room. -1: not known, ``sent_ns`` stands for it."""

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from reference_broker.trace.terminal import WholeConsole
 from sim.fuzz.actions import ReplayError, load_replay, save_replay
 from sim.fuzz.campaign import Outcome, run
 from sim.fuzz.setups import SETUPS
@@ -28,8 +28,8 @@ app = typer.Typer(
     The same seed sends the same packets. Exit status: 0 nothing found, 1 a bug (its replay file is written), 2 wrong
     usage.""",
 )
-console = Console()
-errors = Console(stderr=True)
+console = WholeConsole()
+errors = WholeConsole(stderr=True)
 
 
 @app.callback()

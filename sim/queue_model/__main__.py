@@ -6,14 +6,14 @@ import secrets
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from reference_broker.trace.terminal import WholeConsole
 from sim.queue_model.campaign import Campaign, campaign
 from sim.queue_model.machine import STEPS
 
-console = Console()
-errors = Console(stderr=True)
+console = WholeConsole()
+errors = WholeConsole(stderr=True)
 
 
 def main(

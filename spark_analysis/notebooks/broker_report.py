@@ -36,8 +36,9 @@ print(result.summary)
 # %% [markdown]
 # ## Targets
 #
-# Each figure has a source and conditions. **pass** and **fail** were measured under these conditions. **unknown** was
-# not: the reason stands beside the source. A run that offered 500 messages a second says nothing about 100 000.
+# Each figure has a source and conditions, and says of what it is: a figure of one queue is the worst of all queues.
+# **pass** and **fail** were measured under these conditions. **unknown** was not, and says why. A run that offered 500
+# messages a second says nothing about 100 000.
 
 # %%
 summaries.checks(result)
@@ -49,7 +50,8 @@ show(charts.verdict_chart(result))
 # ## Latency
 #
 # Latency counts from the time at which a message *was due*, so a stalled broker cannot hide behind a stalled
-# generator. Percentiles are nearest-rank and exact up to five million samples.
+# generator. Percentiles are nearest-rank and exact up to five million samples. Those that are **missing** were due and
+# never answered: they have no latency, and count as the worst where a bound is judged.
 
 # %%
 summaries.percentiles(result)

@@ -18,6 +18,7 @@ from loadtests.profile import Phases
 from loadtests.recorder import (
     SAMPLE_SCHEMA,
     Samples,
+    answered,
     collect,
     collect_connects,
     histogram_of,
@@ -148,11 +149,13 @@ def test_percentile_of_nothing_is_refused() -> None:
         percentiles("x", np.zeros(0))
 
 
-def test_merged_joins_publishers_and_drops_what_failed() -> None:
+def test_merged_joins_publishers_and_keeps_what_failed() -> None:
     first, second = _log(count=3), _log(count=2)
     first.acked_ns[1] = 0
     groups = merged(collect(Ledger(b"12345678", [first, second]), ended_ns=ENDED_NS))
-    assert len(groups["w", LatencyOperation.PUBLISH_TO_ACK, 1].seq) == 4
+    whole = groups["w", LatencyOperation.PUBLISH_TO_ACK, 1]
+    assert len(whole.seq) == 5
+    assert len(answered(whole).seq) == 4
     assert len(groups["w", LatencyOperation.PUBLISH_TO_DELIVER, 1].seq) == 5
 
 

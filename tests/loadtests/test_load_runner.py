@@ -65,8 +65,20 @@ def test_a_clean_broker_passes_and_every_artefact_is_written(tmp_path: Path) -> 
     assert result.machine is not None
     assert read_result(tmp_path / "result.json") == result
     assert {path.name for path in tmp_path.iterdir()} == {"result.json", "samples.parquet", "histograms.jsonl"}
-    statuses = pq.read_table(tmp_path / "samples.parquet").column("status").unique().to_pylist()
-    assert statuses == ["ok"]
+    table = pq.read_table(tmp_path / "samples.parquet").to_pylist()
+    assert {row["status"] for row in table} == {"ok"}
+    # Every sample names what it is of, so that no target is met by what it does not mean.
+    of = {(row["workload"], row["protocol"], row["queue"].partition("-")[0]) for row in table}
+    assert of == {
+        ("qos0", "mqtt311", ""),
+        ("qos1", "mqtt5", ""),
+        ("qos2", "mqtt311", ""),
+        ("tasks", "mqtt5", "load"),
+        ("connections", "", ""),
+    }
+    subjects = {check.name: check.subject for check in result.checks}
+    assert "queue load-" in subjects["tasks: deliveries per second"]
+    assert "no queue" in subjects["qos1: deliveries per second"]
 
 
 def _sum(result: RunResult, name: str) -> int:

@@ -98,6 +98,7 @@ def test_other_details_stay_whole(text: str) -> None:
         (quantity(2.1, "ms"), "2.10 ms"),
         (quantity(0.0021, "s"), "2.10 ms"),
         (quantity(3.44, "x"), "3.44×"),
+        (quantity(0.000_000_04, "x"), "4.00e-08×"),
         (quantity(1_238.0, "1/s"), "1,238 /s"),
         (quantity(12_345.6, "messages/s"), "12,346 messages/s"),
         (duration_us(151_000), "151 ms"),

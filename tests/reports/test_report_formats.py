@@ -11,7 +11,7 @@ import pytest
 from report_samples import case_result, load_run, write_conformance, write_report
 
 from reference_broker.trace.conformance import CaseVerdict, Footer, Header
-from reference_broker.trace.results import RunKind, RunResult, Verdict, write_result
+from reference_broker.trace.results import Check, RunKind, RunResult, Verdict, write_result
 from reports.attention import first_of_each_run, needs_attention
 from reports.badge import encode_badge
 from reports.collect import collect
@@ -37,7 +37,8 @@ def test_junit_counts_every_case_once(sample_runs: Path) -> None:
     assert counts(suites["conformance-mqtt-mosquitto"]) == ("9", "3", "1", "3")
     assert counts(suites["conformance-mqtt-reference"]) == ("9", "0", "0", "0")
     assert counts(suites["self-check-mutants-reference"]) == ("6", "2", "0", "0")
-    assert counts(suites["spark-verdicts-reference-steady-2k"]) == ("3", "0", "2", "0"), "unknown is never a pass"
+    # A check that was not judged is skipped, a run without a claim is an error.
+    assert counts(suites["spark-verdicts-reference-steady-2k"]) == ("3", "0", "1", "1"), "unknown is never a pass"
     document = ElementTree.fromstring(junit_xml(collect(sample_runs)))
     cases = document.findall(".//testcase")
     assert document.get("tests") == str(len(cases))
@@ -62,6 +63,34 @@ def test_junit_shows_a_cut_run_and_an_unreadable_file_as_errors(tmp_path: Path) 
     suites = junit_suites(tmp_path)
     assert counts(suites["conformance-cut-reference"]) == ("9", "0", "1", "0")
     assert counts(suites["unreadable files"]) == ("1", "0", "1", "0")
+
+
+def test_a_passing_run_is_not_red_for_what_it_did_not_measure(tmp_path: Path) -> None:
+    checks = [
+        Check(name="measured", value=1.0, unit="ms", bound=2.0, relation="<", verdict=Verdict.PASS),
+        Check(name="failover", value=None, unit="s", bound=5.0, relation="<", reason="needs a cluster"),
+    ]
+    run = RunResult(kind=RunKind.SPARK, name="demo", verdict=Verdict.PASS, summary="", checks=checks)
+    write_result(tmp_path, run)
+    (suite,) = junit_suites(tmp_path).values()
+    assert counts(suite) == ("3", "0", "0", "1")
+    skipped = suite.find(".//testcase[@name='failover']/skipped")
+    assert skipped is not None
+    assert skipped.get("message") == "not judged: needs a cluster"
+    assert "not measured, target < 5 s" in (skipped.text or "")
+    assert suite.find(".//testcase[@name='verdict']/*") is None
+    assert "failover" not in summary_markdown(collect(tmp_path))
+
+
+def test_a_failed_run_does_not_list_what_was_not_measured_among_its_failures(tmp_path: Path) -> None:
+    checks = [
+        Check(name="slow", value=9.0, unit="ms", bound=2.0, relation="<", verdict=Verdict.FAIL),
+        Check(name="failover", value=None, unit="s", bound=5.0, relation="<", reason="needs a cluster"),
+    ]
+    for verdict, listed in ((Verdict.FAIL, ["slow misses its target"]), (Verdict.UNKNOWN, ["failover was not judged"])):
+        chosen = checks if verdict is Verdict.FAIL else checks[1:]
+        write_result(tmp_path, RunResult(kind=RunKind.LOAD, name="x", verdict=verdict, summary="", checks=chosen))
+        assert [item.title for item in needs_attention(collect(tmp_path))] == listed
 
 
 def test_junit_survives_characters_that_xml_cannot_hold(tmp_path: Path) -> None:

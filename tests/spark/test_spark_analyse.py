@@ -26,7 +26,7 @@ from reference_broker.trace.results import (
     read_result,
     write_result,
 )
-from reference_broker.trace.schema import OpKind, OpType, TraceEvent, TraceHeader, TraceKind
+from reference_broker.trace.schema import LatencySample, OpKind, OpType, TraceEvent, TraceHeader, TraceKind
 from spark_analysis import analyse as analysis_module
 from spark_analysis.analyse import GENERATOR_CEILING, Outcome, analyse, verdict_of
 from spark_analysis.charts import open_analysis
@@ -42,15 +42,16 @@ MS = 1_000_000
 SAMPLES = 2_000
 
 
-def write_samples(path: Path, *, deliver_ms: int) -> None:
+def write_samples(path: Path, *, deliver_ms: int, queue: str = "q") -> None:
     """Two operations of a load run that offers 1000/s: publishes take 2 ms, deliveries ``deliver_ms``."""
     rows = []
     for n in range(SAMPLES):
         for operation, latency_ns in (("publish_to_ack", 2 * MS), ("publish_to_deliver", deliver_ms * MS)):
-            rows.append(("load", "steady", operation, 1, "c", n, n * MS, n * MS, n * MS + latency_ns, "ok"))
-    names = ["run_id", "phase", "operation", "qos", "client", "seq", "intended_ns", "sent_ns", "completed_ns", "status"]
+            life = (n * MS, n * MS, n * MS + latency_ns)
+            rows.append(("load", "steady", operation, 1, "c", n, *life, "ok", "tasks", queue, "mqtt5", n * MS))
+    names = list(LatencySample.__struct_fields__)
     columns = dict(zip(names, zip(*rows, strict=True), strict=True))
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table({name: list(column) for name, column in columns.items()}), path)
 
 
@@ -134,16 +135,16 @@ def test_checks_tell_met_missed_and_not_measured(result: RunResult) -> None:
 def test_bands_series_and_percentiles_are_there(result: RunResult, folder: Path) -> None:
     assert result.bands == [], "the charts are of several runs, and not all of them had the fault"
     analysis = open_analysis(folder)
-    (band,) = analysis.bands("latency [faults]")
+    (band,) = analysis.bands("latency p99 [faults]")
     assert band.label == "crash broker"
     assert band.to_s - band.from_s == pytest.approx(0.501, abs=0.002)
-    assert analysis.bands("latency [sim]") == []
+    assert analysis.bands("latency p99 [sim]") == []
     by_name = {row.name: row for row in result.percentiles}
-    assert by_name["publish_to_ack [load]"].count == SAMPLES
-    assert by_name["publish_to_deliver [load]"].p99_us == 20_000.0
-    assert by_name["publish_to_ack history [faults]"].count == 60
+    assert by_name["tasks: publish_to_ack qos1 [load]"].count == SAMPLES
+    assert by_name["tasks: publish_to_deliver qos1 [load]"].p99_us == 20_000.0
+    assert by_name["orders: publish_to_ack history [faults]"].count == 60
     groups = {line.group for line in result.series}
-    assert {"latency [load]", "throughput [load]", "latency [faults]", "backlog [faults]"} <= groups
+    assert {"latency p99 [load]", "throughput [load]", "latency p50 [faults]", "backlog [faults]"} <= groups
     backlog = next(line for line in result.series if line.group == "backlog [faults]")
     assert backlog.y[-1] == 1.0, "the lost message is waited for to the end"
 

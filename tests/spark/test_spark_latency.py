@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from reference_broker.trace.judgement import quantile_bounds
 from reference_broker.trace.schema import LatencySample
 from spark_analysis import latency
 from spark_analysis.schemas import SAMPLE_TYPE
@@ -49,9 +52,9 @@ def mixed(spark: SparkSession) -> DataFrame:
     return frame(spark, samples).persist()
 
 
-def values(mixed: DataFrame, qos: int | None) -> np.ndarray:  # type: ignore[type-arg]
+def values(mixed: DataFrame, qos: int) -> np.ndarray:  # type: ignore[type-arg]
     table = mixed.where("phase = 'steady' AND status = 'ok'").toPandas()
-    chosen = table if qos is None else table[table["qos"] == qos]
+    chosen = table[table["qos"] == qos]
     return ((chosen["completed_ns"] - chosen["intended_ns"]) / 1000).to_numpy()
 
 
@@ -62,9 +65,10 @@ def by_qos(table: DataFrame) -> dict[int, pd.Series]:  # type: ignore[type-arg]
 def test_exact_percentiles_are_numpys_and_buckets_are_within_one_percent(mixed: DataFrame) -> None:
     exact = by_qos(latency.percentile_table(mixed, exact=True))
     bucketed = by_qos(latency.percentile_table(mixed, exact=False))
-    assert set(exact) == {1, 2, latency.ANY_QOS}
+    assert set(exact) == {1, 2}, "a percentile of both together would say nothing of either"
     for qos, row in exact.items():
-        latencies = values(mixed, None if qos == latency.ANY_QOS else qos)
+        latencies = values(mixed, qos)
+        assert row["missing"] == bucketed[qos]["missing"] == (3 if qos == 1 else 0)
         assert row["count"] == bucketed[qos]["count"] == len(latencies)
         assert row["max_us"] == bucketed[qos]["max_us"] == pytest.approx(latencies.max())
         for name, quantile in latency.QUANTILES.items():
@@ -76,10 +80,9 @@ def test_exact_percentiles_are_numpys_and_buckets_are_within_one_percent(mixed: 
 def test_phases_are_kept_apart_and_named(mixed: DataFrame) -> None:
     records = latency.as_percentiles(latency.percentile_table(mixed, exact=True), name_runs=False)
     assert [record.name for record in records] == [
-        "publish_to_ack",
         "publish_to_ack qos1",
         "publish_to_ack qos2",
-        "publish_to_ack warmup",
+        "publish_to_ack qos1 warmup",
     ]
     assert records[-1].p50_us == 77_000.0
 
@@ -92,29 +95,33 @@ def test_counts_tell_failed_and_backwards_samples(spark: SparkSession) -> None:
 def test_throughput_and_lateness(spark: SparkSession) -> None:
     samples = [sample(n * 10_000_000, 1_000_000, sent_ns=n * 10_000_000 + 2_000_000) for n in range(101)]
     samples += [sample(500, 5, status="lost"), sample(500, 5, status="unsent"), sample(0, 5, phase="warmup")]
-    table = latency.throughput_table(frame(spark, samples)).collect()
+    table = latency.throughput_table(frame(spark, samples), ["run_id", "operation"]).collect()
     assert len(table) == 1
-    assert (table[0]["offered"], table[0]["completed"], table[0]["unfinished"]) == (103, 101, 1)
+    assert (table[0]["offered"], table[0]["completed"]) == (103, 101)
     assert table[0]["offered_per_s"] == pytest.approx(103 / 1.0)
     assert table[0]["completed_per_s"] == pytest.approx(101 / 1.001)
-    late = latency.lateness_table(frame(spark, samples), exact=True).collect()[0]
+    late = latency.lateness_table(frame(spark, samples), ["run_id"], exact=True).collect()[0]
     assert (late["p50_us"], late["p99_us"]) == (2_000.0, 2_000.0)
+    # Offered in time: the rest of the way to the wire is the broker's, which had no room.
+    offered = [sample(n, 9_000_000, offered_ns=n + 1_000, sent_ns=n + 8_000_000) for n in range(100)]
+    late = latency.lateness_table(frame(spark, offered), ["run_id"], exact=True).collect()[0]
+    assert late["p99_us"] == 1.0
 
 
 def test_seconds_count_from_zero_and_may_be_wider(spark: SparkSession) -> None:
     samples = frame(spark, [sample(at, 2_000_000) for at in (100, NS_PER_S - 1, NS_PER_S, 5 * NS_PER_S, -7)])
     rows = latency.per_second(samples).orderBy("second").collect()
     assert [(row["second"], row["count"], row["rate_per_s"]) for row in rows] == [
-        (-1, 1, 1.0),
+        (-1, 1, 0.0),
         (0, 2, 2.0),
-        (1, 1, 1.0),
-        (5, 1, 1.0),
+        (1, 1, 2.0),
+        (5, 1, None),  # the run ended in it
     ]
     wide = latency.per_second(samples, width_s=4).orderBy("second").collect()
     assert [(row["second"], row["count"], row["rate_per_s"]) for row in wide] == [
-        (-4, 1, 0.25),
-        (0, 3, 0.75),
-        (4, 1, 0.25),
+        (-4, 1, 0.0),
+        (0, 3, 1.0),
+        (4, 1, None),
     ]
     assert latency.bucket_width_s(1200.0) == 1
     assert latency.bucket_width_s(1201.0) == 2
@@ -130,3 +137,36 @@ def test_a_sample_is_inside_a_fault_when_its_life_touches_it(spark: SparkSession
         "inside": (4, 0.3),
         "outside": (2, 0.09),
     }
+
+
+def test_a_stall_is_a_hole_in_the_rate_and_the_lost_are_no_fast_second(spark: SparkSession) -> None:
+    due = [n * 100_000_000 for n in range(40)]
+    late = [sample(at, 1_000_000 if at < NS_PER_S else 3 * NS_PER_S - at) for at in due if at < 3 * NS_PER_S]
+    lost = [sample(at, 1_000_000, status="lost" if n % 2 else "ok") for n, at in enumerate(due) if at >= 3 * NS_PER_S]
+    table = latency.per_second(frame(spark, late + lost))
+    rows = {row["second"]: row for row in table.collect()}
+    assert [rows[second]["rate_per_s"] for second in range(4)] == [10.0, 0.0, 0.0, None]
+    assert (rows[3]["count"], rows[3]["missing"], rows[3]["p99_high_us"]) == (5, 5, None)
+    p99 = next(line for line in latency.as_series(table, name_runs=False) if line.group == "latency p99")
+    assert p99.y[3] is None
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("missing", [0, 1, 5, 6, 300, 10_000])
+def test_the_missing_widen_the_p99_as_in_memory(spark: SparkSession, missing: int, exact: bool) -> None:
+    rng = np.random.default_rng(SEED)
+    known = sorted(int(value) for value in rng.exponential(10e6, 500))
+    samples = [sample(0, value) for value in known] + [sample(0, 1, status="lost")] * missing
+    row = latency.percentile_table(frame(spark, samples), exact=exact).collect()[0]
+    bounds = quantile_bounds([value / 1000 for value in known], missing, 0.99)
+    assert (row["count"], row["missing"]) == (500, missing)
+    near = {} if exact else {"rel": 0.01}
+    assert row["p99_low_us"] == pytest.approx(bounds.low, **near)
+    assert (math.inf if row["p99_high_us"] is None else row["p99_high_us"]) == pytest.approx(bounds.high, **near)
+
+
+def test_nothing_answered_has_no_percentile(spark: SparkSession) -> None:
+    table = latency.percentile_table(frame(spark, [sample(0, 1, status="lost")] * 3), exact=True)
+    row = table.collect()[0]
+    assert (row["count"], row["missing"], row["p99_us"]) == (0, 3, None)
+    assert latency.as_percentiles(table, name_runs=False) == []

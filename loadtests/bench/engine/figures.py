@@ -16,6 +16,7 @@ from loadtests.bench.report import MARKS
 from loadtests.machine import this_machine
 from reference_broker.config import RebalanceProtocol
 from reference_broker.trace.results import Check, RunKind, RunResult, Verdict, worst
+from reference_broker.trace.terminal import WholeTable
 
 
 class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -244,7 +245,7 @@ def _number(value: float) -> str:
 
 def table(run: EngineRun) -> Table:
     """A row for each line."""
-    found = Table(title="The queue engine in one process, messages of 100 bytes in memory", title_justify="left")
+    found = WholeTable(title="The queue engine in one process, messages of 100 bytes in memory", title_justify="left")
     found.add_column("figure", no_wrap=True)
     for name in ("median", "range", "unit"):
         found.add_column(name, justify="right", no_wrap=True)

@@ -11,6 +11,7 @@ from loadtests.bench.storage.run import StorageRun
 from loadtests.bench.storage.targets import Target, judge, target_of
 from loadtests.machine import this_machine
 from reference_broker.trace.results import Check, RunKind, RunResult, Verdict, worst
+from reference_broker.trace.terminal import WholeTable
 
 _SECTIONS = {
     "append": "appending in batches, to a real file",
@@ -55,7 +56,7 @@ def _bound(target: Target) -> str:
 def table(run: StorageRun) -> Table:
     """A line per row: median, extremes, the raw calls on the same bytes, their ratio, the target."""
     verdicts = {check.name.partition(" / ")[0]: check.verdict for check in checks(run)}
-    found = Table(
+    found = WholeTable(
         title=f"Storage on {run.filesystem}, median of {run.plan.rounds} interleaved rounds",
         title_justify="left",
         caption="raw: os.pwrite, os.pread or os.fsync of the same bytes in the same round; ratio: figure / raw",
