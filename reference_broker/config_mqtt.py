@@ -23,7 +23,12 @@ class MqttConfig(Section, frozen=True, kw_only=True):
     max_queued_messages: int = 10_000
     """Messages kept for a client that is offline or slow; over it the newest is dropped and counted."""
     max_queued_bytes: int = 64 * 1024 * 1024
-    """Payload bytes of these messages; over it likewise."""
+    """What these take in memory, properties and all; over it likewise."""
+    max_inflight_bytes: int = 64 * 1024 * 1024
+    """What unfinished deliveries to a client may take; over it the next ones are queued."""
+    max_held_bytes: int = 1024 * 1024 * 1024
+    """What the messages of all sessions together may take, queued, in flight and wills. From half of it on a session
+    gets no more than what is left; over that its newest message is dropped and counted."""
     max_session_expiry_s: int = 4_294_967_295
     """Longest life of a session without a connection; 4294967295 = for ever. MQTT 3.1.1 clients are not told."""
     max_sessions: int = 100_000

@@ -15,7 +15,7 @@ from reference_broker.core.topics import validate_topic
 from reference_broker.mqtt import inbound, outgoing
 from reference_broker.mqtt.codec import encode_publish
 from reference_broker.mqtt.errors import ProtocolError, Reason
-from reference_broker.mqtt.inbound import Inbound
+from reference_broker.mqtt.inbound import Inbound, _Plan
 from reference_broker.mqtt.outbound import Outbound
 from reference_broker.mqtt.outgoing import PublishEncoder, message_from
 from reference_broker.mqtt.packets import V5, PacketType, Properties, Publish
@@ -117,11 +117,11 @@ def identifier_0(patch: Patch) -> None:
     original = Inbound._on_plain
 
     def on_plain(
-        self: Inbound, topic: str, qos: int, data: bytes, topic_end: int, payload_at: int, end: int, now: float
+        self: Inbound, plan: _Plan, qos: int, data: bytes, topic_end: int, payload_at: int, end: int, now: float
     ) -> None:
         if qos and not any(data[topic_end : topic_end + 2]):
             data = data[:topic_end] + b"\0\1" + data[topic_end + 2 :]
-        original(self, topic, qos, data, topic_end, payload_at, end, now)
+        original(self, plan, qos, data, topic_end, payload_at, end, now)
 
     patch.replace(Inbound, "_on_plain", on_plain)
 

@@ -18,6 +18,8 @@ from reference_broker.config import BrokerConfig
 from reference_broker.core import queue_consumers
 from reference_broker.core.access import AccessControl
 from reference_broker.core.access_review import AccessReview
+from reference_broker.core.budget import MessageBudget
+from reference_broker.core.message import changed
 from reference_broker.core.message_paths import MessagePaths, Tracer, is_queue_topic
 from reference_broker.core.queue_admin import QueueAdmin
 from reference_broker.core.queues import QueueEngine, QueueError, QueueErrorCode
@@ -89,6 +91,8 @@ class BrokerState(MessagePaths):
         """Writes down what must survive a restart; None = nothing does."""
         self.timers = TimerHeap()
         self.traffic: Traffic = Traffic()
+        self.held: MessageBudget = MessageBudget(config.mqtt.max_held_bytes)
+        """What sessions hold in all: queued, in flight, wills."""
         self.sys_topics = SysTopics(self, config.sys.interval_s)
         self.admin: QueueAdmin = QueueAdmin(self)
         self.unfinished: deque[Unfinished] = deque()
@@ -149,9 +153,7 @@ class BrokerState(MessagePaths):
 
     def new_session(self, client_id: str) -> Session:
         """An empty session under an id that has none."""
-        session = self.sessions[client_id] = self.session_class(
-            client_id, self.config.mqtt.max_queued_messages, self.config.mqtt.max_queued_bytes, self.traffic
-        )
+        session = self.sessions[client_id] = self.session_class(client_id, self.config.mqtt, self.traffic, self.held)
         session.reviewed = self.review.version
         return session
 
@@ -259,10 +261,10 @@ class BrokerState(MessagePaths):
             if not self.may_send_will(session, message.topic):
                 return
             if message.retain and not self.config.mqtt.retain_available:
-                message = msgspec.structs.replace(message, retain=False)
+                message = changed(message, retain=False)
             if message.expires_at:
                 # Until now the field held the lifetime: it counts from the publication of the will.
-                message = msgspec.structs.replace(message, expires_at=now + message.expires_at)
+                message = changed(message, expires_at=now + message.expires_at)
             with contextlib.suppress(QueueError):
                 self.publish(message, session, now)
 
@@ -274,6 +276,7 @@ class BrokerState(MessagePaths):
             session.will_timer.cancel()
         if self.sessions.get(session.client_id) is session:
             del self.sessions[session.client_id]
+            session.let_all_go()
         for subscription in session.subscriptions.values():
             self.tree.remove(session, subscription)
             self._uncount(subscription)

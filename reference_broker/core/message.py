@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+MESSAGE_OVERHEAD_BYTES = 512
+"""What the objects around a small message take."""
+HOLDER_BYTES = 256
+"""What one more session takes that holds a message: its own object, and the places where it is kept."""
+_PROPERTY_BYTES = 176
+"""A user property beside the characters of its name and value: a pair and two strings."""
+
 
 class Message(msgspec.Struct, kw_only=True, eq=False, gc=False):
     """An application message. Treat as immutable once routed; the payload is never copied between protocols."""
@@ -21,6 +28,10 @@ class Message(msgspec.Struct, kw_only=True, eq=False, gc=False):
     response_topic: str | None = None
     correlation_data: bytes | None = None
     user_properties: tuple[tuple[str, str], ...] = ()
+    memory_bytes: int = 0
+    """See :func:`memory_bytes`; 0 = nobody has asked yet."""
+    holders: int = 0
+    """For how many sessions it is queued now, or their will."""
 
     def user_property(self, name: str) -> str | None:
         """First value of a user property; None when absent."""
@@ -28,3 +39,33 @@ class Message(msgspec.Struct, kw_only=True, eq=False, gc=False):
             if key == name:
                 return value
         return None
+
+
+def changed(message: Message, **fields: object) -> Message:
+    """A copy with other values of some fields; nobody holds it yet."""
+    return msgspec.structs.replace(message, **fields, memory_bytes=0, holders=0)
+
+
+def text_bytes(text: str) -> int:
+    """What the characters of a text take in memory, at most."""
+    return len(text) if text.isascii() else 4 * len(text)
+
+
+def memory_bytes(message: Message) -> int:
+    """What a message takes in memory, at most, for every limit of bytes held: payload, topic, properties and the
+    objects around them. Found out once a message."""
+    size = message.memory_bytes
+    if not size:
+        size = MESSAGE_OVERHEAD_BYTES + len(message.payload) + text_bytes(message.topic)
+        if message.user_properties:
+            size += sum(
+                [_PROPERTY_BYTES + text_bytes(name) + text_bytes(value) for name, value in message.user_properties]
+            )
+        if message.response_topic is not None:
+            size += text_bytes(message.response_topic)
+        if message.content_type is not None:
+            size += text_bytes(message.content_type)
+        if message.correlation_data is not None:
+            size += len(message.correlation_data)
+        message.memory_bytes = size
+    return size

@@ -51,7 +51,7 @@ def consume(
 
     def deliver(delivery: Delivery) -> bool:
         connection = session.connection
-        if connection is None or session.queued or len(session.in_flight) >= session.window:
+        if connection is None or not session.can_take(delivery.message):
             session.stalled_consumers.append(consumer)
             return False
         if plain and session.hand_over(connection, delivery):

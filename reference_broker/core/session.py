@@ -6,13 +6,15 @@ A session knows no bytes. When connected it drives a :class:`SessionConnection`,
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from reference_broker.core.message import Message
+from reference_broker.config import MqttConfig
+from reference_broker.core.budget import MessageBudget
+from reference_broker.core.message import HOLDER_BYTES, MESSAGE_OVERHEAD_BYTES, Message, memory_bytes, text_bytes
 from reference_broker.core.queues import Consumer, Delivery
 from reference_broker.core.queues.delivery_run import DeliveryRun
 from reference_broker.core.routing import Subscription
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from reference_broker.core.tenants import Tenant
 
 MAX_PACKET_ID = 65_535
-DEFAULT_MAX_QUEUED_BYTES = 64 * 1024 * 1024
+_SHORT_ID_BYTES = 256
 
 
 class SessionConnection(Protocol):
@@ -67,6 +69,11 @@ class SessionConnection(Protocol):
         """What it sends in this turn depends on what the turn's write holds (see :class:`SessionJournal`)."""
 
 
+def session_bytes(client_id: str) -> int:
+    """What a session takes in memory that others do not: that of a long client id. Sessions themselves are counted."""
+    return max(0, text_bytes(client_id) - _SHORT_ID_BYTES)
+
+
 class Will(msgspec.Struct, frozen=True, kw_only=True):
     message: Message
     delay_s: int = 0
@@ -83,7 +90,7 @@ class OutgoingState(Enum):
 class Outgoing:
     """An outgoing QoS 1 or 2 message that is queued or in flight."""
 
-    __slots__ = ("delivery", "entry", "identifiers", "message", "qos", "retain", "state")
+    __slots__ = ("delivery", "entry", "identifiers", "left", "message", "qos", "retain", "size", "state")
 
     is_released = False
 
@@ -103,6 +110,10 @@ class Outgoing:
         """The queue delivery this PUBLISH carries, if it does; such a message is never resent by the session."""
         self.entry: Entry | None = None
         """What the log has of it while it is queued."""
+        self.left = 1
+        """Packet ids that it is in flight under; likewise of the kinds below."""
+        self.size = message.memory_bytes or memory_bytes(message)
+        """What the session is charged with for it; likewise of the kinds below."""
         self.state = OutgoingState.WAIT_PUBACK if qos < 2 else OutgoingState.WAIT_PUBREC
 
     def message_for(self, packet_id: int) -> Message:
@@ -117,7 +128,7 @@ class Outgoing:
 class OutgoingDeliveries:
     """Queue deliveries sent as one block under consecutive packet ids: one object for all of them."""
 
-    __slots__ = ("_first", "_first_id", "_run")
+    __slots__ = ("_first", "_first_id", "_run", "left", "size")
 
     qos = 1
     identifiers: tuple[int, ...] = ()
@@ -129,6 +140,8 @@ class OutgoingDeliveries:
     def __init__(self, first_id: int, run: DeliveryRun) -> None:
         self._first_id = first_id
         self._run = run
+        self.left = len(run.stored)
+        self.size = run_bytes(run)
         self._first: Delivery | None = None
 
     @property
@@ -146,12 +159,12 @@ class OutgoingDeliveries:
 
 
 class OutgoingRun:
-    """Messages sent as one block under consecutive packet ids: one object for all of them.
+    """``count`` messages sent as one block under consecutive packet ids: one object for all of them.
 
-    ``make`` builds the message of an id again, should it have to be resent.
+    ``make`` builds the message of an id again, should it have to be resent, from ``size`` bytes.
     """
 
-    __slots__ = ("make", "qos", "state")
+    __slots__ = ("left", "make", "qos", "size", "state")
 
     identifiers: tuple[int, ...] = ()
     retain = False
@@ -159,9 +172,11 @@ class OutgoingRun:
     delivery: Delivery | None = None
     entry: Entry | None = None
 
-    def __init__(self, qos: int, make: Callable[[int], Message]) -> None:
+    def __init__(self, qos: int, make: Callable[[int], Message], count: int, size: int) -> None:
         self.qos = qos
         self.make = make
+        self.left = count
+        self.size = size + count * HOLDER_BYTES
         self.state = OutgoingState.WAIT_PUBACK if qos < 2 else OutgoingState.WAIT_PUBREC
 
     def message_for(self, packet_id: int) -> Message:
@@ -174,7 +189,7 @@ class OutgoingRun:
 class Released:
     """A QoS 2 delivery after its PUBREC: only the packet id is still needed."""
 
-    __slots__ = ()
+    __slots__ = ("left",)
 
     qos = 2
     retain = False
@@ -183,6 +198,11 @@ class Released:
     delivery: Delivery | None = None
     entry: Entry | None = None
     state = OutgoingState.WAIT_PUBCOMP
+    size = 0
+
+    def __init__(self) -> None:
+        self.left = 1 << 62
+        """All that is released shares one object, which takes no bytes."""
 
     def message_for(self, packet_id: int) -> Message:
         """There is none any more."""
@@ -197,19 +217,28 @@ RELEASED = Released()
 InFlight = Outgoing | OutgoingRun | OutgoingDeliveries | Released
 
 
+def run_bytes(run: DeliveryRun) -> int:
+    """What these deliveries take in memory; they differ in payload and offset only."""
+    stored = run.stored
+    size = len(stored) * MESSAGE_OVERHEAD_BYTES + text_bytes(stored[0].topic)
+    return size + sum([each.size for each in stored])
+
+
 class Session:
     """One client's state."""
 
     def __init__(
         self,
         client_id: str,
-        max_queued: int,
-        max_queued_bytes: int = DEFAULT_MAX_QUEUED_BYTES,
+        limits: MqttConfig | None = None,
         traffic: Traffic | None = None,
+        budget: MessageBudget | None = None,
     ) -> None:
+        limits = limits or MqttConfig()
         self.client_id = client_id
-        self.max_queued = max_queued
-        self.max_queued_bytes = max_queued_bytes
+        self.max_queued = limits.max_queued_messages
+        self.max_queued_bytes = limits.max_queued_bytes
+        self.max_in_flight_bytes = limits.max_inflight_bytes
         self.connection: SessionConnection | None = None
         self.username: str | None = None
         """The verified user it belongs to."""
@@ -226,7 +255,7 @@ class Session:
         self.kept: KeptSession | None = None
         """Writes the session down; None = it need not survive a restart."""
         self.expiry_timer: Timer | None = None
-        self.will: Will | None = None
+        self._will: Will | None = None
         self.will_timer: Timer | None = None
         self.subscriptions: dict[str, Subscription] = {}
         """By the whole filter as the client wrote it, ``$share/...`` included."""
@@ -249,19 +278,51 @@ class Session:
         self.queued: deque[Outgoing] = deque()
         """Waiting for a connection or for room in the window."""
         self.queued_bytes = 0
-        """Payload bytes in ``queued``."""
+        """What the messages in ``queued`` take in memory (:func:`memory_bytes`)."""
+        self.in_flight_bytes = 0
+        """Likewise, those in ``in_flight``."""
         self.window = MAX_PACKET_ID
         """Most unfinished outgoing messages the client takes (its Receive Maximum)."""
         self.dropped = 0
         self._traffic = traffic or Traffic()
+        self._budget = budget or MessageBudget(limits.max_held_bytes)
+        self._budget.used += session_bytes(client_id)
         self._next_packet_id = 1
         self.stalled_consumers: list[Consumer] = []
         """Consumers that were refused for lack of room; they are resumed when room appears."""
 
     @property
+    def will(self) -> Will | None:
+        return self._will
+
+    @will.setter
+    def will(self, will: Will | None) -> None:
+        if self._will is not None:
+            self._budget.let_go(self._will.message)
+        if will is not None:
+            self._budget.hold(will.message)
+        self._will = will
+
+    @property
     def has_room(self) -> bool:
         """Connected, and the window has room."""
-        return self.connection is not None and len(self.in_flight) < self.window
+        return self.connection is not None and len(self.in_flight) < self.window and self._has_bytes_for(0)
+
+    def can_take(self, message: Message) -> bool:
+        """A message would be sent at once."""
+        return self.has_room and not self.queued and self._has_bytes_for(memory_bytes(message))
+
+    def _has_bytes_for(self, size: int) -> bool:
+        """So many bytes more may be in flight. To the client to which none are, anything may."""
+        return not self.in_flight or (
+            self.in_flight_bytes + size <= self.max_in_flight_bytes and self._budget.admits(self.held_bytes, size)
+        )
+
+    @property
+    def held_bytes(self) -> int:
+        """What it holds in all: queued, in flight, and its will."""
+        size = self.queued_bytes + self.in_flight_bytes
+        return size if self._will is None else size + memory_bytes(self._will.message)
 
     def _allocate_packet_id(self) -> int:
         packet_id = self._next_packet_id
@@ -280,25 +341,52 @@ class Session:
     ) -> None:
         """Send now, or queue for later; over the limit the message is dropped and counted."""
         connection = self.connection
-        if connection is not None:
-            if qos == 0:
-                connection.send_publish(0, message, 0, retain, False, identifiers)
-                return
-            if len(self.in_flight) < self.window and not self.queued:
-                self._send(connection, Outgoing(message, qos, retain, identifiers, delivery))
-                return
-        elif qos == 0:
+        if qos == 0:
             # Offline QoS 0 messages are not kept (5.0 section 4.1 leaves it open).
+            if connection is not None:
+                connection.send_publish(0, message, 0, retain, False, identifiers)
             return
-        size = len(message.payload)
-        if len(self.queued) >= self.max_queued or self.queued_bytes + size > self.max_queued_bytes:
+        size = message.memory_bytes or memory_bytes(message)
+        budget = self._budget
+        used = budget.used
+        if (
+            used + size > budget.half
+            and not budget.admits(self.held_bytes, HOLDER_BYTES if message.holders else size)
+            and delivery is None
+        ):
             self._drop()
             return
-        self.queued_bytes += size
+        if (
+            connection is not None
+            and not self.queued
+            and len(self.in_flight) < self.window
+            and (self.in_flight_bytes + size <= self.max_in_flight_bytes or not self.in_flight)
+        ):
+            self._send(connection, Outgoing(message, qos, retain, identifiers, delivery))
+            return
+        queued = self.queued
+        if len(queued) >= self.max_queued or self.queued_bytes + size > self.max_queued_bytes:
+            self._drop()
+            return
+        # As queue() does, without the calls: a message may go to many that are offline.
         outgoing = Outgoing(message, qos, retain, identifiers, delivery)
-        self.queued.append(outgoing)
+        queued.append(outgoing)
+        self.queued_bytes += size
+        budget.used = used + (HOLDER_BYTES if message.holders else size)
+        message.holders += 1
         if self.kept is not None:
             self.kept.queued(outgoing)
+
+    def queue(self, outgoing: Outgoing) -> None:
+        """It waits behind all others."""
+        self.queued.append(outgoing)
+        self.queued_bytes += memory_bytes(outgoing.message)
+        self._budget.hold(outgoing.message)
+
+    def _unqueue(self, outgoing: Outgoing) -> None:
+        """It waits no more."""
+        self.queued_bytes -= memory_bytes(outgoing.message)
+        self._budget.let_go(outgoing.message)
 
     def hand_over(self, connection: SessionConnection, delivery: Delivery) -> bool:
         """Send a queue delivery at QoS 1 by the short way; there is room for it. False: nothing was done, it must go
@@ -306,7 +394,7 @@ class Session:
         packet_id = self._allocate_packet_id()
         sent = connection.send_delivery(packet_id, delivery)
         if sent:
-            self.in_flight[packet_id] = Outgoing(delivery.message, 1, False, (), delivery)
+            self.hold(packet_id, Outgoing(delivery.message, 1, False, (), delivery))
             return True
         if sent is None:
             self._next_packet_id = packet_id
@@ -314,14 +402,55 @@ class Session:
         self._drop()
         return True
 
-    def _send(self, connection: SessionConnection, outgoing: Outgoing) -> None:
-        packet_id = self._allocate_packet_id()
+    def hold(self, packet_id: int, outgoing: Outgoing) -> None:
+        """It is in flight under the packet id."""
         self.in_flight[packet_id] = outgoing
+        self.in_flight_bytes += outgoing.size
+        self._budget.used += outgoing.size
+
+    def finish(self, packet_id: int) -> None:
+        """Nothing is in flight under the packet id any more."""
+        outgoing = self.in_flight.pop(packet_id)
+        outgoing.left -= 1
+        if not outgoing.left:
+            self.let_go((outgoing,))
+
+    def released(self, packet_id: int) -> None:
+        """The client has the QoS 2 message: only the packet id is still in flight."""
+        self.finish(packet_id)
+        self.in_flight[packet_id] = RELEASED
+
+    def let_go(self, finished: Iterable[InFlight]) -> None:
+        """These were in flight under ids of which none is left: they are held no more."""
+        size = 0
+        for outgoing in finished:
+            size += outgoing.size
+        self.in_flight_bytes -= size
+        self._budget.used -= size
+
+    def let_all_go(self) -> None:
+        """The session is over: what it still has counts no more."""
+        self.let_go(dict.fromkeys(self.in_flight.values()))
+        for outgoing in self.queued:
+            self._unqueue(outgoing)
+        self._budget.used -= session_bytes(self.client_id)
+
+    def _send(self, connection: SessionConnection, outgoing: Outgoing) -> None:
+        # As _allocate_packet_id() and hold() do, without the calls where they are not needed.
+        packet_id = self._next_packet_id
+        if packet_id in self.in_flight:
+            packet_id = self._allocate_packet_id()
+        else:
+            self._next_packet_id = packet_id % MAX_PACKET_ID + 1
+        self.in_flight[packet_id] = outgoing
+        size = outgoing.size
+        self.in_flight_bytes += size
+        self._budget.used += size
         sent = connection.send_publish(
             packet_id, outgoing.message, outgoing.qos, outgoing.retain, False, outgoing.identifiers
         )
         if not sent:
-            del self.in_flight[packet_id]
+            self.finish(packet_id)
             if self.kept is not None:
                 self.kept.dropped(outgoing)
             self._drop()
@@ -338,7 +467,7 @@ class Session:
                 if may_read(outgoing.message.topic):
                     self.queued.append(outgoing)
                     continue
-                self.queued_bytes -= len(outgoing.message.payload)
+                self._unqueue(outgoing)
                 if kept is not None:
                     kept.dropped(outgoing)
                 self._drop()
@@ -348,7 +477,7 @@ class Session:
             if outgoing_now is None or isinstance(outgoing_now, Released) or outgoing_now.delivery is not None:
                 continue
             if not may_read(outgoing_now.message_for(packet_id).topic):
-                del self.in_flight[packet_id]
+                self.finish(packet_id)
                 self._drop()
 
     def _drop(self) -> None:
@@ -361,8 +490,11 @@ class Session:
         if self.unsent and connection is not None:
             self._resend_more(connection)
         while connection is not None and self.queued and len(self.in_flight) < self.window:
+            size = memory_bytes(self.queued[0].message)
+            if self.in_flight and self.in_flight_bytes + size > self.max_in_flight_bytes:
+                break
             outgoing = self.queued.popleft()
-            self.queued_bytes -= len(outgoing.message.payload)
+            self._unqueue(outgoing)
             expires_at = outgoing.message.expires_at
             kept = self.kept
             if expires_at and expires_at <= now:
@@ -399,7 +531,7 @@ class Session:
         message = outgoing.message_for(packet_id)
         sent = connection.send_publish(packet_id, message, outgoing.qos, outgoing.retain, True, outgoing.identifiers)
         if not sent:
-            del self.in_flight[packet_id]
+            self.finish(packet_id)
         return sent
 
     def _resend_more(self, connection: SessionConnection) -> None:
@@ -409,9 +541,12 @@ class Session:
         while self.unsent and len(self.in_flight) - len(self.unsent) < self.window:
             self._resend(connection, *self.unsent.popleft())
 
-    def can_send_run(self, count: int) -> int:
-        """First of ``count`` consecutive free packet ids when the window has room for them now; else 0."""
+    def can_send_run(self, count: int, size: int) -> int:
+        """First of ``count`` consecutive free packet ids when the window has room for them, and their bytes, now;
+        else 0."""
         if self.connection is None or self.queued or len(self.in_flight) + count > self.window:
+            return 0
+        if self.in_flight_bytes + size > self.max_in_flight_bytes or self._budget.used + size > self._budget.half:
             return 0
         first = self._next_packet_id
         if first + count > MAX_PACKET_ID + 1:
@@ -424,11 +559,13 @@ class Session:
         Returns how many; 0: nothing was done.
         """
         count = min(len(run.stored), self.window - len(self.in_flight))
-        first = self.can_send_run(count) if count > 0 else 0
-        if not first:
+        if count <= 0:
             return 0
         if count < len(run.stored):
             run = run.first(count)
+        first = self.can_send_run(count, run_bytes(run))
+        if not first:
+            return 0
         if not connection.send_delivery_run(first, run):
             return 0
         self.start_run(first, count, OutgoingDeliveries(first, run))
@@ -437,15 +574,19 @@ class Session:
     def start_run(self, first: int, count: int, run: OutgoingRun | OutgoingDeliveries) -> None:
         """The run was sent under the ids from ``first``, which :meth:`can_send_run` offered."""
         self.in_flight.update(dict.fromkeys(range(first, first + count), run))
+        self.in_flight_bytes += run.size
+        self._budget.used += run.size
         self._next_packet_id = (first + count - 1) % MAX_PACKET_ID + 1
 
     def forget_deliveries(self) -> None:
         """The connection ended: the queue engine redelivers what was unsettled, so the session must not."""
         for packet_id in [key for key, value in self.in_flight.items() if value.delivery is not None]:
-            del self.in_flight[packet_id]
+            self.finish(packet_id)
         if any(outgoing.delivery is not None for outgoing in self.queued):
+            for outgoing in self.queued:
+                if outgoing.delivery is not None:
+                    self._unqueue(outgoing)
             self.queued = deque(outgoing for outgoing in self.queued if outgoing.delivery is None)
-            self.queued_bytes = sum(len(outgoing.message.payload) for outgoing in self.queued)
         self.consumers.clear()
         self.auto_consumers.clear()
         self.stalled_consumers.clear()

@@ -124,10 +124,9 @@ class _Restoring:
             outgoing = Outgoing(message, stored.qos, stored.retain, stored.identifiers)
             entry.source = outgoing
             if entry.packet_id:
-                session.in_flight[entry.packet_id] = outgoing
+                session.hold(entry.packet_id, outgoing)
             else:
-                session.queued.append(outgoing)
-                session.queued_bytes += len(message.payload)
+                session.queue(outgoing)
                 waiting.append((outgoing, entry))
         return entries, waiting
 

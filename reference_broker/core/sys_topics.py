@@ -53,6 +53,7 @@ _FIGURES: dict[str, Value] = {
     "publish/bytes/sent": lambda state, uptime_s: state.traffic.payload_bytes_sent,
     "bytes/received": lambda state, uptime_s: state.traffic.bytes_received,
     "bytes/sent": lambda state, uptime_s: state.traffic.bytes_sent,
+    "store/messages/bytes": lambda state, uptime_s: state.held.used,
     "queues/count": lambda state, uptime_s: len(state.engine.queues()),
 }
 """Topic below the root -> its value. ``queues/count`` is ours; ``active`` and ``inactive`` are old names in use."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from reference_broker.config import QueueConfig, TenantConfig
-from reference_broker.core.message import Message
+from reference_broker.core.message import Message, changed
 from reference_broker.core.queues import QueueError, QueueErrorCode
 from reference_broker.core.queues.address import (
     DEAD_LETTER_ALIAS,
@@ -111,7 +111,7 @@ class Tenant:
         pairs = message.user_properties
         if verb is not None:
             pairs = tuple((name, self.name_in(value) if name in _IDS_IN else value) for name, value in pairs)
-        return msgspec.structs.replace(message, topic=self.topic_in(message.topic), user_properties=pairs)
+        return changed(message, topic=self.topic_in(message.topic), user_properties=pairs)
 
     def message_out(self, message: Message, queue: str) -> Message:
         """A delivery as its client sees it."""
@@ -119,7 +119,7 @@ class Tenant:
         pairs = tuple(
             (name, self.name_out(value) if name in names else value) for name, value in message.user_properties
         )
-        return msgspec.structs.replace(message, topic=self.topic_out(message.topic), user_properties=pairs)
+        return changed(message, topic=self.topic_out(message.topic), user_properties=pairs)
 
     # -- quotas --------------------------------------------------------------------------------------------------
 

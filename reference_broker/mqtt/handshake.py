@@ -10,7 +10,8 @@ import msgspec
 from reference_broker.auth import CheckQueueFullError
 from reference_broker.config import LARGEST_PACKET_BYTES
 from reference_broker.core.broker_state import NEVER_EXPIRES_S, ConnectRequest
-from reference_broker.core.session import MAX_PACKET_ID, Will
+from reference_broker.core.message import memory_bytes
+from reference_broker.core.session import MAX_PACKET_ID, Will, session_bytes
 from reference_broker.core.topics import TopicError, is_sys_topic, validate_topic
 from reference_broker.mqtt import administration, enhanced_auth
 from reference_broker.mqtt.codec import decode_packet
@@ -171,6 +172,10 @@ def _establish(connection: MqttConnection, packet: Connect, authentication_data:
         connection.grants = broker.access.grants(connection.username, client_id)
     connection.login = connection.authenticator.user(connection.username)
     will = _will(connection, packet.will, client_id)
+    taken = session_bytes(client_id) + (0 if will is None else memory_bytes(will.message))
+    if taken and not broker.held.admits(0 if previous is None else previous.held_bytes, taken):
+        reason = Reason.QUOTA_EXCEEDED if five else Reason.SERVER_UNAVAILABLE
+        raise _refusal(connection, "the broker keeps no more for its clients", reason)
     if five:
         asked = properties.session_expiry_interval or 0
         granted = min(asked, config.max_session_expiry_s)

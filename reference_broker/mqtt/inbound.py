@@ -11,7 +11,7 @@ import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from reference_broker.core import transaction_requests
-from reference_broker.core.message import Message
+from reference_broker.core.message import Message, memory_bytes
 from reference_broker.core.message_paths import is_queue_topic
 from reference_broker.core.queues import QueueError, QueueErrorCode
 from reference_broker.core.queues.address import QUEUE_PREFIX
@@ -44,11 +44,13 @@ _QUEUE_START = QUEUE_PREFIX.encode()
 class _Plan:
     """How PUBLISH packets with one prefix are served. ``targets`` is None where they must go the general way."""
 
-    __slots__ = ("as_it_is", "epoch", "is_queue", "route", "sessions_epoch", "targets", "topic")
+    __slots__ = ("as_it_is", "epoch", "is_queue", "overhead_bytes", "route", "sessions_epoch", "targets", "topic")
 
     def __init__(self, topic: str, *, as_it_is: bool) -> None:
         self.topic = topic
         self.is_queue = is_queue_topic(topic)
+        self.overhead_bytes = memory_bytes(Message(topic=topic, payload=b""))
+        """What its messages take in memory beside their payloads."""
         self.as_it_is = as_it_is
         """The bytes may go to others: their remaining length is in its shortest form, which 3.1.1 does not demand."""
         self.epoch = self.sessions_epoch = -1
@@ -146,7 +148,7 @@ class Inbound(PublishAcks):
             run_end = self._queue_lanes.on_publish_run(plan.topic, data, start, end, topic_end, payload_at, prefix, now)
             if run_end:
                 return run_end
-        self._on_plain(plan.topic, qos, data, topic_end, payload_at, end, now)
+        self._on_plain(plan, qos, data, topic_end, payload_at, end, now)
         return end
 
     def _forward(
@@ -191,7 +193,7 @@ class Inbound(PublishAcks):
         assert plan.targets is not None
         if not plan.targets and connection.version == V5:
             return False
-        starts = [target.outbound.can_send_run(count) for target in plan.targets]
+        starts = [target.outbound.can_send_run(count, len(run)) for target in plan.targets]
         if not all(starts):
             return False
         for target, first in zip(plan.targets, starts, strict=True):
@@ -270,12 +272,18 @@ class Inbound(PublishAcks):
     # -- the general way -----------------------------------------------------------------------------------------
 
     def _on_plain(
-        self, topic: str, qos: int, data: bytes, topic_end: int, payload_at: int, end: int, now: float
+        self, plan: _Plan, qos: int, data: bytes, topic_end: int, payload_at: int, end: int, now: float
     ) -> None:
         """A PUBLISH without flags and properties."""
         self._traffic.publishes_received += 1
         self._traffic.payload_bytes_received += end - payload_at
-        message = Message(topic=topic, payload=data[payload_at:end], qos=qos, publisher=self._connection.client_id)
+        message = Message(
+            topic=plan.topic,
+            payload=data[payload_at:end],
+            qos=qos,
+            publisher=self._connection.client_id,
+            memory_bytes=plan.overhead_bytes + end - payload_at,
+        )
         if not qos:
             self._publish_qos0(message, now)
             return

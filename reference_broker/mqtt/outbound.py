@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Delivery
 from reference_broker.core.queues.delivery_run import DeliveryRun
-from reference_broker.core.session import RELEASED, OutgoingRun, OutgoingState
+from reference_broker.core.session import InFlight, OutgoingRun, OutgoingState
 from reference_broker.mqtt import runs
 from reference_broker.mqtt.errors import ProtocolError, Reason
 from reference_broker.mqtt.outgoing import PublishEncoder
@@ -17,6 +17,7 @@ from reference_broker.mqtt.queue_deliveries import DeliveryEncoder
 if TYPE_CHECKING:
     from reference_broker.mqtt.connection import MqttConnection
 
+_FINISHED_BY = {PacketType.PUBACK: OutgoingState.WAIT_PUBACK, PacketType.PUBCOMP: OutgoingState.WAIT_PUBCOMP}
 _PUBREL_START = b"\x62\x02"
 
 
@@ -47,9 +48,9 @@ class Outbound:
         self.dropped += count
         self._traffic.dropped += count
 
-    def can_send_run(self, count: int) -> int:
+    def can_send_run(self, count: int, size: int) -> int:
         """As :meth:`Session.can_send_run`."""
-        return self._connection.active_session.can_send_run(count)
+        return self._connection.active_session.can_send_run(count, size)
 
     def send_run(
         self, topic: str, qos: int, run: bytes, stride: int, id_at: int, payload_at: int, first: int, publisher: str
@@ -62,7 +63,7 @@ class Outbound:
             return Message(topic=topic, payload=payload, qos=qos, publisher=publisher)
 
         count = len(run) // stride
-        self._connection.active_session.start_run(first, count, OutgoingRun(qos, make))
+        self._connection.active_session.start_run(first, count, OutgoingRun(qos, make, count, len(run)))
         self._connection.send(runs.with_ids(run, stride, id_at, runs.packet_id_bytes(first, count)))
 
     def send_publish(
@@ -134,21 +135,23 @@ class Outbound:
     def on_run(self, kind: PacketType, ids: bytes, now: float) -> None:
         """Acknowledgements in their short form, successful all. Raises :class:`ProtocolError`."""
         in_flight = self._connection.active_session.in_flight
-        expected = OutgoingState.WAIT_PUBACK if kind is PacketType.PUBACK else OutgoingState.WAIT_PUBCOMP
+        expected = _FINISHED_BY.get(kind)
         # To a 5.0 client without automatic commit, the acknowledgement of a delivery says nothing more than that of
         # any message: it settles on its own.
         settles = self._connection.version != V5 or bool(self._connection.active_session.auto_consumers)
-        for packet_id in runs.numbers(ids):
-            outgoing = in_flight.get(packet_id)
-            if (
-                outgoing is not None
-                and outgoing.state is expected
-                and kind is not PacketType.PUBREC
-                and (not settles or outgoing.delivery is None)
-            ):
-                del in_flight[packet_id]
-            else:
-                self._on_one(kind, packet_id, now)
+        finished: list[InFlight] = []
+        try:
+            for packet_id in runs.numbers(ids):
+                outgoing = in_flight.get(packet_id)
+                if outgoing is not None and outgoing.state is expected and (not settles or outgoing.delivery is None):
+                    del in_flight[packet_id]
+                    outgoing.left -= 1
+                    if not outgoing.left:
+                        finished.append(outgoing)
+                else:
+                    self._on_one(kind, packet_id, now)
+        finally:
+            self._connection.active_session.let_go(finished)
         self._go_on(now)
 
     def _on_one(self, kind: PacketType, packet_id: int, now: float) -> None:
@@ -172,7 +175,7 @@ class Outbound:
             return
         if outgoing.state is not state:
             raise self._unexpected(kind, outgoing.state)
-        del session.in_flight[packet_id]
+        session.finish(packet_id)
         delivery = outgoing.delivery_for(packet_id)
         if delivery is not None:
             if self._connection.version != V5:
@@ -192,7 +195,7 @@ class Outbound:
             return
         if outgoing.state is OutgoingState.WAIT_PUBACK:
             raise self._unexpected(PacketType.PUBREC, outgoing.state)
-        session.in_flight[packet_id] = RELEASED
+        session.released(packet_id)
         self.send_pubrel(packet_id)
 
     def _unexpected(self, kind: PacketType, state: OutgoingState) -> ProtocolError:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from reference_broker.config import MqttConfig
+from reference_broker.core.budget import MessageBudget
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Delivery
-from reference_broker.core.session import DEFAULT_MAX_QUEUED_BYTES, Outgoing, OutgoingState, Session
+from reference_broker.core.session import Outgoing, OutgoingState, Session
 from reference_broker.core.traffic import Traffic
 from reference_broker.mqtt.outbound import Outbound
 from reference_broker.mqtt.packets import Acknowledgement, PacketType
@@ -68,11 +70,11 @@ class _ForgetsExpired(Session):
     def __init__(
         self,
         client_id: str,
-        max_queued: int,
-        max_queued_bytes: int = DEFAULT_MAX_QUEUED_BYTES,
+        limits: MqttConfig | None = None,
         traffic: Traffic | None = None,
+        budget: MessageBudget | None = None,
     ) -> None:
-        super().__init__(client_id, max_queued, max_queued_bytes, traffic)
+        super().__init__(client_id, limits, traffic, budget)
         self.released_until: dict[int, float] = {}
         """Packet id of a released message -> when it would have expired."""
 
@@ -83,7 +85,7 @@ class _ForgetsExpired(Session):
             else:
                 expires_at = self.released_until.get(packet_id, 0.0)
             if expires_at and expires_at <= now:
-                del self.in_flight[packet_id]
+                self.finish(packet_id)
         self.released_until = {key: when for key, when in self.released_until.items() if key in self.in_flight}
         super().resume(now)
 
@@ -103,7 +105,7 @@ class _OwedPubrelForgotten(Session):
     def resume(self, now: float) -> None:
         for packet_id, outgoing in list(self.in_flight.items()):
             if outgoing.state is OutgoingState.WAIT_PUBCOMP:
-                del self.in_flight[packet_id]
+                self.finish(packet_id)
         super().resume(now)
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from reference_broker.config import BrokerConfig
 from reference_broker.core.broker_state import BrokerState, ConnectRequest
-from reference_broker.core.message import Message
+from reference_broker.core.message import Message, changed
 from reference_broker.core.message_paths import Tracer
 from reference_broker.core.queues import QueueEngine
 from reference_broker.core.session import Session, SessionConnection
@@ -73,7 +73,7 @@ class _ResentWithoutDup(Outbound):
 class _InFlightLost(Session):
     def resume(self, now: float) -> None:
         for packet_id in list(self.in_flight):
-            del self.in_flight[packet_id]
+            self.finish(packet_id)
         super().resume(now)
 
 
@@ -119,7 +119,7 @@ class _AtGrantedQos(BrokerState):
 
     def _fan_out(self, message: Message, publisher: Session | None) -> bool:
         if not self._will_at_hand:
-            message = msgspec.structs.replace(message, qos=2)
+            message = changed(message, qos=2)
         return super()._fan_out(message, publisher)
 
 

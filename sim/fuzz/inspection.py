@@ -6,14 +6,16 @@ The only part of the fuzzer that knows the broker's private parts.
 from __future__ import annotations
 
 import gc
+from collections import Counter
+from collections.abc import Iterable
 from math import inf
 
 import msgspec
 
-from reference_broker.core.message import Message
+from reference_broker.core.message import HOLDER_BYTES, Message, memory_bytes
 from reference_broker.core.message_paths import is_queue_topic
 from reference_broker.core.routing import SubscriptionTree
-from reference_broker.core.session import Released, Session
+from reference_broker.core.session import Released, Session, session_bytes
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.mqtt.phase import Phase
 from reference_broker.node import BrokerNode
@@ -66,13 +68,36 @@ def unreleased_by(connection: MqttConnection) -> int:
     return len(connection.session.inbound_qos2) if connection.session is not None else 0
 
 
+def in_flight_bytes(session: Session) -> int:
+    """What a session has in flight, found by looking at all of it."""
+    return sum(outgoing.size for outgoing in dict.fromkeys(session.in_flight.values()))
+
+
+def held_bytes(sessions: Iterable[Session]) -> int:
+    """What all sessions hold, found by looking at all of it."""
+    total = 0
+    holders = Counter[int]()
+    messages: dict[int, Message] = {}
+    for session in sessions:
+        total += in_flight_bytes(session) + session_bytes(session.client_id)
+        held = [outgoing.message for outgoing in session.queued]
+        if session.will is not None:
+            held.append(session.will.message)
+        for message in held:
+            messages[id(message)] = message
+            holders[id(message)] += 1
+    return total + sum(memory_bytes(message) + HOLDER_BYTES * (holders[key] - 1) for key, message in messages.items())
+
+
 def check_session(session: Session, connection: MqttConnection | None) -> None:
     """Bounds of one session. Raises :class:`FuzzFailureError`."""
     queued = len(session.queued)
     _require(queued <= session.max_queued, "bound: queued messages", f"{queued} messages")
-    size = sum(len(outgoing.message.payload) for outgoing in session.queued)
+    size = sum(memory_bytes(outgoing.message) for outgoing in session.queued)
     _require(size == session.queued_bytes, "queued bytes miscounted", f"{size} are {session.queued_bytes}")
     _require(size <= session.max_queued_bytes, "bound: queued bytes", f"{size} bytes")
+    size = in_flight_bytes(session)
+    _require(size == session.in_flight_bytes, "bytes in flight miscounted", f"{size} are {session.in_flight_bytes}")
     if connection is not None:
         limits = connection.broker.config.mqtt
         waiting = dict(session.unsent)
@@ -116,6 +141,9 @@ def check_node(node: BrokerNode, open_connections: int) -> None:
     _require(traffic.subscriptions == len(filters), "subscriptions miscounted", f"{len(filters)}")
     shared = sum(entry.share_name is not None for _, entry in filters)
     _require(traffic.shared_subscriptions == shared, "shared subscriptions miscounted", f"{shared}")
+    held = held_bytes(sessions)
+    _require(held == state.held.used, "bytes held miscounted", f"{held} are {state.held.used}")
+    _require(held <= state.held.limit, "bound: bytes held", f"{held} bytes")
     in_tree = tree_size(state.tree)[1]
     ordinary = sum(not is_queue_topic(name) for name, _ in filters)
     _require(in_tree == ordinary, "subscription tree", f"{in_tree} subscriptions in the tree, {ordinary} in sessions")
@@ -142,6 +170,7 @@ def check_empty(node: BrokerNode) -> None:
         "sessions": len(state.sessions),
         "nodes of the subscription tree": tree_size(state.tree)[0],
         "timers": live_timers(node),
+        "bytes held": state.held.used,
         "connected clients": state.traffic.connected,
         "subscriptions": state.traffic.subscriptions,
         "shared subscriptions": state.traffic.shared_subscriptions,

@@ -61,7 +61,7 @@ def test_one_filter_that_comes_and_goes_for_ever_makes_nobody_forget() -> None:
 
 def test_a_route_stays_while_foreign_filters_come_and_go() -> None:
     tree = SubscriptionTree()
-    session, other = Session("s", 10), Session("o", 10)
+    session, other = Session("s"), Session("o")
     tree.add(session, Subscription(topic_filter="a/+", qos=0))
     route = tree.route("a/b")
     for _ in range(2 * MAX_FILTERS):
@@ -75,11 +75,11 @@ def test_a_route_stays_while_foreign_filters_come_and_go() -> None:
 
 def test_cached_routes_do_not_keep_sessions_that_ended() -> None:
     tree = SubscriptionTree()
-    stays = Session("stays", 10)
+    stays = Session("stays")
     tree.add(stays, Subscription(topic_filter="z/+", qos=0))
     gone = []
     for number in range(2 * MAX_FILTERS):
-        session = Session(f"s{number}", 10)
+        session = Session(f"s{number}")
         subscription = Subscription(topic_filter=f"x/{number}/+", qos=0)
         tree.add(session, subscription)
         assert [entry.session for entry in tree.route(f"x/{number}/a").entries] == [session]

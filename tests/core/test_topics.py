@@ -72,7 +72,7 @@ def test_the_tree_routes_as_the_oracle_says_also_while_filters_come_and_go(
     tree = SubscriptionTree()
     present: dict[str, Session] = {}
     for topic_filter in topic_filters:
-        session = present[topic_filter] = Session(topic_filter, 10)
+        session = present[topic_filter] = Session(topic_filter)
         tree.add(session, Subscription(topic_filter=topic_filter, qos=1))
         for topic in topics:
             expected = {name for name in present if oracle(name, topic)}
@@ -123,7 +123,7 @@ def test_where_filters_of_one_session_overlap_the_others_are_missed_by_none() ->
     tree = SubscriptionTree()
     filters = {"exact": ("a/b",), "both": ("a/b", "a/+", "#"), "wild": ("a/+",), "all": ("#",)}
     for name, topic_filters in filters.items():
-        session = Session(name, 10)
+        session = Session(name)
         for topic_filter in topic_filters:
             tree.add(session, Subscription(topic_filter=topic_filter, qos=0))
     for topic, wanted in (("a/b", ["all", "both", "exact", "wild"]), ("a/c", ["all", "both", "wild"])):
@@ -132,7 +132,7 @@ def test_where_filters_of_one_session_overlap_the_others_are_missed_by_none() ->
 
 def test_overlapping_subscriptions_give_one_copy_at_the_highest_qos_with_all_identifiers() -> None:
     tree = SubscriptionTree()
-    session = Session("s", 10)
+    session = Session("s")
     for topic_filter, qos, identifier in (("a/#", 2, 7), ("a/+", 0, 9), ("a/b", 1, 0)):
         tree.add(session, Subscription(topic_filter=topic_filter, qos=qos, identifier=identifier))
     (entry,) = tree.route("a/b").entries
@@ -173,7 +173,7 @@ def test_share_names_are_split_off() -> None:
 
 def test_no_local_subscriptions_do_not_count_for_ones_own_publishes() -> None:
     tree = SubscriptionTree()
-    session = Session("s", 10)
+    session = Session("s")
     tree.add(session, Subscription(topic_filter="a/#", qos=2, identifier=7, no_local=True))
     tree.add(session, Subscription(topic_filter="a/b", qos=1, identifier=9))
     (entry,) = tree.route("a/b").entries

@@ -11,6 +11,7 @@ from reference_broker.auth import hash_password, scram_credentials
 from reference_broker.auth_scram import METHOD
 from reference_broker.config import BrokerConfig, ConfigError, parse_config
 from reference_broker.core import access_review
+from reference_broker.core.message import memory_bytes
 from reference_broker.mqtt import packets as p
 from reference_broker.mqtt.errors import Reason
 from reference_broker.mqtt.packets import V5, V311
@@ -133,7 +134,7 @@ def test_nothing_comes_after_the_deny(change: Change, version: int, qos: int) ->
     assert payloads(ann) == [b"plain sent", b"plain queued", b"plain online"]
     assert set(ann.connection.active_session.subscriptions) == {"plain/#"}
     session = change.world.node.state.sessions["ann"]
-    assert session.queued_bytes == sum(len(outgoing.message.payload) for outgoing in session.queued)
+    assert session.queued_bytes == sum(memory_bytes(outgoing.message) for outgoing in session.queued)
 
 
 def test_a_connected_client_is_cut_off_from_what_is_denied_only(reloaded: Change) -> None:

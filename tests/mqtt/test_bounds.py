@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reference_broker.config import BrokerConfig, MqttConfig
+from reference_broker.core.message import HOLDER_BYTES, Message, memory_bytes
 from reference_broker.mqtt import packets as p
 from tests.mqtt.conftest import World
 
@@ -75,3 +76,119 @@ def test_retained_messages(make_world: type[World], version: int) -> None:
     retain("a", b"")
     assert retain("c") == none_matched
     assert len(world.node.state.retained) == 2
+
+
+def _publish(world: World, topic: str, payload: bytes, count: int, **fields: object) -> None:
+    """At QoS 1, from a client of its own, one by one."""
+    publisher = world.connect("publisher")
+    for number in range(count):
+        publisher.send(p.Publish(topic=topic, payload=payload + b"%d" % number, qos=1, packet_id=1, **fields))
+    publisher.send(p.Disconnect())
+
+
+@pytest.mark.parametrize("size", [3_000, 100])
+def test_bytes_in_flight_to_one_client(make_world: type[World], size: int) -> None:
+    cost = memory_bytes(Message(topic="t", payload=b"x" * size + b"0"))
+    world = make_world(BrokerConfig(mqtt=MqttConfig(max_inflight_bytes=2 * cost)))
+    client = world.subscribed("t", 1, client_id="c")
+    session = client.connection.active_session
+    _publish(world, "t", b"x" * size, 4)
+    assert len(client.publishes()) == 2, "exactly as much as the limit"
+    assert (session.in_flight_bytes, session.queued_bytes) == (2 * cost, 2 * cost)
+    _publish(world, "t", b"x" * 10 * size, 1)
+    for number in range(5):
+        client.send(p.Acknowledgement(type=p.PacketType.PUBACK, packet_id=client.publishes()[number].packet_id))
+    assert len(client.publishes()) == 5, "one that is larger than the limit goes alone"
+    assert (session.in_flight_bytes, session.queued_bytes, world.node.state.held.used) == (0, 0, 0)
+
+
+def test_user_properties_and_all_else_count_as_bytes(make_world: type[World]) -> None:
+    world = make_world(BrokerConfig(mqtt=MqttConfig(max_queued_bytes=100_000)))
+    world.subscribed("t", 1, client_id="c")
+    client = world.connect("s", properties=p.Properties(session_expiry_interval=1_000))
+    client.send(_subscribe("t"))
+    client.lose()
+    pairs = tuple(("n", "v" * 9_000) for _ in range(3))
+    for properties in (
+        p.Properties(user_property=pairs),
+        p.Properties(correlation_data=b"x" * 27_000),
+        p.Properties(content_type="x" * 27_000),
+        p.Properties(user_property=(("n", "\N{GRINNING FACE}" * 6_750),)),
+        p.Properties(user_property=(("aa", "bb"),) * 140),
+    ):
+        _publish(world, "t", b"", 10, properties=properties)
+        session = world.node.state.sessions["s"]
+        assert 2 <= len(session.queued) <= 3
+        client = world.connect("s", clean_start=False, properties=p.Properties(session_expiry_interval=1_000))
+        client.lose()
+        world.node.state.end_session(session, world.now)
+        client = world.connect("s", properties=p.Properties(session_expiry_interval=1_000))
+        client.send(_subscribe("t"))
+        client.lose()
+
+
+def test_bytes_held_for_all_clients(make_world: type[World]) -> None:
+    cost = memory_bytes(Message(topic="a", payload=b"x" * 1_000 + b"0"))
+    world = make_world(BrokerConfig(mqtt=MqttConfig(max_held_bytes=12 * cost)))
+    state = world.node.state
+    for name in ("a", "b", "c"):
+        client = world.connect(name, properties=p.Properties(session_expiry_interval=1_000))
+        client.send(_subscribe(name), _subscribe("all"))
+        client.lose()
+    _publish(world, "a", b"x" * 1_000, 10)
+    assert len(state.sessions["a"].queued) == 6, "up to half of all, and no more than what is left"
+    assert state.sessions["a"].dropped == 4
+    _publish(world, "b", b"x" * 1_000, 10)
+    assert len(state.sessions["b"].queued) == 3, "one that takes all it can leaves something to the others"
+    _publish(world, "c", b"x" * 1_000, 1)
+    assert len(state.sessions["c"].queued) == 1
+    assert state.held.used == 10 * cost
+    state.end_session(state.sessions["a"], world.now)
+    _publish(world, "b", b"x" * 1_000, 10)
+    assert len(state.sessions["b"].queued) == 6, "what has gone makes room"
+    for name in ("b", "c"):
+        state.end_session(state.sessions[name], world.now)
+    assert state.held.used == 0
+
+
+def test_a_message_for_many_counts_once(make_world: type[World]) -> None:
+    world = make_world(BrokerConfig(mqtt=MqttConfig(max_held_bytes=100_000)))
+    for number in range(20):
+        client = world.connect(f"c{number}", properties=p.Properties(session_expiry_interval=1_000))
+        client.send(_subscribe("t"))
+        client.lose()
+    _publish(world, "t", b"x" * 30_000, 1)
+    state = world.node.state
+    assert all(len(session.queued) == 1 for session in state.sessions.values())
+    assert state.held.used == memory_bytes(Message(topic="t", payload=b"x" * 30_001)) + 19 * HOLDER_BYTES
+
+
+def test_wills_count_until_they_are_sent_or_given_up(make_world: type[World]) -> None:
+    world = make_world()
+    will = p.WillFields(topic="w", payload=b"x" * 1_000)
+    first, second = (world.connect(name, will=will) for name in "ab")
+    assert world.node.state.held.used == 2 * memory_bytes(Message(topic="w", payload=b"x" * 1_000))
+    first.lose()
+    second.send(p.Disconnect())
+    assert world.node.state.held.used == 0
+
+
+@pytest.mark.parametrize(("version", "reason"), [(p.V311, 3), (p.V5, 0x97)])
+@pytest.mark.parametrize("has_will", [True, False])
+def test_a_client_with_more_than_is_left_is_refused(
+    make_world: type[World], version: int, reason: int, has_will: bool
+) -> None:
+    will = p.WillFields(topic="w", payload=b"x" * 10_000) if has_will else None
+    client_id = "c" if has_will else "c" * 10_768
+    taken = memory_bytes(Message(topic="w", payload=b"x" * 10_000))
+    world = make_world(BrokerConfig(mqtt=MqttConfig(max_held_bytes=2 * taken)))
+    first = world.connect(client_id + "1", version, will=will)
+    for over in (1, 0):
+        world.node.state.held.limit = 2 * taken - over
+        client = world.open(version)
+        (answer,) = client.send(p.Connect(version=version, client_id=client_id + "2", will=will))
+        assert isinstance(answer, p.Connack)
+        assert answer.reason == (reason if over else 0)
+    first.send(p.Disconnect())
+    client.send(p.Disconnect())
+    assert world.node.state.held.used == 0

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference_broker.config import BrokerConfig, MqttConfig
+from reference_broker.core.message import Message, memory_bytes
 from reference_broker.mqtt import packets as p
 from reference_broker.mqtt.codec import encode_packet
 from reference_broker.mqtt.errors import Reason
@@ -277,10 +278,11 @@ def test_a_slow_reader_loses_qos_0_and_nobody_else_notices(make_world: type[Worl
 
 
 def test_the_queue_of_an_offline_client_is_bounded_in_messages_and_bytes(make_world: type[World]) -> None:
-    world = make_world(BrokerConfig(mqtt=MqttConfig(max_queued_messages=5, max_queued_bytes=100)))
+    size = memory_bytes(Message(topic="t", payload=b"x" * 4000))
+    world = make_world(BrokerConfig(mqtt=MqttConfig(max_queued_messages=5, max_queued_bytes=2 * size)))
     expiry = Properties(session_expiry_interval=1000)
     publisher = world.connect()
-    for payload, kept in ((b"x" * 40, 2), (b"y", 5)):
+    for payload, kept in ((b"x" * 4000, 2), (b"x" * 4001, 1), (b"y", 5)):
         subscriber = world.connect("s", properties=expiry)
         subscriber.send(p.Subscribe(packet_id=1, requests=(p.SubscriptionRequest(topic_filter="t", qos=1),)))
         subscriber.lose()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from reference_broker.core.filter_tree import FilterTree
-from reference_broker.core.message import Message
+from reference_broker.core.message import Message, changed
 from reference_broker.core.queues.address import QUEUE_PREFIX, QueueAddress
 from reference_broker.core.queues.confirms import Confirm, JointConfirm, Stored, ignore
 from reference_broker.core.queues.errors import QueueError, QueueErrorCode
@@ -123,7 +123,7 @@ def bound_copy(queue: str, message: Message) -> tuple[str, Message]:
     properties = message.user_properties
     if properties:
         properties = tuple(pair for pair in properties if pair[0] != SOURCE_TOPIC)
-    copy = msgspec.structs.replace(message, user_properties=(*properties, (SOURCE_TOPIC, topic)))
+    copy = changed(message, user_properties=(*properties, (SOURCE_TOPIC, topic)))
     return topic.removeprefix(QUEUE_PREFIX), copy
 
 

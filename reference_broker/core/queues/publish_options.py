@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from reference_broker.core.message import Message
+from reference_broker.core.message import Message, changed
 from reference_broker.core.queues.errors import QueueError, QueueErrorCode
 from reference_broker.core.queues.times import parse_duration_ms, parse_time_ms
 
@@ -159,7 +159,7 @@ def with_ttl(message: Message, ttl_ms: int, now: float) -> Message:
     expires_at = now + ttl_ms / 1000
     if message.expires_at:
         expires_at = min(expires_at, message.expires_at)
-    return msgspec.structs.replace(message, expires_at=expires_at)
+    return changed(message, expires_at=expires_at)
 
 
 def bad_option(text: str) -> QueueError:
