@@ -11,13 +11,13 @@ from __future__ import annotations
 import msgspec
 
 from reference_broker.config import AclConfig, AclRuleConfig, DefaultAccess, Permission
-from reference_broker.core.queues.address import DEAD_LETTER_ALIAS, DEAD_LETTER_PREFIX, QUEUE_PREFIX, Verb
+from reference_broker.core.queues.address import DEAD_LETTER_ALIAS, DEAD_LETTER_PREFIX, QUEUE_PREFIX
+from reference_broker.core.queues.rights import READING_VERBS, WRITING_VERBS
 
 MAX_CACHED_DECISIONS = 1_024
 """Per client and kind; a client that asks about more topics starts anew."""
 Levels = tuple[str, ...]
-_VERB_ENDS = tuple(f"/${verb.value}" for verb in Verb if verb is not Verb.CANCEL)
-_CANCEL_END = f"/${Verb.CANCEL.value}"
+_ADMIN_DEAD_LETTERS, _ADMIN_DEAD_LETTERS_ALIAS = "$admin/queue/$dlq/", "$admin/queue/dlq/"
 _CLIENT, _USER = "%c", "%u"
 
 
@@ -101,11 +101,11 @@ class Grants:
 
     def _decide_publish(self, topic: str) -> bool:
         if topic.startswith((QUEUE_PREFIX, DEAD_LETTER_PREFIX)):
-            for end in _VERB_ENDS:
-                if topic.endswith(end):
-                    return self._decide_read(topic.removesuffix(end))
-            # Who may enqueue may take back what waits.
-            topic = topic.removesuffix(_CANCEL_END)
+            path, slash, last = topic.rpartition("/")
+            if slash and last in READING_VERBS:
+                return self._decide_read(path)
+            if slash and last in WRITING_VERBS:
+                topic = path
         levels = _levels(topic)
         return self._allows(self._write, levels, levels)
 
@@ -173,6 +173,8 @@ def _levels(topic: str) -> Levels:
     """Levels of a topic, filter or rule; the two spellings of a dead-letter queue become one."""
     if topic.startswith(DEAD_LETTER_ALIAS):
         topic = DEAD_LETTER_PREFIX + topic[len(DEAD_LETTER_ALIAS) :]
+    elif topic.startswith(_ADMIN_DEAD_LETTERS):
+        topic = _ADMIN_DEAD_LETTERS_ALIAS + topic[len(_ADMIN_DEAD_LETTERS) :]
     return tuple(topic.split("/"))
 
 

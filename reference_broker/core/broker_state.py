@@ -55,7 +55,6 @@ class ConnectRequest(msgspec.Struct, frozen=True, kw_only=True):
     username: str | None = None
     """The verified user."""
     may_administer: bool = False
-    """Only asked where there are tenants."""
 
 
 class SubscribeOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,8 +138,9 @@ class BrokerState(MessagePaths):
         session.connection = connection
         session.disconnected_at = 0.0
         session.username = request.username
+        session.may_administer = request.may_administer
         if self.tenants is not None:
-            self.tenants.connected(session, may_administer=request.may_administer)
+            self.tenants.connected(session)
         self.traffic.client_connected()
         session.expiry_s = request.expiry_s
         session.window = request.window

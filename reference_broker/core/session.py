@@ -245,7 +245,7 @@ class Session:
         self.tenant: Tenant | None = None
         """Whose queues its client uses; None = no tenant's."""
         self.may_administer = False
-        """Only known where there are tenants."""
+        """Only of a client that is connected."""
         self.reviewed = 0
         """The rules by which its subscriptions and messages were last judged (:class:`AccessReview`)."""
         self.expiry_s: float = 0.0

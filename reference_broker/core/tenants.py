@@ -240,10 +240,9 @@ class Tenants:
         first, dot, _ = name.partition(".")
         return self._by_name.get(first) if dot else None
 
-    def connected(self, session: Session, *, may_administer: bool) -> None:
+    def connected(self, session: Session) -> None:
         """A client connected to its session, whose user is known."""
         session.tenant = self.of_client(session.username, session.client_id)
-        session.may_administer = may_administer
         if session.tenant is not None:
             session.tenant.connections += 1
 

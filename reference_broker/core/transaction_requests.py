@@ -14,7 +14,9 @@ import msgspec
 
 from reference_broker.core.message import Message
 from reference_broker.core.queues import QueueError, QueueErrorCode
+from reference_broker.core.queues.address import topic_of
 from reference_broker.core.queues.publish_options import PRODUCER_ID
+from reference_broker.core.queues.rights import RULES
 from reference_broker.core.queues.transaction_topics import QUEUE, TRANSACTIONAL_ID, perform
 
 if TYPE_CHECKING:
@@ -36,8 +38,9 @@ def request(
 ) -> None:
     """Serve a request; ``on_answer`` is called once, now or later, with the error or with names and values.
 
-    ``may_publish`` tells whether the client itself may publish to a topic, for its response topic. The names of a
-    tenant are its own: it reaches no producer and no transaction of others. Nor does a user those of another user.
+    ``may_publish`` tells whether the client itself may publish to a topic: its response topic, or a queue that it names
+    (see :mod:`reference_broker.core.queues.rights`). The names of a tenant are its own: it reaches no producer and no
+    transaction of others. Nor does a user those of another user.
     """
     tenant = session.tenant
     response_topic = message.response_topic
@@ -55,18 +58,26 @@ def request(
 
     try:
         properties = message.user_properties
+        rule = RULES.get(message.topic)
         if tenant is not None:
             properties = _of_tenant(state, tenant, message)
         elif state.tenants is not None and not session.may_administer:
             _check_reach(state.tenants, properties)
-        perform(state.engine, message.topic, properties, owner_of(session), now, answer)
+        if rule is not None and rule.named_queue is not None:
+            properties = tuple(
+                (name, _queue_of(state, session, value, may_publish) if name == QUEUE else value)
+                for name, value in properties
+            )
+        owner = None if tenant is None and session.may_administer else owner_of(session)
+        perform(state.engine, message.topic, properties, owner_of(session), now, answer, reader=owner)
     except QueueError as refused:
         answer(refused, {})
 
 
 def _of_tenant(state: BrokerState, tenant: Tenant, message: Message) -> tuple[tuple[str, str], ...]:
     """The request's properties with the engine's names. Raises :class:`QueueError`."""
-    if message.topic.endswith(("/list", "/describe")):
+    rule = RULES.get(message.topic)
+    if rule is not None and not rule.tenants:
         raise QueueError(QueueErrorCode.NOT_ALLOWED, "a tenant's clients may not look at transactions")
     found: list[tuple[str, str]] = []
     for name, value in message.user_properties:
@@ -74,8 +85,23 @@ def _of_tenant(state: BrokerState, tenant: Tenant, message: Message) -> tuple[tu
             owner = state.engine.transactions.name_of(value)
             if owner is None or not tenant.owns(owner):
                 raise QueueError(QueueErrorCode.UNKNOWN_PRODUCER, f"there is no producer {value[:40]}")
-        found.append((name, tenant.name_in(value) if name in (TRANSACTIONAL_ID, QUEUE) and value else value))
+        found.append((name, tenant.name_in(value) if name == TRANSACTIONAL_ID and value else value))
     return tuple(found)
+
+
+def _queue_of(state: BrokerState, session: Session, name: str, may_publish: Callable[[str], bool]) -> str:
+    """The engine's name of a queue that a request names and the client may publish to. Raises :class:`QueueError`."""
+    topic = topic_of(name, "")
+    tenant = session.tenant
+    # As for a publish, so that a request leads to no queue that a publish would not lead to.
+    address = state.engine.address(topic if tenant is None else tenant.topic_in(topic))
+    if address.verb is not None or address.routing_key:
+        raise QueueError(QueueErrorCode.BAD_ADDRESS, f"{name[:80]!r} is not the name of a queue")
+    if not may_publish(topic):
+        raise QueueError(QueueErrorCode.NOT_ALLOWED, f"the access rules do not allow to publish to {name[:80]!r}")
+    if state.tenants is not None:
+        state.tenants.check_reach(session, address)
+    return address.queue
 
 
 def _check_reach(tenants: Tenants, properties: tuple[tuple[str, str], ...]) -> None:

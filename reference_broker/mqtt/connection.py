@@ -501,7 +501,7 @@ class MqttConnection(Output):
             return False
         access = self.broker.access
         self.grants = None if access is None else access.grants(self.username, self.client_id)
-        self.active_session.may_administer = self.broker.tenants is not None and administration.is_operator(self)
+        self.active_session.may_administer = administration.is_operator(self)
         return True
 
     def _send_off(self, text: str, reason: Reason, now: float) -> None:

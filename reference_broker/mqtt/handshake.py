@@ -197,7 +197,7 @@ def _establish(connection: MqttConnection, packet: Connect, authentication_data:
         window=min(properties.receive_maximum or MAX_PACKET_ID, config.max_inflight_out),
         will=will,
         username=connection.username,
-        may_administer=broker.tenants is not None and administration.is_operator(connection),
+        may_administer=administration.is_operator(connection),
     )
     answer = NO_PROPERTIES
     if five:

@@ -353,6 +353,10 @@ class QueueEngine(QueueOperations):
     def add_to_transaction(self, key: TransactionKey, queue: str, partition: int, now: float) -> None:
         """See :meth:`Transactions.add_partition`; creates the queue when there is none. Raises :class:`QueueError`."""
         self._agenda.now = now
+        self._check_open()
+        self.transactions.check_open(*key)
+        if queue not in self._queues and partition >= (count := self._registry.config_for_use(queue).partitions):
+            raise QueueError(QueueErrorCode.BAD_OPTION, f"{queue!r} will have {count} partitions, from 0 on")
         self.transactions.add_partition(*key, self._queue(queue), partition)
 
     def delivery_properties(self, delivery: Delivery) -> tuple[tuple[str, str], ...]:

@@ -182,13 +182,20 @@ class QueueRegistry:
         if name in self.removals:
             text = f"the queue {name[:80]!r} is being deleted: try again later"
             raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, text)
-        config = self._config_of(name, settings)
-        if self.admit is not None:
-            config = self.admit(config, by_use)
+        config = self._admitted(self._config_of(name, settings), by_use=by_use)
         try:
             return self._open(config, settings, self._agenda.now)
         except LogError as error:
             raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
+
+    def _admitted(self, config: QueueConfig, *, by_use: bool) -> QueueConfig:
+        """Raises :class:`QueueError` (QUOTA)."""
+        return config if self.admit is None else self.admit(config, by_use)
+
+    def config_for_use(self, name: str) -> QueueConfig:
+        """What a queue would be that is created by use. Raises :class:`QueueError`."""
+        check_queue_name(name)
+        return self._admitted(self._config_of(name, {}), by_use=True)
 
     def dead_letter_queue(self, origin: str) -> DurableQueue:
         """Not counted against ``max_queues``: a message that must be dead-lettered cannot wait for room."""

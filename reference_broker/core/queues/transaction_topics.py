@@ -9,7 +9,7 @@ add         those of commit, ``queue``, ``partition``                  ``state``
 commit      ``producer-id``, ``producer-epoch``, ``transaction-id``    ``state``: committed
 abort       likewise                                                   ``state``: aborted
 describe    ``transaction-id``                                         ``transaction``: all about it
-list        none                                                       ``transactions``: all that are open
+list        none                                                       ``transactions``: those that are open
 =========== ========================================================== ===============================================
 """
 
@@ -31,7 +31,7 @@ from reference_broker.core.queues.publish_options import (
 )
 from reference_broker.core.queues.settle_request import whole_number
 from reference_broker.core.queues.times import parse_duration_ms
-from reference_broker.core.queues.transaction import TransactionKey
+from reference_broker.core.queues.transaction import TransactionInfo, TransactionKey
 
 if TYPE_CHECKING:
     from reference_broker.core.queues.engine import QueueEngine
@@ -42,6 +42,7 @@ TIMEOUT: Final = "timeout"
 QUEUE: Final = "queue"
 STATE: Final = "state"
 _OWNER: Final = "\0owner"
+_READER: Final = "\0reader"
 """Not of the client: no user property has a NUL in its name."""
 _NAMES = frozenset((TRANSACTIONAL_ID, PRODUCER_ID, PRODUCER_EPOCH, TRANSACTION_ID, TIMEOUT, QUEUE, PARTITION))
 
@@ -56,15 +57,23 @@ def is_transaction_topic(topic: str) -> bool:
 
 
 def perform(
-    engine: QueueEngine, topic: str, properties: tuple[tuple[str, str], ...], owner: str, now: float, answer: Answer
+    engine: QueueEngine,
+    topic: str,
+    properties: tuple[tuple[str, str], ...],
+    owner: str,
+    now: float,
+    answer: Answer,
+    *,
+    reader: str | None,
 ) -> None:
     """Do what a request of ``owner`` asks for; ``answer`` is called once, now or later.
 
-    Raises :class:`QueueError` when it is refused at once, and then does not call it.
+    ``reader``: whose transactions it may look at, beside those that are nobody's; None = all. Raises
+    :class:`QueueError` when it is refused at once, and then does not call it.
     """
-    handler = _HANDLERS.get(topic[len(TRANSACTION_PREFIX) :])
+    handler = OPERATIONS.get(topic[len(TRANSACTION_PREFIX) :])
     if handler is None:
-        text = f"{topic[:80]!r} is none of {', '.join(TRANSACTION_PREFIX + name for name in _HANDLERS)}"
+        text = f"{topic[:80]!r} is none of {', '.join(TRANSACTION_PREFIX + name for name in OPERATIONS)}"
         raise QueueError(QueueErrorCode.BAD_ADDRESS, text)
     found: dict[str, str] = {}
     for name, value in properties:
@@ -73,7 +82,8 @@ def perform(
         found[name] = value
         if name == PRODUCER_ID:
             engine.transactions.check_owner(value, owner)
-    handler(engine, found | {_OWNER: owner}, now, answer)
+    whose = {_OWNER: owner} if reader is None else {_OWNER: owner, _READER: reader}
+    handler(engine, found | whose, now, answer)
 
 
 def _init(engine: QueueEngine, properties: _Properties, now: float, answer: Answer) -> None:
@@ -117,14 +127,28 @@ def _abort(engine: QueueEngine, properties: _Properties, now: float, answer: Ans
 
 def _describe(engine: QueueEngine, properties: _Properties, _now: float, answer: Answer) -> None:
     found = engine.transactions.describe(_needed(properties, TRANSACTION_ID))
+    if not _may_see(engine, properties, found):
+        raise QueueError(QueueErrorCode.NOT_ALLOWED, f"transaction {found.transaction_id} belongs to another user")
     answer(None, {"transaction": msgspec.to_builtins(found)})
 
 
-def _list(engine: QueueEngine, _properties: _Properties, _now: float, answer: Answer) -> None:
-    answer(None, {"transactions": msgspec.to_builtins(engine.transactions.list())})
+def _list(engine: QueueEngine, properties: _Properties, _now: float, answer: Answer) -> None:
+    found = [one for one in engine.transactions.list() if _may_see(engine, properties, one)]
+    answer(None, {"transactions": msgspec.to_builtins(found)})
 
 
-_HANDLERS: Final[dict[str, Callable[[QueueEngine, _Properties, float, Answer], None]]] = {
+def _may_see(engine: QueueEngine, properties: _Properties, found: TransactionInfo) -> bool:
+    reader = properties.get(_READER)
+    if reader is None:
+        return True
+    try:
+        engine.transactions.check_owner(str(found.producer_id), reader)
+    except QueueError:
+        return False
+    return True
+
+
+OPERATIONS: Final[dict[str, Callable[[QueueEngine, _Properties, float, Answer], None]]] = {
     "init": _init,
     "begin": _begin,
     "add": _add,

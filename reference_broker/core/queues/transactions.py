@@ -144,6 +144,10 @@ class Transactions(ProducerNames):
             raise QueueError(QueueErrorCode.TRANSACTION_STATE, text)
         return transaction
 
+    def check_open(self, producer_id: int, epoch: int, transaction_id: str) -> None:
+        """Whether that transaction takes more. Raises :class:`QueueError`."""
+        self._find_open(producer_id, epoch, transaction_id)
+
     # -- what belongs to a transaction ---------------------------------------------------------------------------
 
     def publish(
