@@ -56,27 +56,43 @@ SHORT_JOB: Final = SessionConfig(shuffle_partitions=1, short=True)
 """For inputs of some megabytes, where Spark spends its time on planning and compiling; large ones would lose by it."""
 
 
-def java_version() -> int | None:
-    """Major version of the Java that Spark would use (``JAVA_HOME``, then the PATH); ``None`` when there is none."""
+class Java(msgspec.Struct, frozen=True, kw_only=True):
+    """The Java that Spark would use."""
+
+    path: str
+    version: int | None
+    """Major version; ``None`` when it does not run or does not say."""
+
+
+def find_java() -> Java | None:
+    """That of ``JAVA_HOME``, whether or not it is there, else the one on the PATH; ``None`` without either."""
     home = os.environ.get("JAVA_HOME")
-    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    if java is None or not Path(java).exists():
+    path = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if path is None:
         return None
     try:
-        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_JAVA_ANSWER_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
+        answer = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=_JAVA_ANSWER_S, check=False)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return Java(path=path, version=None)
     found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
-    return int(found.group(1)) if found else None
+    return Java(path=path, version=int(found.group(1)) if found else None)
 
 
 def why_unavailable() -> str | None:
     """What keeps Spark from starting, as one sentence with the remedy; ``None`` when nothing does."""
-    version = java_version()
-    if version is None:
-        return f"Spark needs Java {JAVA_MIN} or newer, and no java was found: install a JRE or set JAVA_HOME"
-    if version < JAVA_MIN:
-        return f"Spark needs Java {JAVA_MIN} or newer, found Java {version}: install a newer JRE or set JAVA_HOME"
+    need = f"Spark needs Java {JAVA_MIN} or newer"
+    java = find_java()
+    if java is None:
+        return f"{need}, and no java is on the PATH: install a JRE or set JAVA_HOME"
+    home = os.environ.get("JAVA_HOME")
+    remedy = "correct JAVA_HOME, or unset it to use the java on the PATH" if home else "install a newer JRE"
+    where = f"JAVA_HOME points to {home}, " if home else ""
+    if home and not Path(java.path).exists():
+        return f"{need}, and {where}which has no bin/java: {remedy}"
+    if java.version is None:
+        return f"{need}, and {where}{'whose bin/java' if home else java.path} does not run: {remedy}"
+    if java.version < JAVA_MIN:
+        return f"{need}, and {where}{'which' if home else java.path} is Java {java.version}: {remedy}"
     return None
 
 
