@@ -7,25 +7,27 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from conformance.targets import ProbeError, RunningTarget, Target, TargetError, TargetStartError, running
 from loadtests import generator
+from loadtests.capabilities import UnsupportedError, supported
 from loadtests.client import LoadClientError
 from loadtests.endpoint import find_target, has_queues
 from loadtests.exit_status import OF_VERDICT, ExitStatus
 from loadtests.locust_command import LocustPlan, run_locust
 from loadtests.profile import Profile, ProfileError, load_profile, shipped_profiles
 from loadtests.report import show
-from loadtests.runner import asked_rate_per_s, run_load, without_queues
-from reference_broker.trace.results import RunResult
+from loadtests.runner import asked_rate_per_s, nothing_to_run, run_load
+from reference_broker.trace.results import RunResult, write_result
 from reference_broker.trace.terminal import WholeConsole, WholeTable
 
 app = typer.Typer(no_args_is_help=True, help="Open-loop load with honest latencies, and Locust users.")
 
 
-def _fail(console: Console, error: Exception, status: ExitStatus) -> typer.Exit:
-    console.print(f"[red]error:[/] {error}", highlight=False)
+def _fail(console: Console, error: Exception, status: ExitStatus, label: str = "error") -> typer.Exit:
+    console.print(f"[red]{label}:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
     return typer.Exit(status)
 
 
@@ -49,24 +51,31 @@ class _Bars:
 
 
 def execute(profile: Profile, broker: RunningTarget, *, folder: Path, seed: int, console: Console) -> RunResult:
-    """Run with progress bars; leaves out queue workloads that the target does not claim."""
+    """Run with progress bars; leaves out the workloads that need a capability which the target lacks."""
     target = broker.target
-    if profile.has_queues and not has_queues(target):
-        profile = without_queues(profile)
-        console.print(f"{target.name} has no $queue topics: the queue workloads are left out", highlight=False)
-        if not profile.workloads:
-            message = f"nothing of the profile {profile.name} is left to run"
-            raise ProfileError(message)
+    command = f"assay load run {profile.name} --target {target.name} --seed {seed}"
+    chosen, left_out = supported(profile, target, broker.endpoint)
+    for name, said in left_out.items():
+        console.print(
+            f"[yellow]unsupported[/] workload {escape(name)} is left out, {escape(target.name)} lacks "
+            + "; ".join(map(escape, said)),
+            highlight=False,
+        )
+    if not chosen.workloads:
+        result = nothing_to_run(profile, left_out, target=target.name, seed=seed, command=command)
+        write_result(folder, result)
+        return result
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         return run_load(
-            profile,
+            chosen,
             broker.endpoint,
             target=target.name,
             folder=folder,
             seed=seed,
-            command=f"assay load run {profile.name} --target {target.name} --seed {seed}",
+            command=command,
             stage=_Bars(progress).stage,
+            left_out=left_out,
         )
 
 
@@ -86,8 +95,9 @@ def run(
     """Run a load profile: arrivals on a seeded schedule, latency from when each message was due.
 
     First the same load runs against the null broker, which shows the generator's ceiling and its own latency. Exit
-    status: 0 pass, 1 fail (loss, disorder, missed bound), 2 usage, 3 broker cannot be reached, 5 unknown: the
-    generator was the limit.
+    status: 0 pass, 1 fail (loss, disorder, missed bound), 2 usage, 3 broker cannot be reached, or refuses CONNECT,
+    5 unknown: too little was answered, the generator may have been the limit, or the broker supports nothing of it.
+    A workload that needs a capability which the broker lacks is left out and named.
     """
     console = WholeConsole()
     try:
@@ -99,8 +109,8 @@ def run(
     try:
         with running(wanted) as broker:
             result = execute(chosen, broker, folder=out, seed=seed, console=console)
-    except ProfileError as error:
-        raise _fail(console, error, ExitStatus.USAGE) from error
+    except UnsupportedError as error:
+        raise _fail(console, error, ExitStatus.UNKNOWN, "unsupported") from error
     except (TargetStartError, ProbeError, LoadClientError, OSError) as error:
         raise _fail(console, error, ExitStatus.UNREACHABLE) from error
     show(console, result)

@@ -28,9 +28,11 @@ from conformance.wire import (
     describe,
     encode,
 )
+from loadtests.capabilities import UnsupportedError
 from loadtests.packets import PUBCOMP, PUBREL, Frame, acknowledgement, split_frames
 
 HANDSHAKE_TIMEOUT_S = 10.0
+NS_PER_S = 1_000_000_000
 RECEIVE_MAXIMUM = 65_535
 FIRST_FAILURE_CODE = 0x80
 
@@ -54,7 +56,12 @@ class LoadClient(asyncio.Protocol):
         self.failure = ""
         self.receive_maximum = RECEIVE_MAXIMUM
         """QoS 1 and 2 publishes that the broker takes unacknowledged."""
+        self.keep_alive_s = 0
+        """What the broker imposes; 0 = nothing."""
         self.output: list[bytes] = []
+        self._pings = 0
+        """Pings that keep the connection alive, still to be answered."""
+        self._pinged_ns = 0
         self._transport: asyncio.Transport | None = None
         self._rest = b""
         self._closing = False
@@ -79,15 +86,33 @@ class LoadClient(asyncio.Protocol):
             message = f"{self.client_id}: CONNECT was refused: {describe(connack)}"
             raise LoadClientError(message)
         self.receive_maximum = connack.properties.receive_maximum or RECEIVE_MAXIMUM
+        self.keep_alive_s = connack.properties.server_keep_alive or 0
+        self._pinged_ns = self.clock()
 
     async def subscribe(self, topic: str, qos: int, *, group: str = "") -> None:
         """Subscribe and wait for SUBACK. Raises :class:`LoadClientError` unless ``qos`` itself is granted."""
         properties = Properties(user_property=(("consumer-group", group),) if group else ())
         subscription = Subscription(filter=topic, qos=qos)
         suback = await self._ask(Subscribe(packet_id=1, subscriptions=(subscription,), properties=properties), Suback)
-        if suback.reason_codes != (qos,):
-            message = f"{self.client_id}: SUBSCRIBE to {topic} at QoS {qos} was answered with {describe(suback)}"
-            raise LoadClientError(message)
+        if suback.reason_codes == (qos,):
+            return
+        message = f"{self.client_id}: SUBSCRIBE to {topic} at QoS {qos} was answered with {describe(suback)}"
+        if suback.reason_codes < (qos,):
+            message = f"qos{qos} (takes and delivers QoS {qos}): {message}"
+            raise UnsupportedError(message)
+        if topic.startswith("$queue/"):
+            message = f"queues (durable queues addressed as $queue/<name>): {message}"
+            raise UnsupportedError(message)
+        raise LoadClientError(message)
+
+    def keep_alive(self) -> None:
+        """Ping, where the broker wants to hear of its clients and half of that time has passed."""
+        now_ns = self.clock()
+        if self.keep_alive_s and now_ns - self._pinged_ns >= self.keep_alive_s * NS_PER_S // 2 and self._transport:
+            self._pinged_ns = now_ns
+            self._pings += 1
+            self.output.append(encode(Pingreq(), self.version))
+            self.flush()
 
     async def ping(self) -> None:
         """A barrier: what the broker sent before its answer has arrived. Raises :class:`LoadClientError`."""
@@ -178,6 +203,8 @@ class LoadClient(asyncio.Protocol):
             raise ValueError(str(error)) from error
         if isinstance(packet, Disconnect):
             self._fail(f"the broker disconnected: {describe(packet)}")
+        elif isinstance(packet, Pingresp) and self._pings:
+            self._pings -= 1
         elif self._answer is not None and not self._answer.done():
             self._answer.set_result(packet)
 

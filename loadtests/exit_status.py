@@ -14,7 +14,7 @@ class ExitStatus(IntEnum):
     UNREACHABLE = 3
     HARNESS = 4
     UNKNOWN = 5
-    """Nothing can be said, e.g. because the generator was the limit."""
+    """Nothing can be said: the generator was the limit, or the broker supports nothing of what was asked."""
 
 
 OF_VERDICT = {

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.targets import Endpoint
+from loadtests.capabilities import UnsupportedError
 from loadtests.client import LoadClient, LoadClientError
 from loadtests.ledger import ConnectTime, Ledger, PublisherLog
 from loadtests.packets import user_property
@@ -31,6 +32,8 @@ LEAD_S = 0.05
 MAX_BURST_PER_TURN = 256
 """Due messages handed out before the sockets are looked at again."""
 PROGRESS_EVERY_S = 0.25
+KEEP_ALIVE_EVERY_S = 0.25
+"""How often to look whether a broker that imposes a keep alive (1 s at least) must hear of a client."""
 
 Progress = Callable[[float, int, int], None]
 """Called with seconds since the start, messages handed out, messages in all."""
@@ -256,7 +259,8 @@ async def _barriers(clients: Sequence[LoadClient]) -> None:
 
 
 async def drive(profile: Profile, endpoint: Endpoint, *, seed: int, progress: Progress | None = None) -> Recording:
-    """Run a profile against a broker. Raises :class:`LoadClientError` or :class:`OSError` when it cannot connect.
+    """Run a profile against a broker. Raises :class:`LoadClientError` or :class:`OSError` when it cannot connect, and
+    :class:`UnsupportedError` when the broker shows that it lacks what a workload needs.
 
     A connection that is lost later ends the run early; see ``ledger.failures``.
     """
@@ -266,6 +270,7 @@ async def drive(profile: Profile, endpoint: Endpoint, *, seed: int, progress: Pr
     cast = _make_cast(profile, ledger, clock)
     ticker: asyncio.TimerHandle | None = None
     loop = asyncio.get_running_loop()
+    keeper = loop.call_soon(lambda: None)
     timetable = _Timetable(cast, clock)
 
     def tick() -> None:
@@ -274,7 +279,14 @@ async def drive(profile: Profile, endpoint: Endpoint, *, seed: int, progress: Pr
             progress(clock() / NS_PER_S, timetable.next, len(timetable))
             ticker = loop.call_later(PROGRESS_EVERY_S, tick)
 
+    def keep_alive() -> None:
+        nonlocal keeper
+        for client in cast.clients:
+            client.keep_alive()
+        keeper = loop.call_later(KEEP_ALIVE_EVERY_S, keep_alive)
+
     try:
+        keep_alive()
         connects = await _connect(cast, endpoint, clock)
         with _watched_collector() as pauses_ms:
             shift_ns = clock() + int(LEAD_S * NS_PER_S)
@@ -287,6 +299,8 @@ async def drive(profile: Profile, endpoint: Endpoint, *, seed: int, progress: Pr
                 await asyncio.wait_for(ledger.done.wait(), timeout_s)
             timetable.stop()
             cpu_s = time.process_time() - cpu_started
+            if ledger.unsupported:
+                raise UnsupportedError(ledger.unsupported)
             # A repetition may still be on its way although nothing is missing any more.
             await _barriers(cast.clients)
             ended_ns = clock()
@@ -306,6 +320,7 @@ async def drive(profile: Profile, endpoint: Endpoint, *, seed: int, progress: Pr
             gc_pauses_ms=list(pauses_ms),
         )
     finally:
+        keeper.cancel()
         if ticker is not None:
             ticker.cancel()
         for client in cast.clients:

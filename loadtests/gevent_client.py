@@ -24,6 +24,7 @@ from conformance.wire import (
     Disconnect,
     MalformedPacketError,
     Packet,
+    Pingreq,
     Properties,
     Puback,
     Pubcomp,
@@ -59,6 +60,7 @@ class GeventMqttClient:
         self._inbox: Queue = Queue(maxsize=MAX_INBOX_MESSAGES)
         self._packet_id = 0
         self._error = ""
+        self._pinger: gevent.Greenlet | None = None
         try:
             self._socket = socket.create_connection((endpoint.host, endpoint.port), timeout=timeout_s)
         except OSError as error:
@@ -79,6 +81,15 @@ class GeventMqttClient:
             self.close()
             message = f"CONNECT was refused: {describe(connack)}"
             raise MqttError(message)
+        if isinstance(connack, Connack) and connack.properties.server_keep_alive:
+            self._pinger = gevent.spawn(self._ping, connack.properties.server_keep_alive / 2)
+
+    def _ping(self, every_s: float) -> None:
+        """The broker imposes a keep alive: it must hear of a subscriber that only listens."""
+        with contextlib.suppress(MqttError):
+            while True:
+                gevent.sleep(every_s)
+                self._send(Pingreq())
 
     # Reading
 
@@ -201,4 +212,6 @@ class GeventMqttClient:
             with contextlib.suppress(OSError):
                 self._socket.sendall(encode(Disconnect(), self._version))
         self._reader.kill()
+        if self._pinger is not None:
+            self._pinger.kill()
         self._socket.close()

@@ -96,6 +96,8 @@ class Ledger:
         self.foreign = Irregularities()
         """Deliveries that this run did not send."""
         self.refused_settlements = Irregularities()
+        self.unsupported = ""
+        """A capability that the broker turned out to lack, which ends the run without a verdict."""
         if not self.outstanding:
             self.done.set()
 
@@ -104,6 +106,11 @@ class Ledger:
         self.outstanding -= count
         if self.outstanding <= 0:
             self.done.set()
+
+    def lack(self, capability: str) -> None:
+        """The broker cannot do what a workload needs: the run ends."""
+        self.unsupported = self.unsupported or capability
+        self.done.set()
 
     def fail(self, reason: str) -> None:
         """A connection was lost: the run ends early."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -141,9 +142,15 @@ class Profile(_Part, frozen=True, kw_only=True):
     """How long to wait after the last arrival for what is under way; what is missing then is lost."""
     baseline: Baseline = Baseline()
 
-    @property
-    def has_queues(self) -> bool:
-        return any(isinstance(load, QueueLoad) for load in self.workloads)
+    def only(self, names: Collection[str]) -> Profile:
+        """These workloads, and their targets."""
+        targets = tuple(
+            msgspec.structs.replace(target, workloads=tuple(name for name in target.workloads if name in names))
+            for target in self.targets
+            if not target.workloads or set(names) & set(target.workloads)
+        )
+        loads = tuple(load for load in self.workloads if load.name in names)
+        return msgspec.structs.replace(self, workloads=loads, targets=targets)
 
 
 def _problems(profile: Profile) -> list[str]:

@@ -152,7 +152,14 @@ class ConsumerClient(_Receiver):
             self.output.append(acknowledgement(PUBREC if frame[0] & 4 else PUBACK, packet_id))
         noted = self._note(body, now_ns)
         names = (b"message-id", b"group-id")
-        pairs = b"".join(user_property(name, find_user_property(properties, name)) for name in names)
+        values = [find_user_property(properties, name) for name in names]
+        if not values[0]:
+            self._ledger.lack(
+                "queues (durable queues addressed as $queue/<name>): deliveries carry no user property message-id, "
+                "so nothing can be settled"
+            )
+            return
+        pairs = b"".join(user_property(name, value) for name, value in zip(names, values, strict=True))
         self._settle(pairs, noted, now_ns)
 
     def _settle(self, properties: bytes, message: tuple[PublisherLog, int] | None, now_ns: int) -> None:

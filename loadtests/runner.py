@@ -12,9 +12,10 @@ import numpy as np
 
 from conformance.targets import Endpoint, running
 from loadtests import null_broker
+from loadtests.capabilities import left_out_checks
 from loadtests.generator import Progress, Recording, run_generator
 from loadtests.machine import this_machine
-from loadtests.profile import Phases, Profile, QueueLoad
+from loadtests.profile import Phases, Profile
 from loadtests.recorder import Key, Samples, collect, collect_connects, merged, write_histograms, write_parquet
 from loadtests.schedule import NS_PER_S, Arrivals, Shape
 from loadtests.verdict import (
@@ -59,18 +60,6 @@ class BaselineFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 def _silent(stage: str) -> Progress | None:
     return None
-
-
-def without_queues(profile: Profile) -> Profile:
-    """The pub/sub workloads only, and their targets, for a broker without ``$queue`` topics."""
-    loads = tuple(load for load in profile.workloads if not isinstance(load, QueueLoad))
-    names = {load.name for load in loads}
-    targets = tuple(
-        msgspec.structs.replace(target, workloads=tuple(name for name in target.workloads if name in names))
-        for target in profile.targets
-        if not target.workloads or names & set(target.workloads)
-    )
-    return msgspec.structs.replace(profile, workloads=loads, targets=targets)
 
 
 def _at_once(profile: Profile) -> Profile:
@@ -207,8 +196,39 @@ def _first_reason(judged: list[Check]) -> str:
     return f"{unknown.name}: {unknown.reason}"
 
 
-def result_of(run: LoadRun, *, target: str, started_at: str, duration_s: float, command: str) -> RunResult:
-    """The verdict of a run. Artefacts are named, not written."""
+def nothing_to_run(
+    profile: Profile, left_out: dict[str, list[str]], *, target: str, seed: int, command: str
+) -> RunResult:
+    """The result of a profile of which the broker supports nothing: no claim."""
+    return RunResult(
+        kind=RunKind.LOAD,
+        name=profile.name,
+        verdict=Verdict.UNKNOWN,
+        summary=f"Nothing was run: {_left_out_text(left_out)}",
+        target=target,
+        world="real",
+        seed=seed,
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=command,
+        checks=left_out_checks(left_out),
+        machine=this_machine(),
+    )
+
+
+def _left_out_text(left_out: dict[str, list[str]]) -> str:
+    return "; ".join(f"{name} is unsupported, it needs {said[0]}" for name, said in left_out.items())
+
+
+def result_of(
+    run: LoadRun,
+    *,
+    target: str,
+    started_at: str,
+    duration_s: float,
+    command: str,
+    left_out: dict[str, list[str]] | None = None,
+) -> RunResult:
+    """The verdict of a run. Artefacts are named, not written. What was ``left_out`` neither helps nor harms."""
     found = findings(run.profile, run.tallies, run.recording)
     judged = checks(run.profile, run.tallies, run.samples, run.groups, run.state)
     verdicts = [check.verdict for check in judged]
@@ -220,7 +240,7 @@ def result_of(run: LoadRun, *, target: str, started_at: str, duration_s: float, 
         kind=RunKind.LOAD,
         name=run.profile.name,
         verdict=verdict,
-        summary=_summary(run, verdict, judged),
+        summary=_summary(run, verdict, judged) + (f"; left out: {', '.join(left_out)}" if left_out else ""),
         target=target,
         world="real",
         seed=run.seed,
@@ -228,7 +248,7 @@ def result_of(run: LoadRun, *, target: str, started_at: str, duration_s: float, 
         duration_s=round(duration_s, 3),
         command=command,
         findings=found,
-        checks=judged + generator_checks(run.state),
+        checks=judged + left_out_checks(left_out or {}) + generator_checks(run.state),
         metrics=_metrics(run),
         percentiles=list(run.figures.values()),
         series=per_second(run.profile, run.groups),
@@ -250,6 +270,7 @@ def run_load(
     seed: int | None = None,
     command: str = "",
     stage: Stage = _silent,
+    left_out: dict[str, list[str]] | None = None,
 ) -> RunResult:
     """Run a profile and write ``result.json``, ``samples.parquet`` and ``histograms.jsonl`` into ``folder``.
 
@@ -262,6 +283,13 @@ def run_load(
     run_id = run.recording.ledger.run_id.hex()
     write_parquet(folder / "samples.parquet", run.samples, run_id=run_id, phases=profile.phases)
     write_histograms(folder / "histograms.jsonl", run.samples, phases=profile.phases)
-    outcome = result_of(run, target=target, started_at=started_at, duration_s=time.monotonic() - began, command=command)
+    outcome = result_of(
+        run,
+        target=target,
+        started_at=started_at,
+        duration_s=time.monotonic() - began,
+        command=command,
+        left_out=left_out,
+    )
     write_result(folder, outcome)
     return outcome

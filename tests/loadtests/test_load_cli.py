@@ -46,8 +46,13 @@ def test_queues_are_left_out_where_the_target_has_none(tmp_path: Path) -> None:
         'name = "plain"\n[start]\ncommand = ["{python}", "-m", "loadtests.null_broker"]\nport_from = "stdout"\n'
     )
     _, output = _invoke("run", str(profile), "--target", str(target), "--out", str(tmp_path / "out"))
-    assert "the queue workloads are left out" in output
-    assert "two.sent" not in read_result(tmp_path / "out" / "result.json").metrics
+    assert "workload two is left out, plain lacks queues" in output
+    result = read_result(tmp_path / "out" / "result.json")
+    assert "two.sent" not in result.metrics
+    (check,) = (check for check in result.checks if check.name == "two: the whole workload")
+    assert (check.verdict, check.value) == (Verdict.UNKNOWN, None)
+    assert check.reason.startswith("unsupported: queues (durable queues")
+    assert result.summary.endswith("left out: two")
 
 
 def test_mistakes_and_absent_brokers_have_their_own_status(tmp_path: Path, free_port: Callable[[], int]) -> None:

@@ -11,7 +11,7 @@ from conformance.targets import TargetError
 from loadtests.endpoint import find_target, has_queues, parse_endpoint
 from loadtests.generator import make_logs
 from loadtests.profile import MAX_CONNECTIONS, ProfileError, load_profile, parse_profile, shipped_profiles
-from loadtests.runner import asked_rate_per_s, without_queues
+from loadtests.runner import asked_rate_per_s
 
 
 def _data(**changes: Any) -> dict[str, Any]:
@@ -78,8 +78,8 @@ def test_the_schedule_is_a_function_of_the_seed() -> None:
     assert [log.intended_ns for log in first] != [log.intended_ns for log in other]
 
 
-def test_without_queues_leaves_the_rest_alone() -> None:
-    profile = without_queues(load_profile("burst"))
+def test_a_part_of_a_profile_keeps_its_targets() -> None:
+    profile = load_profile("burst").only(["burst"])
     assert [load.name for load in profile.workloads] == ["burst"]
     assert [target.workloads for target in profile.targets] == [("burst",)]
 
