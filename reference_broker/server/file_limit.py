@@ -5,8 +5,15 @@ from __future__ import annotations
 import contextlib
 import sys
 
-SPARE_FILES = 256
-"""Of the limit, for everything that is not a connection: logs, listeners, the event loop's own."""
+from reference_broker.storage.open_files import SPARE_FILES, file_limit, reserve_of
+
+__all__ = ["SPARE_FILES", "connection_descriptors", "raise_file_limit"]
+
+
+def connection_descriptors() -> int | None:
+    """Descriptors below it may be those of connections; None = without limit."""
+    limit = file_limit()
+    return None if limit is None else limit - reserve_of(limit)
 
 
 def raise_file_limit() -> int | None:
@@ -14,13 +21,11 @@ def raise_file_limit() -> int | None:
 
     Only for processes of our own: who embeds the broker decides this for itself.
     """
-    if sys.platform == "win32":
-        return None
-    import resource  # only POSIX has it
+    if sys.platform != "win32":
+        import resource  # only POSIX has it
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            soft = hard
-    return None if soft == resource.RLIM_INFINITY else max(0, soft - SPARE_FILES)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != hard:
+            with contextlib.suppress(ValueError, OSError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return connection_descriptors()

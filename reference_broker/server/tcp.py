@@ -14,6 +14,7 @@ from typing import cast
 from reference_broker.core.queues import SyncJob
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.node import BrokerNode
+from reference_broker.server.accepting import Acceptor, bind
 from reference_broker.server.clock import Clock, seconds_of
 from reference_broker.server.log_limit import LogLimit
 from reference_broker.server.sync_threads import SyncThreads
@@ -45,7 +46,7 @@ class MqttProtocol(asyncio.Protocol):
         # uvloop's transports are Transports by shape only.
         transport = self._transport = cast(asyncio.Transport, base)
         if self._driver.node.connection_count >= self._limit:
-            log.warning("connection refused: the limit of %d connections is reached", self._limit)
+            self._driver.warn("limit", f"connection refused: the limit of {self._limit} connections is reached")
             transport.abort()
             return
         peer = transport.get_extra_info("peername")
@@ -54,7 +55,8 @@ class MqttProtocol(asyncio.Protocol):
         if self._name_from_certificate:
             certificate_name = certificate_common_name(transport.get_extra_info("peercert"))
             if certificate_name is None:
-                log.warning("connection refused: the certificate of %s has no common name, or several", peer)
+                problem = f"the certificate of {peer} has no common name, or several"
+                self._driver.warn("certificate", f"connection refused: {problem}")
                 transport.abort()
                 return
         now = self._driver.clock.now()
@@ -133,7 +135,7 @@ class NodeDriver:
         self._syncs = SyncThreads(self.loop, self._sync_done)
         self.warnings = LogLimit(log)
         self._webhooks = WebhookSender(node.engine.alerts, clock.now)
-        self._servers: list[asyncio.Server] = []
+        self._acceptors: list[Acceptor] = []
         self._closed = False
 
     async def listen(
@@ -146,12 +148,23 @@ class NodeDriver:
         handshake_timeout_s: float | None = None,
     ) -> tuple[str, int]:
         """Start a listener, with TLS if there is a context; returns its address. Raises :class:`OSError`."""
-        server = await self.loop.create_server(
-            make_protocol, host, port, backlog=1_024, ssl=context, ssl_handshake_timeout=handshake_timeout_s
-        )
-        self._servers.append(server)
-        bound_host, bound_port = server.sockets[0].getsockname()[:2]
-        return str(bound_host), int(bound_port)
+        acceptors = [
+            Acceptor(
+                self.loop,
+                listening,
+                make_protocol,
+                self.warn,
+                context=context,
+                handshake_timeout_s=handshake_timeout_s,
+            )
+            for listening in await bind(host, port)
+        ]
+        self._acceptors += acceptors
+        return acceptors[0].address
+
+    def warn(self, kind: str, text: str) -> None:
+        """A line for the log that a client may cause any number of."""
+        self.warnings.warn(kind, text, self.clock.now())
 
     def schedule_turn(self) -> None:
         if not self._turn_scheduled:
@@ -220,8 +233,8 @@ class NodeDriver:
 
     async def close(self) -> None:
         """Stop listening, say goodbye, wait for running syncs, close the queues."""
-        for server in self._servers:
-            server.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
         await self._webhooks.close()
         await self._syncs.drain()
         self._closed = True

@@ -1,12 +1,39 @@
-"""Bounds how many segment files are open at once, however many logs there are."""
+"""Bounds how many segment files are open at once, however many logs there are, and what is kept free for them."""
 
 from __future__ import annotations
 
+import sys
 from typing import Protocol
 
 DEFAULT_LIMIT = 256
+"""Less where the process may open few."""
+SPARE_FILES = 256
+"""Of the limit on open files, for everything that is not a connection: logs, listeners, the event loop's own."""
+_LARGE_SPARE_FILES = 512
+"""Where the limit is eight times as much."""
 _MOST_TRIED = 16
 """Files looked at for one that is opened."""
+
+
+def file_limit() -> int | None:
+    """How many files the process may have open; None = without limit."""
+    if sys.platform == "win32":
+        return None
+    import resource  # only POSIX has it
+
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def reserve_of(limit: int) -> int:
+    """How many of so many descriptors no connection may take."""
+    return max(min(SPARE_FILES, limit // 2), min(_LARGE_SPARE_FILES, limit // 8))
+
+
+def _default_limit() -> int:
+    """Half the reserve: the other half is for what is open besides, and for short."""
+    limit = file_limit()
+    return DEFAULT_LIMIT if limit is None else max(1, min(DEFAULT_LIMIT, reserve_of(limit) // 2))
 
 
 class Closable(Protocol):
@@ -26,8 +53,9 @@ class OpenFiles:
     those who had the file open when it was written.
     """
 
-    def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
-        self._limit = limit
+    def __init__(self, limit: int | None = None) -> None:
+        """``limit``: None = what the process may well open."""
+        self._limit = _default_limit() if limit is None else limit
         self._holders: dict[Closable, None] = {}
 
     def __len__(self) -> int:
@@ -36,8 +64,17 @@ class OpenFiles:
     def opened(self, holder: Closable) -> None:
         """Note it, and close others when there are too many."""
         self._holders[holder] = None
+        self._close_some(holder, self._limit)
+
+    def make_room(self) -> bool:
+        """The system has no descriptor left: close what may be closed. False when there is nothing."""
+        before = len(self._holders)
+        self._close_some(None, 0)
+        return len(self._holders) < before
+
+    def _close_some(self, holder: Closable | None, most: int) -> None:
         for _ in range(_MOST_TRIED):
-            if len(self._holders) <= self._limit:
+            if len(self._holders) <= most:
                 return
             oldest = next(iter(self._holders))
             if oldest is not holder and oldest.may_close:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from reference_broker.storage.segment_scan import BatchPlace, Damage, Window, sc
 from reference_broker.storage.time_index import TimeIndex
 
 _FIRST_READ_BYTES = 64 * 1024
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _NOWHERE = (-1, 0)
 
 
@@ -78,7 +80,12 @@ class Segment:
 
     def file(self, *, create: bool = False) -> DiskFile:
         if self._file is None:
-            self._file = self._disk.open(self.path, create=create)
+            try:
+                self._file = self._disk.open(self.path, create=create)
+            except OSError as error:
+                if error.errno not in _NO_DESCRIPTOR or self._open_files is None or not self._open_files.make_room():
+                    raise
+                self._file = self._disk.open(self.path, create=create)
             if self._open_files is not None:
                 self._open_files.opened(self)
         return self._file
