@@ -12,7 +12,6 @@ import hashlib
 import hmac
 import stringprep
 import unicodedata
-from collections.abc import Callable
 from enum import Enum, auto
 
 import msgspec
@@ -163,21 +162,18 @@ class ScramServer:
         self._header = b""
         self._signed = b""
         """client-first-message-bare and server-first-message, with their commas."""
-        self._steps: dict[ScramState, Callable[[bytes], bytes]] = {
-            ScramState.WAIT_CLIENT_FIRST: self._on_client_first,
-            ScramState.WAIT_CLIENT_FINAL: self._on_client_final,
-        }
 
     def step(self, message: bytes) -> bytes:
         """The answer to a message: server-first-message, then server-final-message (state DONE)."""
-        handle = self._steps.get(self.state)
-        self.state = ScramState.FAILED
-        if handle is None:
+        state, self.state = self.state, ScramState.FAILED
+        if state not in (ScramState.WAIT_CLIENT_FIRST, ScramState.WAIT_CLIENT_FINAL):
             raise ScramError("the exchange is over")
         if len(message) > MAX_MESSAGE_BYTES:
             message_text = f"a message of {len(message)} bytes is over the limit of {MAX_MESSAGE_BYTES}"
             raise ScramError(message_text)
-        return handle(message)
+        if state is ScramState.WAIT_CLIENT_FIRST:
+            return self._on_client_first(message)
+        return self._on_client_final(message)
 
     def _on_client_first(self, message: bytes) -> bytes:
         flag, comma, rest = message.partition(b",")

@@ -126,9 +126,12 @@ class BrokerNode:
         connection.receive(data, now)
 
     def connection_lost(self, connection: MqttConnection, now: float) -> None:
+        """The transport is gone; the connection is not to be asked anything after that. Twice is fine."""
+        if connection not in self._connections:
+            return
         self.state.now = now
         connection.connection_lost(now)
-        self._connections.pop(connection, None)
+        del self._connections[connection]
         self._holding.pop(connection, None)
 
     def take_dirty(self, now: float) -> list[MqttConnection]:

@@ -302,7 +302,7 @@ class BrokerState(MessagePaths):
                 named = group or default_group(session.client_id)
                 queue_consumers.consume(self, session, topic_filter, named, subscription, session.asked, now)
             except QueueError as error:
-                return SubscribeOutcome(qos=-1, error=error)
+                return SubscribeOutcome(qos=-1, error=error.bare())
         else:
             if existed:
                 self.tree.remove(session, session.subscriptions[topic_filter])

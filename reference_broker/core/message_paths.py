@@ -164,7 +164,7 @@ class MessagePaths:
             else:
                 self._settle(address.verb, address.queue, message, publisher, now, on_confirmed)
         except QueueError as error:
-            on_confirmed(error)
+            on_confirmed(error.bare())
 
     def _settle(
         self,

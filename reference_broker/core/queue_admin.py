@@ -65,7 +65,7 @@ class QueueAdmin:
         try:
             operations.perform(self._state.engine, message.topic, message.payload, now, answer)
         except QueueError as error:
-            answer(error)
+            answer(error.bare())
 
     def _answer(self, request: Message, topic: str, payload: bytes) -> None:
         response = Message(

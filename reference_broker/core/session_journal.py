@@ -105,6 +105,8 @@ class KeptSession:
         session.inbound_qos2 = dict(self.inbound)
         session.subscriptions = dict(self.subscriptions)
         session.kept = None
+        # They hold this one, and it them.
+        del self.in_flight, self.inbound, self.subscriptions
 
     def _touched(self) -> None:
         self._journal.touched(self)
@@ -224,6 +226,7 @@ class KeptSession:
     def _delete(self, entry: Entry, changes: list[Change]) -> None:
         if self._entries.pop(entry.number, None) is None:
             return
+        entry.source = None  # which may hold this one
         changes.append((self._key(ENTRY, entry.number), None))
         if entry.has_progress:
             changes.append((self._key(PROGRESS, entry.number), None))

@@ -544,6 +544,13 @@ class MqttConnection(Output):
             self._lost = True
         elif self.phase is not Phase.CLOSED:
             self.close_now(now)
+        # Nobody asks it anything any more. Without cycles it is gone at once, and no garbage collector stops the
+        # broker to find it.
+        self.inbound.let_go()
+        del self.inbound, self.outbound
+        self._throttle = self.exchange = self.password_check = None
+        if self.error is not None:
+            self.error.forget_frames()
 
     def shut_down(self, now: float) -> None:
         """The broker stops."""

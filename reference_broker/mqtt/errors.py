@@ -65,6 +65,10 @@ class ProtocolError(Exception):
     def __str__(self) -> str:
         return f"{self.text} [{self.statement}]"
 
+    def forget_frames(self) -> None:
+        """Let go of the calls that raised it: they hold the connection that holds this error."""
+        self.__traceback__ = self.__cause__ = self.__context__ = None
+
 
 class MalformedPacketError(ProtocolError):
     """The bytes are not a packet."""

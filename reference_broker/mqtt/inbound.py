@@ -96,6 +96,10 @@ class Inbound(PublishAcks):
         self._queue_lanes.end()
         self.forget_acks()
 
+    def let_go(self) -> None:
+        """Nobody asks it anything any more: leave no reference cycle."""
+        del self._connection, self._queue_lanes
+
     # -- the fast lanes ------------------------------------------------------------------------------------------
 
     def on_bytes(self, header: int, data: bytes, start: int, body: int, end: int, now: float) -> int:
@@ -392,7 +396,7 @@ class Inbound(PublishAcks):
                 )
             matched = self._broker.publish(message, session, now)
         except QueueError as refused:
-            error = refused
+            error = refused.bare()
         _settle_inbound(session, message.qos, packet_id, error)
         data = handlers.acknowledgement(self._connection, message.qos, packet_id, error, matched=matched)
         if data is None:
@@ -428,7 +432,7 @@ class Inbound(PublishAcks):
         else:
             self._broker.publish_to_queue(message, session, now, confirmed, on_stored)
         memory = self._broker.engine.memory
-        if memory is not None and memory.pressed and not session.consumers:
+        if memory is not None and memory.pressed and not session.consumers and not connection.closing:
             # One that consumes as well must be heard: its settlements make room. Its publishes are refused in the end.
             self.must_wait = True
             self._broker.waiting_publishers[connection] = None

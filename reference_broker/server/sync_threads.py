@@ -44,7 +44,7 @@ class SyncThreads:
                 job.run()
             except Exception as failure:
                 # Whatever it is, the loop must hear of it.
-                error = failure
+                error = failure.with_traceback(None) if isinstance(failure, OSError) else failure
             self._loop.call_soon_threadsafe(self._finish, job, error)
 
     def _finish(self, job: SyncJob, error: Exception | None) -> None:

@@ -102,3 +102,13 @@ class Consumer:
         """Automatic commit: partition and offset of deliveries that it has and that are not committed yet."""
         self.next_turn = 0
         """Which of its partitions is served first next time."""
+
+    def end(self) -> None:
+        """It gets nothing any more, and lets go of its protocol's side, which holds it."""
+        self.active = False
+        self.deliver = _take_nothing
+        self.deliver_run = self.notify = self.on_end = self.on_slow = None
+
+
+def _take_nothing(_delivery: Delivery) -> bool:
+    return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from enum import StrEnum
+from typing import Self
 
 _PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN})
 
@@ -81,6 +82,11 @@ class QueueError(Exception):
         self.code = code
         self.text = text
         self.details = details
+
+    def bare(self) -> Self:
+        """Without the calls that raised it, for who keeps it: they hold the connection, and whatever holds this."""
+        self.__traceback__ = self.__cause__ = self.__context__ = None
+        return self
 
 
 class LogError(Exception):

@@ -177,7 +177,7 @@ class ConsumerGroup(GroupState):
             self.rebalance.request()
 
     def _detach(self, consumer: Consumer, now: float) -> None:
-        consumer.active = False
+        consumer.end()
         self.membership.left(consumer)
         del self.consumers[consumer.consumer_id]
         held = [entry for place in self.every_place for entry in place.pending.values() if entry.consumer is consumer]

@@ -340,6 +340,7 @@ class QueueRegistry:
         for consumer in removal.consumers:
             if consumer.on_end is not None:
                 consumer.on_end()
+            consumer.end()
 
     def _removed(self, name: str) -> None:
         del self.removals[name]

@@ -106,6 +106,7 @@ class Removal:
         failure: QueueError | None = None
         if error is None:
             self.on_removed()
+            self._take_apart()
         else:
             text = (
                 f"the files of {self.queue.name[:80]!r} cannot be removed: {error.strerror or error}; "
@@ -113,6 +114,24 @@ class Removal:
             )
             failure = QueueError(QueueErrorCode.STORAGE_FAILED, text)
         return [] if self._on_done is None else [(self._on_done, failure)]
+
+    def _take_apart(self) -> None:
+        """Nobody asks the queue anything any more: without cycles it is gone at once, however much it held."""
+        for group in self.queue.groups.values():
+            for place in group.every_place:
+                place.pending.clear()
+            vars(group).clear()
+        for part in (
+            self.queue,
+            self.queue.limits,
+            self.queue.loose_letters,
+            self.queue.delays,
+            *self.queue.partitions,
+        ):
+            getattr(part, "__dict__", {}).clear()
+        self._points = ()
+        self.consumers.clear()
+        self.on_removed = _nothing
 
 
 def _nothing() -> None:

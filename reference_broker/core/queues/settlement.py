@@ -178,7 +178,7 @@ def settle_request(
         except QueueError as error:
             if error.code not in _GONE:
                 raise
-            problem = error
+            problem = error.bare()
             _, partition, offset, _, _ = parse_receipt(receipt)
             missing.setdefault(partition, []).append(offset)
         else:
@@ -196,7 +196,7 @@ def settle_request(
             except QueueError as error:
                 if error.code not in _GONE:
                     raise
-                problem = error
+                problem = error.bare()
                 missing.setdefault(partition, []).append(offset)
             else:
                 found[entry] = group

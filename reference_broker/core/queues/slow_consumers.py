@@ -55,8 +55,9 @@ class SlowConsumers:
     def _send_away(self, consumer: Consumer, now: float) -> None:
         group = self._group
         group.counts.slow_consumers += 1
+        on_slow = consumer.on_slow
         self.is_taking_back = True
         group.leave(consumer, now)
         self.is_taking_back = False
-        if self._config.action is SlowConsumerAction.DISCONNECT and consumer.on_slow is not None:
-            consumer.on_slow()
+        if self._config.action is SlowConsumerAction.DISCONNECT and on_slow is not None:
+            on_slow()
