@@ -65,7 +65,7 @@ def run_now(task: SyncTask) -> OSError | None:
         try:
             task.run()
         except OSError as failure:
-            error = failure
+            error = failure.with_traceback(None)  # its frames hold this one
             if is_passing(error):
                 continue
             return error
