@@ -31,7 +31,8 @@ from reference_broker.quirks import node_classes
 from reference_broker.storage.disk import Disk
 from reference_broker.storage.log import LogOptions
 from reference_broker.storage.queue_store import LogQueueStore
-from reference_broker.storage.session_store import SessionStore
+from reference_broker.storage.session_store import FOLDER as SESSIONS_FOLDER
+from reference_broker.storage.session_store import SessionStore, set_sessions_aside
 
 
 class BrokerNode:
@@ -65,15 +66,30 @@ class BrokerNode:
         self._holds_output = config.sessions.durability is Durability.FSYNC
         """What depends on a write leaves once it is synced."""
         if disk is not None and config.sessions.durability is not Durability.MEMORY:
-            self._sessions = self._open_sessions(SessionStore(disk, config.sessions, self._store.notes), now)
+            self._sessions = self._open_sessions(disk, now)
         self.recovery_notes: list[RecoveryNote] = self._store.recovery_notes()
         self._store.notes.take_fresh()
         """What opening the logs found: damage that was cut, quarantined or repaired."""
 
-    def _open_sessions(self, store: SessionStore, now: float) -> SessionStore:
-        """Raises :class:`LogError`."""
+    def _open_sessions(self, disk: Disk, now: float) -> SessionStore:
+        """Where they cannot be read the broker starts without them, and their folder is kept under another name.
+
+        Raises :class:`LogError`.
+        """
         try:
-            state = read_state(store.read_all())
+            store = SessionStore(disk, self.config.sessions, self._store.notes)
+            records = store.read_all()
+        except LogError as error:
+            try:
+                place = set_sessions_aside(disk)
+            except OSError:
+                raise error from None
+            lost = "the sessions and retained messages in it are not there until it is put back"
+            self._store.note("", SESSIONS_FOLDER, f"{error}; kept as {place}: {lost}")
+            store = SessionStore(disk, self.config.sessions, self._store.notes)
+            records = {}
+        try:
+            state = read_state(records, store.note)
         except RecordError as error:
             message = f"the sessions cannot be read: {error}; move their folder away to start without them"
             raise LogError(message) from error

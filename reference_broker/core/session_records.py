@@ -20,6 +20,8 @@ A record without a value deletes its key. Client ids and filters are separated b
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from reference_broker.core.message import Message
@@ -181,8 +183,11 @@ class StoredState(msgspec.Struct, kw_only=True):
     retained: dict[str, StoredMessage] = {}
 
 
-def read_state(records: dict[bytes, bytes]) -> StoredState:
-    """Sort records by what they are. Raises :class:`RecordError`."""
+def read_state(records: dict[bytes, bytes], on_problem: Callable[[str], None]) -> StoredState:
+    """Sort records by what they are; ``on_problem`` is told of each that is not understood, and is left out.
+
+    Raises :class:`RecordError` when all of them are of another format.
+    """
     version = records.get(VERSION_KEY)
     if version is not None and version != str(FORMAT_VERSION).encode():
         message = f"sessions were written in format {version!r}; this broker reads format {FORMAT_VERSION}"
@@ -194,8 +199,7 @@ def read_state(records: dict[bytes, bytes]) -> StoredState:
         try:
             _read_record(state, key[:1], key[1:], value)
         except (ValueError, KeyError, IndexError) as error:
-            message = f"the record with key {key[:80]!r} is not understood: {error}"
-            raise RecordError(message) from error
+            on_problem(f"the record with key {key[:80]!r} is not understood, and is left out: {error}")
     return state
 
 

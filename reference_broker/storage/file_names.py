@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import string
+from urllib.parse import unquote
 
 SEGMENT_SUFFIX = ".seg"
 OFFSET_INDEX_SUFFIX = ".idx"
@@ -32,6 +33,11 @@ def encode_name(name: str) -> str:
         return encoded
     digest = hashlib.sha256(raw).hexdigest()
     return f"{encoded[: _MAX_NAME_CHARACTERS - len(digest) - 1]}~{digest}"
+
+
+def decode_name(encoded: str) -> str:
+    """The name of an :func:`encode_name`; for one that was too long, and for what is none, what can be read of it."""
+    return unquote(encoded.partition("~")[0], errors="replace")
 
 
 def segment_name(base_offset: int, suffix: str = SEGMENT_SUFFIX) -> str:

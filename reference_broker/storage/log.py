@@ -378,6 +378,10 @@ class SegmentedLog:
 
     # -- reading -------------------------------------------------------------------------------------------------
 
+    def report(self, offset: int, problem: str) -> None:
+        """See :meth:`PartitionLog.report`."""
+        self.note(f"{self._folder} offset {offset}", problem)
+
     def get(self, offset: int) -> LogRecord | None:
         """The record with exactly that offset; None when there is none or it is damaged. Raises :class:`LogError`."""
         self._show_buffer()

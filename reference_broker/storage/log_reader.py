@@ -33,8 +33,12 @@ class LogReader:
         at = bisect_right(self._segments, offset, key=_base_offset) - 1
         if at < 0:
             return None
-        with self._reads(self._segments[at]):
-            return self._segments[at].get(offset)
+        segment = self._segments[at]
+        with self._reads(segment):
+            found = segment.get(offset)
+            damages = segment.read(offset, 1)[1] if found is None else []
+        self._report(segment, damages)
+        return found
 
     def read(self, offset: int, limit: int, wanted: Wanted) -> list[LogRecord]:
         """See :meth:`SegmentedLog.read`."""

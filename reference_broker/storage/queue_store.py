@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,7 +18,7 @@ from reference_broker.core.queues.store import RecoveryNote, StoredGroup, Stored
 from reference_broker.storage.batch import BatchEncoder
 from reference_broker.storage.disk import Disk
 from reference_broker.storage.disk_room import DiskRoom
-from reference_broker.storage.file_names import encode_name
+from reference_broker.storage.file_names import decode_name, encode_name
 from reference_broker.storage.log import LogOptions, SegmentedLog
 from reference_broker.storage.memory_disk import MemoryDisk
 from reference_broker.storage.notes import Notes
@@ -83,6 +83,8 @@ class LogQueueStore:
         self.room = None if disk is None else DiskRoom(disk, self._options.reserve_bytes)
         """For everything but settlements, and what queues keep in memory."""
         self.notes = Notes()
+        self._unusable: dict[str, str] = {}
+        """Folder of a queue -> why nothing is done with it."""
         self._encoders = {compression: BatchEncoder(compression) for compression in Compression}
         if disk is not None:
             disk.lock()
@@ -93,19 +95,40 @@ class LogQueueStore:
             return []
         found: list[StoredQueue] = []
         for folder in self._disk.list(ROOT):
-            description = self._describe(f"{ROOT}/{folder}")
+            try:
+                description = self._describe(f"{ROOT}/{folder}")
+            except LogError as error:
+                self._set_aside(folder, str(error))
+                continue
             if description is not None and description.deleted:
                 try:
                     _remove_rest(self._disk, f"{ROOT}/{folder}")
                 except OSError as error:
-                    raise self.refusal(description.name, f"{ROOT}/{folder}", "removed", error) from error
+                    self._set_aside(folder, f"it was deleted, and its files stay: {reason_of(error)}")
             elif description is not None and encode_name(description.name) == folder:
                 found.append(
                     StoredQueue(name=description.name, partitions=description.partitions, settings=description.settings)
                 )
             elif description is not None:
-                self.note(description.name, f"{ROOT}/{folder}", "the folder does not belong to the queue it describes")
+                self._set_aside(folder, "the folder does not belong to the queue it describes")
         return sorted(found, key=lambda queue: queue.name)
+
+    def set_aside(self, name: str, problem: str) -> None:
+        """See :meth:`QueueStore.set_aside`."""
+        self._set_aside(encode_name(name), problem)
+
+    def _set_aside(self, folder: str, problem: str) -> None:
+        self._unusable[folder] = problem
+        rest = "the queue is refused and its files are left as they are; the others go on"
+        self.note(decode_name(folder), f"{ROOT}/{folder}", f"{problem}; {rest}")
+
+    def unusable(self, name: str) -> str | None:
+        """See :meth:`QueueStore.unusable`."""
+        return self._unusable.get(encode_name(name)) if self._unusable else None
+
+    def unusable_queues(self) -> list[str]:
+        """See :meth:`QueueStore.unusable_queues`."""
+        return sorted(map(decode_name, self._unusable))
 
     def _describe(self, folder: str) -> QueueDescription | None:
         assert self._disk is not None
@@ -114,6 +137,9 @@ class LogQueueStore:
             with contextlib.closing(self._disk.open(path)) as file:
                 data = file.read_at(0, _MAX_DESCRIPTION_BYTES)
         except FileNotFoundError:
+            if any(self._disk.list(f"{folder}/partitions")):
+                message = f"{path} is missing; restore it, or move {folder} away to give the queue up"
+                raise LogError(message) from None
             # The queue was being created when the broker stopped: nothing was ever confirmed in it.
             return None
         except OSError as error:
@@ -166,6 +192,15 @@ class LogQueueStore:
     def note(self, queue: str, place: str, problem: str) -> None:
         """See :meth:`QueueStore.note`."""
         self.notes.add(queue, place, problem)
+
+    @property
+    def on_note(self) -> Callable[[RecoveryNote], None] | None:
+        """See :attr:`QueueStore.on_note`."""
+        return self.notes.on_note
+
+    @on_note.setter
+    def on_note(self, told: Callable[[RecoveryNote], None] | None) -> None:
+        self.notes.on_note = told
 
     def refusal(self, queue: str, path: str, what: str, error: OSError) -> LogError:
         """The disk refused something, which leaves everything as it was; people are told, too."""
@@ -331,6 +366,11 @@ class LogQueueFiles:
         return dict(self._description.settings)
 
     @property
+    def note_count(self) -> int:
+        """See :attr:`QueueFiles.note_count`."""
+        return self._store.notes.counts.get(self._description.name, 0)
+
+    @property
     def purged(self) -> dict[int, int]:
         return dict(self._description.purged)
 
@@ -403,6 +443,8 @@ class LogQueueFiles:
         for name in self._disk.list(f"{self._folder}/consumers"):
             path = f"{self._folder}/consumers/{name}/{name}{_LOG_SUFFIX}"
             if not self._disk.exists(path):
+                if any(self._disk.exists(path.removesuffix(_LOG_SUFFIX) + suffix) for suffix in (".pel", ".cur")):
+                    self._note(path, "it is missing: unless the group was being deleted, it begins anew")
                 continue
             try:
                 with contextlib.closing(self._disk.open(path)) as file:
@@ -411,7 +453,11 @@ class LogQueueFiles:
                 message = f"cannot read {path}: {reason_of(error)}"
                 raise LogError(message) from error
             if header is None:
-                self._note(path, "its header is damaged; the group starts anew when it subscribes")
+                self._note(path, "its header is damaged; what the group settled since its last snapshot comes again")
+                group = decode_name(name)
+                if encode_name(group) == name:
+                    # It must stay: what it has not settled is kept for it.
+                    found.append(StoredGroup(group=group, pattern=group.partition("@")[2]))
             else:
                 found.append(StoredGroup(group=header[0], pattern=header[1]))
         return sorted(found, key=lambda group: group.group)

@@ -11,6 +11,7 @@ the values from before it again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from typing import NamedTuple
 
 import msgspec
@@ -74,6 +75,18 @@ class _CompactionPoint:
         except LogError as problem:
             self._log.note(FOLDER, str(problem))
         return []
+
+
+def set_sessions_aside(disk: Disk) -> str:
+    """Keep the folder under another name, which is returned, so that the broker can start without it. Durable.
+
+    Raises :class:`OSError`.
+    """
+    names = disk.list("")
+    place = next(name for number in count(1) if (name := f"{FOLDER}.damaged-{number}") not in names)
+    disk.rename(FOLDER, place)
+    disk.sync_folder("")
+    return place
 
 
 class SessionStore(SyncPoint):
@@ -146,7 +159,11 @@ class SessionStore(SyncPoint):
         for record in self._log.read_range(max(start_offset, self._log.start_offset), end_offset):
             key, value = record.key, record.value
             if key == _GROUP_KEY and value is not None:
-                group = msgspec.msgpack.decode(value, type=_Group)
+                try:
+                    group = msgspec.msgpack.decode(value, type=_Group)
+                except msgspec.DecodeError as error:
+                    message = f"{FOLDER}: the record at offset {record.offset} is not understood: {error}"
+                    raise LogError(message) from error
             elif key is not None:
                 touched[key] = None
                 found.pop(key, None)

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_broker.config import Durability, QueueConfig
-from reference_broker.core.queues.errors import LogError
 from reference_broker.core.queues.store import NewRecord, StoredGroup, StoredQueue
 from reference_broker.storage.disk import DirectoryInUseError, RealDisk
 from reference_broker.storage.file_names import encode_name, parse_segment_name, segment_name
@@ -99,10 +98,14 @@ def description(disk: MemoryDisk, content: bytes) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"version":1}', b'{"version":2,"name":"q","partitions":1}'])
 def test_a_damaged_description_says_which_file(content: bytes) -> None:
+    """And stops only its own queue: see tests/core/queues/test_set_aside.py."""
     disk = MemoryDisk()
     description(disk, content)
-    with pytest.raises(LogError, match=r"queues/q/queue\.json"):
-        LogQueueStore(disk).stored_queues()
+    store = LogQueueStore(disk)
+    assert store.stored_queues() == []
+    assert "queues/q/queue.json" in (store.unusable("q") or "")
+    assert store.unusable("other") is None
+    assert "queues/q/queue.json" in store.recovery_notes()[0].problem
 
 
 def test_a_folder_moved_under_another_name_is_noted() -> None:

@@ -70,6 +70,8 @@ class ListRequest(Fields, frozen=True, kw_only=True):
 class QueueNames(msgspec.Struct, frozen=True, kw_only=True):
     queues: list[str]
     """Sorted, dead-letter queues included."""
+    unusable: list[str] = []
+    """Found and not opened, since something of them is damaged; any operation on one says what."""
 
 
 class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,7 +142,8 @@ def _partitions(engine: QueueEngine, request: AdminRequest) -> None:
 
 def _list(engine: QueueEngine, request: AdminRequest) -> None:
     prefix = request.read(ListRequest).prefix
-    request.answer(QueueNames(queues=[name for name in engine.queues() if name.startswith(prefix)]))
+    names = [[name for name in each if name.startswith(prefix)] for each in (engine.queues(), engine.unusable_queues())]
+    request.answer(QueueNames(queues=names[0], unusable=names[1]))
 
 
 def _stats(engine: QueueEngine, request: AdminRequest) -> None:

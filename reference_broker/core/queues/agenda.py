@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -72,6 +72,13 @@ class Agenda:
             todo.pop(group, None)
         # No time comes before it, so none is awaited.
         group.wake_at = float("-inf")
+
+    def forget_others(self, kept: Collection[SyncPoint]) -> set[SyncPoint]:
+        """At opening: nothing is to be done for other logs than these; returns those."""
+        everything = (self.owners, self.partitions_to_write, self.awaited_syncs, self.unsynced)
+        found = {point for work in everything for point in work} - set(kept)
+        self.forget_all(found, found)
+        return found
 
     def forget_all(self, points: Iterable[SyncPoint], waiting: Iterable[object]) -> None:
         """Nothing is to be done for these logs any more, and nobody of ``waiting`` is woken."""

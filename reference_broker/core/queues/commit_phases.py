@@ -217,7 +217,7 @@ class CommitPhases:
     def _completed(self, transaction: Transaction, error: QueueError | None) -> None:
         """All parts know durably: the decision has done its work."""
         coordinator = self._memory.coordinator
-        if error is None and transaction.id in coordinator.decisions:
+        if error is None and transaction.id in coordinator.decisions and transaction.id not in coordinator.kept:
             try:
                 coordinator.complete(transaction.id)
             except QueueError:

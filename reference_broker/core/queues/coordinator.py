@@ -114,6 +114,8 @@ class Coordinator(SyncPoint):
         """Producer id -> transactional id."""
         self.decisions: dict[str, Decision] = {}
         """By transaction: committed ones that are not complete."""
+        self.kept: set[str] = set()
+        """Of these those that some queue cannot be told, as it was set aside: they are never complete."""
         self.partitions: dict[tuple[str, int], bytes] = {}
         """Queue and partition -> snapshot, as found at opening."""
         self.open: dict[int, Transaction] = {}

@@ -195,4 +195,7 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     """Likewise, but refused by the queue or the disk."""
     capture_dropped: int = 0
     """Likewise, but not taken since too many waited for the disk."""
+    storage_notes: int = 0
+    """Damage and missing files that opening or reading found, and what the disk refused, since the broker started;
+    the log has a line for each."""
     delays: DelayStats = DelayStats()

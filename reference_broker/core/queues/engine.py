@@ -85,7 +85,7 @@ class QueueEngine(QueueOperations):
         self.memory = self._registry.memory
         """What queues in memory hold and whether their publishers are to wait; None where that is not limited."""
         self._registry.open_all(now)
-        self.transactions.recover(now)
+        self.transactions.recover(now, self._registry.set_aside, self._registry.is_unusable)
 
     def _queues_changed(self) -> None:
         """A queue came, changed or went."""
@@ -122,7 +122,7 @@ class QueueEngine(QueueOperations):
         return known
 
     def _exists(self, name: str) -> bool:
-        return name in self._queues
+        return name in self._queues or self._registry.is_unusable(name)
 
     def publish(
         self,

@@ -39,6 +39,7 @@ def queue_stats(queue: DurableQueue, dead_letters: int) -> QueueStats:
         capture_failures=queue.captures.failed,
         capture_dropped=queue.captures.dropped,
         delays=queue.delays.stats(),
+        storage_notes=queue.note_count,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 from reference_broker.core.queues.agenda import Agenda
@@ -235,8 +234,12 @@ class QueuePartition(SyncPoint):
         at = self.log.start_offset
         while records := self.log.read(at, _READ_AHEAD):
             for record in records:
-                with contextlib.suppress(ValueError):
-                    found(record.offset, self._codec.decode(record))
+                try:
+                    message = self._codec.decode(record)
+                except ValueError as error:
+                    self.log.report(record.offset, f"no message ({error}); skipped")
+                else:
+                    found(record.offset, message)
             at = records[-1].offset + 1
 
     @property
@@ -307,8 +310,9 @@ class QueuePartition(SyncPoint):
             for record in records:
                 try:
                     message = self._codec.decode(record)
-                except ValueError:
+                except ValueError as error:
                     # The checksum was right, so another program wrote it; skipping shows in the unreadable count.
+                    self.log.report(record.offset, f"no message ({error}); skipped")
                     continue
                 if message.expires_at < 0.0:
                     message = self._judged(record.offset, message)

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.coordinator import Coordinator, open_coordinator
+from reference_broker.core.queues.coordinator import FOLDER, Coordinator, open_coordinator
 from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
 from reference_broker.core.queues.producers import PartitionProducers
 from reference_broker.core.queues.store import QueueStore
@@ -24,6 +24,7 @@ class ProducerMemory:
         self._agenda = agenda
         self.found: Coordinator | None = None
         """None as long as nobody ever used it."""
+        self._failure: QueueError | None = None
         self._queue_of: dict[QueuePartition, DurableQueue] = {}
         """Of the partitions with producers that are on disk."""
         self._snapshots: dict[QueuePartition, tuple[DurableQueue, int, bytes]] = {}
@@ -34,9 +35,16 @@ class ProducerMemory:
         self.found = open_coordinator(self._store, self._agenda, create=False)
         return self.found
 
+    def set_aside(self, problem: str) -> None:
+        """The coordinator's state cannot be read, and stays as it is: nobody produces until it can."""
+        self._failure = QueueError(QueueErrorCode.STORAGE_FAILED, f"there are no transactions now: {problem}")
+        self._store.note("", FOLDER, f"{problem}; producers and transactions are refused, other messages are not")
+
     @property
     def coordinator(self) -> Coordinator:
         """Created when it is first used. Raises :class:`QueueError`."""
+        if self._failure is not None:
+            raise self._failure
         if self.found is None:
             try:
                 self.found = open_coordinator(self._store, self._agenda, create=True)

@@ -15,7 +15,7 @@ from reference_broker.core.queues.address import MARK_GROUP, check_group_name, i
 from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.alerts import Alerts
 from reference_broker.core.queues.bindings import Captures
-from reference_broker.core.queues.confirms import Confirm
+from reference_broker.core.queues.confirms import Confirm, SyncPoint
 from reference_broker.core.queues.cursors import starting_cursors
 from reference_broker.core.queues.dead_letters import alert_of, dead_letter_message
 from reference_broker.core.queues.delays import Delays
@@ -148,6 +148,16 @@ class DurableQueue(QueueIntake):
     def remember_purge(self, ends: dict[int, int]) -> None:
         """Nobody gets what is in front of these offsets, by partition. Raises :class:`LogError`."""
         self._files.update_description(purged=ends)
+
+    @property
+    def points(self) -> tuple[SyncPoint, ...]:
+        """Every open log."""
+        return (*self.partitions, *self.groups.values(), *self.delays.points, *self.departures.points)
+
+    @property
+    def note_count(self) -> int:
+        """See :attr:`QueueFiles.note_count`."""
+        return self._files.note_count
 
     def removal(self) -> SyncTask:
         """See :meth:`QueueFiles.removal`."""

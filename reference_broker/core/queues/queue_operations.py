@@ -135,6 +135,10 @@ class QueueOperations:
         """Names of all queues, dead-letter queues included, sorted."""
         return sorted(self._queues)
 
+    def unusable_queues(self) -> list[str]:
+        """Names of the queues that were found and cannot be opened, sorted; any operation on one says why."""
+        return self._registry.unusable_queues()
+
     def browse(self, queue: str, limit: int) -> list[tuple[str, StoredMessage]]:
         """See :func:`reference_broker.core.queues.browse.browse`. Raises :class:`QueueError`."""
         try:
@@ -152,9 +156,7 @@ class QueueOperations:
         return PriorityFigures(topics={queue: found.priority_rates.figures(found, now)})
 
     def stats(self, queue: str) -> QueueStats:
-        """Raises :class:`QueueError` (UNKNOWN_QUEUE)."""
-        found = self._queues.get(queue)
-        if found is None:
-            raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"there is no queue {queue[:80]!r}")
+        """Raises :class:`QueueError` (UNKNOWN_QUEUE, STORAGE_FAILED for one that was set aside)."""
+        found = self._registry.existing(queue)
         dead_letters = self._queues.get(dead_letter_name(queue))
         return found.stats(dead_letters.depth if dead_letters is not None else 0)

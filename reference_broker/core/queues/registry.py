@@ -38,7 +38,7 @@ from reference_broker.core.queues.memory_limit import MemoryLimit
 from reference_broker.core.queues.message_cache import MessageCache
 from reference_broker.core.queues.queue import DurableQueue
 from reference_broker.core.queues.removal import Removal, check_removable
-from reference_broker.core.queues.store import QueueStore
+from reference_broker.core.queues.store import QueueStore, RecoveryNote
 from reference_broker.core.queues.sync_job import SyncJob
 from reference_broker.trace.schema import TraceKind
 
@@ -71,6 +71,8 @@ class QueueRegistry:
         self._alerts = alerts
         self._rng = rng
         self._tracer = tracer
+        if tracer is not None:
+            store.on_note = self._trace_note
         self._on_change = on_change
         self.on_delete: Callable[[DurableQueue], None] | None = None
         """Told of each queue that goes, while its logs are still open."""
@@ -81,7 +83,6 @@ class QueueRegistry:
         if limit_bytes:
             self.memory = MemoryLimit(limit_bytes, self._cache, lambda: self.queues.values(), agenda)
         self._configured = {queue.name for queue in config.configured}
-        self._notes_traced = 0
         self.removals: dict[str, Removal] = {}
         """Queues that are deleted and whose files are still there."""
         self._used_at: dict[str, float] = {}
@@ -93,18 +94,61 @@ class QueueRegistry:
         """Asked about a queue that is about to be created, and whether that is by use; may change it, or refuse."""
 
     def open_all(self, now: float) -> None:
-        """Open and recover every stored and configured queue. Raises :class:`QueueOpenError`, :class:`LogError`."""
+        """Open and recover every stored and configured queue.
+
+        One that cannot be opened is set aside, and the others go on: its name is not free, whoever wants something of
+        it gets an error, and its files stay as they are. Raises :class:`QueueOpenError` when the configuration is to
+        blame.
+        """
         stored = {queue.name: queue for queue in self._store.stored_queues()}
         for name in dict.fromkeys([queue.name for queue in self._config.configured] + list(stored)):
             found = stored.get(name)
+            if self._store.unusable(name) is not None:
+                continue
             try:
                 check_queue_name(name)
-                config = self._config_of(name, found.settings if found is not None else {})
+                config = self._config_of(name, {})
             except QueueError as error:
-                raise QueueOpenError(error.text) from error
+                if name in self._configured:
+                    raise QueueOpenError(error.text) from error
+                self.set_aside(name, error.text)
+                continue
             if found is not None:
-                config = self._with_partitions(config, found.partitions)
-            self._open(config, None, now)
+                try:
+                    config = self._with_partitions(self._config_of(name, found.settings), found.partitions)
+                except QueueError as error:
+                    self.set_aside(name, f"its settings in queue.json: {error.text}")
+                    continue
+            try:
+                self._open(config, None, now)
+            except LogError as error:
+                self.set_aside(name, str(error))
+
+    def set_aside(self, name: str, problem: str) -> None:
+        """Nothing is done any more with a queue that cannot be opened, or be relied on; only at opening."""
+        self._store.set_aside(name, problem)
+        queue = self.queues.pop(name, None)
+        kept = {point for other in self.queues.values() for point in other.points}
+        dropped = self._agenda.forget_others(kept)
+        for point in {*dropped, *(() if queue is None else queue.points)}:
+            point.close_log()
+        self._used_at.pop(name, None)
+        self._on_change()
+
+    def unusable_queues(self) -> list[str]:
+        """See :meth:`QueueStore.unusable_queues`."""
+        return self._store.unusable_queues()
+
+    def is_unusable(self, name: str) -> bool:
+        """Whether a queue was set aside."""
+        return self._store.unusable(name) is not None
+
+    def _check_usable(self, name: str) -> None:
+        """Raises :class:`QueueError` (STORAGE_FAILED) for a queue that was set aside."""
+        problem = self._store.unusable(name)
+        if problem is not None:
+            text = f"the queue {name[:80]!r} cannot be used: {problem}"
+            raise QueueError(QueueErrorCode.STORAGE_FAILED, text)
 
     # -- configurations ------------------------------------------------------------------------------------------
 
@@ -173,12 +217,13 @@ class QueueRegistry:
         if queue.depth or queue.groups:
             detail = f"{queue.depth} messages, {len(queue.groups)} groups"
             self._tracer(TraceKind.RECOVERED, {"queue": queue.name, "detail": detail})
-        notes = self._store.recovery_notes()
-        for note in notes[self._notes_traced :]:
+
+    def _trace_note(self, note: RecoveryNote) -> None:
+        if self._tracer is not None:
             self._tracer(TraceKind.RECOVERED, {"queue": note.queue, "detail": f"{note.place}: {note.problem}"})
-        self._notes_traced = len(notes)
 
     def _create(self, name: str, settings: dict[str, Any], *, by_use: bool = False) -> DurableQueue:
+        self._check_usable(name)
         if name in self.removals:
             text = f"the queue {name[:80]!r} is being deleted: try again later"
             raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, text)
@@ -208,6 +253,7 @@ class QueueRegistry:
         queue = self.queues.get(name)
         if queue is not None:
             return queue
+        self._check_usable(name)
         origin_exists = is_dead_letter(name) and name[len(DEAD_LETTER_PREFIX) :] in self.queues
         if not self._config.auto_create and not origin_exists:
             text = f"there is no queue {name[:80]!r}, and auto_create is off"
@@ -264,6 +310,7 @@ class QueueRegistry:
         """Raises :class:`QueueError` (UNKNOWN_QUEUE)."""
         found = self.queues.get(name)
         if found is None:
+            self._check_usable(name)
             raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"there is no queue {name[:80]!r}")
         return found
 

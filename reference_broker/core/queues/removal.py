@@ -53,12 +53,7 @@ class Removal:
         """Called as soon as the files are gone, before ``on_done``."""
         self.started = False
         self._on_done = on_done
-        self._points: tuple[SyncPoint, ...] = (
-            *queue.partitions,
-            *queue.groups.values(),
-            *queue.delays.points,
-            *queue.departures.points,
-        )
+        self._points: tuple[SyncPoint, ...] = queue.points
         self.consumers: list[Consumer] = [
             consumer for group in queue.groups.values() for consumer in group.consumers.values()
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -111,6 +111,9 @@ class PartitionLog(Protocol):
 
         Raises :class:`LogError`.
         """
+
+    def report(self, offset: int, problem: str) -> None:
+        """A record is sound and cannot be used: people are told, once."""
 
     def start_sync(self) -> SyncTask | None:
         """A sync of everything appended so far; None when nothing is unsynced or a sync is already running."""
@@ -275,6 +278,10 @@ class QueueFiles(Protocol):
         """What was configured at run time."""
 
     @property
+    def note_count(self) -> int:
+        """How much was noted of the queue's files since the store was opened: see :class:`RecoveryNote`."""
+
+    @property
     def purged(self) -> dict[int, int]:
         """Partition -> offset: what is below was purged."""
 
@@ -365,8 +372,23 @@ class KeyedState(Protocol):
 class QueueStore(Protocol):
     """Where queues live."""
 
+    on_note: Callable[[RecoveryNote], None] | None
+    """Told of each note."""
+
     def stored_queues(self) -> list[StoredQueue]:
         """Queues that exist in the store, by name."""
+
+    def set_aside(self, name: str, problem: str) -> None:
+        """Nothing is to be done with a queue until the broker starts again, so that its files stay as they are."""
+
+    def unusable(self, name: str) -> str | None:
+        """Why a queue was set aside, by :meth:`stored_queues` or by :meth:`set_aside`; None = it was not.
+
+        It must not be created anew.
+        """
+
+    def unusable_queues(self) -> list[str]:
+        """Those that were, sorted, as far as their names can be read."""
 
     def open_queue(self, config: QueueConfig, settings: Mapping[str, Any] | None = None) -> QueueFiles:
         """Open, or create durably. A queue of durability ``memory`` is kept in memory. Raises :class:`LogError`.

@@ -25,11 +25,15 @@ def recover(
     queues: Mapping[str, DurableQueue],
     now: float,
     forget_partition: Callable[[str, int], None],
+    set_aside: Callable[[str, str], None],
+    is_unusable: Callable[[str], bool],
 ) -> list[Transaction]:
     """Restore what partitions know of producers; returns the transactions that must be ended in some of them.
 
     Those that were decided are in state COMMITTED, the others ABORTING. ``forget_partition`` is called with those that
-    are not there any more. Raises :class:`LogError`.
+    are not there any more. A queue that cannot be read is ``set_aside``; what concerns it stays as it is.
+
+    Raises :class:`LogError`.
     """
     found: dict[str, Transaction] = {}
     for transaction_id, decision in coordinator.decisions.items():
@@ -37,18 +41,24 @@ def recover(
     snapshots: dict[tuple[str, int], bytes] = {}
     for (name, index), snapshot in sorted(coordinator.partitions.items()):
         queue = queues.get(name)
+        if queue is None and is_unusable(name):
+            continue
         if queue is None or queue.volatile or index >= len(queue.partitions):
             forget_partition(name, index)
         else:
             snapshots[name, index] = snapshot
     is_stale = False
-    for name, queue in queues.items():
+    for name, queue in list(queues.items()):
         for partition in queue.partitions:
             snapshot_of = snapshots.get((name, partition.index))
             # Without a snapshot power was lost before the first one was durable: then the log itself tells.
             if snapshot_of is None and not (queue.had_producers(partition.index) and not queue.volatile):
                 continue
-            produced, is_cut = _restore(partition, snapshot_of)
+            try:
+                produced, is_cut = _restore(partition, snapshot_of)
+            except LogError as error:
+                set_aside(name, str(error))
+                break
             partition.produced = produced
             queue.has_producers = True
             if is_cut:
@@ -63,13 +73,19 @@ def recover(
                     transaction = found[transaction_id] = _undecided(coordinator, transaction_id, span, queues, now)
                 transaction.partitions[partition] = queue
     coordinator.partitions.clear()
+    for transaction_id, decision in coordinator.decisions.items():
+        names = [*(name for name, _ in decision.partitions), *(held.queue for held in decision.held)]
+        if any(map(is_unusable, names)):
+            coordinator.kept.add(transaction_id)
     if is_stale:
         # Before the offsets are given out again that a stale snapshot knows as other messages'.
         coordinator.sync_now()
     for transaction in found.values():
         # Parts that were told already count only once they are durable.
         transaction.partitions = {
-            partition: queue for partition, queue in transaction.partitions.items() if partition.produced is not None
+            partition: queue
+            for partition, queue in transaction.partitions.items()
+            if partition.produced is not None and queue.name in queues
         }
     return list(found.values())
 

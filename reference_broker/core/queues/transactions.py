@@ -22,7 +22,7 @@ from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.commit_phases import aborted_error
 from reference_broker.core.queues.confirms import Confirm, Stored, StoredAs
 from reference_broker.core.queues.control_records import Outcome, RecordMark
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
 from reference_broker.core.queues.pending import EntryState, PendingEntry
 from reference_broker.core.queues.producer_names import ProducerNames
 from reference_broker.core.queues.producers import Acceptance
@@ -57,14 +57,27 @@ class Transactions(ProducerNames):
 
     # -- opening -------------------------------------------------------------------------------------------------
 
-    def recover(self, now: float) -> None:
-        """Take up what is stored: finish what was decided, abort the rest. Raises :class:`LogError`."""
-        coordinator = self.memory.open_existing()
+    def recover(self, now: float, set_aside: Callable[[str, str], None], is_unusable: Callable[[str], bool]) -> None:
+        """Take up what is stored: finish what was decided, abort the rest. Raises :class:`LogError`.
+
+        Where it cannot be read, queues with messages of producers are ``set_aside``, with the reason: nobody knows
+        which of their messages count.
+        """
+        try:
+            coordinator = self.memory.open_existing()
+        except LogError as error:
+            self.memory.set_aside(str(error))
+            for queue in list(self._queues.values()):
+                if any(queue.had_producers(partition.index) for partition in queue.partitions):
+                    set_aside(queue.name, f"which of its transactions are committed is not known: {error}")
+            return
         if coordinator is None:
             if not any(queue.had_producers(part.index) for queue in self._queues.values() for part in queue.partitions):
                 return
             coordinator = self.memory.coordinator
-        ended = transaction_recovery.recover(coordinator, self._queues, now, self.memory.forget_partition)
+        ended = transaction_recovery.recover(
+            coordinator, self._queues, now, self.memory.forget_partition, set_aside, is_unusable
+        )
         for queue in self._queues.values():
             for partition in queue.partitions if queue.has_producers else ():
                 self.memory.remember(queue, partition)

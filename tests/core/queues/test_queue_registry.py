@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from reference_broker.config import ConfigError, Durability, PartitionerKind, QueueConfig, parse_config
-from reference_broker.core.queues import QueueError, QueueErrorCode, QueueOpenError
+from reference_broker.core.queues import QueueError, QueueErrorCode
 from reference_broker.storage.memory_disk import MemoryDisk
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def test_a_queue_needs_a_name_that_can_be_addressed(bench: QueueBench) -> None:
         assert caught.value.code is QueueErrorCode.BAD_ADDRESS
 
 
-def test_stored_settings_that_nobody_understands_stop_the_start(bench_with: BenchWith) -> None:
+def test_stored_settings_that_nobody_understands_stop_only_their_queue(bench_with: BenchWith) -> None:
     disk = MemoryDisk()
     bench = bench_with(disk)
     bench.engine.create_queue("x", {"max_depth": 5}, bench.now)
@@ -142,8 +142,10 @@ def test_stored_settings_that_nobody_understands_stop_the_start(bench_with: Benc
     changed = file.read_at(0, 10_000).replace(b"max_depth", b"min_depth")
     file.truncate(0)
     file.append(changed)
-    with pytest.raises(QueueOpenError, match="min_depth"):
-        bench.restart()
+    bench.restart()
+    with pytest.raises(QueueError, match="min_depth") as caught:
+        bench.engine.stats("x")
+    assert caught.value.code is QueueErrorCode.STORAGE_FAILED
 
 
 def test_an_ephemeral_queue_is_in_memory(bench_with: BenchWith) -> None:
