@@ -184,7 +184,6 @@ def test_damaged_transactions_stop_producers_alone(bench_with: BenchWith) -> Non
     bench.turn()
     bench.advance(5)
     for name in disk.list("transactions/log"):
-        file = disk.open(f"transactions/log/{name}")
         if name.endswith(".seg"):
             disk.remove(f"transactions/log/{name}")
             write(disk, f"transactions/log/{7:020d}.seg", b"")
