@@ -36,6 +36,10 @@ from reference_broker.trace.schema import TraceKind
 NEVER_EXPIRES_S = 0xFFFFFFFF
 MAX_SLICES = 4
 """Connections whose input waited that a turn goes on with."""
+MAX_TAKEN_OUT = 1_024
+"""Subscriptions of sessions that ended that a turn takes out of the tree, if they are not very many."""
+MAX_TIMERS = 1_024
+"""Timers that fire in a turn; those behind them are due in the next."""
 
 
 def default_group(client_id: str) -> str:
@@ -94,6 +98,8 @@ class BrokerState(MessagePaths):
         """What sessions hold in all: queued, in flight, wills."""
         self.sys_topics = SysTopics(self, config.sys.interval_s)
         self.admin: QueueAdmin = QueueAdmin(self)
+        self._leaving_count = 0
+        """Subscriptions in ``leaving``."""
         self.unfinished: deque[Unfinished] = deque()
         """Who goes on in the next turns, in order."""
         self.waiting_publishers: dict[SessionConnection, None] = {}
@@ -277,13 +283,29 @@ class BrokerState(MessagePaths):
         if self.sessions.get(session.client_id) is session:
             del self.sessions[session.client_id]
             session.let_all_go()
-        for subscription in session.subscriptions.values():
-            self.tree.remove(session, subscription)
-            self._uncount(subscription)
+        session.ended = True
+        if session.subscriptions:
+            self.leaving.append((session, list(session.subscriptions.values())))
+            self._leaving_count += len(session.subscriptions)
+            self._take_out(MAX_TAKEN_OUT)
+        self.work += len(session.queued) >> 3
         if self.journal is not None:
             self.journal.forget(session)
         session.subscriptions.clear()
         self._send_will(session, now)
+
+    def _take_out(self, most_work: int) -> None:
+        """Take subscriptions of sessions that ended out of the tree, unless this turn has done as much already."""
+        leaving = self.leaving
+        while leaving and self.work < most_work:
+            session, subscriptions = leaving[0]
+            subscription = subscriptions.pop()
+            self.tree.remove(session, subscription)
+            self._uncount(subscription)
+            self.work += 1
+            self._leaving_count -= 1
+            if not subscriptions:
+                leaving.popleft()
 
     # -- subscriptions -------------------------------------------------------------------------------------------
 
@@ -387,16 +409,24 @@ class BrokerState(MessagePaths):
 
     def go_on(self, now: float) -> None:
         """Once a turn: some of what earlier ones had no room for."""
+        self.work = 0
+        if self.leaving:
+            # The more there are, the more of them at a time, so that they do not come faster than they go.
+            self._take_out(MAX_TAKEN_OUT + self._leaving_count // 32)
+            self.work = 0
         unfinished = self.unfinished
         for _ in range(min(len(unfinished), MAX_SLICES)):
             unfinished.popleft().go_on(now)
 
     def next_deadline(self) -> float | None:
-        if self.unfinished:
+        if self.unfinished or self.leaving:
             return self.now
         deadlines: Sequence[float | None] = (self.timers.next_deadline(), self.engine.next_deadline())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def tick(self, now: float) -> None:
-        self.timers.fire_due(now)
+        self.work = 0
+        for _ in range(MAX_TIMERS):
+            if self.work >= MAX_TAKEN_OUT or not self.timers.fire_next(now):
+                break
         self.engine.tick(now)

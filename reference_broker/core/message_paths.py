@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from itertools import chain
 from typing import ClassVar
 
 from reference_broker.config import BrokerConfig
@@ -13,7 +15,7 @@ from reference_broker.core.queues.confirms import Confirm, Stored, ignore
 from reference_broker.core.queues.group_operations import GROUP_VERBS
 from reference_broker.core.queues.transaction_topics import TRANSACTION_PREFIX
 from reference_broker.core.retained import RetainedStore
-from reference_broker.core.routing import SubscriptionTree
+from reference_broker.core.routing import Subscription, SubscriptionTree
 from reference_broker.core.session import Session
 from reference_broker.core.tenants import Tenants
 from reference_broker.core.transaction_requests import check_producers
@@ -51,6 +53,8 @@ class MessagePaths:
         """Takes the payload of a publish to :data:`CLOCK_TOPIC`; None = that is a topic like others."""
         self.now = 0.0
         """Time of the current turn; set by whoever drives the broker."""
+        self.leaving: deque[tuple[Session, list[Subscription]]] = deque()
+        """Sessions that ended, with subscriptions that are still in the tree."""
         self.work = 0
         """What a connection has had done in this turn beside its packets; 1 is about as much as one of them takes."""
 
@@ -115,6 +119,9 @@ class MessagePaths:
                 )
         if self.engine.captures is not None:
             self._capture(message, publisher)
+        if self.leaving:
+            members = (member for group in route.groups for member in group.members)
+            return not all(session.ended for session in chain((entry.session for entry in route.entries), members))
         return bool(route.entries or route.groups)
 
     def _capture(self, message: Message, publisher: Session | None) -> None:

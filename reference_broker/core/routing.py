@@ -82,7 +82,7 @@ class SharedGroup:
 
     def choose(self) -> tuple[Session, Subscription] | None:
         """The next member: connected with room first, then any connected, then any that keeps a session."""
-        members = list(self.members.items())
+        members = [member for member in self.members.items() if not member[0].ended]
         if not members:
             return None
         self._turn = (self._turn + 1) % len(members)

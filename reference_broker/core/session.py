@@ -252,6 +252,8 @@ class Session:
         """Seconds the session outlives its connection; ``inf`` = for ever."""
         self.disconnected_at = 0.0
         """Unix seconds; 0 = connected."""
+        self.ended = False
+        """It is over, though some of its subscriptions may still have to be taken out of the tree."""
         self.kept: KeptSession | None = None
         """Writes the session down; None = it need not survive a restart."""
         self.expiry_timer: Timer | None = None
@@ -341,7 +343,7 @@ class Session:
     ) -> None:
         """Send now, or queue for later; over the limit the message is dropped and counted."""
         connection = self.connection
-        if qos == 0:
+        if qos == 0 or self.ended:
             # Offline QoS 0 messages are not kept (5.0 section 4.1 leaves it open).
             if connection is not None:
                 connection.send_publish(0, message, 0, retain, False, identifiers)

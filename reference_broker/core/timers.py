@@ -50,11 +50,14 @@ class TimerHeap:
             self._cancelled -= 1
         return entries[0][0] if entries else None
 
-    def fire_due(self, now: float) -> None:
-        """Call every callback whose deadline has come."""
-        while (deadline := self.next_deadline()) is not None and deadline <= now:
-            timer = heapq.heappop(self._entries)[2]
-            callback = timer.callback
-            timer.callback = None
-            if callback is not None:
-                callback(now)
+    def fire_next(self, now: float) -> bool:
+        """Call the callback whose deadline has come first; False: there is none."""
+        deadline = self.next_deadline()
+        if deadline is None or deadline > now:
+            return False
+        timer = heapq.heappop(self._entries)[2]
+        callback = timer.callback
+        timer.callback = None
+        if callback is not None:
+            callback(now)
+        return True

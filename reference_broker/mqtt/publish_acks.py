@@ -70,9 +70,8 @@ class PublishAcks:
 
     def _unfinished(self, session: Session) -> int:
         """Publishes of this connection that the client's quota is charged with."""
-        received = session.inbound_qos2
-        charged = len(received.keys() - self._left_over) if self._left_over else len(received)
-        return charged + self._pending_qos1
+        # Should one of those left over have been refused since, after all, the quota is larger by it.
+        return len(session.inbound_qos2) - len(self._left_over) + self._pending_qos1
 
     def _check_receive_maximum(self, session: Session) -> None:
         if self._connection.version != V5:
@@ -119,6 +118,7 @@ class PublishAcks:
     def on_pubrel(self, packet_id: int) -> None:
         """The client gives a QoS 2 packet id back."""
         known = self._connection.active_session.inbound_qos2.pop(packet_id, None)
+        self._left_over.discard(packet_id)
         if not packet_id:
             raise self._no_packet_id()
         if known is None and self._connection.version == V5:
@@ -136,6 +136,7 @@ class PublishAcks:
         if all(map(known.__contains__, packet_ids)) and len(set(packet_ids)) == len(packet_ids):
             for packet_id in packet_ids:
                 del known[packet_id]
+            self._left_over.difference_update(packet_ids)
             self.acknowledge(runs.acknowledgements(_PUBCOMP_START, ids))
         else:
             for packet_id in packet_ids:

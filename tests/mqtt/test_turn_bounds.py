@@ -13,7 +13,7 @@ import pytest
 
 from reference_broker.config import BrokerConfig
 from reference_broker.config_mqtt import MqttConfig
-from reference_broker.core.broker_state import MAX_SLICES
+from reference_broker.core.broker_state import MAX_SLICES, MAX_TIMERS
 from reference_broker.mqtt.connection import MAX_PACKETS, MqttConnection
 from tests.mqtt.turn_steps import Bench, packet, publish, subscribe, text, unsubscribe, user_property
 
@@ -421,3 +421,85 @@ def test_a_subscriber_that_leaves_amid_its_packet_is_gone() -> None:
     assert again.session is not client.session
     assert not bench.node.state.unfinished
     assert bench.feed(bench.connect("other", 5), publish(5, "f/0", 1, 3)) == b"\x40\3\0\3\x10", "nobody has it"
+
+
+def test_a_session_that_ends_is_gone_at_once_and_taken_apart_bit_by_bit() -> None:
+    bench = Bench()
+    filters = [f"f/{number}/+" for number in range(9_000)]
+    leaving, publisher = bench.connect("leaving", 5), bench.connect("publisher", 5)
+    bench.feed(leaving, subscribe(5, *filters, qos=1))
+    bench.feed(leaving, subscribe(5, "$share/g/shared", qos=1))
+    before = bench.node.state.traffic.subscriptions
+    bench.node.connection_lost(leaving, bench.now)
+    state = bench.node.state
+    assert state.leaving, "not all at once"
+    for topic in ("f/1/x", "f/8999/x", "shared"):
+        bench.node.receive(publisher, publish(5, topic, 1, 3), bench.now)
+        assert publisher.take_output() == b"\x40\3\0\3\x10", "nobody gets it"
+    again = bench.node.accept("again", bench.now)
+    bench.node.receive(again, packet(0x10, b"\0\4MQTT\5\0\0\0\0" + text("leaving")), bench.now)
+    assert not again.take_output()[2], "no session is present"
+    assert again.session is not None
+    assert not again.session.subscriptions
+    assert not again.session.in_flight
+    bench.node.receive(again, subscribe(5, "f/1/+", qos=1), bench.now)
+    assert state.leaving
+    assert max(bench.measure_turns()) <= _MOST_PER_TURN
+    assert not state.leaving
+    assert before - state.traffic.subscriptions == 9_000
+    assert list(state.tree._root.children) == ["f"]
+    bench.collect([again])
+    bench.feed(publisher, publish(5, "f/1/x", 1, 3))
+    assert bench.heard[again] == publish(5, "f/1/x", 1, 1)
+
+
+def test_many_sessions_with_many_subscriptions_end_in_small_turns() -> None:
+    bench = Bench()
+    for number in range(60):
+        client = bench.connect(f"c{number}", 5, expiry_s=10)
+        bench.feed(client, subscribe(5, *(f"{number}/{each}" for each in range(500))))
+        bench.node.connection_lost(client, bench.now)
+    bench.settle(client)
+    bench.now += 11
+    first = bench.steps.count(lambda: bench.node.tick(bench.now))
+    turns = [first, *bench.measure_turns()]
+    assert max(turns) <= _MOST_PER_TURN
+    assert not bench.node.state.sessions
+    assert not bench.node.state.tree._root.children
+
+
+def test_timers_that_are_due_at_one_moment_fire_in_small_turns() -> None:
+    bench = Bench()
+    fired: list[int] = []
+    for number in range(5_000):
+        bench.node.state.timers.schedule(bench.now + 1, lambda _now, number=number: fired.append(number))
+    bench.now += 2
+    bench.node.tick(bench.now)
+    assert len(fired) == MAX_TIMERS
+    deadline = bench.node.next_deadline()
+    assert deadline is not None
+    assert deadline <= bench.now
+    bench.measure_turns()
+    assert fired == list(range(5_000))
+
+
+def test_ids_left_over_from_an_earlier_connection_cost_nothing() -> None:
+    """A quota that starts anew with each connection is not counted anew with each publish."""
+    steps: list[int] = []
+    for left_over in (10, 900):
+        bench = Bench(BrokerConfig(mqtt=MqttConfig(receive_maximum=1_000)))
+        first = bench.connect("client", 5, expiry_s=100)
+        bench.feed(first, b"".join(publish(5, "a", 2, number + 1) for number in range(left_over)))
+        bench.node.connection_lost(first, bench.now)
+        again = bench.node.accept("again", bench.now)
+        bench.feed(again, packet(0x10, b"\0\4MQTT\5\0\0\0\5\x11\0\0\0\x64" + text("client")))
+        assert again.session is not None
+        assert len(again.session.inbound_qos2) == left_over
+        bench.feed(again, b"".join(packet(0x62, (number + 1).to_bytes(2, "big")) for number in range(left_over // 2)))
+        assert again.inbound._unfinished(again.session) == 0
+        bench.feed(again, publish(5, "a", 2, left_over))
+        assert again.inbound._unfinished(again.session) == 1, "it is used again"
+        data = b"".join(publish(5, "a" * (1 + number % 3), 2, 2_000 + number) for number in range(500))
+        steps.append(bench.measure(again, data)[0])
+        assert again.inbound._unfinished(again.session) == 501
+    assert steps[1] <= 1.1 * steps[0]
