@@ -22,7 +22,7 @@ class MqttConfig(Section, frozen=True, kw_only=True):
     topic_alias_maximum: int = 64
     max_queued_messages: int = 10_000
     """Messages kept for a client that is offline or slow; over it the newest is dropped and counted."""
-    max_queued_bytes: int = 64 * 1024 * 1024
+    max_queued_bytes: int = 128 * 1024 * 1024
     """What these take in memory, properties and all; over it likewise."""
     max_inflight_bytes: int = 64 * 1024 * 1024
     """What unfinished deliveries to a client may take; over it the next ones are queued."""
@@ -51,8 +51,16 @@ class MqttConfig(Section, frozen=True, kw_only=True):
     max_retained_messages: int = 100_000
     max_topic_levels: int = 128
     max_subscriptions_per_client: int = 10_000
+    unread_high_water_bytes: int = 1024 * 1024
+    """A client that leaves more outgoing bytes unread is given no further deliveries until it has read."""
     max_unread_bytes: int = 64 * 1024 * 1024
-    """Outgoing bytes a client may leave unread before it is disconnected (quota exceeded)."""
+    """Over so many of them, its QoS 0 messages are dropped and counted, and it is read from no more."""
+    unread_timeout_s: float = 60.0
+    """A client that takes none of its unread bytes for so long is disconnected (quota exceeded)."""
+    max_total_unread_bytes: int = 512 * 1024 * 1024
+    """Unread bytes of all clients; over it, those with any get no further deliveries, and lose QoS 0 messages."""
+    turn_bytes: int = 4 * 1024 * 1024
+    """Payload bytes sent in one turn of the event loop; large messages to further clients wait for the next one."""
 
 
 class ServerReferenceMode(StrEnum):
@@ -86,6 +94,8 @@ _RANGES = {
     "max_session_expiry_s": (0, 0xFFFFFFFF),
     "max_sessions": (1, 10_000_000),
     "max_keep_alive_s": (1, 65_535),
+    "unread_high_water_bytes": (1, 0xFFFFFFFF),
+    "turn_bytes": (1, 0xFFFFFFFF),
 }
 
 
@@ -98,6 +108,8 @@ def mqtt_problems(mqtt: MqttConfig) -> list[str]:
     ]
     if not 0 <= mqtt.maximum_qos <= 2:
         problems.append("mqtt.maximum_qos must be 0, 1 or 2")
+    if mqtt.unread_timeout_s <= 0:
+        problems.append("mqtt.unread_timeout_s must be more than 0")
     if mqtt.max_client_id_bytes and not 23 <= mqtt.max_client_id_bytes <= 65_535:
         problems.append("mqtt.max_client_id_bytes must be 23 to 65535, or 0 for no limit")
     if len(mqtt.response_information.encode()) > 1_024 or "\0" in mqtt.response_information:

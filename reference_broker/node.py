@@ -154,7 +154,9 @@ class BrokerNode:
         """End of the turn: dispatch the queues, then every connection that has output or wants to close."""
         self.state.now = now
         self.state.go_on(now)
+        self.state.sending.go_on(now)
         self.engine.dispatch(now)
+        self.state.sending.begin_turn()
         if self._sessions is not None:
             self._write_sessions(self._sessions, now)
         dirty = self._dirty[:]

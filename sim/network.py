@@ -120,6 +120,8 @@ class Stream:
         """What a partition holds; only what arrived before anything under way."""
         self._ended = False
         self._waiting = False
+        self.on_arrival: Callable[[], None] | None = None
+        """Called after bytes arrived: for a sender that waits for it."""
 
     def send(self, data: bytes) -> None:
         """Put bytes on their way. Nothing arrives after :meth:`cut`."""
@@ -185,6 +187,8 @@ class Stream:
             self.in_flight_bytes -= len(item)
             self._kernel.trace(self.name, item)
             self.target.received(item)
+            if self.on_arrival is not None:
+                self.on_arrival()
 
     def _await_heal(self) -> None:
         if not self._waiting:

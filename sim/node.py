@@ -19,6 +19,8 @@ from sim.network import Link
 
 TURN_S = 0.00005
 """From the first input to the output of a turn of the event loop: what arrives in between shares the turn."""
+SOCKET_BYTES = 256 * 1024
+"""What the operating system takes of a connection's output before the client has it."""
 MAX_SYNCS_AT_ONCE = 2
 """As many as the server has sync threads."""
 
@@ -66,18 +68,27 @@ class _Session:
         while self._unread and not self.connection.wants_pause and not self._closed:
             self._node.broker.receive(self.connection, self._unread.pop(0), self._node.now)
 
+    def _took(self) -> None:
+        """The client has read while it is sent nothing more."""
+        if self.link.to_client.in_flight_bytes <= SOCKET_BYTES:
+            self.link.to_client.on_arrival = None
+            self._node.do(self.connection.rouse)
+
     def flush(self) -> None:
         """End of a turn: send, and close if asked."""
         if self._closed:
             return
         stream = self.link.to_client
-        data = self.connection.take_output()
+        connection = self.connection
+        data = connection.take_output()
         stream.send(data)
-        backlog = self.connection.backlog_bytes = stream.in_flight_bytes
-        if backlog > self._node.broker.config.mqtt.max_unread_bytes:
-            self.connection.transport_stalled(self._node.now)
-            stream.send(self.connection.take_output())
-        if self.connection.may_close:
+        backlog = max(0, stream.in_flight_bytes - SOCKET_BYTES)
+        if backlog or connection.noted_unread_bytes:
+            connection.note_backlog(backlog, len(data), self._node.now)
+            if connection.closing:
+                stream.send(connection.take_output())
+        stream.on_arrival = self._took if connection.is_full else None
+        if connection.may_close:
             self.link.close_from_node()
             self._node.do(self._lost)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -332,7 +332,7 @@ def _on_store(patch: Patch, make: Callable[[_Store], _Store]) -> None:
 @mutant("v3-retained-first-stays", "a retained message is not replaced by a newer one")
 def retained_first_stays(patch: Patch) -> None:
     def make(original: _Store) -> _Store:
-        return lambda self, message: bool(message.payload and self._find(message.topic)) or original(self, message)
+        return lambda self, message: bool(message.payload and self.get(message.topic)) or original(self, message)
 
     _on_store(patch, make)
 
@@ -360,17 +360,19 @@ def retained_qos_0_not_kept(patch: Patch) -> None:
 
 @mutant("v3-retained-not-for-wildcards", "wildcard subscriptions get no retained messages")
 def retained_not_for_wildcards(patch: Patch) -> None:
-    def make(original: Callable[[RetainedStore, str], list[Message]]) -> Callable[[RetainedStore, str], list[Message]]:
-        return lambda self, topic_filter: [] if has_wildcard(topic_filter) else original(self, topic_filter)
+    original = RetainedStore.walk
 
-    patch.wrap(RetainedStore, "_find", make)
+    def walk(self: RetainedStore, topic_filter: str, clock: Callable[[], float]) -> Iterator[Message | None]:
+        return iter(()) if has_wildcard(topic_filter) else original(self, topic_filter, clock)
+
+    patch.replace(RetainedStore, "walk", walk)
 
 
 @mutant("v3-retained-dies-with-the-session", "retained messages go with the session of their publisher")
 def retained_dies_with_the_session(patch: Patch) -> None:
     def make(original: Callable[[BrokerState, Session, float], None]) -> Callable[[BrokerState, Session, float], None]:
         def end_session(self: BrokerState, session: Session, now: float) -> None:
-            for message in self.retained._find("#"):
+            for message in list(self.retained.match("#", now)):
                 if message.publisher == session.client_id:
                     self.retained._remove(message.topic)
             original(self, session, now)

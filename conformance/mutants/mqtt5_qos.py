@@ -191,7 +191,7 @@ def receive_maximum_ignored(patch: Patch) -> None:
 def receive_maximum_kept(patch: Patch) -> None:
     def change(broker: BrokerState, request: ConnectRequest) -> int:
         session = broker.sessions.get(request.client_id)
-        return request.window if session is None else session.window
+        return request.window if session is None else session.receive_maximum
 
     _change_window(patch, change)
 
@@ -237,7 +237,7 @@ def resent_do_not_count(patch: Patch) -> None:
     original = Session.resume
 
     def resume(self: Session, now: float) -> None:
-        self.window += len(self.in_flight)
+        self.receive_maximum += len(self.in_flight)
         original(self, now)
 
     patch.replace(Session, "resume", resume)

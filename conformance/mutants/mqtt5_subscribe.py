@@ -270,7 +270,7 @@ def not_replaced(patch: Patch) -> None:
     original = RetainedStore.store
 
     def store(self: RetainedStore, message: Message) -> bool:
-        return bool(message.payload and self._find(message.topic)) or original(self, message)
+        return bool(message.payload and self.get(message.topic)) or original(self, message)
 
     patch.replace(RetainedStore, "store", store)
 
@@ -286,7 +286,7 @@ def plain_replaces(patch: Patch) -> None:
     original = BrokerState.publish
 
     def publish(self: BrokerState, message: Message, publisher: Session | None, now: float) -> bool:
-        if self.retained._find(message.topic):
+        if self.retained.get(message.topic):
             self.retained.store(message)
         return original(self, message, publisher, now)
 
@@ -296,12 +296,13 @@ def plain_replaces(patch: Patch) -> None:
 
 @mutant("v5-wildcards-bring-one-retained", "a filter with wildcards brings one retained message only")
 def one_retained(patch: Patch) -> None:
-    original = RetainedStore.match
+    original = RetainedStore.walk
 
-    def match(self: RetainedStore, topic_filter: str, now: float) -> Iterator[Message]:
-        return islice(original(self, topic_filter, now), 1 if has_wildcard(topic_filter) else None)
+    def walk(self: RetainedStore, topic_filter: str, clock: Callable[[], float]) -> Iterator[Message | None]:
+        found = filter(None, original(self, topic_filter, clock))
+        return islice(found, 1 if has_wildcard(topic_filter) else None)
 
-    patch.replace(RetainedStore, "match", match)
+    patch.replace(RetainedStore, "walk", walk)
 
 
 @mutant("v5-retained-properties-dropped", "retained messages are stored without their properties")
@@ -317,8 +318,8 @@ def retained_properties(patch: Patch) -> None:
 
 @mutant("v5-retained-never-expires", "retained messages do not expire")
 def retained_never_expires(patch: Patch) -> None:
-    original = RetainedStore.match
-    patch.replace(RetainedStore, "match", lambda self, topic_filter, _now: original(self, topic_filter, 0.0))
+    original = RetainedStore.walk
+    patch.replace(RetainedStore, "walk", lambda self, topic_filter, _clock: original(self, topic_filter, float))
 
 
 @mutant("v5-retained-ends-with-session", "the end of a session deletes what its client has retained")

@@ -24,6 +24,7 @@ from reference_broker.core.message_paths import MessagePaths, Tracer, is_queue_t
 from reference_broker.core.queue_admin import QueueAdmin
 from reference_broker.core.queues import QueueEngine, QueueError, QueueErrorCode
 from reference_broker.core.routing import Subscription
+from reference_broker.core.sending import MESSAGE_WORK, Sending
 from reference_broker.core.session import Session, SessionConnection, Will
 from reference_broker.core.session_journal import SessionJournal
 from reference_broker.core.sys_topics import SysTopics
@@ -96,6 +97,7 @@ class BrokerState(MessagePaths):
         self.traffic: Traffic = Traffic()
         self.held: MessageBudget = MessageBudget(config.mqtt.max_held_bytes)
         """What sessions hold in all: queued, in flight, wills."""
+        self.sending = Sending(self)
         self.sys_topics = SysTopics(self, config.sys.interval_s)
         self.admin: QueueAdmin = QueueAdmin(self)
         self._leaving_count = 0
@@ -149,7 +151,7 @@ class BrokerState(MessagePaths):
             self.tenants.connected(session)
         self.traffic.client_connected()
         session.expiry_s = request.expiry_s
-        session.window = request.window
+        session.window = session.receive_maximum = request.window
         session.will = request.will
         self._write_down(session)
         self.tree.invalidate_plans()
@@ -200,9 +202,12 @@ class BrokerState(MessagePaths):
             self.journal.forget(session)
 
     def resume(self, session: Session, now: float) -> None:
-        """After the CONNACK: resend, and consume again from the session's queues, what the client still may."""
+        """After the CONNACK: resend, go on with retained messages, consume again from the session's queues, what the
+        client still may."""
         self.review.resume(session, now)
         session.resume(now)
+        if session.retained:
+            self.sending.wake(session)
         for topic_filter, subscription in list(session.subscriptions.items()):
             if is_queue_topic(topic_filter):
                 try:
@@ -359,18 +364,21 @@ class BrokerState(MessagePaths):
         session.subscriptions[topic_filter] = subscription
 
     def send_retained(self, session: Session, subscription: Subscription, now: float) -> None:
-        """Retained messages for a new subscription; RETAIN is set (5.0 3.3.1-8, 3.1.1 3.3.1-8)."""
-        identifiers = (subscription.identifier,) if subscription.identifier else ()
-        for message in self.sys_topics.match(subscription.topic_filter, now):
-            session.deliver(message, 0, True, identifiers)
-        for message in self.retained.match(subscription.topic_filter, now):
-            session.deliver(message, min(message.qos, subscription.qos), True, identifiers)
+        """Retained messages for a new subscription; RETAIN is set (5.0 3.3.1-8, 3.1.1 3.3.1-8).
+
+        They are sent from the end of the turn on, as the client takes them.
+        """
+        session.retained.add(subscription)
+        if session.kept is not None:
+            session.kept.retained_due(subscription.topic_filter, is_due=True)
+        self.sending.wake(session)
 
     def unsubscribe(self, session: Session, topic_filter: str, now: float) -> bool:
         """Remove a subscription; False when there was none. Deliveries that began are completed (3.10.4-3)."""
         subscription = session.subscriptions.pop(topic_filter, None)
         if subscription is None:
             return False
+        session.retained.cancel(topic_filter)
         self._uncount(subscription)
         session.consumer_groups.pop(topic_filter, None)
         session.consumer_options.pop(topic_filter, None)
@@ -398,6 +406,11 @@ class BrokerState(MessagePaths):
 
     def room_appeared(self, session: Session, now: float) -> None:
         """The window has room again: send what waits, then let refused consumers go on."""
+        if session.retained and session.has_room:
+            if session.queued:
+                # A few take their place in the queue, which may never be empty.
+                self.sending.send_retained(session, MESSAGE_WORK)
+            self.sending.wake(session)
         if session.queued or session.unsent:
             session.send_queued(now)
         if session.stalled_consumers and session.has_room:
@@ -419,7 +432,7 @@ class BrokerState(MessagePaths):
             unfinished.popleft().go_on(now)
 
     def next_deadline(self) -> float | None:
-        if self.unfinished or self.leaving:
+        if self.unfinished or self.leaving or self.sending.is_due:
             return self.now
         deadlines: Sequence[float | None] = (self.timers.next_deadline(), self.engine.next_deadline())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)

@@ -13,6 +13,7 @@ from reference_broker.core.queues.address import topic_of
 from reference_broker.core.queues.consumer import AssignmentEvent, Notify
 from reference_broker.core.queues.delivery_run import DeliveryRun
 from reference_broker.core.queues.subscribe_options import AckMode
+from reference_broker.core.session import LARGE_BYTES
 
 if TYPE_CHECKING:
     from reference_broker.core.broker_state import BrokerState
@@ -69,7 +70,9 @@ def consume(
 
     def deliver_run(run: DeliveryRun) -> int:
         connection = session.connection
-        return 0 if connection is None else session.hand_over_run(connection, run)
+        if connection is None or (len(run.stored[0].message.payload) >= LARGE_BYTES and not connection.has_turn()):
+            return 0
+        return session.hand_over_run(connection, run)
 
     consumer: Consumer = engine.subscribe(
         address.queue,

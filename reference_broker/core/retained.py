@@ -3,24 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from enum import Enum, auto
 
 from reference_broker.core.message import Message
-from reference_broker.core.topics import has_wildcard
+
+
+class _Siblings(Enum):
+    """Which of a level's siblings a walk visits."""
+
+    NO = auto()
+    ALL = auto()
+    BUT_DOLLAR = auto()
+    """Wildcards at the first level do not reach topics that start with ``$`` (4.7.2-1)."""
 
 
 class _Level:
-    __slots__ = ("children", "message")
+    """A topic level. Siblings form a list in order of arrival, so that a walk may stop anywhere and go on later.
 
-    def __init__(self) -> None:
-        self.children: dict[str, _Level] = {}
+    A level that was removed keeps ``next``: a walk that stopped there comes back to the levels that are left.
+    """
+
+    __slots__ = ("children", "first", "last", "message", "name", "next", "number", "previous")
+
+    def __init__(self, name: str, number: int) -> None:
+        self.name = name
+        self.number = number
+        """Levels are numbered as they come."""
         self.message: Message | None = None
+        self.children: dict[str, _Level] | None = None
+        self.first: _Level | None = None
+        self.last: _Level | None = None
+        self.next: _Level | None = None
+        self.previous: _Level | None = None
+
+    def add(self, name: str, number: int) -> _Level:
+        """A new child, the last one."""
+        child = _Level(name, number)
+        if self.children is None:
+            self.children = {}
+        self.children[name] = child
+        if self.last is None:
+            self.first = child
+        else:
+            self.last.next, child.previous = child, self.last
+        self.last = child
+        return child
+
+    def remove(self, child: _Level) -> None:
+        assert self.children is not None
+        del self.children[child.name]
+        if not self.children:
+            self.children = None
+        before, behind = child.previous, child.next
+        if before is None:
+            self.first = behind
+        else:
+            before.next = behind
+        if behind is None:
+            self.last = before
+        else:
+            behind.previous = before
+        child.previous = None
 
 
 class RetainedStore:
     """A tree of topic levels; matching a filter visits only the branches that can match."""
 
     def __init__(self, max_messages: int) -> None:
-        self._root = _Level()
+        self._root = _Level("", 0)
+        self._levels = 0
+        """How many there ever were."""
         self._max_messages = max_messages
         self._count = 0
         self.on_change: Callable[[str], None] | None = None
@@ -34,18 +86,16 @@ class RetainedStore:
         if not message.payload:
             self._remove(message.topic)
             return True
+        if self._count >= self._max_messages and self.get(message.topic) is None:
+            return False
         level = self._root
         for name in message.topic.split("/"):
-            child = level.children.get(name)
+            child = level.children.get(name) if level.children is not None else None
             if child is None:
-                if self._count >= self._max_messages:
-                    return False
-                child = level.children[name] = _Level()
+                self._levels += 1
+                child = level.add(name, self._levels)
             level = child
-        if level.message is None:
-            if self._count >= self._max_messages:
-                return False
-            self._count += 1
+        self._count += level.message is None
         level.message = message
         if self.on_change is not None:
             self.on_change(message.topic)
@@ -53,72 +103,67 @@ class RetainedStore:
 
     def get(self, topic: str) -> Message | None:
         """The message of a topic, expired or not; None when there is none."""
+        path = self._path(topic)
+        return path[-1].message if path else None
+
+    def _path(self, topic: str) -> list[_Level]:
+        """From the root to the topic's level; empty when there is none."""
         level = self._root
+        path = [level]
         for name in topic.split("/"):
-            child = level.children.get(name)
+            child = level.children.get(name) if level.children is not None else None
             if child is None:
-                return None
-            level = child
-        return level.message
+                return []
+            path.append(level := child)
+        return path
 
     def _remove(self, topic: str) -> None:
-        path: list[tuple[_Level, str]] = []
-        level = self._root
-        for name in topic.split("/"):
-            path.append((level, name))
-            child = level.children.get(name)
-            if child is None:
-                return
-            level = child
-        if level.message is not None:
-            level.message = None
+        path = self._path(topic)
+        if not path:
+            return
+        if path[-1].message is not None:
+            path[-1].message = None
             self._count -= 1
             if self.on_change is not None:
                 self.on_change(topic)
-        for parent, name in reversed(path):
-            child = parent.children[name]
-            if child.children or child.message is not None:
+        for parent, child in zip(path[-2::-1], path[:0:-1], strict=True):
+            if child.children is not None or child.message is not None:
                 break
-            del parent.children[name]
+            parent.remove(child)
 
     def match(self, topic_filter: str, now: float) -> Iterator[Message]:
         """Unexpired messages that a filter matches, in order of their topics' arrival."""
-        expired = []
-        for message in self._find(topic_filter):
-            if message.expires_at and message.expires_at <= now:
-                expired.append(message.topic)
-            else:
-                yield message
-        for topic in expired:
-            self._remove(topic)
+        return (message for message in self.walk(topic_filter, lambda: now) if message is not None)
 
-    def _find(self, topic_filter: str) -> list[Message]:
+    def walk(self, topic_filter: str, clock: Callable[[], float]) -> Iterator[Message | None]:
+        """As :meth:`match`, step by step: None where a step finds no message. ``clock`` tells what has expired by then.
+
+        Between steps the store may change: whatever was there at the start and still is will be found, each topic
+        once, with the message that it has when its turn comes. Topics that came later are not.
+        """
         levels = topic_filter.split("/")
-        found: list[Message] = []
-        if not has_wildcard(topic_filter):
-            level: _Level | None = self._root
-            for name in levels:
-                level = level.children.get(name) if level is not None else None
-            if level is not None and level.message is not None:
-                found.append(level.message)
-            return found
-        stack: list[tuple[_Level, int]] = [(self._root, 0)]
+        newest = self._levels
+        stack: list[tuple[_Level, int, _Siblings]] = [(self._root, 0, _Siblings.NO)]
+        """Levels to visit, with how much of the filter they have used up, and whether their siblings are to follow."""
         while stack:
-            level, depth = stack.pop()
-            if depth == len(levels):
-                if level.message is not None:
-                    found.append(level.message)
-                continue
-            name = levels[depth]
-            if name == "#" and level.message is not None:
-                found.append(level.message)
-            if name in ("+", "#"):
-                following = depth if name == "#" else depth + 1
-                stack.extend(
-                    (child, following)
-                    for key, child in reversed(level.children.items())
-                    if level is not self._root or not key.startswith("$")
-                )
-            elif name in level.children:
-                stack.append((level.children[name], depth + 1))
-        return found
+            level, depth, siblings = stack.pop()
+            if siblings is not _Siblings.NO and level.next is not None and level.next.number <= newest:
+                stack.append((level.next, depth, siblings))
+            follow = _Siblings.ALL if level is not self._root else _Siblings.BUT_DOLLAR
+            found: Message | None = None
+            if siblings is _Siblings.BUT_DOLLAR and level.name[:1] == "$":
+                pass
+            elif depth == len(levels):
+                found = level.message
+            elif levels[depth] in ("#", "+"):
+                is_rest = levels[depth] == "#"
+                if is_rest:
+                    found = level.message
+                if level.first is not None and level.first.number <= newest:
+                    stack.append((level.first, depth if is_rest else depth + 1, follow))
+            elif level.children is not None and (child := level.children.get(levels[depth])) is not None:
+                stack.append((child, depth + 1, _Siblings.NO))
+            if found is not None and found.expires_at and found.expires_at <= clock():
+                self._remove(found.topic)
+                found = None
+            yield found

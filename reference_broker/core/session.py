@@ -18,6 +18,7 @@ from reference_broker.core.message import HOLDER_BYTES, MESSAGE_OVERHEAD_BYTES, 
 from reference_broker.core.queues import Consumer, Delivery
 from reference_broker.core.queues.delivery_run import DeliveryRun
 from reference_broker.core.routing import Subscription
+from reference_broker.core.sending import RetainedSends
 from reference_broker.core.timers import Timer
 from reference_broker.core.traffic import Traffic
 
@@ -27,10 +28,18 @@ if TYPE_CHECKING:
 
 MAX_PACKET_ID = 65_535
 _SHORT_ID_BYTES = 256
+LARGE_BYTES = 2_048
+"""Messages that take as much memory wait when a turn has sent enough."""
 
 
 class SessionConnection(Protocol):
     """What a session needs of the connection that serves it."""
+
+    is_full: bool
+    """The client leaves too much unread to be sent more. Then, the connection keeps the session's window closed."""
+
+    def has_turn(self) -> bool:
+        """Whether this turn may send more; if not, the session is woken for the next one."""
 
     def send_publish(
         self, packet_id: int, message: Message, qos: int, retain: bool, dup: bool, identifiers: tuple[int, ...]
@@ -283,8 +292,13 @@ class Session:
         """What the messages in ``queued`` take in memory (:func:`memory_bytes`)."""
         self.in_flight_bytes = 0
         """Likewise, those in ``in_flight``."""
+        self.receive_maximum = MAX_PACKET_ID
+        """Most unfinished outgoing messages the client takes."""
         self.window = MAX_PACKET_ID
-        """Most unfinished outgoing messages the client takes (its Receive Maximum)."""
+        """The same, or 0 while it leaves too much unread, or anything waits to be resent."""
+        self.retained = RetainedSends()
+        """Retained messages that it is to be sent as it takes them. What is left when its connection ends, the next one
+        gets."""
         self.dropped = 0
         self._traffic = traffic or Traffic()
         self._budget = budget or MessageBudget(limits.max_held_bytes)
@@ -312,7 +326,10 @@ class Session:
 
     def can_take(self, message: Message) -> bool:
         """A message would be sent at once."""
-        return self.has_room and not self.queued and self._has_bytes_for(memory_bytes(message))
+        size = memory_bytes(message)
+        if self.queued or not (self.has_room and self._has_bytes_for(size)) or self.connection is None:
+            return False
+        return size < LARGE_BYTES or self.connection.has_turn()
 
     def _has_bytes_for(self, size: int) -> bool:
         """So many bytes more may be in flight. To the client to which none are, anything may."""
@@ -325,6 +342,16 @@ class Session:
         """What it holds in all: queued, in flight, and its will."""
         size = self.queued_bytes + self.in_flight_bytes
         return size if self._will is None else size + memory_bytes(self._will.message)
+
+    def takes_retained(self, qos: int) -> bool:
+        """Whether retained messages may go to a subscription of this QoS now, or behind what is queued."""
+        if self.connection is None or not self.window:
+            return False
+        if not qos:
+            return True
+        # So many may join the queue that it still has room for what comes anew.
+        short = len(self.queued) <= self.max_queued // 2 and self.queued_bytes <= self.max_queued_bytes // 2
+        return len(self.in_flight) < self.window and short
 
     def _allocate_packet_id(self) -> int:
         packet_id = self._next_packet_id
@@ -363,6 +390,7 @@ class Session:
             and not self.queued
             and len(self.in_flight) < self.window
             and (self.in_flight_bytes + size <= self.max_in_flight_bytes or not self.in_flight)
+            and (size < LARGE_BYTES or connection.has_turn())
         ):
             self._send(connection, Outgoing(message, qos, retain, identifiers, delivery))
             return
@@ -495,6 +523,8 @@ class Session:
             size = memory_bytes(self.queued[0].message)
             if self.in_flight and self.in_flight_bytes + size > self.max_in_flight_bytes:
                 break
+            if size >= LARGE_BYTES and not connection.has_turn():
+                break
             outgoing = self.queued.popleft()
             self._unqueue(outgoing)
             expires_at = outgoing.message.expires_at
@@ -511,21 +541,28 @@ class Session:
         """Resend what was in flight, in the original order (3.1.1 and 5.0 4.4.0-1), then what was queued.
 
         The client's window holds for what is resent as well, and may be smaller than it was (5.0 3.3.4-9, 4.9): then
-        the rest follows as the client acknowledges.
+        the rest follows as the client acknowledges. Nothing new is sent before that, or before the client has read.
         """
         connection = self.connection
         if connection is None:
             return
         self.unsent.clear()
-        room = self.window - sum(isinstance(outgoing, Released) for outgoing in self.in_flight.values())
+        room = self.receive_maximum - sum(isinstance(outgoing, Released) for outgoing in self.in_flight.values())
         for packet_id, outgoing in list(self.in_flight.items()):
             if isinstance(outgoing, Released):
                 connection.send_pubrel(packet_id)
-            elif room <= 0:
+            elif room <= 0 or connection.is_full or not connection.has_turn():
+                room = 0
                 self.unsent.append((packet_id, outgoing))
             else:
                 room -= self._resend(connection, packet_id, outgoing)
+        self.open_window()
         self.send_queued(now)
+
+    def open_window(self) -> None:
+        """Let new messages out, or not yet."""
+        is_closed = self.unsent or self.connection is None or self.connection.is_full
+        self.window = 0 if is_closed else self.receive_maximum
 
     def _resend(
         self, connection: SessionConnection, packet_id: int, outgoing: Outgoing | OutgoingRun | OutgoingDeliveries
@@ -540,8 +577,14 @@ class Session:
         """Fill the window from ``unsent``."""
         # Some may be acknowledged already: an earlier connection had brought them.
         self.unsent = deque(entry for entry in self.unsent if self.in_flight.get(entry[0]) is entry[1])
-        while self.unsent and len(self.in_flight) - len(self.unsent) < self.window:
+        while (
+            self.unsent
+            and len(self.in_flight) - len(self.unsent) < self.receive_maximum
+            and not connection.is_full
+            and connection.has_turn()
+        ):
             self._resend(connection, *self.unsent.popleft())
+        self.open_window()
 
     def can_send_run(self, count: int, size: int) -> int:
         """First of ``count`` consecutive free packet ids when the window has room for them, and their bytes, now;

@@ -87,6 +87,8 @@ class KeptSession:
         self._sent: dict[int, Entry] = {}
         """Those in flight, by packet id."""
         self._filters: set[str] = set()
+        self._retained_due: set[str] = set()
+        """Of these filters, those that the log says are still to bring retained messages."""
         self._inbound_ids: set[int] = set()
         self.in_flight: WatchedDict[int, InFlight] = WatchedDict(session.in_flight, self._touched)
         self.inbound: WatchedDict[int, bool] = WatchedDict(session.inbound_qos2, self._touched)
@@ -135,6 +137,12 @@ class KeptSession:
         """It left the queue to be sent."""
         self._waiting.pop(outgoing, None)
 
+    def retained_due(self, topic_filter: str, *, is_due: bool) -> None:
+        """Retained messages are to be sent for a subscription, or all of them were."""
+        if is_due or topic_filter in self._retained_due:
+            self.subscriptions.changed[topic_filter] = None
+            self._touched()
+
     # -- what was read at the start ----------------------------------------------------------------------------------
 
     def adopt(
@@ -146,6 +154,7 @@ class KeptSession:
         for outgoing, entry in waiting:
             outgoing.entry = entry
         self._filters = filters
+        self._retained_due = {each for each in filters if each in self.session.retained}
         self._inbound_ids = inbound
         self._waiting.clear()
         self._head_changed = False
@@ -255,11 +264,15 @@ class KeptSession:
     def _collect_subscription(self, topic_filter: str, changes: list[Change]) -> None:
         key = SUBSCRIPTION + self._name_prefix + topic_filter.encode()
         subscription = self.subscriptions.get(topic_filter)
+        self._retained_due.discard(topic_filter)
         if subscription is not None:
             self._filters.add(topic_filter)
+            is_due = topic_filter in self.session.retained
+            if is_due:
+                self._retained_due.add(topic_filter)
             group = self.session.consumer_groups.get(topic_filter)
             options = self.session.consumer_options.get(topic_filter, ())
-            changes.append((key, encode(stored_subscription(subscription, group, options))))
+            changes.append((key, encode(stored_subscription(subscription, group, options, retained_due=is_due))))
         elif topic_filter in self._filters:
             self._filters.discard(topic_filter)
             changes.append((key, None))

@@ -82,6 +82,8 @@ class StoredSubscription(msgspec.Struct, frozen=True, kw_only=True, array_like=T
     """Consumer group, for a filter that addresses a queue."""
     options: tuple[tuple[str, str], ...] = ()
     """What the consumer asked for beside it, as user properties."""
+    retained_due: bool = False
+    """Retained messages are still to be sent for it."""
 
 
 class StoredEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -143,7 +145,11 @@ def restored_message(stored: StoredMessage) -> Message:
 
 
 def stored_subscription(
-    subscription: Subscription, group: str | None, options: tuple[tuple[str, str], ...] = ()
+    subscription: Subscription,
+    group: str | None,
+    options: tuple[tuple[str, str], ...] = (),
+    *,
+    retained_due: bool = False,
 ) -> StoredSubscription:
     return StoredSubscription(
         topic_filter=subscription.topic_filter,
@@ -155,6 +161,7 @@ def stored_subscription(
         share_name=subscription.share_name,
         group=group,
         options=options,
+        retained_due=retained_due,
     )
 
 

@@ -81,9 +81,10 @@ class _Restoring:
         if head.will is not None:
             session.will = Will(message=restored_message(head.will), delay_s=head.will_delay_s)
         for topic_filter, stored in self._stored.subscriptions.get(client_id, {}).items():
-            broker.restore_subscription(
-                session, topic_filter, restored_subscription(stored), stored.group, stored.options
-            )
+            subscription = restored_subscription(stored)
+            broker.restore_subscription(session, topic_filter, subscription, stored.group, stored.options)
+            if stored.retained_due:
+                session.retained.add(subscription)
         session.inbound_qos2 = dict.fromkeys(self._stored.inbound.get(client_id, ()), True)
         entries, waiting = self._outgoing(session, client_id)
         last = max(self._stored.entries.get(client_id, {}), default=0)

@@ -54,6 +54,7 @@ _FIGURES: dict[str, Value] = {
     "bytes/received": lambda state, uptime_s: state.traffic.bytes_received,
     "bytes/sent": lambda state, uptime_s: state.traffic.bytes_sent,
     "store/messages/bytes": lambda state, uptime_s: state.held.used,
+    "bytes/unread": lambda state, uptime_s: state.traffic.unread_bytes,
     "queues/count": lambda state, uptime_s: len(state.engine.queues()),
 }
 """Topic below the root -> its value. ``queues/count`` is ours; ``active`` and ``inactive`` are old names in use."""

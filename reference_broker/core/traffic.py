@@ -18,6 +18,8 @@ class Traffic:
         "publishes_sent",
         "shared_subscriptions",
         "subscriptions",
+        "turn_end",
+        "unread_bytes",
     )
 
     def __init__(self) -> None:
@@ -35,6 +37,10 @@ class Traffic:
         self.subscriptions = 0
         """Now, shared ones included."""
         self.shared_subscriptions = 0
+        self.unread_bytes = 0
+        """Output that clients have not taken, of all connections, as their drivers saw it last."""
+        self.turn_end = 0
+        """What ``payload_bytes_sent`` may come to in this turn: large messages wait for the next one then."""
 
     def client_connected(self) -> None:
         self.connected += 1

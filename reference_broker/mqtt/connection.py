@@ -53,6 +53,9 @@ _SMALL_BYTES = 4_096
 _FILTERS = {0x82: PacketType.SUBSCRIBE, 0xA2: PacketType.UNSUBSCRIBE}
 _MANY_FILTERS_BYTES = 8_192
 """A SUBSCRIBE or UNSUBSCRIBE of more bytes, properties aside, is read in steps."""
+_SOONEST_LOOK_S = 0.02
+_LATEST_LOOK_S = 1.0
+"""Between two looks at a client that has been sent all that it may leave unread."""
 
 
 class MqttConnection(Output):
@@ -68,14 +71,16 @@ class MqttConnection(Output):
         "_last_received",
         "_limit",
         "_lost",
-        "_max_unread_bytes",
         "_needed",
         "_partial",
         "_postponed",
+        "_progress_at",
+        "_qos0_room_bytes",
         "_rest",
         "_throttle",
         "_timer",
         "_todo",
+        "_unread_timer",
         "_wake",
         "authentication_method",
         "authenticator",
@@ -150,8 +155,12 @@ class MqttConnection(Output):
         """Its address connects too often: CONNECT will be refused, in the words of its version."""
         self._throttle: Throttle | None = throttle_for(self, broker.config.limits, now)
         self._journal = broker.journal
-        self._max_unread_bytes = broker.config.mqtt.max_unread_bytes
         self._wake = wake
+        self._room_bytes = broker.config.mqtt.unread_high_water_bytes
+        self._qos0_room_bytes = broker.config.mqtt.max_unread_bytes
+        self._progress_at = now
+        """When the client last took any of what it had not read."""
+        self._unread_timer: Timer | None = None
         self._partial = bytearray()
         self._needed = 2
         self._rest: bytes | None = None
@@ -171,20 +180,22 @@ class MqttConnection(Output):
     def send(self, data: bytes) -> None:
         """Add bytes to this turn's output."""
         self._out.append(data)
-        self._out_bytes += len(data)
+        size = self._out_bytes = self._out_bytes + len(data)
+        if size > self._room_bytes:
+            self._fill()
         if not self._dirty:
             self._dirty = True
             self._wake(self)
 
     def forward(self, run: bytes, count: int) -> None:
         """Send ``count`` QoS 0 packets that are ready on the wire; a client too slow for them loses them."""
-        size = len(run)
-        if self.backlog_bytes + self._out_bytes + size > self._max_unread_bytes:
+        size = self._out_bytes + len(run)
+        if size > self._qos0_room_bytes:
             self.outbound.drop(count)
             return
         # As send() does, without the call: this is done for every delivery.
         self._out.append(run)
-        self._out_bytes += size
+        self._out_bytes = size
         if not self._dirty:
             self._dirty = True
             self._wake(self)
@@ -194,6 +205,87 @@ class MqttConnection(Output):
         if not self._dirty:
             self._dirty = True
             self._wake(self)
+
+    def takes_qos0(self, size: int) -> bool:
+        """Whether a message of QoS 0 that large is sent: a client that is too slow for it loses it."""
+        return self._out_bytes + size <= self._qos0_room_bytes
+
+    # -- what the client does not read -----------------------------------------------------------------------------
+
+    def note_backlog(self, backlog: int, written: int, now: float) -> None:
+        """The transport has so many bytes that the client did not take, after so many of output were added last.
+
+        The driver tells it after a write that left any, and each time it looks at the connection until there are
+        none. A client that takes nothing for too long is disconnected.
+        """
+        config, traffic = self.broker.config.mqtt, self._traffic
+        if not self.backlog_bytes or backlog < self.backlog_bytes + written:
+            self._progress_at = now
+        self.backlog_bytes = backlog
+        unread = backlog + self._out_bytes
+        traffic.unread_bytes += unread - self.noted_unread_bytes
+        self.noted_unread_bytes = unread
+        high_water = config.unread_high_water_bytes
+        qos0_water = config.max_unread_bytes
+        if traffic.unread_bytes > config.max_total_unread_bytes:
+            # All together leave too much: whoever reads everything at once is served on, and nobody else.
+            high_water, qos0_water = 0, 0 if backlog else high_water
+        self._room_bytes = high_water - backlog
+        self._qos0_room_bytes = qos0_water - backlog
+        if self._out_bytes > self._room_bytes:
+            self._fill()
+        elif self.is_full:
+            self._make_room()
+        if unread and self.phase is not Phase.CLOSED:
+            self._watch_reader(now)
+
+    def _fill(self) -> None:
+        """No more deliveries until the driver sees that the client has read."""
+        if not self.is_full:
+            self.is_full = True
+            if not self.noted_unread_bytes:
+                self._traffic.unread_bytes += self._out_bytes
+                self.noted_unread_bytes = self._out_bytes
+        session = self.session
+        if session is not None and session.connection is self:
+            session.window = 0
+
+    def _make_room(self) -> None:
+        if self._out_bytes > self._room_bytes:
+            return
+        self.is_full = False
+        session = self.session
+        if session is not None and session.connection is self:
+            session.open_window()
+            self.broker.sending.wake(session)
+
+    def _watch_reader(self, now: float) -> None:
+        """Look again in time to see that it reads, or to cut it."""
+        timeout_s = self.broker.config.mqtt.unread_timeout_s
+        due = self._progress_at + timeout_s
+        if self.backlog_bytes and now >= due:
+            self.transport_stalled(now)
+            return
+        if self.is_full:
+            # Not every transport says that it has room again.
+            due = min(due, now + min(max(_SOONEST_LOOK_S, (now - self._progress_at) / 2), _LATEST_LOOK_S))
+        due = max(due, now + _SOONEST_LOOK_S)
+        timer = self._unread_timer
+        if timer is None or due < timer.deadline:
+            if timer is not None:
+                timer.cancel()
+            self._unread_timer = self.broker.timers.schedule(due, self._look_at_reader)
+
+    def _look_at_reader(self, now: float) -> None:
+        self._unread_timer = None
+        self.rouse()
+
+    def _forget_unread(self) -> None:
+        """The connection is over, and what is left unread with it."""
+        self._traffic.unread_bytes -= self.noted_unread_bytes
+        self.noted_unread_bytes = 0
+
+    # -- packets -----------------------------------------------------------------------------------------------------
 
     def send_packet(self, packet: Packet) -> None:
         """Raises :class:`ProtocolError` for a packet larger than the client takes: it ends the connection.
@@ -223,8 +315,8 @@ class MqttConnection(Output):
     @property
     def wants_pause(self) -> bool:
         """Read no more for now: input waits for the next turn, too many publishes wait for the disk, the client is
-        over its publish rate, or its password is being checked."""
-        if self._rest is not None or self.phase is Phase.VERIFYING:
+        over its publish rate, it does not read what it is answered, or its password is being checked."""
+        if self._rest is not None or self.phase is Phase.VERIFYING or self._out_bytes > self._qos0_room_bytes:
             return True
         if self._throttle is not None and self._throttle.waiting:
             return True
@@ -481,6 +573,13 @@ class MqttConnection(Output):
     def send_delivery_run(self, first_id: int, run: DeliveryRun) -> bool:
         return self.outbound.send_delivery_run(first_id, run)
 
+    def has_turn(self) -> bool:
+        sending = self.broker.sending
+        if sending.turn_is_over:
+            sending.wake(self.active_session)
+            return False
+        return True
+
     def send_pubrel(self, packet_id: int) -> None:
         self.outbound.send_pubrel(packet_id)
 
@@ -544,6 +643,7 @@ class MqttConnection(Output):
             self._lost = True
         elif self.phase is not Phase.CLOSED:
             self.close_now(now)
+        self._forget_unread()
         # Nobody asks it anything any more. Without cycles it is gone at once, and no garbage collector stops the
         # broker to find it.
         self.inbound.let_go()
@@ -575,7 +675,7 @@ class MqttConnection(Output):
             handshake.give_up(self, "the users changed while the client logged in", now)
 
     def transport_stalled(self, now: float) -> None:
-        """The client left more unread than allowed."""
+        """The client has taken nothing of what it was sent for too long."""
         if self.phase is Phase.CONNECTED:
             self._send_off("the client does not read", Reason.QUOTA_EXCEEDED, now)
 
@@ -583,6 +683,10 @@ class MqttConnection(Output):
         self.phase = Phase.CLOSED
         self.closing = True
         self._timer.cancel()
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+        self._forget_unread()
         self._partial = bytearray()
         self._rest = self._todo = None
         self.inbound.end()

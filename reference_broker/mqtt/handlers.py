@@ -121,11 +121,16 @@ def _subscribe(connection: MqttConnection, packet: Subscribe, identifier: int, n
     reasons: list[int] = []
     retained: list[Subscription] = []
     broker, session = connection.broker, connection.active_session
+    most = broker.config.mqtt.max_subscriptions_per_client
     session.asked = packet.properties.user_property
     for request in packet.requests:
         broker.work += _work_of(request.topic_filter)
         if len(reasons) % _STEP_FILTERS == _STEP_FILTERS - 1:
             yield
+        if len(retained) + session.retained.count >= most:
+            # It asks for retained messages faster than it takes them.
+            reasons.append(Reason.QUOTA_EXCEEDED)
+            continue
         reason, outcome, subscription = _subscribe_one(connection, request, identifier, group, now)
         reasons.append(reason)
         if outcome is None or subscription is None or outcome.qos < 0:
@@ -139,8 +144,6 @@ def _subscribe(connection: MqttConnection, packet: Subscribe, identifier: int, n
     connection.send_packet(Suback(packet_id=packet.packet_id, reasons=tuple(reasons)))
     session.asked = ()
     for subscription in retained:
-        broker.work += 1
-        yield
         broker.send_retained(session, subscription, now)
 
 

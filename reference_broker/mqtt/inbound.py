@@ -20,7 +20,7 @@ from reference_broker.core.queues.confirms import Confirm, Stored, StoredAs, ign
 from reference_broker.core.queues.publish_options import wants_receipt
 from reference_broker.core.queues.transaction_topics import is_transaction_topic
 from reference_broker.core.routing import Route
-from reference_broker.core.session import MAX_PACKET_ID, Session
+from reference_broker.core.session import LARGE_BYTES, MAX_PACKET_ID, Session
 from reference_broker.core.topics import TopicError, is_sys_topic, validate_topic
 from reference_broker.mqtt import administration, handlers, runs
 from reference_broker.mqtt.ack_runs import ACK_LEVEL
@@ -196,6 +196,9 @@ class Inbound(PublishAcks):
                 return False
         assert plan.targets is not None
         if not plan.targets and connection.version == V5:
+            return False
+        if stride >= LARGE_BYTES and len(run) * len(plan.targets) > self._config.turn_bytes:
+            # One by one, until this turn has sent enough.
             return False
         starts = [target.outbound.can_send_run(count, len(run)) for target in plan.targets]
         if not all(starts):

@@ -28,7 +28,6 @@ class Outbound:
         self._connection = connection
         self._broker = connection.broker
         self._traffic = connection.broker.traffic
-        self._max_unread_bytes = connection.broker.config.mqtt.max_unread_bytes
         self._encoder = PublishEncoder(V311)
         self._deliveries: DeliveryEncoder | None = None
         self.dropped = 0
@@ -71,7 +70,7 @@ class Outbound:
     ) -> bool:
         """As :meth:`SessionConnection.send_publish`."""
         connection = self._connection
-        if qos == 0 and connection.unread_bytes + len(message.payload) > self._max_unread_bytes:
+        if qos == 0 and not connection.takes_qos0(len(message.payload)):
             self.drop(1)
             return False
         header = 0x30 | qos << 1
@@ -164,7 +163,7 @@ class Outbound:
 
     def _go_on(self, now: float) -> None:
         session = self._connection.active_session
-        if session.queued or session.stalled_consumers or session.unsent:
+        if session.queued or session.stalled_consumers or session.unsent or session.retained:
             self._broker.room_appeared(session, now)
 
     def _finish(self, packet_id: int, state: OutgoingState, kind: PacketType, now: float) -> None:

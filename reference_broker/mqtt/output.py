@@ -15,9 +15,12 @@ class Output:
         "_held",
         "_out",
         "_out_bytes",
+        "_room_bytes",
         "_traffic",
         "backlog_bytes",
         "closing",
+        "is_full",
+        "noted_unread_bytes",
     )
 
     def __init__(self, traffic: Traffic) -> None:
@@ -25,6 +28,13 @@ class Output:
         """Close the transport once the output is sent."""
         self.backlog_bytes = 0
         """Bytes the transport has not sent yet, as the driver saw it last."""
+        self.noted_unread_bytes = 0
+        """What of :attr:`unread_bytes` is in the total of all connections. While it is not 0, the driver is to tell
+        the backlog whenever it looks at this connection."""
+        self.is_full = False
+        """The client leaves too much unread: no more deliveries until it has read."""
+        self._room_bytes = 0
+        """What a turn's output may come to before it is full."""
         self._traffic = traffic
         self._out: list[bytes] = []
         self._out_bytes = 0
@@ -37,13 +47,17 @@ class Output:
         """Have the driver look at this connection at the end of the turn."""
         raise NotImplementedError
 
+    def _make_room(self) -> None:
+        """Some output was taken: perhaps it is full no more."""
+        raise NotImplementedError
+
     @property
     def unread_bytes(self) -> int:
         """Output the client has not taken yet."""
         return self.backlog_bytes + self._out_bytes
 
     def take_output(self) -> bytes:
-        """This turn's output in one piece."""
+        """This turn's output in one piece. It counts as read, unless the driver says how much was not."""
         if self._held is not None:
             return self._take_released(self._held)
         out = self._out
@@ -52,6 +66,8 @@ class Output:
         self._traffic.bytes_sent += self._out_bytes
         self._out_bytes = 0
         self._dirty = False
+        if self.is_full:
+            self._make_room()
         return data
 
     @property
@@ -96,6 +112,8 @@ class Output:
         self._traffic.bytes_sent += len(data)
         self._out_bytes -= len(data)
         self._dirty = False
+        if self.is_full:
+            self._make_room()
         return data
 
     def _drop_output(self) -> None:

@@ -6,6 +6,7 @@ from reference_broker.config import MqttConfig
 from reference_broker.core.budget import MessageBudget
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Delivery
+from reference_broker.core.sending import PORTION
 from reference_broker.core.session import Outgoing, OutgoingState, Session
 from reference_broker.core.traffic import Traffic
 from reference_broker.mqtt.outbound import Outbound
@@ -60,6 +61,7 @@ class _PubackBringsTwo(Outbound):
             session.window = max(window, len(session.in_flight) + min(2 * self._pubacks, window))
         try:
             super()._go_on(now)
+            self._broker.sending.send_retained(session, PORTION)
         finally:
             session.window = window
 

@@ -18,13 +18,12 @@ from reference_broker.server.accepting import Acceptor, bind
 from reference_broker.server.clock import Clock, seconds_of
 from reference_broker.server.log_limit import LogLimit
 from reference_broker.server.sync_threads import SyncThreads
-from reference_broker.server.tls import certificate_common_name
+from reference_broker.server.tls import certificate_common_name, unsent_bytes
 from reference_broker.server.webhooks import WebhookSender
 
 log = logging.getLogger("assay.broker")
 LINGER_S = 5.0
 """Time for a closing connection to take what it was sent; then it is cut."""
-_HIGH_WATER_BYTES = 1024 * 1024
 
 
 class MqttProtocol(asyncio.Protocol):
@@ -41,6 +40,7 @@ class MqttProtocol(asyncio.Protocol):
         self._linger: asyncio.TimerHandle | None = None
         self._reading_paused = False
         self._is_new = True
+        self._has_tls = False
 
     def connection_made(self, base: asyncio.BaseTransport) -> None:
         # uvloop's transports are Transports by shape only.
@@ -50,7 +50,8 @@ class MqttProtocol(asyncio.Protocol):
             transport.abort()
             return
         peer = transport.get_extra_info("peername")
-        transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
+        self._has_tls = transport.get_extra_info("sslcontext") is not None
+        transport.set_write_buffer_limits(high=self._driver.node.config.mqtt.unread_high_water_bytes)
         certificate_name = None
         if self._name_from_certificate:
             certificate_name = certificate_common_name(transport.get_extra_info("peercert"))
@@ -91,8 +92,10 @@ class MqttProtocol(asyncio.Protocol):
             self._driver.schedule_turn()
 
     def resume_writing(self) -> None:
-        if self._connection is not None and self._transport is not None:
-            self._connection.backlog_bytes = self._transport.get_write_buffer_size()
+        if self._connection is not None:
+            # The turn looks at it, and goes on.
+            self._connection.rouse()
+            self._driver.schedule_turn()
 
     def flush(self) -> None:
         """End of a turn: send what the connection has, close it if it asks."""
@@ -105,11 +108,11 @@ class MqttProtocol(asyncio.Protocol):
                 self._is_new = False
                 log.debug("%s is client %s", connection.peer, connection.client_id)
             transport.write(data)
-            backlog = transport.get_write_buffer_size()
-            connection.backlog_bytes = backlog
-            if backlog > self._driver.node.config.mqtt.max_unread_bytes:
-                connection.transport_stalled(self._driver.clock.now())
-                transport.write(connection.take_output())
+        backlog = unsent_bytes(transport) if self._has_tls else transport.get_write_buffer_size()
+        if backlog or connection.noted_unread_bytes:
+            connection.note_backlog(backlog, len(data), self._driver.clock.now())
+            if connection.closing and (farewell := connection.take_output()):
+                transport.write(farewell)
         if connection.may_close and self._linger is None:
             if connection.error is not None:
                 log.info("%s (%s): %s", connection.peer, connection.client_id or "no client id", connection.error)

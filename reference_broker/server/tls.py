@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
@@ -108,6 +109,15 @@ def _read(file: str, where: str) -> str:
 def _reason(error: ssl.SSLError | ValueError) -> str:
     reason = getattr(error, "reason", None)
     return str(reason).replace("_", " ").lower() if reason else str(error)
+
+
+def unsent_bytes(transport: asyncio.Transport) -> int:
+    """What a transport has not sent yet. One with TLS counts only what it has not handed to the transport below.
+
+    Of uvloop's TLS, that one cannot be seen.
+    """
+    below = getattr(getattr(transport, "_ssl_protocol", None), "_transport", None)
+    return transport.get_write_buffer_size() + (below.get_write_buffer_size() if below is not None else 0)
 
 
 def certificate_common_name(certificate: Mapping[str, object] | None) -> str | None:

@@ -7,6 +7,7 @@ import logging
 from typing import Any, cast
 
 from reference_broker.config import WebSocketConfig
+from reference_broker.server.tls import unsent_bytes
 from reference_broker.server.websocket import WebSocketPhase, WebSocketServer
 
 log = logging.getLogger("assay.broker")
@@ -68,7 +69,7 @@ class WebSocketLayer(asyncio.Protocol):
         output = websocket.take_output()
         if output:
             transport.write(output)
-            if transport.get_write_buffer_size() > self._max_unread_bytes:
+            if unsent_bytes(transport) > self._max_unread_bytes:
                 transport.abort()
                 return
         if websocket.phase is WebSocketPhase.CLOSED and self._linger is None:
@@ -93,7 +94,7 @@ class _FramingTransport(asyncio.Transport):
         self._below.set_write_buffer_limits(high, low)
 
     def get_write_buffer_size(self) -> int:
-        return self._below.get_write_buffer_size()
+        return unsent_bytes(self._below)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self._layer.write(bytes(data))

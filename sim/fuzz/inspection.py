@@ -105,7 +105,8 @@ def check_session(session: Session, connection: MqttConnection | None) -> None:
             not isinstance(outgoing, Released) and waiting.get(packet_id) is not outgoing
             for packet_id, outgoing in session.in_flight.items()
         )
-        _require(flying <= session.window, "bound: in flight", f"{flying} in a window of {session.window}")
+        most = session.receive_maximum
+        _require(flying <= most, "bound: in flight", f"{flying} in a window of {most}")
         subscriptions = len(session.subscriptions)
         most = limits.max_subscriptions_per_client
         _require(subscriptions <= most, "bound: subscriptions", f"{subscriptions} subscriptions")

@@ -236,7 +236,7 @@ class World:
                     self._flush(slot)
                 else:
                     connection.take_output()
-            if not dirty and not self._resume_reading():
+            if not dirty and not self._resume_reading() and not self.node.state.sending.is_due:
                 return
         raise FuzzFailureError("endless turn", f"the broker still has output after {_MAX_TURNS} turns")
 
@@ -254,6 +254,8 @@ class World:
     def _flush(self, slot: Slot) -> None:
         connection = slot.connection
         data = connection.take_output()
+        if connection.noted_unread_bytes:
+            connection.note_backlog(0, len(data), self.now)
         if slot.finished and data:
             raise FuzzFailureError("output after the end", f"{len(data)} bytes after the connection was closed")
         if data:

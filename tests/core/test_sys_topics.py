@@ -24,6 +24,10 @@ class Inbox:
 
     def __init__(self) -> None:
         self.received: list[tuple[Message, bool]] = []
+        self.is_full = False
+
+    def has_turn(self) -> bool:
+        return True
 
     def send_publish(
         self, packet_id: int, message: Message, qos: int, retain: bool, dup: bool, identifiers: tuple[int, ...]
@@ -80,6 +84,8 @@ def _subscribe(state: BrokerState, session: Session, topic_filter: str, now: flo
     subscription = Subscription(topic_filter=topic_filter, qos=1)
     assert state.subscribe(session, topic_filter, subscription, None, now).error is None
     state.send_retained(session, subscription, now)
+    state.now = now
+    state.sending.go_on(now)
 
 
 def test_a_new_subscriber_gets_every_value_at_once_marked_as_retained() -> None:
@@ -108,6 +114,7 @@ def test_a_new_subscriber_gets_every_value_at_once_marked_as_retained() -> None:
         "$SYS/broker/bytes/received": "0",
         "$SYS/broker/bytes/sent": "0",
         "$SYS/broker/store/messages/bytes": "0",
+        "$SYS/broker/bytes/unread": "0",
         "$SYS/broker/queues/count": "0",
     }
     assert len(state.retained) == 0, "they are not kept"

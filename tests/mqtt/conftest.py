@@ -25,6 +25,9 @@ class Client:
         self.inbox: list[p.Packet] = []
         self.raw = b""
         self.auto_ack = False
+        self.is_deaf = False
+        """What it is sent stays in the transport until it reads."""
+        self.unread = b""
 
     @property
     def closed(self) -> bool:
@@ -41,6 +44,7 @@ class Client:
         return self.inbox[before:]
 
     def lose(self) -> None:
+        self.unread = b""
         self.world.node.connection_lost(self.connection, self.world.now)
         self.world.turn()
 
@@ -51,17 +55,32 @@ class Client:
     def publishes(self) -> list[p.Publish]:
         return [packet for packet in self.inbox if isinstance(packet, p.Publish)]
 
+    def read(self, count: int) -> None:
+        """Take so many bytes from the transport."""
+        self.raw, self.unread = self.raw + self.unread[:count], self.unread[count:]
+        self.connection.rouse()
+        self.world.turn()
+
     def flush(self) -> None:
-        self.raw += self.connection.take_output()
+        connection = self.connection
+        data = connection.take_output()
+        self.unread += data
+        if not self.is_deaf:
+            self.raw, self.unread = self.raw + self.unread, b""
+        if self.unread or connection.noted_unread_bytes:
+            connection.note_backlog(len(self.unread), len(data), self.world.now)
+            self.unread += connection.take_output() if connection.closing else b""
         answers: list[p.Packet] = []
         while len(self.raw) >= 2:
             length, at, shift = 0, 1, 0
-            while True:
+            while at < len(self.raw):
                 length |= (self.raw[at] & 0x7F) << shift
                 shift += 7
                 at += 1
                 if self.raw[at - 1] < 0x80:
                     break
+            if self.raw[at - 1] >= 0x80 or len(self.raw) < at + length:
+                break
             packet = decode_packet(self.raw[0], self.raw, at, at + length, self.version)
             self.raw = self.raw[at + length :]
             self.inbox.append(packet)
@@ -101,7 +120,7 @@ class World:
                 self.node.sync_done(job, None, self.now)
             for connection in dirty:
                 self.clients[connection].flush()
-            if not dirty and not jobs:
+            if not dirty and not jobs and not self.node.state.sending.is_due:
                 return
 
     def open(self, version: int = p.V5, source: tuple[str, str] | None = None) -> Client:

@@ -270,7 +270,7 @@ def test_message_expiry_counts_down_while_queued_and_then_drops(world: World) ->
 def test_a_slow_reader_loses_qos_0_and_nobody_else_notices(make_world: type[World]) -> None:
     world = make_world(BrokerConfig(mqtt=MqttConfig(max_unread_bytes=1_000)))
     slow, quick = world.subscribed("t"), world.subscribed("t")
-    slow.connection.backlog_bytes = 990
+    slow.connection.note_backlog(990, 0, world.now)
     world.connect().send(*[p.Publish(topic="t", payload=b"x" * 20) for _ in range(10)])
     assert len(quick.publishes()) == 10
     assert slow.publishes() == []

@@ -126,7 +126,7 @@ def test_bytes_are_those_on_the_wire(world: World) -> None:
 def test_dropped_messages_are_counted_and_do_not_count_as_sent(make_world: type[World], retain: bool) -> None:
     world = make_world(BrokerConfig(mqtt=MqttConfig(max_unread_bytes=1_000, max_queued_messages=2)))
     slow, quick = world.subscribed("t"), world.subscribed("t")
-    slow.connection.backlog_bytes = 995
+    slow.connection.note_backlog(995, 0, world.now)
     world.connect().send(*[p.Publish(topic="t", payload=b"x" * 20, retain=retain) for _ in range(10)])
     traffic = world.node.state.traffic
     assert len(quick.publishes()) == traffic.publishes_sent == 10

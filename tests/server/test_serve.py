@@ -138,7 +138,7 @@ def test_a_client_that_vanishes_within_a_packet_disturbs_nobody(served: Served) 
 
 def test_a_client_that_never_reads_is_cut_while_others_are_served(tmp_path: Path) -> None:
     config = tmp_path / "broker.yaml"
-    config.write_text("mqtt: {max_unread_bytes: 2000000}\n", encoding="utf-8")
+    config.write_text("mqtt: {unread_timeout_s: 1}\n", encoding="utf-8")
     served = Served("--config", str(config))
     with served.connect() as deaf, served.connect() as talker:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -215,24 +215,38 @@ def connected_to(address: ListenerAddress, context: ssl.SSLContext) -> socket.so
     return client
 
 
+def _read(client: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count and (chunk := client.recv(count - len(data))):
+        data += chunk
+    return data
+
+
 @pytest.mark.parametrize("index", range(4), ids=FOUR)
 def test_a_client_that_never_reads_is_cut_on_every_transport(pki: Pki, tls: TlsConfig, index: int) -> None:
     count, size = 400, 20_000
-    with four(tls, MqttConfig(max_unread_bytes=1_000_000)) as broker:
+    with four(tls, MqttConfig(unread_timeout_s=0.5)) as broker:
         address = broker.addresses[index]
-        with connected_to(address, pki.client_context()) as deaf:
-            hello = CONNECT_311 + bytes.fromhex("8206000100016101")
+        context = pki.client_context()
+        with connected_to(address, context) as deaf, connected_to(broker.addresses[0], context) as watcher:
+            watcher.sendall(CONNECT_311 + bytes.fromhex("8206000200017700"))
+            assert _read(watcher, 9).endswith(bytes.fromhex("9003000200"))
+            # Its will tells that it was cut.
+            hello = bytes.fromhex("101300044d5154540406003c 000164 000177 000167 8206000100016101")
             deaf.sendall(binary(hello) if address.path else hello)
             answer = b""
             while not answer.endswith(bytes.fromhex("9003000101")):
                 answer += deaf.recv(100)
             for _ in range(count):
                 broker.publish("a", b"x" * size, qos=1)
+            assert _read(watcher, 6) == bytes.fromhex("300400017767")
             received = 0
             with suppress(ConnectionError, ssl.SSLError):
                 while chunk := deaf.recv(65_536):
                     received += len(chunk)
             assert received < count * size, "it was cut before it had all"
+            watcher.sendall(bytes.fromhex("e000"))
+            assert watcher.recv(1) == b""
         assert broker.snapshot().sessions == (), "its clean session ended with it, and the broker goes on"
 
 
