@@ -23,6 +23,8 @@ from reference_broker.config import WebSocketConfig
 SUBPROTOCOL = "mqtt"
 MAX_OUTGOING_MESSAGE_BYTES = 64 * 1024
 """Output is cut into messages of this size at most: clients, too, limit what they take."""
+MAX_FRAMES = 256
+"""Frames that are handled at once; small ones take much more time than their bytes."""
 _END_OF_HEAD = b"\r\n\r\n"
 _FORBIDDEN_HEADERS = {b"content-length", b"transfer-encoding"}
 
@@ -41,6 +43,8 @@ class WebSocketServer:
 
     def __init__(self, config: WebSocketConfig) -> None:
         self.phase = WebSocketPhase.HANDSHAKE
+        self.has_more = False
+        """More frames have come than are handled at once: call :meth:`receive` again, with nothing if need be."""
         self.error = ""
         """Why the connection was refused or closed, when the client broke a rule; for the log."""
         self._path = config.path
@@ -161,8 +165,11 @@ class WebSocketServer:
     def _receive_frames(self, data: bytes) -> bytes:
         payload: list[bytes] = []
         ping: Ping | None = None
-        self._connection.receive_data(data)
-        for event in self._connection.events():
+        if data:
+            self._connection.receive_data(data)
+        self.has_more = False
+        for count, event in enumerate(self._connection.events(), 1):
+            self.has_more = count == MAX_FRAMES
             if isinstance(event, BytesMessage):
                 if self.phase is WebSocketPhase.OPEN and self._counts(event):
                     payload.append(bytes(event.data))
@@ -173,6 +180,8 @@ class WebSocketServer:
             elif isinstance(event, CloseConnection):
                 self._on_close(event)
             if self.phase is WebSocketPhase.CLOSED:
+                self.has_more = False
+            if self.has_more or self.phase is WebSocketPhase.CLOSED:
                 break
         if ping is not None and self.phase is WebSocketPhase.OPEN:
             # One pong may answer several pings (RFC 6455, 5.5.3): a flood of them costs one answer per chunk.

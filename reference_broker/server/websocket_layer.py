@@ -24,6 +24,11 @@ class WebSocketLayer(asyncio.Protocol):
         self._linger_s = linger_s
         self._transport: asyncio.Transport | None = None
         self._linger: asyncio.TimerHandle | None = None
+        self._inner_reads = True
+        self._going_on = False
+        """More frames have come than are handled at once; others are served between."""
+        self._lost: tuple[Exception | None] | None = None
+        """The transport has ended, by this error; what came before is handled first."""
 
     # -- the network's side --------------------------------------------------------------------------------------
 
@@ -36,12 +41,39 @@ class WebSocketLayer(asyncio.Protocol):
         if payload:
             self._inner.data_received(payload)
         self._send_output()
+        if self._websocket.has_more:
+            if self._transport is not None:
+                self._transport.pause_reading()
+            self._go_on_soon()
+
+    def _go_on_soon(self) -> None:
+        if not self._going_on and self._inner_reads:
+            self._going_on = True
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._going_on = False
+        if self._inner_reads:
+            self.data_received(b"")
+            self._caught_up()
+
+    def _caught_up(self) -> None:
+        if self._websocket.has_more:
+            self._go_on_soon()
+        elif self._lost is not None:
+            (error,), self._lost = self._lost, None
+            self._inner.connection_lost(error)
+        elif self._inner_reads and self._transport is not None:
+            self._transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._linger is not None:
             self._linger.cancel()
         self._transport = None
-        self._inner.connection_lost(error)
+        if self._websocket.has_more:
+            self._lost = (error,)
+        else:
+            self._inner.connection_lost(error)
 
     def pause_writing(self) -> None:
         self._inner.pause_writing()
@@ -50,6 +82,17 @@ class WebSocketLayer(asyncio.Protocol):
         self._inner.resume_writing()
 
     # -- the MQTT side -------------------------------------------------------------------------------------------
+
+    def pause_reading(self) -> None:
+        """Pass nothing on for now."""
+        self._inner_reads = False
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Pass on what comes, and first what has come."""
+        self._inner_reads = True
+        self._caught_up()
 
     def write(self, data: bytes) -> None:
         """Frame and send."""
@@ -100,10 +143,10 @@ class _FramingTransport(asyncio.Transport):
         self._layer.write(bytes(data))
 
     def pause_reading(self) -> None:
-        self._below.pause_reading()
+        self._layer.pause_reading()
 
     def resume_reading(self) -> None:
-        self._below.resume_reading()
+        self._layer.resume_reading()
 
     def is_closing(self) -> bool:
         return self._below.is_closing()

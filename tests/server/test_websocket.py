@@ -14,7 +14,7 @@ from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Even
 from wsproto.frame_protocol import CloseReason
 
 from reference_broker.config import ConfigError, WebSocketConfig, parse_config
-from reference_broker.server.websocket import MAX_OUTGOING_MESSAGE_BYTES, WebSocketPhase, WebSocketServer
+from reference_broker.server.websocket import MAX_FRAMES, MAX_OUTGOING_MESSAGE_BYTES, WebSocketPhase, WebSocketServer
 
 KEY = base64.b64encode(bytes(16)).decode()
 HEAD = [
@@ -408,3 +408,25 @@ def test_a_library_client_is_told_why_it_is_refused() -> None:
 def test_wrong_listeners_are_refused_with_the_key(listener: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         parse_config({"listeners": [listener]})
+
+
+@pytest.mark.parametrize("opcode", [0x2, 0x9, 0xA])
+def test_many_small_frames_are_handled_some_at_a_time(opcode: int) -> None:
+    server = opened()
+    chunk = b"".join(frame(opcode, b"%03d" % (number % 1_000)) for number in range(3 * MAX_FRAMES))
+    received, rounds = [server.receive(chunk)], 1
+    while server.has_more:
+        received.append(server.receive(b""))
+        rounds += 1
+    assert rounds == 4, "the last one finds nothing more"
+    expected = b"".join(b"%03d" % (number % 1_000) for number in range(3 * MAX_FRAMES)) if opcode == 0x2 else b""
+    assert b"".join(received) == expected
+    assert max(map(len, received)) <= 3 * MAX_FRAMES
+    assert server.take_output().count(b"\x8a\x03") == (3 if opcode == 0x9 else 0), "one pong for many pings"
+
+
+def test_frames_behind_a_close_are_not_waited_for() -> None:
+    server = opened()
+    server.receive(frame(8, struct.pack("!H", 1000)) + frame(9, b"") * (2 * MAX_FRAMES))
+    assert server.phase is WebSocketPhase.CLOSED
+    assert not server.has_more

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import BytesMessage, CloseConnection, Event, Ping, Request
 
 from reference_broker.config import WebSocketConfig
+from reference_broker.server.websocket import MAX_FRAMES
 from reference_broker.server.websocket_layer import WebSocketLayer
 
 
@@ -176,5 +178,51 @@ def test_a_closed_connection_that_does_not_end_is_cut() -> None:
         case.send(CloseConnection(code=1000))
         async with asyncio.timeout(10):
             await cut.wait()
+
+    asyncio.run(main())
+
+
+def test_others_are_served_between_many_frames() -> None:
+    async def main() -> None:
+        case = Case()
+        loop = asyncio.get_running_loop()
+        chunk = b"".join(case.client.send(BytesMessage(data=b"%04d" % number)) for number in range(3 * MAX_FRAMES))
+        seen: list[int] = []
+        done = asyncio.Event()
+
+        def other() -> None:
+            seen.append(len(case.inner.received) // 4)
+            if case.below.calls[-1] == "resume":
+                done.set()
+            else:
+                loop.call_soon(other)
+
+        case.layer.data_received(chunk)
+        other()
+        await done.wait()
+        assert case.inner.received == b"".join(b"%04d" % number for number in range(3 * MAX_FRAMES))
+        steps = [later - earlier for earlier, later in pairwise([0, *seen])]
+        assert max(steps) == MAX_FRAMES
+        assert case.below.calls[1] == "pause"
+
+    asyncio.run(main())
+
+
+def test_frames_wait_while_mqtt_does_not_read_and_a_lost_transport_loses_none_of_them() -> None:
+    async def main() -> None:
+        case = Case()
+        chunk = b"".join(case.client.send(BytesMessage(data=b"%04d" % number)) for number in range(2 * MAX_FRAMES))
+        case.layer.data_received(chunk)
+        case.transport.pause_reading()
+        case.layer.connection_lost(None)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert len(case.inner.received) == 4 * MAX_FRAMES
+        assert not case.inner.lost
+        case.transport.resume_reading()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert len(case.inner.received) == 4 * 2 * MAX_FRAMES
+        assert case.inner.lost == [None]
 
     asyncio.run(main())
