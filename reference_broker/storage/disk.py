@@ -6,10 +6,14 @@ and loses the difference on power loss. All paths are relative to the data direc
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
+
+_LOCK = ".lock"
 
 
 class DiskFile(Protocol):
@@ -79,7 +83,9 @@ class DirectoryInUseError(OSError):
 class RealFile:
     """A :class:`DiskFile` on the file system."""
 
-    def __init__(self, path: str, *, create: bool) -> None:
+    def __init__(self, path: str, *, create: bool, check: Callable[[], None] | None = None) -> None:
+        """``check`` raises :class:`OSError` when what is written now is not in the tree any more."""
+        self._check = check
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         self._descriptor = os.open(path, flags, 0o640)
         self._size = os.fstat(self._descriptor).st_size
@@ -117,6 +123,11 @@ class RealFile:
 
     def sync(self) -> None:
         os.fsync(self._descriptor)
+        # What has no name is not safe, though the disk has it.
+        if self._check is not None:
+            self._check()
+        if not os.fstat(self._descriptor).st_nlink:
+            raise OSError(errno.ESTALE, "somebody removed the file; restart the broker once its folder is put right")
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -134,7 +145,7 @@ class RealDisk:
         self._lock_descriptor = -1
 
     def open(self, path: str, *, create: bool = False) -> RealFile:
-        return RealFile(self._prefix + path, create=create)
+        return RealFile(self._prefix + path, create=create, check=self._check)
 
     def list(self, path: str) -> list[str]:
         try:
@@ -157,7 +168,23 @@ class RealDisk:
     def remove_folder(self, path: str) -> None:
         (self.root / path).rmdir()
 
+    def _check(self) -> None:
+        """The folder may have been removed, replaced or unmounted since: then the lock in it is not ours.
+
+        Raises :class:`OSError` (ESTALE).
+        """
+        if self._lock_descriptor < 0:
+            return
+        try:
+            found = os.stat(self._prefix + _LOCK)
+        except OSError:
+            found = None
+        if found is None or not os.path.samestat(found, os.fstat(self._lock_descriptor)):
+            text = f"the data directory {self.root} was removed or replaced; put it back and restart the broker"
+            raise OSError(errno.ESTALE, text)
+
     def sync_folder(self, path: str) -> None:
+        self._check()
         descriptor = os.open(self.root / path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -169,7 +196,7 @@ class RealDisk:
         return room.f_bavail * room.f_frsize
 
     def lock(self) -> None:
-        descriptor = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        descriptor = os.open(self._prefix + _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

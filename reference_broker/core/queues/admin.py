@@ -67,7 +67,7 @@ class ListRequest(Fields, frozen=True, kw_only=True):
     """Only names that start with it."""
 
 
-class QueueNames(msgspec.Struct, frozen=True, kw_only=True):
+class QueueNames(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     queues: list[str]
     """Sorted, dead-letter queues included."""
     unusable: list[str] = []
