@@ -35,6 +35,9 @@ class MqttConfig(Section, frozen=True, kw_only=True):
     """Clients connected or remembered; over it new ones are refused (0x97, in 3.1.1 code 3)."""
     max_keep_alive_s: int = 65_535
     """An MQTT 5.0 client that asks for more, or for none, is given this one (Server Keep Alive)."""
+    keep_alive_progress_bytes: int = 1_024
+    """A packet that is still arriving keeps its connection while so much more of it comes in 1.5 times the keep alive;
+    0 = only whole packets do."""
     connect_timeout_s: float = 10.0
     """Time for the CONNECT packet to arrive."""
     maximum_qos: int = 2
@@ -96,6 +99,7 @@ _RANGES = {
     "max_keep_alive_s": (1, 65_535),
     "unread_high_water_bytes": (1, 0xFFFFFFFF),
     "turn_bytes": (1, 0xFFFFFFFF),
+    "keep_alive_progress_bytes": (0, LARGEST_PACKET_BYTES),
 }
 
 

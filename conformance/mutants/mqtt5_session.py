@@ -154,7 +154,7 @@ def disconnect_expiry(patch: Patch) -> None:
 @mutant("v5-disconnect-revives-session", "DISCONNECT may give an expiry to a session that had none")
 def disconnect_revives(patch: Patch) -> None:
     def change(connection: MqttConnection, packet: Disconnect) -> Disconnect:
-        connection.session_expiry_s = 1.0
+        connection.session_expiry_asked_s = 1
         return packet
 
     _change_disconnect(patch, change)

@@ -285,11 +285,22 @@ class Tenants:
             tenant.check_publish(message, self._engine, now)
         return address, message, told_out(tenant, on_stored)
 
+    def reaches(self, username: str | None, client_id: str, topic: str) -> bool:
+        """Whether a client that may not administer reaches a queue. Raises :class:`QueueError` (BAD_ADDRESS)."""
+        tenant = self.of_client(username, client_id)
+        if tenant is not None:
+            self._engine.address(tenant.topic_in(topic))
+            return True
+        return self._is_nobodys(self._engine.address(topic))
+
+    def _is_nobodys(self, address: QueueAddress) -> bool:
+        return all(self.of_queue(queue) is None for queue in (address.queue, *address.bound))
+
     def check_reach(self, session: Session | None, address: QueueAddress) -> None:
         """A client without a tenant reaches no tenant's queue unless it may administer. Raises :class:`QueueError`."""
         if session is None or session.tenant is not None or session.may_administer:
             return
-        if any(self.of_queue(queue) is not None for queue in (address.queue, *address.bound)):
+        if not self._is_nobodys(address):
             raise QueueError(QueueErrorCode.NOT_ALLOWED, f"{address.queue[:80]!r} belongs to a tenant")
 
 

@@ -7,11 +7,17 @@ MAX_TOPIC_BYTES = 65_535
 
 
 class TopicError(ValueError):
-    """A topic name or filter breaks a rule. ``statement`` is the id of the rule, the same in both versions."""
+    """A topic name or filter breaks a rule."""
 
-    def __init__(self, text: str, statement: str) -> None:
+    def __init__(self, text: str, statement: str, in_311: str = "") -> None:
+        """``statement``: id of the rule, the same in both versions unless ``in_311`` is another."""
         super().__init__(text)
         self.statement = statement
+        self.statement_311 = in_311 or statement
+
+
+class TooManyLevelsError(TopicError):
+    """A topic name or filter breaks no rule, but is over a limit of this broker."""
 
 
 def validate_topic(topic: str, *, max_levels: int = 128) -> None:
@@ -22,7 +28,7 @@ def validate_topic(topic: str, *, max_levels: int = 128) -> None:
         raise TopicError("a topic name must not contain wildcard characters", "MQTT-3.3.2-2")
     if topic.count("/") >= max_levels:
         message = f"a topic name may have at most {max_levels} levels here"
-        raise TopicError(message, "MQTT-4.7.3-3")
+        raise TooManyLevelsError(message, "MQTT-4.7.3-3")
 
 
 def validate_filter(topic_filter: str, *, max_levels: int = 128) -> None:
@@ -30,14 +36,14 @@ def validate_filter(topic_filter: str, *, max_levels: int = 128) -> None:
     if not topic_filter:
         raise TopicError("a topic filter must have at least one character", "MQTT-4.7.3-1")
     levels = topic_filter.split("/")
-    if len(levels) > max_levels:
-        message = f"a topic filter may have at most {max_levels} levels here"
-        raise TopicError(message, "MQTT-4.7.3-3")
     for index, level in enumerate(levels):
         if "#" in level and (level != "#" or index != len(levels) - 1):
-            raise TopicError("'#' must be the whole last level of a filter", "MQTT-4.7.1-1")
+            raise TopicError("'#' must be the whole last level of a filter", "MQTT-4.7.1-1", "MQTT-4.7.1-2")
         if "+" in level and level != "+":
-            raise TopicError("'+' must be a whole level of a filter", "MQTT-4.7.1-2")
+            raise TopicError("'+' must be a whole level of a filter", "MQTT-4.7.1-2", "MQTT-4.7.1-3")
+    if len(levels) > max_levels:
+        message = f"a topic filter may have at most {max_levels} levels here"
+        raise TooManyLevelsError(message, "MQTT-4.7.3-3")
 
 
 def has_wildcard(topic_filter: str) -> bool:

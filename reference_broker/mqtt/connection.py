@@ -73,6 +73,7 @@ class MqttConnection(Output):
         "_lost",
         "_needed",
         "_partial",
+        "_partial_seen",
         "_postponed",
         "_progress_at",
         "_qos0_room_bytes",
@@ -102,7 +103,7 @@ class MqttConnection(Output):
         "phase",
         "problem_information",
         "session",
-        "session_expiry_s",
+        "session_expiry_asked_s",
         "username",
         "version",
     )
@@ -145,8 +146,8 @@ class MqttConnection(Output):
         self.max_packet_out = 0xFFFFFFFF
         """Largest packet the client accepts, in bytes (its Maximum Packet Size)."""
         self.problem_information = True
-        self.session_expiry_s = 0.0
-        """As asked for in CONNECT; 0 forbids DISCONNECT to raise it."""
+        self.session_expiry_asked_s = 0
+        """As asked for in CONNECT, not as granted; 0 forbids DISCONNECT to raise it."""
         self.error: ProtocolError | None = None
         """The violation that ended the connection, for the log."""
         self.inbound = self.inbound_class(self)
@@ -172,6 +173,9 @@ class MqttConnection(Output):
         self._lost = False
         """Its transport has ended; what came before is handled first."""
         self._last_received = now
+        """When the last whole packet came."""
+        self._partial_seen = 0
+        """Bytes there were of an unfinished packet when the keep alive was last looked at."""
         self._limit = broker.config.mqtt.max_packet_bytes
         self._timer: Timer = broker.timers.schedule(now + broker.config.mqtt.connect_timeout_s, self._connect_timed_out)
 
@@ -338,7 +342,6 @@ class MqttConnection(Output):
             self._awaited_turn = journal.turn
 
     def _receive(self, data: bytes, now: float) -> None:
-        self._last_received = now
         self._traffic.bytes_received += len(data)
         if self._throttle is not None:
             data = self._throttle.admit(data, now)
@@ -378,6 +381,8 @@ class MqttConnection(Output):
             return
         if self.closing:
             return
+        if consumed:
+            self._last_received = now
         if self._postponed:
             self._postpone(data, consumed)
         elif consumed < len(data):
@@ -701,14 +706,23 @@ class MqttConnection(Output):
     # -- time ----------------------------------------------------------------------------------------------------
 
     def start_keep_alive(self, now: float) -> None:
-        """From CONNACK on: 1.5 times the keep alive without a packet ends the connection (3.1.2-24; 5.0 3.1.2-22)."""
+        """From CONNACK on: 1.5 times the keep alive without a packet ends the connection (3.1.2-24; 5.0 3.1.2-22).
+
+        A client may begin a packet in time and need long to send it, so one that is arriving counts as well while
+        enough more of it arrives (``mqtt.keep_alive_progress_bytes``). Bytes that make no packet feed nothing.
+        """
         self._timer.cancel()
+        self._last_received = now
         if self.keep_alive_s:
             self._timer = self.broker.timers.schedule(now + 1.5 * self.keep_alive_s, self._check_keep_alive)
 
     def _check_keep_alive(self, now: float) -> None:
-        if self.wants_pause:
+        progress_bytes = self.broker.config.mqtt.keep_alive_progress_bytes
+        seen, self._partial_seen = self._partial_seen, len(self._partial)
+        if self.wants_pause or self._rest is not None:
             # The client may be sending; it is the broker that does not read.
+            self._last_received = now
+        elif progress_bytes and self._partial_seen - seen >= progress_bytes:
             self._last_received = now
         deadline = self._last_received + 1.5 * self.keep_alive_s
         if now < deadline:

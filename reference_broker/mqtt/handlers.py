@@ -10,7 +10,13 @@ from reference_broker.core.broker_state import NEVER_EXPIRES_S, SubscribeOutcome
 from reference_broker.core.message_paths import is_queue_topic
 from reference_broker.core.queues import QueueError, QueueErrorCode
 from reference_broker.core.routing import Subscription
-from reference_broker.core.topics import TopicError, has_wildcard, split_shared, validate_filter
+from reference_broker.core.topics import (
+    TooManyLevelsError,
+    TopicError,
+    has_wildcard,
+    split_shared,
+    validate_filter,
+)
 from reference_broker.mqtt import enhanced_auth
 from reference_broker.mqtt.codec import encode_acknowledgement
 from reference_broker.mqtt.errors import ProtocolError, Reason
@@ -144,7 +150,14 @@ def _subscribe(connection: MqttConnection, packet: Subscribe, identifier: int, n
     connection.send_packet(Suback(packet_id=packet.packet_id, reasons=tuple(reasons)))
     session.asked = ()
     for subscription in retained:
-        broker.send_retained(session, subscription, now)
+        if connection.may_read(subscription.topic_filter):  # another turn may have taken the right away
+            broker.send_retained(session, subscription, now)
+
+
+def _end_in_311(connection: MqttConnection, error: TopicError) -> None:
+    """3.1.1 has no code for a malformed filter: it ends the connection (4.8.0-1). A limit of ours is no violation."""
+    if connection.version != V5 and not isinstance(error, TooManyLevelsError):
+        raise ProtocolError(str(error), error.statement_311, Reason.TOPIC_FILTER_INVALID) from error
 
 
 def _not_offered(what: str, reason: Reason) -> ProtocolError:
@@ -164,9 +177,7 @@ def _subscribe_one(
     try:
         validate_filter(topic_filter, max_levels=config.max_topic_levels)
     except TopicError as error:
-        if connection.version != V5:
-            # 3.1.1 has no code for it: a violation ends the connection (4.8.0-1).
-            raise ProtocolError(str(error), error.statement, Reason.TOPIC_FILTER_INVALID) from error
+        _end_in_311(connection, error)
         return Reason.TOPIC_FILTER_INVALID, None, None
     if share_name is not None:
         if request.no_local:
@@ -220,8 +231,13 @@ def _unsubscribe(connection: MqttConnection, packet: Unsubscribe, now: float) ->
         if len(reasons) % _STEP_FILTERS == _STEP_FILTERS - 1:
             yield
         try:
-            validate_filter(split_shared(topic_filter)[1], max_levels=max_levels)
-        except TopicError:
+            # In 3.1.1, which has no shares, a malformed one is a filter like others.
+            plain = topic_filter if connection.version != V5 else split_shared(topic_filter)[1]
+            validate_filter(plain, max_levels=max_levels)
+        except TooManyLevelsError:
+            pass  # then there is no such subscription
+        except TopicError as error:
+            _end_in_311(connection, error)
             reasons.append(Reason.TOPIC_FILTER_INVALID)
             continue
         existed = broker.unsubscribe(session, topic_filter, now)
@@ -234,7 +250,8 @@ def _on_disconnect(connection: MqttConnection, packet: Disconnect, now: float) -
     assert session is not None
     expiry = packet.properties.session_expiry_interval
     if expiry is not None:
-        if connection.session_expiry_s == 0 and expiry:
+        if connection.session_expiry_asked_s == 0 and expiry:
+            # 3.14.2.2.2: what CONNECT said counts, not what was granted.
             raise ProtocolError("DISCONNECT must not give an expiry to a session that had none", "MQTT-4.13.1-1")
         expiry = min(expiry, connection.broker.config.mqtt.max_session_expiry_s)
         session.expiry_s = inf if expiry == NEVER_EXPIRES_S else float(expiry)

@@ -11,14 +11,18 @@ from reference_broker.auth import CheckQueueFullError
 from reference_broker.config import LARGEST_PACKET_BYTES
 from reference_broker.core.broker_state import NEVER_EXPIRES_S, ConnectRequest
 from reference_broker.core.message import memory_bytes
+from reference_broker.core.message_paths import is_queue_topic
+from reference_broker.core.queues import QueueError
+from reference_broker.core.queues.admin import is_admin_topic
+from reference_broker.core.queues.transaction_topics import is_transaction_topic
 from reference_broker.core.session import MAX_PACKET_ID, Will, session_bytes
-from reference_broker.core.topics import TopicError, is_sys_topic, validate_topic
+from reference_broker.core.topics import TooManyLevelsError, TopicError, is_sys_topic, validate_topic
 from reference_broker.mqtt import administration, enhanced_auth
 from reference_broker.mqtt.codec import decode_packet
 from reference_broker.mqtt.errors import ProtocolError, Reason, rule_id
 from reference_broker.mqtt.farewell import explain, reference_reason
 from reference_broker.mqtt.login import log_in
-from reference_broker.mqtt.outgoing import message_from
+from reference_broker.mqtt.outgoing import check_response_topic, message_from
 from reference_broker.mqtt.packets import (
     NO_PROPERTIES,
     V5,
@@ -183,7 +187,7 @@ def _establish(connection: MqttConnection, packet: Connect, authentication_data:
         # An administrator may bound the life of any session (3.1.1 section 4.1), though 3.1.1 cannot tell the client.
         asked = granted = 0 if packet.clean_start else config.max_session_expiry_s
     expiry_s = inf if granted == NEVER_EXPIRES_S else float(granted)
-    connection.session_expiry_s = expiry_s
+    connection.session_expiry_asked_s = asked
     connection.client_id = client_id
     keep_alive_s = packet.keep_alive_s
     server_keep_alive = None
@@ -253,23 +257,39 @@ def _will(connection: MqttConnection, fields: WillFields | None, client_id: str)
     config = connection.broker.config.mqtt
     try:
         validate_topic(fields.topic, max_levels=config.max_topic_levels)
+    except TooManyLevelsError as error:
+        raise _refusal(connection, f"will topic: {error}", Reason.TOPIC_NAME_INVALID) from error
     except TopicError as error:
         raise ProtocolError(f"will topic: {error}", error.statement, Reason.TOPIC_NAME_INVALID) from error
-    if connection.grants is not None and not connection.grants.may_publish(fields.topic):
-        raise _refusal(connection, "the access rules do not allow the will's topic", Reason.NOT_AUTHORIZED)
+    check_response_topic(fields.properties)
+    if not _may_leave(connection, fields.topic, client_id):
+        raise _refusal(connection, "the client may not publish to the will's topic", Reason.NOT_AUTHORIZED)
     if fields.qos > config.maximum_qos:
         raise _refusal(connection, "the will's QoS is not supported here", Reason.QOS_NOT_SUPPORTED, "MQTT-3.2.2-12")
     if fields.retain and not config.retain_available:
         text = "retained messages are not supported here"
         raise _refusal(connection, text, Reason.RETAIN_NOT_SUPPORTED, "MQTT-3.2.2-13")
-    if is_sys_topic(fields.topic):
-        raise _refusal(connection, "a will may not go to a $SYS topic", Reason.NOT_AUTHORIZED)
     limit = connection.broker.config.limits.max_payload_bytes
     if limit and len(fields.payload) > limit:
         raise _refusal(connection, f"a will has at most {limit} bytes of payload here", Reason.QUOTA_EXCEEDED)
     # Time 0: until the will is published, ``expires_at`` holds its lifetime.
     message = message_from(fields.topic, fields.payload, fields.qos, fields.retain, fields.properties, client_id, 0.0)
     return Will(message=message, delay_s=fields.properties.will_delay_interval or 0)
+
+
+def _may_leave(connection: MqttConnection, topic: str, client_id: str) -> bool:
+    """Whether a will may go to a topic. Nobody would be there to hear the answer to a request."""
+    if is_sys_topic(topic) or is_admin_topic(topic) or is_transaction_topic(topic):
+        return False
+    if connection.grants is not None and not connection.grants.may_publish(topic):
+        return False
+    broker = connection.broker
+    if broker.tenants is None or not is_queue_topic(topic) or administration.is_operator(connection):
+        return True
+    try:
+        return broker.tenants.reaches(connection.username, client_id, topic)
+    except QueueError as error:
+        raise _refusal(connection, f"will topic: {error}", Reason.TOPIC_NAME_INVALID) from error
 
 
 def _offer(connection: MqttConnection) -> Properties:

@@ -21,12 +21,12 @@ from reference_broker.core.queues.publish_options import wants_receipt
 from reference_broker.core.queues.transaction_topics import is_transaction_topic
 from reference_broker.core.routing import Route
 from reference_broker.core.session import LARGE_BYTES, MAX_PACKET_ID, Session
-from reference_broker.core.topics import TopicError, is_sys_topic, validate_topic
+from reference_broker.core.topics import TooManyLevelsError, TopicError, is_sys_topic, validate_topic
 from reference_broker.mqtt import administration, handlers, runs
 from reference_broker.mqtt.ack_runs import ACK_LEVEL
 from reference_broker.mqtt.codec import decode_packet
 from reference_broker.mqtt.errors import ProtocolError, Reason, rule_id
-from reference_broker.mqtt.outgoing import message_from
+from reference_broker.mqtt.outgoing import check_response_topic, message_from
 from reference_broker.mqtt.packets import V5, Publish
 from reference_broker.mqtt.publish_acks import ACK_STARTS, PublishAcks
 from reference_broker.mqtt.queue_lanes import QueueLanes
@@ -75,6 +75,7 @@ class Inbound(PublishAcks):
         super().__init__(connection)
         self._broker = connection.broker
         self._traffic = connection.broker.traffic
+        self._max_levels = connection.broker.config.mqtt.max_topic_levels
         self._max_payload_bytes = connection.broker.config.limits.max_payload_bytes or _UNLIMITED_BYTES
         self._aliases: dict[int, str] = {}
         self._plans: dict[bytes, _Plan] = {}
@@ -228,6 +229,9 @@ class Inbound(PublishAcks):
             self._plans.clear()
         shortest = header_bytes == 2 or prefix[header_bytes - 1] != 0
         plan = self._plans[prefix] = _Plan(topic, as_it_is=shortest)
+        if self.is_too_deep(topic):
+            # The general way refuses it.
+            plan.as_it_is = plan.is_queue = False
         return plan
 
     def _renew(self, plan: _Plan, frame_bytes: int, qos: int) -> None:
@@ -309,8 +313,7 @@ class Inbound(PublishAcks):
         self._check_flags(packet.qos, retain=packet.retain)
         if properties.subscription_identifier:
             raise ProtocolError("a client must not send subscription identifiers", "MQTT-3.3.4-6")
-        if properties.response_topic is not None and not _is_topic(properties.response_topic):
-            raise ProtocolError("a response topic must not contain wildcards", "MQTT-3.3.2-14")
+        check_response_topic(properties)
         if packet.qos == 2 and self._is_repeated(packet.packet_id):
             return
         message = message_from(
@@ -331,11 +334,18 @@ class Inbound(PublishAcks):
             raise ProtocolError("retained messages are not supported here", broken, Reason.RETAIN_NOT_SUPPORTED)
 
     def check_topic(self, topic: str) -> None:
-        """Raises :class:`ProtocolError` for a topic name that may not be published to."""
+        """Raises :class:`ProtocolError` for what is no topic name. One with too many levels breaks no rule of MQTT: it
+        is refused like others that may not be published to."""
         try:
-            validate_topic(topic, max_levels=self._config.max_topic_levels)
+            validate_topic(topic, max_levels=self._max_levels)
+        except TooManyLevelsError:
+            return
         except TopicError as error:
             raise ProtocolError(str(error), error.statement, Reason.TOPIC_NAME_INVALID) from error
+
+    def is_too_deep(self, topic: str) -> bool:
+        """Over our limit of levels."""
+        return topic.count("/") >= self._max_levels
 
     def _resolve_topic(self, packet: Publish) -> str:
         alias = packet.properties.topic_alias
@@ -359,7 +369,7 @@ class Inbound(PublishAcks):
         topic = message.topic
         if (topic[:1] == "$" and is_sys_topic(topic)) or (grants is not None and not grants.may_publish(topic)):
             return
-        if len(message.payload) > self._max_payload_bytes:
+        if len(message.payload) > self._max_payload_bytes or topic.count("/") >= self._max_levels:
             self._traffic.dropped += 1
             return
         if topic[:1] == "$" and is_admin_topic(topic):
@@ -379,9 +389,9 @@ class Inbound(PublishAcks):
         if message.qos == 2:
             session.inbound_qos2[packet_id] = False
         grants = self._connection.grants
-        allowed = grants is None or grants.may_publish(message.topic)
-        fits = len(message.payload) <= self._max_payload_bytes
         topic = message.topic
+        allowed = grants is None or grants.may_publish(topic)
+        fits = len(message.payload) <= self._max_payload_bytes and topic.count("/") < self._max_levels
         if topic[:1] == "$" and allowed and fits and _is_served(topic):
             self._publish_to_queue(session, message, packet_id, now)
             return
@@ -392,6 +402,9 @@ class Inbound(PublishAcks):
                 raise QueueError(QueueErrorCode.NOT_ALLOWED, "clients may not publish to $SYS topics")
             if not allowed:
                 raise QueueError(QueueErrorCode.NOT_ALLOWED, "the access rules do not allow this topic")
+            if self.is_too_deep(topic):
+                text = f"a topic name may have at most {self._max_levels} levels here"
+                raise QueueError(QueueErrorCode.BAD_ADDRESS, text)
             if not fits:
                 # Not 0x95, which PUBACK does not have and which is about Maximum Packet Size (5.0 section 3.4.2.1).
                 raise QueueError(
@@ -468,11 +481,3 @@ def _anywhere(_topic: str) -> bool:
 def _is_served(topic: str) -> bool:
     """Whether publishes to a topic are for the broker itself, and wait for its answer."""
     return is_queue_topic(topic) or is_admin_topic(topic) or is_transaction_topic(topic)
-
-
-def _is_topic(text: str) -> bool:
-    try:
-        validate_topic(text)
-    except TopicError:
-        return False
-    return True

@@ -1,8 +1,9 @@
-"""Encoding of outgoing PUBLISH packets: the second half of the hot path."""
+"""PUBLISH packets as messages, and messages as PUBLISH packets: the second half of the hot path."""
 
 from __future__ import annotations
 
 from reference_broker.core.message import Message
+from reference_broker.mqtt.errors import ProtocolError
 from reference_broker.mqtt.packets import NO_PROPERTIES, V5, Properties
 from reference_broker.mqtt.properties import encode_properties, encode_user_properties
 from reference_broker.mqtt.wire_types import encode_string, encode_variable_integer
@@ -63,6 +64,17 @@ def _message_properties(message: Message, identifiers: tuple[int, ...], now: flo
             user_property=message.user_properties,
         )
     )
+
+
+def check_response_topic(properties: Properties) -> None:
+    """Of a PUBLISH and of a will alike. Raises :class:`ProtocolError`. Its levels are for the responder to count."""
+    topic = properties.response_topic
+    if topic is None:
+        return
+    if not topic:
+        raise ProtocolError("a response topic must have at least one character", "MQTT-4.7.3-1")
+    if "+" in topic or "#" in topic:
+        raise ProtocolError("a response topic must not contain wildcards", "MQTT-3.3.2-14")
 
 
 def message_from(

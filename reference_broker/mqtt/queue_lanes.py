@@ -116,6 +116,8 @@ class QueueLanes:
             self._inbound.check_topic(topic)
         except ProtocolError:
             return None
+        if self._inbound.is_too_deep(topic):
+            return None
         if len(self._topics) >= _MAX_TOPICS:
             self._topics.clear()
         self._topics[topic_field] = topic
