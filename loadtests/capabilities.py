@@ -6,6 +6,8 @@ from a load that went wrong.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from conformance.targets import CAPABILITIES, CapabilityValue, Endpoint, ProbeError, Target, handshake, probe
 from loadtests.packets import property_section, publish_frame, user_property
 from loadtests.profile import Load, Profile, QueueLoad
@@ -71,6 +73,17 @@ def supported(profile: Profile, target: Target, endpoint: Endpoint) -> tuple[Pro
     problems = {load.name: lacks(load, target, endpoint, found) for load in profile.workloads}
     left_out = {name: said for name, said in problems.items() if said}
     return profile.only([name for name in problems if name not in left_out]), left_out
+
+
+_USER_NEEDS = {"MqttUser": ("mqtt5", "qos1", "qos2"), "QueueUser": ("mqtt5", "qos1", "queues")}
+"""Of the users of ``locustfile.py``."""
+
+
+def users_lack(users: Sequence[str], target: Target, endpoint: Endpoint) -> list[str]:
+    """What keeps Locust users from running. Raises :class:`~conformance.targets.ProbeError`."""
+    found = probe(target, endpoint)
+    needed = dict.fromkeys(name for user in users for name in _USER_NEEDS.get(user, ()))
+    return [_describe(name, target, endpoint) for name in needed if not found.get(name)]
 
 
 def left_out_checks(left_out: dict[str, list[str]]) -> list[Check]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from conformance.targets import ProbeError, RunningTarget, Target, TargetError, TargetStartError, running
 from loadtests import generator
-from loadtests.capabilities import UnsupportedError, supported
+from loadtests.capabilities import UnsupportedError, supported, users_lack
 from loadtests.client import LoadClientError
 from loadtests.endpoint import find_target, has_queues
 from loadtests.exit_status import OF_VERDICT, ExitStatus
@@ -143,13 +144,18 @@ def locust(
         bool, typer.Option("--ui", help="Locust's web page in place of a headless run; Ctrl-C ends.")
     ] = False,
     web_port: Annotated[int, typer.Option(min=0, max=65_535, help="0 = any free port.")] = 0,
+    processes: Annotated[
+        int, typer.Option(min=1, max=64, help="More than one: as many workers, whose figures a master adds up.")
+    ] = 1,
     out: Annotated[Path, typer.Option(help="Folder for Locust's and our files.")] = Path("out/locust"),
     queues: Annotated[bool, typer.Option(help="A broker given by URL has $queue topics.")] = False,
 ) -> None:
     """Run Locust users against a broker, in a process of its own, headless or with Locust's web page.
 
-    Locust rounds latencies to whole milliseconds; our own microsecond histograms are printed and written beside its
-    figures. Locust's users wait for answers (closed loop): for latencies under a stated load use `assay load run`.
+    Locust rounds latencies to whole milliseconds; our own microsecond figures are printed and written beside its own,
+    of the same requests of all workers: result.json for `assay report`, samples.parquet for `assay spark analyse`.
+    Locust's users wait for answers (closed loop): for latencies under a stated load use `assay load run`. Exit status:
+    0 all answered, 1 a request failed, 2 usage, 3 broker cannot be reached, 4 Locust failed, 5 nothing was measured.
     """
     console = WholeConsole()
     try:
@@ -162,10 +168,17 @@ def locust(
         seconds=None if ui else seconds,
         user_classes=tuple(user or (("MqttUser", "QueueUser") if has_queues(wanted) else ("MqttUser",))),
         web_port=web_port,
+        processes=processes,
     )
+    words = ["assay", "load", "locust", "--target", target, "--users", str(users), "--seconds", f"{seconds:g}"]
+    command = shlex.join([*words, "--processes", str(processes)])
     try:
         with running(wanted) as broker:
-            status = run_locust(plan, broker.endpoint, folder=out, console=console)
+            if said := users_lack(plan.user_classes, broker.target, broker.endpoint):
+                raise UnsupportedError(f"{wanted.name} lacks {'; '.join(said)}")
+            status = run_locust(plan, broker.endpoint, folder=out, console=console, target=wanted.name, command=command)
+    except UnsupportedError as error:
+        raise _fail(console, error, ExitStatus.UNKNOWN, "unsupported") from error
     except (TargetStartError, ProbeError, OSError) as error:
         raise _fail(console, error, ExitStatus.UNREACHABLE) from error
     raise typer.Exit(status)

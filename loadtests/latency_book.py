@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 from hdrh.histogram import HdrHistogram
 
-from loadtests.recorder import HIGHEST_US, LOWEST_US, SIGNIFICANT_DIGITS
+from loadtests.histograms import HIGHEST_US, LOWEST_US, SIGNIFICANT_DIGITS
+from loadtests.locust_samples import Page
 from reference_broker.trace.results import Percentiles
 
 
@@ -23,6 +24,10 @@ class LatencyBook:
     """Latencies of successful operations, and how many failed."""
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
         self._histograms: dict[str, HdrHistogram] = {}
         self._failures: dict[str, int] = {}
 
@@ -35,6 +40,13 @@ class LatencyBook:
             self._histograms[name] = HdrHistogram(LOWEST_US, HIGHEST_US, SIGNIFICANT_DIGITS)
         self._histograms[name].record_value(min(max(round(latency_us), LOWEST_US), HIGHEST_US))
 
+    def add_pages(self, pages: list[Page]) -> None:
+        """Count every sample."""
+        for page in pages:
+            name = page.subject.name
+            for started_ns, completed_ns, ok in zip(page.started_ns, page.completed_ns, page.ok, strict=True):
+                self.add(name, (completed_ns - started_ns) / 1_000, failed=not ok)
+
     def operations(self) -> list[Operation]:
         """By name; operations that only failed have a count of 0."""
         found = []
@@ -43,6 +55,7 @@ class LatencyBook:
             p50, p90, p99, p999, highest = (
                 float(histogram.get_value_at_percentile(percent)) for percent in (50, 90, 99, 99.9, 100)
             )
+            failures = self._failures.get(name, 0)
             figures = Percentiles(
                 name=name,
                 count=int(histogram.get_total_count()),
@@ -51,9 +64,10 @@ class LatencyBook:
                 p99_us=p99,
                 p999_us=p999,
                 max_us=highest,
+                missing=failures,
             )
             encoded = histogram.encode().decode("ascii")
-            found.append(Operation(percentiles=figures, failures=self._failures.get(name, 0), histogram=encoded))
+            found.append(Operation(percentiles=figures, failures=failures, histogram=encoded))
         return found
 
     def text(self) -> str:

@@ -14,9 +14,10 @@ from conformance.targets import Endpoint, running
 from loadtests import null_broker
 from loadtests.capabilities import left_out_checks
 from loadtests.generator import Progress, Recording, run_generator
+from loadtests.histograms import write_histograms
 from loadtests.machine import this_machine
 from loadtests.profile import Phases, Profile
-from loadtests.recorder import Key, Samples, collect, collect_connects, merged, write_histograms, write_parquet
+from loadtests.recorder import Key, Samples, collect, collect_connects, merged, write_parquet
 from loadtests.schedule import NS_PER_S, Arrivals, Shape
 from loadtests.verdict import (
     GeneratorState,

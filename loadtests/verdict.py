@@ -44,6 +44,7 @@ P99 = 0.99
 
 OPERATIONS = {
     LatencyOperation.CONNECT: "connect",
+    LatencyOperation.SUBSCRIBE: "subscribe",
     LatencyOperation.PUBLISH_TO_ACK: "publish to ack",
     LatencyOperation.PUBLISH_TO_DELIVER: "publish to deliver",
     LatencyOperation.DELIVER_TO_SETTLE: "deliver to settle",

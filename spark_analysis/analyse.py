@@ -133,7 +133,7 @@ def analyse(
                 _analyse_samples(work, sources, outcome, selections(wanted))
     outcome.measured = msgspec.structs.replace(
         outcome.measured,
-        generator_ceiling_per_s=_generator_ceiling(sources),
+        generator_ceiling_per_s=_generator_ceiling(sources, outcome.measured),
         messages_lost=outcome.lost,
         histories_drained=bool(outcome.counts) and not outcome.reasons and not _damaged(outcome, "history"),
     )
@@ -272,10 +272,10 @@ def _figures(samples: DataFrame, subjects: DataFrame, selection: Selection, exac
     return [msgspec.convert(row.asDict(), OperationFigures) for row in table.collect()]
 
 
-def _generator_ceiling(sources: SourceFiles) -> float | None:
-    """The least ceiling that the load runs of the folder measured; ``None`` when one with samples measured none."""
+def _generator_ceiling(sources: SourceFiles, measured: Measured) -> float | None:
+    """The least ceiling of the load runs that are judged; ``None`` when one of them measured none."""
     ceilings = []
-    for run_id in sources.samples:
+    for run_id in sorted({one.run_id for figures in measured.figures.values() for one in figures}):
         path = sources.results.get(run_id)
         try:
             ceiling = read_result(path).metrics.get(GENERATOR_CEILING) if path is not None else None

@@ -179,6 +179,7 @@ class TraceHeader(Record, frozen=True, kw_only=True):
 
 class LatencyOperation(StrEnum):
     CONNECT = "connect"
+    SUBSCRIBE = "subscribe"
     PUBLISH_TO_ACK = "publish_to_ack"
     PUBLISH_TO_DELIVER = "publish_to_deliver"
     DELIVER_TO_SETTLE = "deliver_to_settle"

@@ -12,6 +12,7 @@ from hdrh.histogram import HdrHistogram
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadtests.histograms import histogram_of, read_histograms, write_histograms
 from loadtests.latency_book import LatencyBook, read_latencies
 from loadtests.ledger import ConnectTime, Ledger, PublisherLog
 from loadtests.profile import Phases
@@ -21,11 +22,8 @@ from loadtests.recorder import (
     answered,
     collect,
     collect_connects,
-    histogram_of,
     merged,
     percentiles,
-    read_histograms,
-    write_histograms,
     write_parquet,
 )
 from loadtests.verdict import drift

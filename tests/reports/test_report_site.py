@@ -26,7 +26,16 @@ from report_samples import (
 )
 
 from reference_broker.trace.conformance import CaseVerdict, Clause, ClauseStatus, Footer, Header, Line, WireLine
-from reference_broker.trace.results import Finding, RunKind, RunResult, Severity, Verdict, write_result
+from reference_broker.trace.results import (
+    Check,
+    Finding,
+    Percentiles,
+    RunKind,
+    RunResult,
+    Severity,
+    Verdict,
+    write_result,
+)
 from reports.collect import MARKER_FILE, ReportError
 from reports.raw_files import MAX_FILE_BYTES
 from reports.run_views import MAX_EVIDENCE_ROWS
@@ -414,3 +423,28 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
 )
 def test_only_web_addresses_become_links(url: str, followed: bool) -> None:
     assert bool(safe_link(url)) is followed
+
+
+def test_a_locust_run_is_shown_with_its_counts(tmp_path: Path) -> None:
+    row = Percentiles(
+        name="MQTT: publish qos1 to ack", count=1_234, p50_us=1, p90_us=2, p99_us=3, p999_us=4, max_us=5, missing=7
+    )
+    run = RunResult(
+        kind=RunKind.LOAD,
+        name="locust",
+        verdict=Verdict.FAIL,
+        summary="1234 of 1241 requests answered",
+        world="real",
+        checks=[
+            Check(name="failed requests", value=7.0, unit="requests", bound=0.0, relation="==", verdict=Verdict.FAIL)
+        ],
+        metrics={"requests": 1_241},
+        percentiles=[row],
+    )
+    write_result(tmp_path, run)
+    site = build(tmp_path)
+    shown = " ".join(page(site, "runs/load-locust-reference-real.html").text.split())
+    assert "MQTT: publish QoS 1 to ack 1,234 7 1 µs" in shown
+    index = " ".join(page(site, "index.html").text.split())
+    assert "1234 of 1241 requests answered" in index
+    assert "MQTT: publish QoS 1 to ack p99" in index

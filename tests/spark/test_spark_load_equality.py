@@ -6,15 +6,20 @@ import random
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from loadtests.ledger import Ledger, PublisherLog
+from loadtests.locust_samples import Samples as Pages
+from loadtests.locust_samples import Subject, from_wire, table_of, to_wire
 from loadtests.profile import Profile, QueueLoad, parse_profile
 from loadtests.recorder import Samples, collect, merged, write_parquet
 from loadtests.schedule import NS_PER_S
 from loadtests.verdict import latency_check, steady_percentiles
-from reference_broker.trace.results import GRAVITY
+from reference_broker.trace.judgement import nearest_rank
+from reference_broker.trace.results import GRAVITY, Verdict
+from reference_broker.trace.schema import LatencyOperation
 from spark_analysis import latency
 from spark_analysis.analyse import analyse
 from spark_analysis.sources import load_samples
@@ -134,3 +139,36 @@ def test_spark_and_memory_agree_on_random_runs(spark: SparkSession, tmp_path: Pa
             name = "slow" if "slow" in check.subject else "fast"
             assert check.value == pytest.approx(verdicts[name].value, abs=0.001)
             assert check.reason.partition(":")[0] == verdicts[name].reason.partition(":")[0]
+
+
+def test_spark_reads_what_locust_recorded_and_judges_none_of_it(spark: SparkSession, tmp_path: Path) -> None:
+    rng = random.Random(5)
+    samples = Pages()
+    subjects = [
+        Subject(name="MQTT: publish qos1 to ack", operation=LatencyOperation.PUBLISH_TO_ACK, workload="MQTT", qos=1),
+        Subject(name="queue: connect", operation=LatencyOperation.CONNECT, workload="queue", queue="of each user"),
+    ]
+    expected: dict[str, list[int]] = {"MQTT": [], "queue": []}
+    failures = dict.fromkeys(expected, 0)
+    for n in range(3_000):
+        subject, latency_ns, failed = rng.choice(subjects), rng.randrange(1, 90 * MS), rng.random() < 0.01
+        samples.add(subject, n * MS, n * MS + latency_ns, failed=failed)
+        expected[subject.workload] += [] if failed else [latency_ns]
+        failures[subject.workload] += failed
+    pages = from_wire(to_wire(samples.take()))
+    assert samples.take() == []
+    pq.write_table(table_of(pages), tmp_path / "samples.parquet")
+    frame, (report,) = load_samples(spark, {".": tmp_path / "samples.parquet"})
+    assert report.whole
+    rows = latency.as_percentiles(latency.percentile_table(frame, exact=True), name_runs=False)
+    assert len(rows) == 2
+    for row in rows:
+        workload = row.name.partition(":")[0]
+        known = sorted(expected[workload])
+        assert "closed_loop" in row.name
+        assert (row.count, row.missing) == (len(known), failures[workload])
+        assert row.p99_us * 1000 == known[nearest_rank(0.99, len(known)) - 1]
+    result = analyse(tmp_path, out=tmp_path / "spark")
+    judged = [check for check in result.checks if check.name != "Damaged sources"]
+    assert {check.verdict for check in judged} == {Verdict.UNKNOWN}
+    assert len(result.percentiles) == 2, "shown all the same"
