@@ -24,7 +24,46 @@ log = logging.getLogger("assay.broker")
 _MAX_LINE_BYTES: Final = 8 * 1024
 _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})(?: .*)?\r?\n")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_NOT_PUBLIC_IPV4: Final = tuple(
+    map(
+        ipaddress.IPv4Network,
+        (
+            "0.0.0.0/8",
+            "10.0.0.0/8",
+            "100.64.0.0/10",
+            "127.0.0.0/8",
+            "169.254.0.0/16",
+            "172.16.0.0/12",
+            "192.0.0.0/24",
+            "192.0.2.0/24",
+            "192.88.99.0/24",
+            "192.168.0.0/16",
+            "198.18.0.0/15",
+            "198.51.100.0/24",
+            "203.0.113.0/24",
+            "224.0.0.0/4",
+            "240.0.0.0/4",
+        ),
+    )
+)
+"""What IANA's registry of special-purpose IPv4 addresses does not call globally reachable, and multicast."""
+_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
+"""All that is given out as global unicast. Loopback, local (also site-local) and multicast addresses, those of the
+discard and segment-routing blocks and IPv4-compatible ones lie outside."""
+_NOT_PUBLIC_IPV6: Final = tuple(
+    map(
+        ipaddress.IPv6Network,
+        (
+            "2001::/23",  # protocol assignments: Teredo, benchmarking, ORCHID and others
+            "2001:db8::/32",
+            "2002::/16",  # 6to4: whatever IPv4 address is within
+            "3fff::/20",
+        ),
+    )
+)
+"""Likewise, of the special-purpose IPv6 addresses within it."""
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+"""Carries an IPv4 address to the public internet; 64:ff9b:1::/48 does so to anywhere, and is outside of the above."""
 
 
 class WebhookError(Exception):
@@ -135,17 +174,18 @@ async def _resolve(host: str, port: int, *, allow_private: bool) -> str:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is one of the public internet, also when it is wrapped in an IPv6 address."""
+    """Whether an IP address, as a resolver writes it, is one of the public internet; an IPv4 address that an IPv6
+    address carries is judged in its place."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
-        return False  # such as an address with a scope
-    if isinstance(parsed, ipaddress.IPv6Address):
-        inner = parsed.ipv4_mapped
-        if parsed in _NAT64:
-            inner = ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF)
-        if inner is not None:
-            return is_public(str(inner))
-        if parsed.sixtofour is not None or parsed.teredo is not None:
-            return False
-    return parsed.is_global and not parsed.is_multicast and not parsed.is_reserved
+        return False  # not as resolvers write it: octal, hexadecimal or short forms
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return not any(parsed in network for network in _NOT_PUBLIC_IPV4)
+    if parsed.scope_id is not None:
+        return False
+    if parsed.ipv4_mapped is not None:
+        return is_public(str(parsed.ipv4_mapped))
+    if parsed in _NAT64:
+        return is_public(str(ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF)))
+    return parsed in _UNICAST and not any(parsed in network for network in _NOT_PUBLIC_IPV6)

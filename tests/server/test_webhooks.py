@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import ipaddress
 import socket
 import ssl
 from collections.abc import Callable, Coroutine
@@ -120,41 +121,141 @@ async def test_local_addresses_are_refused_however_they_are_written(host: str) -
         assert hook.requests == []
 
 
+NOT_PUBLIC_IPV4 = {
+    "0.0.0.0/8": "this network",
+    "10.0.0.0/8": "private use",
+    "100.64.0.0/10": "shared by carriers",
+    "127.0.0.0/8": "loopback",
+    "169.254.0.0/16": "link local",
+    "172.16.0.0/12": "private use",
+    "192.0.0.0/24": "protocol assignments",
+    "192.0.2.0/24": "documentation",
+    "192.88.99.0/24": "relays of 6to4, deprecated",
+    "192.168.0.0/16": "private use",
+    "198.18.0.0/15": "benchmarking",
+    "198.51.100.0/24": "documentation",
+    "203.0.113.0/24": "documentation",
+    "224.0.0.0/4": "multicast",
+    "240.0.0.0/4": "reserved, and limited broadcast",
+}
+NOT_PUBLIC_IPV6 = {
+    "::/96": "unspecified, loopback and IPv4-compatible",
+    "64:ff9b:1::/48": "translation for local use",
+    "100::/64": "discard only",
+    "100:0:0:1::/64": "dummy prefix",
+    "2001::/32": "Teredo",
+    "2001:2::/48": "benchmarking",
+    "2001:10::/28": "ORCHID, deprecated",
+    "2001:20::/28": "ORCHIDv2",
+    "2001:db8::/32": "documentation",
+    "2002::/16": "6to4",
+    "3fff::/20": "documentation",
+    "5f00::/16": "segment routing",
+    "fc00::/7": "unique local",
+    "fe80::/10": "link local",
+    "fec0::/10": "site local, deprecated",
+    "ff00::/8": "multicast",
+}
+"""IANA's registries of special-purpose addresses: what they do not call globally reachable."""
+
+
+@pytest.mark.parametrize("network", NOT_PUBLIC_IPV4 | NOT_PUBLIC_IPV6)
+def test_networks_that_are_not_public(network: str) -> None:
+    """The first and the last address of each, and one within."""
+    addresses = ipaddress.ip_network(network)
+    for index in (0, 1, addresses.num_addresses // 2, addresses.num_addresses - 1):
+        assert not is_public(str(addresses[index])), addresses[index]
+
+
+@pytest.mark.parametrize("network", NOT_PUBLIC_IPV4)
+@pytest.mark.parametrize("prefix", ["::ffff:0:0", "::", "64:ff9b::", "64:ff9b:1::", "2002::"])
+def test_an_ipv6_address_hides_no_ipv4_address(network: str, prefix: str) -> None:
+    """Mapped, compatible, translated by NAT64, and in 6to4, where it stands in front."""
+    for inner in (ipaddress.IPv4Network(network)[1], ipaddress.IPv4Network(network)[-1]):
+        shift = 80 if prefix == "2002::" else 0
+        address = ipaddress.IPv6Address(int(ipaddress.IPv6Address(prefix)) | int(inner) << shift)
+        assert not is_public(str(address)), address
+
+
 @pytest.mark.parametrize(
     "address",
     [
-        "0.0.0.0",
-        "10.1.2.3",
-        "100.64.0.1",
-        "127.0.0.1",
-        "169.254.169.254",
-        "172.16.0.1",
-        "192.168.1.1",
-        "224.0.0.1",
-        "240.0.0.1",
-        "255.255.255.255",
-        "::",
-        "::1",
-        "::ffff:10.0.0.1",
-        "64:ff9b::7f00:1",
-        "2002:7f00:1::",
-        "fc00::1",
-        "fe80::1",
+        "0177.0.0.1",
+        "0x7f.0.0.1",
+        "127.1",
+        "2130706433",
+        "0x7f000001",
+        "8.8.8.8.",
+        " 8.8.8.8",
+        "8.8.8.8/32",
+        "",
         "fe80::1%eth0",
-        "ff02::1",
-        "2001:db8::1",
-        "nonsense",
+        "2606:4700:4700::1111%1",
+        "[::1]",
+        "localhost",
+        "\uff11.1.1.1",
     ],
 )
-def test_addresses_that_are_not_public(address: str) -> None:
+def test_other_spellings_are_no_addresses(address: str) -> None:
+    """A resolver writes them anew, and that is judged; what it does not write is refused, as is a zone."""
     assert not is_public(address)
 
 
 @pytest.mark.parametrize(
-    "address", ["8.8.8.8", "1.1.1.1", "2606:4700:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"]
+    "address",
+    [
+        "8.8.8.8",
+        "1.1.1.1",
+        "9.255.255.255",
+        "11.0.0.0",
+        "100.63.255.255",
+        "100.128.0.0",
+        "126.255.255.255",
+        "128.0.0.0",
+        "172.15.255.255",
+        "172.32.0.0",
+        "192.88.98.255",
+        "192.88.100.0",
+        "198.17.255.255",
+        "198.20.0.0",
+        "223.255.255.255",
+        "2606:4700:4700::1111",
+        "2000::1",
+        "2001:200::1",
+        "2001:db7:ffff::1",
+        "2001:db9::1",
+        "2003::1",
+        "2620:fe::fe",
+        "::ffff:8.8.8.8",
+        "64:ff9b::808:808",
+    ],
 )
 def test_addresses_that_are_public(address: str) -> None:
+    """Also those next to what is not."""
     assert is_public(address)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.1", "0177.0.0.1", "0x7f.1", "2130706433", "localhost", "[::1]", "[::ffff:127.0.0.1]", "127.0.0.1"],
+)
+@in_loop
+async def test_spellings_of_loopback_are_judged_as_what_they_resolve_to(host: str) -> None:
+    async with Hook() as hook:
+        with pytest.raises((WebhookError, OSError)):
+            await post(request(hook.port, host=host, allow_private=False), no_tls)
+        assert not hook.requests
+
+
+@pytest.mark.parametrize("status", ["301", "302", "307", "308"])
+@in_loop
+async def test_a_redirect_is_not_followed(status: str) -> None:
+    async with Hook() as elsewhere:
+        answer = f"HTTP/1.1 {status} Moved\r\nLocation: http://127.0.0.1:{elsewhere.port}/\r\n\r\n"
+        async with Hook(answer.encode()) as hook:
+            with pytest.raises(WebhookError, match=status):
+                await post(request(hook.port), no_tls)
+        assert not elsewhere.requests
 
 
 @in_loop
