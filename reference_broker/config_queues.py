@@ -290,7 +290,8 @@ class QueuesConfig(Section, frozen=True, kw_only=True):
     alert_allow_private: bool = False
     """Alerts of dead letters may go to private, loopback and link-local addresses."""
     disk_reserve_bytes: int = 16 * 1024 * 1024
-    """Publishes are refused while the disk has less room, so that settlements still find some."""
+    """While the disk has less room, publishes that need some are refused: for queues, kept sessions and retained
+    messages. Settlements, acknowledgements, removals and connections are written into it."""
 
 
 MAX_TOPICS = 1_000

@@ -19,6 +19,7 @@ from reference_broker.core.broker_state import BrokerState
 from reference_broker.core.message_paths import Tracer
 from reference_broker.core.queues import LogError, QueueEngine, QueueError, SyncJob
 from reference_broker.core.queues.confirms import Confirm
+from reference_broker.core.queues.errors import is_passing
 from reference_broker.core.queues.store import RecoveryNote
 from reference_broker.core.rates import ArrivalRates, arrival_key
 from reference_broker.core.session_journal import SessionJournal
@@ -33,6 +34,12 @@ from reference_broker.storage.log import LogOptions
 from reference_broker.storage.queue_store import LogQueueStore
 from reference_broker.storage.session_store import FOLDER as SESSIONS_FOLDER
 from reference_broker.storage.session_store import SessionStore, set_sessions_aside
+
+_NOTE_INTERVAL_S = 10.0
+"""A disk that stays nearly full is mentioned that often."""
+
+_NOTE_INTERVAL_S = 10.0
+"""A disk that stays nearly full is mentioned that often."""
 
 
 class BrokerNode:
@@ -63,11 +70,14 @@ class BrokerNode:
         self._holding: dict[MqttConnection, None] = {}
         """Connections whose output waits for a sync of the sessions: a sync looks at no others."""
         self._sessions: SessionStore | None = None
+        self._room_noted_at = -_NOTE_INTERVAL_S
         self._holds_output = config.sessions.durability is Durability.FSYNC
         """What depends on a write leaves once it is synced."""
         if disk is not None and config.sessions.durability is not Durability.MEMORY:
             self._sessions = self._open_sessions(disk, now)
         self.recovery_notes: list[RecoveryNote] = self._store.recovery_notes()
+        if self._sessions is not None:
+            self._look_at_room(self._sessions, now)
         self._store.notes.take_fresh()
         """What opening the logs found: damage that was cut, quarantined or repaired."""
 
@@ -77,16 +87,19 @@ class BrokerNode:
         Raises :class:`LogError`.
         """
         try:
-            store = SessionStore(disk, self.config.sessions, self._store.notes)
+            store = SessionStore(disk, self.config.sessions, self._store.notes, self._store.room)
             records = store.read_all()
         except LogError as error:
+            if isinstance(error.__cause__, OSError) and is_passing(error.__cause__):
+                # Nothing is wrong with them: the next start finds them.
+                raise
             try:
                 place = set_sessions_aside(disk)
             except OSError:
                 raise error from None
             lost = "the sessions and retained messages in it are not there until it is put back"
             self._store.note("", SESSIONS_FOLDER, f"{error}; kept as {place}: {lost}")
-            store = SessionStore(disk, self.config.sessions, self._store.notes)
+            store = SessionStore(disk, self.config.sessions, self._store.notes, self._store.room)
             records = {}
         try:
             state = read_state(records, store.note)
@@ -159,9 +172,26 @@ class BrokerNode:
         self.state.sending.begin_turn()
         if self._sessions is not None:
             self._write_sessions(self._sessions, now)
+            self._look_at_room(self._sessions, now)
         dirty = self._dirty[:]
         self._dirty.clear()
         return dirty
+
+    def _look_at_room(self, sessions: SessionStore, now: float) -> None:
+        """What sessions and retained messages may take in the next turn; within the reserve nothing that waits."""
+        room = self._store.room
+        if room is None:
+            return
+        spare_bytes = room.spare_bytes()
+        if self.state.room_refusals and now >= self._room_noted_at + _NOTE_INTERVAL_S:
+            self._room_noted_at = now
+            text = "the disk is nearly full; messages for sessions, and retained ones, are refused until there is room"
+            self._store.note(
+                "", SESSIONS_FOLDER, f"{text}, and {room.reserve_bytes} bytes are kept for what makes some"
+            )
+        self.state.room_refusals = 0
+        sessions.make_room(now, is_low=spare_bytes < room.reserve_bytes // 4)
+        self.state.take_room(spare_bytes, room.reserve_bytes)
 
     def _write_sessions(self, store: SessionStore, now: float) -> None:
         """What changed in this turn is written before anything that tells of it leaves."""

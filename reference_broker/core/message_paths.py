@@ -25,6 +25,7 @@ Tracer = Callable[[TraceKind, dict[str, str | int]], None]
 CLOCK_TOPIC = "$admin/clock/advance"
 """Where a test moves the clock of a broker that lets it (``testing.movable_clock``)."""
 QUEUE_PREFIXES = ("$queue/", "$dlq/")
+_NO_LIMIT = 1 << 62
 _NOT_ROUTED = (*QUEUE_PREFIXES, ADMIN_PREFIX, TRANSACTION_PREFIX)
 
 
@@ -55,8 +56,20 @@ class MessagePaths:
         """Time of the current turn; set by whoever drives the broker."""
         self.leaving: deque[tuple[Session, list[Subscription]]] = deque()
         """Sessions that ended, with subscriptions that are still in the tree."""
+        self.room_bytes = _NO_LIMIT
+        """Of messages that sessions and retained messages may still take in this turn; negative while the disk is
+        nearly full, and what needs room is refused: see :meth:`take_room`."""
+        self.room_refusals = 0
+        self.room_is_scarce = False
+        """Half of what is kept free is gone: nobody begins anything that would take some."""
         self.work = 0
         """What a connection has had done in this turn beside its packets; 1 is about as much as one of them takes."""
+
+    def take_room(self, spare_bytes: int, reserve_bytes: int) -> None:
+        """Each turn: how much may be written before the disk's reserve is touched. Acknowledgements, removals and
+        connections are written into the reserve."""
+        self.room_bytes = spare_bytes
+        self.room_is_scarce = 2 * spare_bytes + reserve_bytes < 0
 
     # -- topics --------------------------------------------------------------------------------------------------
 
@@ -74,11 +87,28 @@ class MessagePaths:
         if self.advance_clock is not None and message.topic == CLOCK_TOPIC:
             self.advance_clock(message.payload)
             return True
+        # Counted for whoever gets it: a turn has no time to find out, and the next one begins anew.
+        self.room_bytes -= len(message.payload)
+        if self.room_bytes < 0 and self.needs_room(message):
+            self.room_refusals += 1
+            raise QueueError(QueueErrorCode.QUOTA, "the disk is nearly full: nothing more is kept for clients")
         if message.retain:
             self.work += len(message.topic) >> 5
             if not self.retained.store(message):
                 raise QueueError(QueueErrorCode.LIMIT, "the broker keeps no more retained messages")
         return self._fan_out(message, publisher)
+
+    def needs_room(self, message: Message) -> bool:
+        """Whether something of it would be written: as a retained message, or for a session that is kept."""
+        if message.retain and message.payload:
+            return True
+        if not message.qos:
+            return False
+        route = self.tree.route(message.topic)
+        self.work += len(route.entries) >> 2
+        return any(entry.qos and entry.session.kept is not None for entry in route.entries) or any(
+            member.kept is not None for group in route.groups for member in group.members
+        )
 
     def publish_figure(self, message: Message) -> None:
         """Route a ``$SYS`` value of the broker's own; it is not kept as a retained message."""

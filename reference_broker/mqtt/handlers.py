@@ -212,6 +212,11 @@ def _subscribe_one(
     )
     session = connection.session
     assert session is not None
+    if not queue and session.kept is not None and connection.broker.room_bytes < 0:
+        # A consumer of a queue makes room; others would be sent retained messages, which are written down for them.
+        is_new = request.topic_filter not in session.subscriptions
+        if is_new or connection.broker.room_is_scarce:
+            return Reason.QUOTA_EXCEEDED, None, None
     outcome = connection.broker.subscribe(session, request.topic_filter, subscription, group, now)
     if outcome.error is not None:
         return _SUBSCRIBE_REASONS.get(outcome.error.code, Reason.UNSPECIFIED_ERROR), outcome, None

@@ -40,6 +40,8 @@ from reference_broker.mqtt.phase import Phase
 if TYPE_CHECKING:
     from reference_broker.mqtt.connection import MqttConnection
 
+_SMALL_WILL_BYTES = 1_024
+"""Written down for a session whatever room the disk has."""
 _RETURN_CODES_311 = {
     Reason.UNSUPPORTED_PROTOCOL_VERSION: 1,
     Reason.CLIENT_IDENTIFIER_NOT_VALID: 2,
@@ -172,6 +174,10 @@ def _establish(connection: MqttConnection, packet: Connect, authentication_data:
     if broker.tenants is not None and broker.tenants.is_full(connection.username, client_id, previous):
         reason = Reason.QUOTA_EXCEEDED if five else Reason.SERVER_UNAVAILABLE
         raise _refusal(connection, "the tenant of this client has no connection left", reason)
+    is_large = packet.will is not None and len(packet.will.payload) > _SMALL_WILL_BYTES
+    if broker.room_is_scarce and (is_large or previous is None) and _is_kept(packet):
+        reason = Reason.QUOTA_EXCEEDED if five else Reason.SERVER_UNAVAILABLE
+        raise _refusal(connection, "the disk is nearly full: no session is begun", reason)
     if broker.access is not None:
         connection.grants = broker.access.grants(connection.username, client_id)
     connection.login = connection.authenticator.user(connection.username)
@@ -224,6 +230,11 @@ def _establish(connection: MqttConnection, packet: Connect, authentication_data:
     connection.send_packet(Connack(session_present=present, properties=answer))
     connection.start_keep_alive(now)
     broker.resume(session, now)
+
+
+def _is_kept(packet: Connect) -> bool:
+    """Whether the client asks for a session that outlives its connection, which is then written down."""
+    return bool(packet.properties.session_expiry_interval) if packet.version == V5 else not packet.clean_start
 
 
 def _client_id(connection: MqttConnection, packet: Connect) -> tuple[str, bool]:

@@ -168,8 +168,11 @@ class Compactor:
         """Below it every key has one record at most, apart from newer ones above it."""
         return self._state.clean_until
 
-    def start(self, now_ms: int) -> CompactionTask | None:
-        """A compaction of what is sealed and on disk; None when there is too little to gain or one is running."""
+    def start(self, now_ms: int, *, at_once: bool = False) -> CompactionTask | None:
+        """A compaction of what is sealed and on disk; None when there is too little to gain or one is running.
+
+        ``at_once``: however little was written since the last one, which may have replaced much.
+        """
         if self._unplaced is not None:
             try:
                 self._put_in_place(self._unplaced)
@@ -183,7 +186,7 @@ class Compactor:
             sources.append(segment)
         total = sum(segment.size for segment in sources)
         dirty = sum(segment.size for segment in sources if segment.base_offset >= self._state.clean_until)
-        if self._running or not dirty or dirty < self._policy.min_dirty_ratio * total:
+        if self._running or not dirty or dirty < (0 if at_once else self._policy.min_dirty_ratio) * total:
             return None
         self._running = True
         return CompactionTask(

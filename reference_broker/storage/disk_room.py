@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from reference_broker.core.queues.errors import LogError
 from reference_broker.storage.disk import Disk
 
 _CHECK_EVERY_BYTES = 1024 * 1024
 """At most; of a small reserve a quarter."""
+_UNKNOWN_BYTES = 2**62
 
 
 class DiskRoom:
@@ -15,11 +18,15 @@ class DiskRoom:
     All logs of a disk share one: what each of them wrote since it last asked would add up to more than the reserve.
     """
 
-    def __init__(self, disk: Disk, reserve_bytes: int) -> None:
+    def __init__(self, disk: Disk, reserve_bytes: int, note: Callable[[str, str], None] | None = None) -> None:
+        """``note`` is told (place, problem) when something is refused."""
         self._disk = disk
-        self._reserve_bytes = reserve_bytes
+        self.reserve_bytes = reserve_bytes
+        self._note = note
         self._check_every_bytes = min(_CHECK_EVERY_BYTES, reserve_bytes // 4)
         self._unchecked_bytes = self._check_every_bytes
+        self._free_bytes = 0
+        """When the disk was last asked."""
 
     def check(self, size: int) -> None:
         """Before an append of that size. Asks the disk once in a while, each time while it is nearly full.
@@ -29,14 +36,33 @@ class DiskRoom:
         self._unchecked_bytes += size
         if self._unchecked_bytes < self._check_every_bytes:
             return
-        try:
-            free_bytes = self._disk.free_bytes()
-        except OSError:
-            return
-        if free_bytes - size < self._reserve_bytes:
+        free_bytes = self._ask()
+        if free_bytes - size < self.reserve_bytes:
+            self._unchecked_bytes = self._check_every_bytes
             message = (
-                f"the disk is nearly full: {free_bytes} bytes are free and {self._reserve_bytes} are kept for "
+                f"the disk is nearly full: {free_bytes} bytes are free and {self.reserve_bytes} are kept for "
                 "settlements; consume messages or make room"
             )
+            if self._note is not None:
+                self._note("disk", f"{message}; publishes are refused until then")
             raise LogError(message)
+
+    def wrote(self, size: int) -> None:
+        """So much was written that is never refused here."""
+        self._unchecked_bytes += size
+
+    def spare_bytes(self) -> int:
+        """How much may be written before the reserve is touched; negative within it."""
+        spare_bytes = self._free_bytes - self._unchecked_bytes - self.reserve_bytes
+        if spare_bytes > self._check_every_bytes and self._unchecked_bytes < self._check_every_bytes:
+            return spare_bytes
+        return self._ask() - self.reserve_bytes
+
+    def _ask(self) -> int:
+        """Bytes that are free now."""
+        try:
+            self._free_bytes = self._disk.free_bytes()
+        except OSError:
+            self._free_bytes = _UNKNOWN_BYTES
         self._unchecked_bytes = 0
+        return self._free_bytes

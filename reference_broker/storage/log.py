@@ -63,7 +63,7 @@ class SegmentedLog:
         self._uncut: tuple[Segment, int, int] | None = None
         """A partial write behind that size and end of a segment, which could not be cut off yet."""
         self._buffer = WriteBuffer() if options.write_buffer_bytes else _NO_BUFFER
-        self._room = room or DiskRoom(disk, options.reserve_bytes)
+        self._room = None if volatile else room or DiskRoom(disk, options.reserve_bytes)
         self._open_files = None if volatile else open_files
         self._unsynced: dict[Segment, None] = {}
         self._names_unsynced = False
@@ -154,13 +154,20 @@ class SegmentedLog:
         data, batches = batches_of(
             self._encoder, base_offset, records, self.options.batch_records, transactional=transactional
         )
-        if self.options.reserve_bytes:
-            self._room.check(len(data))
+        if self._room is not None:
+            self._claim_room(self._room, len(data))
         if not self._segments or self._is_full(len(data), records[0][0]):
             self.roll()
         self._write(data, batches)
         self._next_offset = base_offset + len(records)
         return base_offset
+
+    def _claim_room(self, room: DiskRoom, size: int) -> None:
+        """Raises :class:`LogError` where the disk is nearly full and the log has to keep its reserve."""
+        if self.options.reserve_bytes:
+            room.check(size)
+        else:
+            room.wrote(size)
 
     def _write(self, data: bytes, batches: list[AppendedBatch]) -> None:
         """To the active segment, all or nothing. Raises :class:`LogError`."""
@@ -221,8 +228,8 @@ class SegmentedLog:
     def _collect(self, records: Sequence[NewRecord], *, transactional: bool) -> None:
         """Put records into the buffer; what cannot be taken is refused now, not when it is written."""
         size = bound_of(records)
-        if self.options.reserve_bytes:
-            self._room.check(size)
+        if self._room is not None:
+            self._claim_room(self._room, size)
         if not self._segments or self._is_full(size, records[0][0]):
             self.roll()
         if self._roll_at_ms == _NEVER and self.options.segment_age_ms:

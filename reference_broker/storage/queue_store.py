@@ -80,11 +80,15 @@ class LogQueueStore:
         )
         self.open_files = OpenFiles()
         self._memory = MemoryDisk()
-        self.room = None if disk is None else DiskRoom(disk, self._options.reserve_bytes)
-        """For everything but settlements, and what queues keep in memory."""
         self.notes = Notes()
         self._unusable: dict[str, str] = {}
         """Folder of a queue -> why nothing is done with it."""
+        self.room = (
+            None
+            if disk is None
+            else DiskRoom(disk, self._options.reserve_bytes, lambda place, problem: self.note("", place, problem))
+        )
+        """For everything but settlements, and what queues keep in memory."""
         self._encoders = {compression: BatchEncoder(compression) for compression in Compression}
         if disk is not None:
             disk.lock()

@@ -25,6 +25,7 @@ from reference_broker.storage import batching
 from reference_broker.storage.batch import MAX_BATCH_RECORDS, BatchEncoder
 from reference_broker.storage.compaction import CompactionPolicy, CompactionTask, Compactor
 from reference_broker.storage.disk import Disk
+from reference_broker.storage.disk_room import DiskRoom
 from reference_broker.storage.log import LogOptions, SegmentedLog
 from reference_broker.storage.notes import Notes
 
@@ -32,6 +33,8 @@ FOLDER = "sessions"
 _GROUP_KEY = b"t"
 """Key of the record that a turn of several batches begins with."""
 _RETRY_S = 1.0
+_ROOM_INTERVAL_S = 5.0
+"""While the disk is nearly full, all that there is is looked through for what is not needed that often at most."""
 _POLICY = CompactionPolicy(min_dirty_ratio=0.5, tombstone_age_ms=0)
 
 
@@ -92,8 +95,13 @@ def set_sessions_aside(disk: Disk) -> str:
 class SessionStore(SyncPoint):
     """Writes records, syncs and compacts them. Jobs go through the queue engine like those of the queues."""
 
-    def __init__(self, disk: Disk, config: SessionsConfig, notes: Notes | None = None) -> None:
-        """Open and recover. ``notes``: where people are told of problems. Raises :class:`LogError`."""
+    def __init__(
+        self, disk: Disk, config: SessionsConfig, notes: Notes | None = None, room: DiskRoom | None = None
+    ) -> None:
+        """Open and recover. Raises :class:`LogError`.
+
+        ``notes``: where people are told of problems; ``room``: is told what is written, and refuses none of it.
+        """
         self._config = config
         self._notes = notes or Notes()
         try:
@@ -110,6 +118,7 @@ class SessionStore(SyncPoint):
             encoder=BatchEncoder(Compression.NONE),
             volatile=False,
             note=self._note,
+            room=room,
         )
         super().__init__(self._log)
         self._compactor = Compactor(disk, FOLDER, self._log, BatchEncoder(Compression.NONE), _POLICY)
@@ -119,6 +128,10 @@ class SessionStore(SyncPoint):
         self._sync_due_at: float | None = None
         self._may_compact = True
         """Segments were sealed or synced since a compaction was last thought of."""
+        self._wants_room_at: float | None = None
+        self._room_made_at = -_ROOM_INTERVAL_S
+        self._room_made_to = -1
+        self._is_making_room = False
 
     def _note(self, place: str, problem: str) -> None:
         self._notes.add("", place, problem)
@@ -210,12 +223,37 @@ class SessionStore(SyncPoint):
         """When :meth:`take_sync_jobs` or, after a failed write, :meth:`write` is due."""
         if self._retry_at is not None:
             return self._retry_at
-        return None if self.is_syncing else self._sync_due_at
+        if self.is_syncing:
+            return None
+        times = (self._sync_due_at, self._wants_room_at)
+        return min((time for time in times if time is not None), default=None)
 
     @property
     def must_retry(self) -> bool:
         """A write failed, and nothing new has to come for it to be tried again."""
         return self._retry_at is not None
+
+    def make_room(self, now: float, *, is_low: bool) -> None:
+        """Each turn. On a disk that is nearly full: copy what is needed away from the rest, though little was written.
+
+        A few acknowledgements may have freed all that there is, and while messages are refused little more is written.
+        """
+        if not is_low or self.failure is not None or self._log.next_offset == self._room_made_to:
+            self._wants_room_at = None
+            return
+        due_at = self._room_made_at + _ROOM_INTERVAL_S
+        if now < due_at or self.is_syncing:
+            self._wants_room_at = due_at
+            return
+        self._wants_room_at = None
+        self._room_made_at, self._room_made_to = now, self._log.next_offset
+        try:
+            self._log.roll()
+        except LogError:
+            # It has told why, and is asked again.
+            return
+        self._is_making_room = True
+        self._sync_due_at = now
 
     # -- syncing -------------------------------------------------------------------------------------------------
 
@@ -228,10 +266,12 @@ class SessionStore(SyncPoint):
             task = self.start_sync()
             if task is not None:
                 jobs.append(SyncJob(self, task))
-        if self._may_compact and self.failure is None:
+        is_early = self._is_making_room and self.is_syncing
+        if self._may_compact and self.failure is None and not is_early:
             self._may_compact = False
-            compaction = self._compactor.start(int(now * 1000))
+            compaction = self._compactor.start(int(now * 1000), at_once=self._is_making_room)
             if compaction is not None:
+                self._is_making_room = False
                 run = _CompactionRun(compaction)
                 jobs.append(SyncJob(_CompactionPoint(self._log, self._compactor, run), run))
         return jobs
