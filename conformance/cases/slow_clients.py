@@ -6,9 +6,12 @@ client does on its own connection changes nothing of that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import product
+from time import monotonic
 
-from conformance.case import CaseContext, CaseFunction, case
+from conformance.case import CaseContext, CaseFunction, Level, case
 from conformance.cases.mqtt5.support import comes, drained
 from conformance.connection import Connection
 from conformance.wire import (
@@ -31,6 +34,12 @@ from conformance.wire import (
 from conformance.wire.encode import raw_packet, uint16
 
 _V5 = 5
+_BURST_PACKETS = 5_000
+_OVERLAPPING_LEVELS = 12
+_LONG_WAIT_S = 1.0
+"""What others may be kept waiting by what a broker does for one client: a hundred times what it takes the slowest."""
+_ROUNDS = 3
+"""A wait counts when each of so many is long: what a loaded machine does now and then is not the broker's doing."""
 _MANY = 30
 _FLOOD_PACKETS = 160
 _FLOOD_PAYLOAD_BYTES = 64_000
@@ -46,16 +55,21 @@ def _both_versions(
     near_miss: str,
     requires: tuple[str, ...] = (),
     area: str = "slow-clients",
+    level: Level = "MUST",
+    limit_s: float = 8.0,
 ) -> Callable[[CaseFunction], CaseFunction]:
     def register(function: CaseFunction) -> CaseFunction:
         for spec, clauses in (("mqtt311", in_311), ("mqtt5", in_5)):
+            if not clauses:
+                continue
             case(
                 f"{spec}/{area}/{slug}",
                 clauses=tuple(f"MQTT-{clause}" for clause in clauses),
                 requires=requires,
                 mutant=mutant,
                 near_miss=near_miss,
-                limit_s=8.0,
+                level=level,
+                limit_s=limit_s,
             )(function)
         return function
 
@@ -237,6 +251,131 @@ async def many_packets(ctx: CaseContext) -> None:
     ctx.must(sorted(others) == expected, f"client: expected {expected}; seen {sorted(others)}")
     for packet in publishes:
         await watcher.expect_publish(topic, packet.payload)
+
+
+async def _delays_nobody(ctx: CaseContext, what: str, act: Callable[[int], Awaitable[Connection]]) -> None:
+    """Others exchange messages while the broker does ``what``; ``act`` asks for it and returns who did.
+
+    That client publishes once more afterwards: when its message arrives, the broker has done what it was asked for, or
+    has ended the connection.
+    """
+    pair = await _pair(ctx)
+    done = ctx.topic("done")
+    watcher = await ctx.connect(name="watcher")
+    await watcher.subscribe(done)
+    waits_s: list[float] = []
+    for turn in range(_ROUNDS):
+        client = await act(turn)
+        client.send(Publish(topic=done, payload=str(turn).encode()))
+        finished = asyncio.ensure_future(comes(watcher, Publish))
+        longest_s = 0.0
+        try:
+            while not finished.done():
+                began = monotonic()
+                await pair.exchange()
+                longest_s = max(longest_s, monotonic() - began)
+        finally:
+            finished.cancel()
+        waits_s.append(longest_s)
+        client.abort()
+        if longest_s <= _LONG_WAIT_S:
+            return
+    seen = ", ".join(f"{wait_s:.1f}" for wait_s in waits_s)
+    ctx.should(False, f"expected others to be served within {_LONG_WAIT_S:.0f} s of {what}; seen {seen} s")
+
+
+@_both_versions(
+    "a-burst-that-waits-for-its-receiver-delays-nobody",
+    in_311=("4.5.0-1",),
+    in_5=(),
+    requires=("qos1",),
+    mutant="refused-runs-are-looked-at-anew",
+    near_miss="reads-in-small-pieces",
+    level="SHOULD",
+    limit_s=30.0,
+)
+async def waiting_burst(ctx: CaseContext) -> None:
+    """Thousands of small QoS 1 messages in one write, for a subscriber that acknowledges none, keep nobody waiting.
+
+    They cannot all be passed on at once; whether they are kept, dropped or refused is left to the broker. Two other
+    clients exchange messages meanwhile. Only waits of seconds, time and again, are reported: brokers are not judged by
+    their speed, but the work for a burst must not grow with its square.
+    """
+    topic = ctx.topic("b")
+    deaf = await ctx.connect(name="deaf")
+    await deaf.subscribe(topic, qos=1)
+    deaf.stop_reading()
+    frames = [
+        encode(Publish(topic=topic, payload=b"x", qos=1, packet_id=number + 1), ctx.case.version)
+        for number in range(_BURST_PACKETS)
+    ]
+
+    async def act(turn: int) -> Connection:
+        publisher = await ctx.connect(name=f"publisher {turn}")
+        publisher.stop_reading()
+        publisher.send_raw(b"".join(frames))
+        return publisher
+
+    await _delays_nobody(ctx, "a burst for a client that acknowledges nothing", act)
+
+
+@_both_versions(
+    "a-subscribe-of-equal-filters-delays-nobody",
+    in_311=("3.8.4-4",),
+    in_5=("3.8.4-5",),
+    mutant="filters-compared-with-each-other",
+    near_miss="reads-in-small-pieces",
+    level="SHOULD",
+    limit_s=30.0,
+)
+async def equal_filters(ctx: CaseContext) -> None:
+    """A SUBSCRIBE that names one filter thousands of times keeps nobody waiting.
+
+    Whether it is granted is left to the broker, which may also end the connection. Only waits of seconds, time and
+    again, are reported.
+    """
+    request = Subscription(filter=ctx.topic("same") + "/#")
+    frame = encode(Subscribe(packet_id=1, subscriptions=(request,) * _BURST_PACKETS), ctx.case.version)
+
+    async def act(turn: int) -> Connection:
+        subscriber = await ctx.connect(name=f"subscriber {turn}")
+        subscriber.send_raw(frame)
+        return subscriber
+
+    await _delays_nobody(ctx, "a SUBSCRIBE of many equal filters", act)
+
+
+@_both_versions(
+    "overlapping-filters-of-one-client-delay-nobody",
+    in_311=("3.3.5-1",),
+    in_5=("3.3.4-2",),
+    mutant="overlaps-merged-two-by-two",
+    near_miss="v5-one-copy-per-subscription",
+    level="SHOULD",
+    limit_s=30.0,
+)
+async def many_overlapping(ctx: CaseContext) -> None:
+    """A message that thousands of filters of one client match keeps nobody waiting.
+
+    Whether the client gets it once or more often, or may have so many subscriptions, is left to the broker. Only waits
+    of seconds, time and again, are reported.
+    """
+    root = ctx.topic("o")
+    filters = [f"{root}/{'/'.join(levels)}/#" for levels in product("a+", repeat=_OVERLAPPING_LEVELS)]
+    subscriber = await ctx.connect(name="subscriber")
+    for at in range(0, len(filters), 500):
+        some = tuple(Subscription(filter=each) for each in filters[at : at + 500])
+        subscriber.send_raw(encode(Subscribe(packet_id=1 + at, subscriptions=some), ctx.case.version))
+        if await subscriber.receive("SUBACK") is None:
+            break
+    subscriber.stop_reading()
+
+    async def act(turn: int) -> Connection:
+        publisher = await ctx.connect(name=f"publisher {turn}")
+        await publisher.publish(f"{root}/{'/'.join('a' * _OVERLAPPING_LEVELS)}/{turn}", b"x")
+        return publisher
+
+    await _delays_nobody(ctx, "a message that many filters of one client match", act)
 
 
 @_both_versions(

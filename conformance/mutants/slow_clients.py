@@ -6,8 +6,15 @@ from collections.abc import Callable
 from weakref import WeakSet
 
 from conformance.mutants import Patch, mutant, variation
+from reference_broker.core import routing
+from reference_broker.core.routing import RouteEntry, SharedGroup
+from reference_broker.core.session import Session
+from reference_broker.mqtt import connection as connections
+from reference_broker.mqtt import handlers
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.mqtt.errors import ProtocolError
+from reference_broker.mqtt.inbound import Inbound
+from reference_broker.mqtt.packets import Subscribe
 
 _Receive = Callable[[MqttConnection, bytes, float], None]
 _UNREAD_BYTES = 1_000_000
@@ -106,6 +113,43 @@ def others_unserved(patch: Patch) -> None:
 
     _around_receive(patch, make_receive)
     patch.wrap(MqttConnection, "fail", make_fail)
+
+
+@mutant("refused-runs-are-looked-at-anew", "a burst that cannot be passed on is looked through again for each packet")
+def refused_runs_anew(patch: Patch) -> None:
+    original = Inbound.on_bytes
+
+    def on_bytes(self: Inbound, header: int, data: bytes, start: int, body: int, end: int, now: float) -> int:
+        self.refused = b""
+        return original(self, header, data, start, body, end, now)
+
+    patch.replace(Inbound, "on_bytes", on_bytes)
+    patch.replace(connections, "_PACKETS", range(1_000_000))
+
+
+@mutant("filters-compared-with-each-other", "each filter of a SUBSCRIBE is held against all that are before it")
+def filters_compared(patch: Patch) -> None:
+    original = handlers._on_subscribe
+
+    def on_subscribe(connection: MqttConnection, packet: Subscribe, now: float) -> None:
+        for count, request in enumerate(packet.requests):
+            sum(1 for other in packet.requests[:count] if other == request)
+        original(connection, packet, now)
+
+    patch.replace(handlers, "_on_subscribe", on_subscribe)
+
+
+@mutant("overlaps-merged-two-by-two", "of overlapping subscriptions each is merged with the result of those before it")
+def merged_two_by_two(patch: Patch) -> None:
+    def receivers_of(nodes: tuple[routing._Node, ...]) -> tuple[list[RouteEntry], list[SharedGroup]]:
+        found: dict[Session, RouteEntry] = {}
+        for node in nodes:
+            for session, subscription in node.subscribers.items():
+                before = found[session].subscriptions if session in found else []
+                found[session] = RouteEntry(session, [*before, subscription])
+        return list(found.values()), [group for node in nodes for group in node.groups.values()]
+
+    patch.replace(routing, "_receivers_of", receivers_of)
 
 
 @variation("reads-in-small-pieces", "whatever arrives is taken in pieces of a few bytes")

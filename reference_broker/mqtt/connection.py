@@ -385,7 +385,11 @@ class MqttConnection(Output):
             self._last_received = now
         if self._postponed:
             self._postpone(data, consumed)
-        elif consumed < len(data):
+            return
+        if self.inbound.refused:
+            # Nobody asks about this chunk again, and it is not to be kept.
+            self.inbound.refused = b""
+        if consumed < len(data):
             self._partial = bytearray(data[consumed:])
 
     def work_through(self, steps: Iterator[None]) -> None:

@@ -81,10 +81,10 @@ class Inbound(PublishAcks):
         self._plans: dict[bytes, _Plan] = {}
         self._last_targets: _Targets | None = None
         self._queue_lanes = QueueLanes(connection, self)
-        self._refused = b""
-        """A chunk with a run that was not forwarded as one block, and where that run ends: its packets are taken one by
-        one, and none of them is looked at for a run again."""
-        self._refused_end = 0
+        self.refused = b""
+        """A chunk with a run that no lane took, and where that run ends: its packets are taken one by one, and none of
+        them is looked at for a run again."""
+        self.refused_end = 0
         self.must_wait = False
         """Queues in memory hold too much: read no more until they do not."""
 
@@ -93,8 +93,7 @@ class Inbound(PublishAcks):
         self._broker.waiting_publishers.pop(self._connection, None)
         self._plans.clear()
         self._last_targets = None
-        self._refused = b""
-        self._queue_lanes.end()
+        self.refused = b""
         self.forget_acks()
 
     def let_go(self) -> None:
@@ -139,7 +138,7 @@ class Inbound(PublishAcks):
                     run_end += stride
                 self._forward(data, start, run_end, stride, end - payload_at, targets)
                 return run_end
-            if data is not self._refused or start >= self._refused_end:
+            if data is not self.refused or start >= self.refused_end:
                 # A longer run than any window takes is not looked for.
                 last = min(len(data) - stride, start + MAX_PACKET_ID * stride)
                 run_end = end
@@ -148,7 +147,7 @@ class Inbound(PublishAcks):
                 if run_end > end:
                     if self._forward_run(plan, qos, data[start:run_end], stride, topic_end - start, payload_at - start):
                         return run_end
-                    self._refused, self._refused_end = data, run_end
+                    self.refused, self.refused_end = data, run_end
         elif plan.is_queue and qos == 1:
             run_end = self._queue_lanes.on_publish_run(plan.topic, data, start, end, topic_end, payload_at, prefix, now)
             if run_end:

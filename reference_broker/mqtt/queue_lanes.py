@@ -48,13 +48,7 @@ class QueueLanes:
         self._property_reader = PropertyRunReader()
         self._topics: dict[bytes, str] = {}
         """Topics of runs, by their bytes."""
-        self._refused: tuple[bytes, int] = (b"", 0)
-        """A run that no lane took, as its chunk and its end: its packets are not tried one after the other."""
         self._max_payload_bytes = connection.broker.config.limits.max_payload_bytes or _UNLIMITED_BYTES
-
-    def end(self) -> None:
-        """The connection is over."""
-        self._refused = (b"", 0)
 
     def on_publish_run(
         self, topic: str, data: bytes, start: int, end: int, topic_end: int, payload_at: int, prefix: bytes, now: float
@@ -71,7 +65,7 @@ class QueueLanes:
             return 0
         if self._enqueue(topic, data[start:run_end], stride, topic_end - start, payload_at - start, now):
             return run_end
-        self._refused = (data, run_end)
+        self._refuse(data, run_end)
         return 0
 
     def on_ack_run(self, data: bytes, start: int, body: int, topic_end: int, end: int, now: float) -> int:
@@ -88,7 +82,7 @@ class QueueLanes:
         count = self._ack(topic, address.queue, run, now)
         if 2 * count < len(run.places):
             # What was looked at in vain is not looked at again, packet by packet.
-            self._refused = (data, run.ends[-1])
+            self._refuse(data, run.ends[-1])
         return run.ends[count - 1] if count else 0
 
     def on_property_run(self, data: bytes, start: int, body: int, topic_end: int, end: int, now: float) -> int:
@@ -103,7 +97,7 @@ class QueueLanes:
         if len(run.payloads) >= _FEWEST and self._enqueue_keyed(topic, run, now):
             return run.end
         # Where each packet has an option, not each is looked at for a run.
-        self._refused = (data, max(run.end, start + _LOOK_AGAIN * (end - start)))
+        self._refuse(data, max(run.end, start + _LOOK_AGAIN * (end - start)))
         return 0
 
     def _topic(self, topic_field: bytes) -> str | None:
@@ -144,13 +138,10 @@ class QueueLanes:
         return None if grants is not None and not grants.may_publish(topic) else self._address(topic)
 
     def _was_refused(self, data: bytes, start: int) -> bool:
-        refused, end = self._refused
-        if refused is not data:
-            return False
-        if start < end:
-            return True
-        self._refused = (b"", 0)
-        return False
+        return data is self._inbound.refused and start < self._inbound.refused_end
+
+    def _refuse(self, data: bytes, end: int) -> None:
+        self._inbound.refused, self._inbound.refused_end = data, end
 
     def _enqueue(self, topic: str, run: bytes, stride: int, id_at: int, payload_at: int, now: float) -> bool:
         count = len(run) // stride
