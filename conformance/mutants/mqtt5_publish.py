@@ -148,11 +148,6 @@ def identifier_forwarded(patch: Patch) -> None:
     patch.replace(Inbound, "_on_publish", on_publish)
 
 
-@mutant("v5-response-topic-unchecked", "a response topic may hold wildcards")
-def response_topic(patch: Patch) -> None:
-    patch.replace(inbound, "_is_topic", lambda _topic: True)
-
-
 @mutant("v5-dup-passed-on", "the DUP flag of the publisher reaches the subscribers")
 def dup_passed_on(patch: Patch) -> None:
     repeated: set[bytes] = set()

@@ -9,9 +9,12 @@ import msgspec
 
 from conformance.mutants import Patch, mutant
 from reference_broker.config import TenantConfig
+from reference_broker.core import transaction_requests
+from reference_broker.core.broker_state import BrokerState
 from reference_broker.core.message import Message
 from reference_broker.core.queues.address import DEAD_LETTER_PREFIX, QUEUE_PREFIX
 from reference_broker.core.rates import TokenBucket
+from reference_broker.core.session import Session
 from reference_broker.core.tenants import Tenant, Tenants
 from reference_broker.mqtt import administration
 
@@ -70,7 +73,7 @@ def _without(patch: Patch, **quotas: float) -> None:
 
         return build
 
-    patch.wrap(Tenant, "__init__", make)
+    patch.wrap(Tenant, "configure", make)
 
 
 @mutant("queue-tenant-bytes-free", "the quota of bytes per second is read and never applied")
@@ -102,8 +105,8 @@ def messages_unchecked(patch: Patch) -> None:
 @mutant("queue-tenant-connections-leak", "connections of a tenant that ended still count")
 def connections_leak(patch: Patch) -> None:
     def make(original: Callable[..., None]) -> Callable[..., None]:
-        def connected(self: Tenants, session: Any, *, may_administer: bool) -> None:
-            original(self, session, may_administer=may_administer)
+        def connected(self: Tenants, session: Any) -> None:
+            original(self, session)
             if session.tenant is not None:
                 session.tenant.connections += 1
 
@@ -136,3 +139,11 @@ def transactions_unknown(patch: Patch) -> None:
         return message_in
 
     patch.wrap(Tenant, "message_in", make)
+
+
+@mutant("queue-transactions-name-any-queue", "a transaction takes any queue that a request names, and creates it")
+def transactions_name_any_queue(patch: Patch) -> None:
+    def queue_of(_state: BrokerState, session: Session, name: str, _may_publish: Callable[[str], bool]) -> str:
+        return name if session.tenant is None else session.tenant.name_in(name)
+
+    patch.replace(transaction_requests, "_queue_of", queue_of)

@@ -10,6 +10,8 @@ from conformance.cases.queue.support import consume, deliveries, join, property_
 from conformance.connection import Connection
 from conformance.wire import Connack, Connect, Properties, Puback, Publish, Suback, Subscribe, Subscription
 
+_NOT_AUTHORIZED = 0x87
+
 
 def _tenants(**quotas: float) -> dict[str, Any]:
     """A broker with the tenants acme, which has quotas, and bee; nobody administers queues over topics."""
@@ -371,6 +373,34 @@ async def storage(ctx: CaseContext) -> None:
     ctx.must(15 <= passed <= 22, f"acme: expected 15 to 22 messages to pass; seen {passed}")
     ctx.must(set(codes[passed:]) == {0x97}, f"acme: expected 0x97 from then on; seen {codes}")
     ctx.must(await _codes(bee, 30, bytes(1_000)) == [0] * 30, "bee: expected no quota")
+
+
+@case(
+    "queue/tenants/no-queue-by-a-transaction",
+    clauses=("Q-TENANT-18",),
+    requires=("queues",),
+    mutant="queue-transactions-name-any-queue",
+    settings=_tenants(max_queues=2),
+)
+async def no_queue_by_a_transaction(ctx: CaseContext) -> None:
+    """What a client may not publish to it cannot name in a transaction, either: nothing is created, no quota used up.
+
+    acme may have two queues and has one. A client without a tenant adds acme's queue and a new one of that tenant to
+    its own transaction: both are refused with 0x87, and acme still gets its second queue. A queue of nobody's is
+    added.
+    """
+    acme, stranger = await _client(ctx, "acme-1"), await _client(ctx, "stranger")
+    await publish_with(acme, "q", b"m")
+    producer = await Producer.make(ctx, "app", stranger)
+    transaction = {**producer.identity, "transaction-id": await producer.begin()}
+    for queue in ("acme.q", "acme.new", "$dlq/acme.q"):
+        puback = await request(stranger, "add", **transaction, queue=queue, partition="0")
+        code = puback.reason_code
+        ctx.must(code == _NOT_AUTHORIZED, f"stranger: expected 0x87 for {queue}; seen 0x{code:02x}")
+    free = await request(stranger, "add", **transaction, queue="free", partition="0")
+    ctx.must(free.reason_code == 0, f"stranger: expected its own queue to be added; seen 0x{free.reason_code:02x}")
+    second = await publish_with(acme, "second", b"m")
+    ctx.must(second.reason_code == 0, f"acme: expected its second queue; seen 0x{second.reason_code:02x}")
 
 
 @case(
