@@ -51,7 +51,14 @@ class MqttConfig(Section, frozen=True, kw_only=True):
     """A longer client id is refused (0x85, or code 2); 0 = no limit. No less than 23, which every server takes."""
     response_information: str = ""
     """What an MQTT 5.0 client that asks for it is told to build response topics from; ``%c`` stands for its id."""
+    max_filter_bytes: int = 1024 * 1024 * 1024
+    """What the subscriptions of all clients together may take in memory, shared out like ``max_held_bytes``; over it
+    SUBSCRIBE is refused (0x97, in 3.1.1 0x80)."""
+    max_alias_bytes: int = 64 * 1024 * 1024
+    """What the topic aliases that all clients set may take, shared out likewise; over it the connection ends."""
     max_retained_messages: int = 100_000
+    max_retained_bytes: int = 256 * 1024 * 1024
+    """What these and the levels of their topics take in memory; over it 0x97."""
     max_topic_levels: int = 128
     max_subscriptions_per_client: int = 10_000
     unread_high_water_bytes: int = 1024 * 1024

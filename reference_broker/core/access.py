@@ -13,8 +13,9 @@ import msgspec
 from reference_broker.config import AclConfig, AclRuleConfig, DefaultAccess, Permission
 from reference_broker.core.queues.address import DEAD_LETTER_ALIAS, DEAD_LETTER_PREFIX, QUEUE_PREFIX
 from reference_broker.core.queues.rights import READING_VERBS, WRITING_VERBS
+from reference_broker.core.remembered import remember
 
-MAX_CACHED_DECISIONS = 1_024
+MAX_CACHED_DECISIONS = 256
 """Per client and kind; a client that asks about more topics starts anew."""
 Levels = tuple[str, ...]
 _ADMIN_DEAD_LETTERS, _ADMIN_DEAD_LETTERS_ALIAS = "$admin/queue/$dlq/", "$admin/queue/dlq/"
@@ -206,7 +207,4 @@ def _before_placeholder(levels: Levels) -> Levels:
 
 
 def _remember(cache: dict[str, bool], topic: str, decision: bool) -> bool:
-    if len(cache) >= MAX_CACHED_DECISIONS:
-        cache.clear()
-    cache[topic] = decision
-    return decision
+    return remember(cache, topic, decision, len(topic), MAX_CACHED_DECISIONS)

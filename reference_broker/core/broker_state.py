@@ -18,12 +18,13 @@ from reference_broker.config import BrokerConfig
 from reference_broker.core import queue_consumers
 from reference_broker.core.access import AccessControl
 from reference_broker.core.access_review import AccessReview
-from reference_broker.core.budget import MessageBudget
+from reference_broker.core.budget import Budget, MessageBudget
 from reference_broker.core.message import changed
 from reference_broker.core.message_paths import MessagePaths, Tracer, is_queue_topic
 from reference_broker.core.queue_admin import QueueAdmin
 from reference_broker.core.queues import QueueEngine, QueueError, QueueErrorCode
-from reference_broker.core.routing import Subscription
+from reference_broker.core.remembered import SharedMemory
+from reference_broker.core.routing import Subscription, subscription_bytes
 from reference_broker.core.sending import MESSAGE_WORK, Sending
 from reference_broker.core.session import Session, SessionConnection, Will
 from reference_broker.core.session_journal import SessionJournal
@@ -34,6 +35,7 @@ from reference_broker.core.topics import is_sys_topic
 from reference_broker.core.traffic import Traffic
 from reference_broker.trace.schema import TraceKind
 
+MAX_ALL_PLAN_BYTES = 64 * 1024 * 1024
 NEVER_EXPIRES_S = 0xFFFFFFFF
 MAX_SLICES = 4
 """Connections whose input waited that a turn goes on with."""
@@ -98,6 +100,12 @@ class BrokerState(MessagePaths):
         self.held: MessageBudget = MessageBudget(config.mqtt.max_held_bytes)
         """What sessions hold in all: queued, in flight, wills."""
         self.sending = Sending(self)
+        self.filter_memory: Budget = Budget(config.mqtt.max_filter_bytes)
+        """What their subscriptions take."""
+        self.alias_memory: Budget = Budget(config.mqtt.max_alias_bytes)
+        """What the topic aliases that clients set take."""
+        self.plan_memory: SharedMemory = SharedMemory(MAX_ALL_PLAN_BYTES)
+        """What connections remember of how to serve topics."""
         self.sys_topics = SysTopics(self, config.sys.interval_s)
         self.admin: QueueAdmin = QueueAdmin(self)
         self._leaving_count = 0
@@ -297,6 +305,7 @@ class BrokerState(MessagePaths):
         if self.journal is not None:
             self.journal.forget(session)
         session.subscriptions.clear()
+        self._count_filter(session, -session.subscription_bytes)
         self._send_will(session, now)
 
     def _take_out(self, most_work: int) -> None:
@@ -324,6 +333,11 @@ class BrokerState(MessagePaths):
         existed = topic_filter in session.subscriptions
         if not existed and len(session.subscriptions) >= self.config.mqtt.max_subscriptions_per_client:
             return SubscribeOutcome(qos=-1, error=QueueError(QueueErrorCode.LIMIT, "too many subscriptions"))
+        before = self._bytes_of(session, topic_filter) if existed else 0
+        more = subscription_bytes(topic_filter, session.asked) - before
+        if more > 0 and not self.filter_memory.admits(session.subscription_bytes, more):
+            text = "the subscriptions of all clients take too much memory"
+            return SubscribeOutcome(qos=-1, error=QueueError(QueueErrorCode.LIMIT, text))
         if is_queue_topic(topic_filter):
             try:
                 named = group or default_group(session.client_id)
@@ -339,6 +353,7 @@ class BrokerState(MessagePaths):
             self.sys_topics.subscribed(subscription, now)
             self.admin.subscribed(subscription, now)
         session.subscriptions[topic_filter] = subscription
+        self._count_filter(session, self._bytes_of(session, topic_filter) - before)
         if self.tracer is not None:
             self.tracer(TraceKind.SUBSCRIBED, {"client_id": session.client_id, "topic": topic_filter})
         return SubscribeOutcome(qos=subscription.qos, existed=existed)
@@ -358,6 +373,7 @@ class BrokerState(MessagePaths):
             session.consumer_groups[topic_filter] = group
             if asked:
                 session.consumer_options[topic_filter] = asked
+        self._count_filter(session, self._bytes_of(session, topic_filter))
         self.traffic.subscribed(shared=subscription.share_name is not None)
         self.sys_topics.subscribed(subscription, self.now)
         self.admin.subscribed(subscription, self.now)
@@ -380,11 +396,19 @@ class BrokerState(MessagePaths):
             return False
         session.retained.cancel(topic_filter)
         self._uncount(subscription)
+        self._count_filter(session, -self._bytes_of(session, topic_filter))
         session.consumer_groups.pop(topic_filter, None)
         session.consumer_options.pop(topic_filter, None)
         if not queue_consumers.leave(self, session, topic_filter, now):
             self.tree.remove(session, subscription)
         return True
+
+    def _bytes_of(self, session: Session, topic_filter: str) -> int:
+        return subscription_bytes(topic_filter, session.consumer_options.get(topic_filter, ()))
+
+    def _count_filter(self, session: Session, size: int) -> None:
+        session.subscription_bytes += size
+        self.filter_memory.used += size
 
     def _uncount(self, subscription: Subscription) -> None:
         self.traffic.unsubscribed(shared=subscription.share_name is not None)

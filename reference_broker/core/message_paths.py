@@ -45,7 +45,7 @@ class MessagePaths:
         self.tracer = tracer
         self.tree: SubscriptionTree = self.tree_class()
         engine.on_bindings_changed = self.tree.invalidate_plans
-        self.retained: RetainedStore = RetainedStore(config.mqtt.max_retained_messages)
+        self.retained: RetainedStore = RetainedStore(config.mqtt.max_retained_messages, config.mqtt.max_retained_bytes)
         self.tenants: Tenants | None = Tenants(config.queues.tenants, engine) if config.queues.tenants else None
         self.published = 0
         self.refused = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from enum import Enum, auto
 
-from reference_broker.core.message import Message
+from reference_broker.core.message import Message, memory_bytes, text_bytes
 
 
 class _Siblings(Enum):
@@ -15,6 +15,10 @@ class _Siblings(Enum):
     ALL = auto()
     BUT_DOLLAR = auto()
     """Wildcards at the first level do not reach topics that start with ``$`` (4.7.2-1)."""
+
+
+LEVEL_BYTES = 448
+"""What a level of topics takes beside its name."""
 
 
 class _Level:
@@ -69,12 +73,15 @@ class _Level:
 class RetainedStore:
     """A tree of topic levels; matching a filter visits only the branches that can match."""
 
-    def __init__(self, max_messages: int) -> None:
+    def __init__(self, max_messages: int, max_bytes: int = 1 << 62) -> None:
         self._root = _Level("", 0)
         self._levels = 0
         """How many there ever were."""
         self._max_messages = max_messages
+        self._max_bytes = max_bytes
         self._count = 0
+        self.held_bytes = 0
+        """What the messages and the levels of their topics take in memory."""
         self.on_change: Callable[[str], None] | None = None
         """Called with the topic whose message was replaced or removed."""
 
@@ -86,15 +93,21 @@ class RetainedStore:
         if not message.payload:
             self._remove(message.topic)
             return True
-        if self._count >= self._max_messages and self.get(message.topic) is None:
-            return False
         level = self._root
-        for name in message.topic.split("/"):
-            child = level.children.get(name) if level.children is not None else None
-            if child is None:
-                self._levels += 1
-                child = level.add(name, self._levels)
-            level = child
+        names = message.topic.split("/")
+        at = 0
+        while at < len(names) and level.children is not None and names[at] in level.children:
+            level = level.children[names[at]]
+            at += 1
+        last = level.message if at == len(names) else None
+        size = memory_bytes(message) - (0 if last is None else memory_bytes(last))
+        size += sum([LEVEL_BYTES + text_bytes(name) for name in names[at:]])
+        if (last is None and self._count >= self._max_messages) or self.held_bytes + max(0, size) > self._max_bytes:
+            return False
+        self.held_bytes += size
+        for name in names[at:]:
+            self._levels += 1
+            level = level.add(name, self._levels)
         self._count += level.message is None
         level.message = message
         if self.on_change is not None:
@@ -121,7 +134,9 @@ class RetainedStore:
         path = self._path(topic)
         if not path:
             return
-        if path[-1].message is not None:
+        message = path[-1].message
+        if message is not None:
+            self.held_bytes -= memory_bytes(message)
             path[-1].message = None
             self._count -= 1
             if self.on_change is not None:
@@ -130,6 +145,7 @@ class RetainedStore:
             if child.children is not None or child.message is not None:
                 break
             parent.remove(child)
+            self.held_bytes -= LEVEL_BYTES + text_bytes(child.name)
 
     def match(self, topic_filter: str, now: float) -> Iterator[Message]:
         """Unexpired messages that a filter matches, in order of their topics' arrival."""

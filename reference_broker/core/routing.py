@@ -13,12 +13,19 @@ import msgspec
 
 from reference_broker.core.filter_changes import FilterChanges
 from reference_broker.core.filter_tree import FilterTree
+from reference_broker.core.message import text_bytes
 
 if TYPE_CHECKING:
     from reference_broker.core.session import Session
 
 MAX_CACHED_ROUTES = 65_536
+MAX_CACHED_ROUTE_BYTES = 64 * 1024 * 1024
+_ROUTE_BYTES = 256
+"""What a cached route takes beside its topic and its receivers."""
+_RECEIVER_BYTES = 16
 _MAX_RECEIVERS = 1_024
+_SUBSCRIPTION_BYTES = 1_024
+_NODE_BYTES = 512
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +40,15 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     identifier: int = 0
     """Subscription Identifier; 0 = none."""
     share_name: str | None = None
+
+
+def subscription_bytes(topic_filter: str, asked: tuple[tuple[str, str], ...] = ()) -> int:
+    """What a subscription takes in memory, at most: its filter as the client wrote it, the nodes of its levels, and
+    what a consumer of a queue asked for."""
+    size = _SUBSCRIPTION_BYTES + 3 * text_bytes(topic_filter) + _NODE_BYTES * (topic_filter.count("/") + 1)
+    for name, value in asked:
+        size += _SUBSCRIPTION_BYTES // 4 + text_bytes(name) + text_bytes(value)
+    return size
 
 
 class RouteEntry:
@@ -160,6 +176,8 @@ class SubscriptionTree(FilterTree[_Node]):
         self._receivers: dict[tuple[_Node, ...], tuple[list[RouteEntry], list[SharedGroup]]] = {}
         """By the nodes that match: topics that match the same filters share these lists. Until the next change."""
         self._changes = FilterChanges()
+        self.route_bytes = 0
+        """What the cached routes take in memory, at most."""
         self.epoch = 0
         """Changes whenever a remembered plan may have become wrong."""
         self.sessions_epoch = 0
@@ -208,7 +226,7 @@ class SubscriptionTree(FilterTree[_Node]):
         if "+" in topic_filter or "#" in topic_filter:
             if self._changes.note(topic_filter, levels) or not self._root.children:
                 # Routes hold sessions: what nobody asks for again must not keep them for ever.
-                self._routes.clear()
+                self._forget_routes()
         else:
             self._routes.pop(topic_filter, None)
 
@@ -222,11 +240,17 @@ class SubscriptionTree(FilterTree[_Node]):
             if not changes.concern(topic, route.known_right_at):
                 route.known_right_at = changes.count
                 return route
-        elif len(self._routes) >= MAX_CACHED_ROUTES:
-            self._routes.clear()
+        if self.route_bytes >= MAX_CACHED_ROUTE_BYTES or (route is None and len(self._routes) >= MAX_CACHED_ROUTES):
+            self._forget_routes()
         route = self._routes[topic] = self._match(topic)
         route.known_right_at = changes.count
+        self.route_bytes += _ROUTE_BYTES + text_bytes(topic)
         return route
+
+    def _forget_routes(self) -> None:
+        self._routes.clear()
+        self._receivers.clear()
+        self.route_bytes = 0
 
     def _match(self, topic: str) -> Route:
         matching = tuple(self._walk(topic))
@@ -235,6 +259,7 @@ class SubscriptionTree(FilterTree[_Node]):
             if len(self._receivers) >= _MAX_RECEIVERS:
                 self._receivers.clear()
             receivers = self._receivers[matching] = _receivers_of(matching)
+            self.route_bytes += _RECEIVER_BYTES * (len(receivers[0]) + len(receivers[1]))
         return Route(*receivers)
 
 

@@ -270,6 +270,8 @@ class Session:
         self.will_timer: Timer | None = None
         self.subscriptions: dict[str, Subscription] = {}
         """By the whole filter as the client wrote it, ``$share/...`` included."""
+        self.subscription_bytes = 0
+        """What they take in memory (:func:`subscription_bytes`)."""
         self.consumers: dict[str, Consumer] = {}
         """Queue consumers by filter; they exist only while connected."""
         self.consumer_groups: dict[str, str] = {}

@@ -18,6 +18,10 @@ _FEWEST_ALIKE = 8
 _STEP = 64
 """Packets that are looked at together."""
 _MAX_PATTERNS = 64
+_MAX_PATTERN_BYTES = 1_024
+"""Longer ones go one by one."""
+_PATTERNS: dict[tuple[bytes, bytes], re.Pattern[bytes]] = {}
+"""For all connections, by all of a packet that is in front of its packet id, and all behind its message id."""
 ACK_LEVEL = b"/$ack"
 
 
@@ -35,10 +39,6 @@ class AckRun(NamedTuple):
 
 class AckRunReader:
     """Reads the runs of one client. Packets of one size, which most runs consist of, are read by a pattern."""
-
-    def __init__(self) -> None:
-        self._patterns: dict[tuple[bytes, bytes], re.Pattern[bytes]] = {}
-        """By all of a packet that is in front of its packet id, and all behind its message id."""
 
     def read(self, data: bytes, start: int, topic_field: bytes, id_prefix: bytes) -> AckRun | None:
         """As :func:`read_ack_run`; it may end before a packet of another size."""
@@ -62,12 +62,14 @@ class AckRunReader:
         digits_end = start + stride - len(tail)
         digits_start = data.index(_MESSAGE_ID, start + len(head)) + len(_MESSAGE_ID) + 2 + len(id_prefix)
         middle = data[start + len(head) + 2 : digits_start]
-        pattern = self._patterns.get((head + middle, tail))
+        pattern = _PATTERNS.get((head + middle, tail))
         if pattern is None:
-            if len(self._patterns) >= _MAX_PATTERNS:
-                self._patterns.clear()
+            if len(head) + len(middle) + len(tail) > _MAX_PATTERN_BYTES:
+                return None
+            if len(_PATTERNS) >= _MAX_PATTERNS:
+                _PATTERNS.clear()
             fields = re.escape(head) + b"(..)" + re.escape(middle) + rb"(\d{1,5}):(\d{1,19})" + re.escape(tail)
-            pattern = self._patterns[head + middle, tail] = re.compile(b"(?s)" + fields + b"|(.+)")
+            pattern = _PATTERNS[head + middle, tail] = re.compile(b"(?s)" + fields + b"|(.+)")
         found: list[tuple[bytes, bytes, bytes, bytes]] = []
         at, size = start, len(data)
         while at < size:

@@ -11,7 +11,7 @@ import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from reference_broker.core import transaction_requests
-from reference_broker.core.message import Message, memory_bytes
+from reference_broker.core.message import Message, memory_bytes, text_bytes
 from reference_broker.core.message_paths import is_queue_topic
 from reference_broker.core.queues import QueueError, QueueErrorCode
 from reference_broker.core.queues.address import QUEUE_PREFIX
@@ -37,6 +37,12 @@ if TYPE_CHECKING:
     from reference_broker.mqtt.connection import MqttConnection
 
 _MAX_PLANS = 1_024
+MAX_PLAN_BYTES = 1024 * 1024
+"""What the plans of one connection may take in memory; then they are made anew."""
+_PLAN_BYTES = 512
+_RECEIVER_BYTES = 16
+ALIAS_BYTES = 128
+"""What a topic alias takes beside its topic."""
 _UNLIMITED_BYTES = 1 << 32
 _QUEUE_START = QUEUE_PREFIX.encode()
 
@@ -78,7 +84,9 @@ class Inbound(PublishAcks):
         self._max_levels = connection.broker.config.mqtt.max_topic_levels
         self._max_payload_bytes = connection.broker.config.limits.max_payload_bytes or _UNLIMITED_BYTES
         self._aliases: dict[int, str] = {}
+        self._alias_bytes = 0
         self._plans: dict[bytes, _Plan] = {}
+        self._plan_bytes = 0
         self._last_targets: _Targets | None = None
         self._queue_lanes = QueueLanes(connection, self)
         self.refused = b""
@@ -91,14 +99,33 @@ class Inbound(PublishAcks):
     def end(self) -> None:
         """The connection is over."""
         self._broker.waiting_publishers.pop(self._connection, None)
-        self._plans.clear()
-        self._last_targets = None
+        self._forget_plans()
+        self._broker.alias_memory.used -= self._alias_bytes
+        self._alias_bytes = 0
+        self._aliases = {}
         self.refused = b""
         self.forget_acks()
 
     def let_go(self) -> None:
         """Nobody asks it anything any more: leave no reference cycle."""
         del self._connection, self._queue_lanes
+
+    def forget(self) -> None:
+        """As :class:`Rememberer`: forget the plans."""
+        self._plans.clear()
+        self._plan_bytes = 0
+        self._last_targets = None
+
+    def _forget_plans(self) -> None:
+        self._broker.plan_memory.give_back(self, self._plan_bytes)
+        self.forget()
+
+    def _remember_plan(self, size: int) -> None:
+        """Plans take so much more."""
+        if self._plan_bytes + size > MAX_PLAN_BYTES:
+            self._forget_plans()
+        self._broker.plan_memory.take(self, size)
+        self._plan_bytes += size
 
     # -- the fast lanes ------------------------------------------------------------------------------------------
 
@@ -230,12 +257,14 @@ class Inbound(PublishAcks):
         self.check_topic(topic)
         self._check_flags(qos, retain=False)
         if len(self._plans) >= _MAX_PLANS:
-            self._plans.clear()
+            self._forget_plans()
         shortest = header_bytes == 2 or prefix[header_bytes - 1] != 0
-        plan = self._plans[prefix] = _Plan(topic, as_it_is=shortest)
+        plan = _Plan(topic, as_it_is=shortest)
         if self.is_too_deep(topic):
             # The general way refuses it.
             plan.as_it_is = plan.is_queue = False
+        self._remember_plan(_PLAN_BYTES + len(prefix) + plan.overhead_bytes)
+        self._plans[prefix] = plan
         return plan
 
     def _renew(self, plan: _Plan, frame_bytes: int, qos: int) -> None:
@@ -268,6 +297,7 @@ class Inbound(PublishAcks):
             # Topics that nobody has sent before mostly go where others of their kind went.
             plan.targets = last.targets
             return
+        self._remember_plan(_RECEIVER_BYTES * len(route.entries))
         targets: list[MqttConnection] = []
         max_frame_bytes = self._max_payload_bytes
         for merged in route.entries:
@@ -362,10 +392,23 @@ class Inbound(PublishAcks):
             raise ProtocolError(f"topic alias {alias} is not allowed", statement, Reason.TOPIC_ALIAS_INVALID)
         if packet.topic:
             self.check_topic(packet.topic)
-            self._aliases[alias] = packet.topic
+            self._set_alias(alias, packet.topic)
         elif alias not in self._aliases:
             raise ProtocolError(f"topic alias {alias} was never set", "MQTT-3.3.2-7")
         return self._aliases[alias]
+
+    def _set_alias(self, alias: int, topic: str) -> None:
+        known = self._aliases.get(alias)
+        if known == topic:
+            return
+        more = text_bytes(topic) + ALIAS_BYTES - (0 if known is None else text_bytes(known) + ALIAS_BYTES)
+        memory = self._broker.alias_memory
+        if more > 0 and not memory.admits(self._alias_bytes, more):
+            text = "the topic aliases of all clients take too much memory"
+            raise ProtocolError(text, "MQTT-4.13.2-1", Reason.QUOTA_EXCEEDED)
+        memory.used += more
+        self._alias_bytes += more
+        self._aliases[alias] = topic
 
     def _publish_qos0(self, message: Message, now: float) -> None:
         # At most once: what may not be published is dropped, as is a retained message over the limit.

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from reference_broker.core.message import Message
+from reference_broker.core.remembered import remember
 from reference_broker.mqtt.errors import ProtocolError
 from reference_broker.mqtt.packets import NO_PROPERTIES, V5, Properties
 from reference_broker.mqtt.properties import encode_properties, encode_user_properties
 from reference_broker.mqtt.wire_types import encode_string, encode_variable_integer
 
-_MAX_CACHED_TOPICS = 4_096
+_MAX_CACHED_TOPICS = 16_384
+_TOPICS: dict[str, bytes] = {}
+"""Topics as they are encoded, for all connections."""
 _HEADERS = [bytes((header,)) for header in range(256)]
 _SHORT_LENGTHS = [encode_variable_integer(length) for length in range(16_384)]
 
 
 class PublishEncoder:
-    """Encodes PUBLISH packets of one protocol version; remembers topics."""
+    """Encodes PUBLISH packets of one protocol version."""
 
     def __init__(self, version: int) -> None:
         self._five = version == V5
-        self._topics: dict[str, bytes] = {}
 
     def encode(self, packet_id: int, message: Message, header: int, identifiers: tuple[int, ...], now: float) -> bytes:
         """One packet. ``header`` is the fixed header's first byte; ``now`` counts the expiry interval down."""
-        topic = self._topics.get(message.topic)
+        topic = _TOPICS.get(message.topic)
         if topic is None:
-            if len(self._topics) >= _MAX_CACHED_TOPICS:
-                self._topics.clear()
-            topic = self._topics[message.topic] = encode_string(message.topic)
+            name = message.topic
+            topic = remember(_TOPICS, name, encode_string(name), len(name), _MAX_CACHED_TOPICS)
         middle = packet_id.to_bytes(2, "big") if header & 0x06 else b""
         if self._five:
             middle += _message_properties(message, identifiers, now)

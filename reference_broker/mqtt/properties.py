@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from enum import Enum, auto
-from functools import lru_cache
 from typing import Any
 
 import msgspec
 
+from reference_broker.core.remembered import remember
 from reference_broker.mqtt.errors import MalformedPacketError, ProtocolError, Reason
 from reference_broker.mqtt.packets import NO_PROPERTIES, PacketType, Properties
 from reference_broker.mqtt.wire_types import Reader, encode_binary, encode_string, encode_variable_integer
@@ -184,9 +184,14 @@ def encode_properties(properties: Properties) -> bytes:
 _TWO_BYTES = [number.to_bytes(2, "big") for number in range(256)]
 
 
-@lru_cache(maxsize=1_024)
+_PROPERTY_STARTS: dict[str, bytes] = {}
+
+
 def _user_property_start(name: str) -> bytes:
-    return b"\x26" + encode_string(name)
+    known = _PROPERTY_STARTS.get(name)
+    if known is None:
+        known = remember(_PROPERTY_STARTS, name, b"\x26" + encode_string(name), len(name), 1_024)
+    return known
 
 
 def encode_user_properties(pairs: Iterable[tuple[str, str]]) -> bytes:

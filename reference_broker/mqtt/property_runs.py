@@ -12,6 +12,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from reference_broker.core.queues.publish_options import OPTION_NAMES
+from reference_broker.core.remembered import remember
 from reference_broker.mqtt.errors import MalformedPacketError
 from reference_broker.mqtt.packets import V5
 from reference_broker.mqtt.runs import ids_of, numbers
@@ -24,11 +25,14 @@ _FEWEST_ALIKE = 8
 _STEP = 128
 """Packets that are looked at together."""
 _MOST_ALIKE = 2_048
-_MAX_SECTIONS = 1_024
+_MAX_SECTIONS = 16_384
+"""Of all connections together."""
 _MAX_SECTION_BYTES = 256
 """Longer ones are not worth remembering."""
 
 UserProperties = tuple[tuple[str, str], ...]
+_SECTIONS: dict[bytes, UserProperties] = {}
+"""By their bytes, length included: what they say does not depend on who sends them."""
 
 
 class PropertyRun(NamedTuple):
@@ -55,8 +59,6 @@ class PropertyRunReader:
     """Reads the runs of one client."""
 
     def __init__(self) -> None:
-        self._sections: dict[bytes, UserProperties] = {}
-        """By their bytes, length included."""
         self._forms: dict[int, _Form] = {}
         """The last form seen, by the bytes of a section."""
 
@@ -115,7 +117,7 @@ class PropertyRunReader:
 
     def _known_sections(self, run: bytes, stride: int, section_at: int, payload_at: int) -> list[UserProperties]:
         """Of the packets up to the first with something else in it than user properties."""
-        sections = self._sections
+        sections = _SECTIONS
         properties: list[UserProperties] = []
         for at in range(0, len(run), stride):
             named = run[at + section_at : at + payload_at]
@@ -130,7 +132,7 @@ class PropertyRunReader:
     def _read_each(self, data: bytes, start: int, topic_field: bytes, max_payload_bytes: int) -> PropertyRun:
         size = len(data)
         topic_bytes = len(topic_field)
-        sections = self._sections
+        sections = _SECTIONS
         ids: list[bytes] = []
         properties: list[UserProperties] = []
         payloads: list[bytes] = []
@@ -213,7 +215,4 @@ class PropertyRunReader:
         return self._remember(section, pairs)
 
     def _remember(self, section: bytes, pairs: Iterable[tuple[str, str]]) -> UserProperties:
-        if len(self._sections) >= _MAX_SECTIONS:
-            self._sections.clear()
-        known = self._sections[section] = tuple(pairs)
-        return known
+        return remember(_SECTIONS, section, tuple(pairs), len(section), _MAX_SECTIONS)

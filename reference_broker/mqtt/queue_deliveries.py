@@ -17,6 +17,7 @@ from reference_broker.core.queues import Delivery, delivery_properties
 from reference_broker.core.queues.delivery import BROKER_PROPERTIES
 from reference_broker.core.queues.delivery_run import DeliveryRun
 from reference_broker.core.queues.stored_message import is_plain_but_for_user_properties
+from reference_broker.core.remembered import remember
 from reference_broker.mqtt.properties import encode_user_properties
 from reference_broker.mqtt.wire_types import encode_string, encode_variable_integer
 
@@ -49,12 +50,12 @@ class _Template(NamedTuple):
     """Of the property section's content without the digits of message id and offset."""
 
 
-class DeliveryEncoder:
-    """Encodes the deliveries to one client; remembers the templates of its partitions."""
+_TEMPLATES: dict[tuple[str, str, int, str], _Template | None] = {}
+_USER_PROPERTIES: dict[tuple[tuple[str, str], ...], bytes] = {}
 
-    def __init__(self) -> None:
-        self._templates: dict[tuple[str, str, int, str], _Template | None] = {}
-        self._user_properties: dict[tuple[tuple[str, str], ...], bytes] = {}
+
+class DeliveryEncoder:
+    """Encodes deliveries; the templates of partitions are remembered for all clients."""
 
     def encode(self, packet_id: int, delivery: Delivery) -> bytes | None:
         """A QoS 1 PUBLISH; None for a delivery that is more than plain."""
@@ -63,7 +64,7 @@ class DeliveryEncoder:
             return None
         key = (delivery.queue, delivery.group, delivery.partition, delivery.topic)
         try:
-            template = self._templates[key]
+            template = _TEMPLATES[key]
         except KeyError:
             template = self._remember(key, delivery)
         if template is None:
@@ -110,7 +111,7 @@ class DeliveryEncoder:
         theirs: list[bytes] = []
         """Empty where nobody has any."""
         if has_theirs:
-            known = self._user_properties
+            known = _USER_PROPERTIES
             for message in messages:
                 pairs = message.user_properties
                 found = known.get(pairs) or self._learn(pairs)
@@ -119,7 +120,7 @@ class DeliveryEncoder:
                 theirs.append(found)
         key = (run.queue, run.group, run.partition, topic_name)
         try:
-            template = self._templates[key]
+            template = _TEMPLATES[key]
         except KeyError:
             template = self._remember(key, run.delivery(0))
         if template is None:
@@ -197,7 +198,7 @@ class DeliveryEncoder:
         if not is_plain_but_for_user_properties(message):
             return None
         pairs = message.user_properties
-        return self._user_properties.get(pairs) or self._learn(pairs)
+        return _USER_PROPERTIES.get(pairs) or self._learn(pairs)
 
     def _learn(self, pairs: tuple[tuple[str, str], ...]) -> bytes | None:
         """User properties as a delivery has them; None for very many."""
@@ -205,19 +206,13 @@ class DeliveryEncoder:
             return b""
         if len(pairs) > _MAX_THEIRS or sum([len(name) + len(value) for name, value in pairs]) > _MAX_THEIRS_BYTES:
             return None
-        if len(self._user_properties) >= _MAX_TEMPLATES:
-            self._user_properties.clear()
-        learnt = self._user_properties[pairs] = encode_user_properties(
-            [pair for pair in pairs if pair[0] not in BROKER_PROPERTIES]
-        )
-        return learnt
+        learnt = encode_user_properties([pair for pair in pairs if pair[0] not in BROKER_PROPERTIES])
+        return remember(_USER_PROPERTIES, pairs, learnt, 0, _MAX_TEMPLATES)
 
     def _remember(self, key: tuple[str, str, int, str], delivery: Delivery) -> _Template | None:
-        if len(self._templates) >= _MAX_TEMPLATES:
-            self._templates.clear()
-        bare = msgspec.structs.replace(delivery, message=_BARE)
-        template = self._templates[key] = _template(bare)
-        return template
+        template = _template(msgspec.structs.replace(delivery, message=_BARE))
+        queue, group, _, topic = key
+        return remember(_TEMPLATES, key, template, max(len(queue), len(group), len(topic)), _MAX_TEMPLATES)
 
 
 def _template(delivery: Delivery) -> _Template | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from reference_broker.core.message import Message
 from reference_broker.core.queues import QueueAddress, QueueError, Verb
+from reference_broker.core.remembered import remember
 from reference_broker.mqtt import handlers, runs
 from reference_broker.mqtt.ack_runs import AckRun, AckRunReader
 from reference_broker.mqtt.errors import ProtocolError
@@ -112,10 +113,7 @@ class QueueLanes:
             return None
         if self._inbound.is_too_deep(topic):
             return None
-        if len(self._topics) >= _MAX_TOPICS:
-            self._topics.clear()
-        self._topics[topic_field] = topic
-        return topic
+        return remember(self._topics, topic_field, topic, len(topic_field), _MAX_TOPICS)
 
     def _address(self, topic: str) -> QueueAddress | None:
         """Where a topic leads this client; None where the general way must say why not, or speak for a tenant."""

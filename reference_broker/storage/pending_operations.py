@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
+from reference_broker.core.remembered import remember
 from reference_broker.storage.pending_codec import (
     MAX_DELIVERY_COUNT,
     MAX_OFFSET,
@@ -167,9 +168,7 @@ class OperationCollector:
             raw = consumer.encode()
             name = uvarint(len(raw)) + raw
             known = (struct.Struct(f"<BQI{len(name)}sQH"), name)
-            if len(self._layouts) >= _CACHED_LAYOUTS:
-                self._layouts.clear()
-            self._layouts[consumer] = known
+            remember(self._layouts, consumer, known, len(raw), _CACHED_LAYOUTS)
         layout, name = known
         count = delivery_count if delivery_count < MAX_DELIVERY_COUNT else MAX_DELIVERY_COUNT
         return layout.pack(code, offset, partition, name, at_ms, count)

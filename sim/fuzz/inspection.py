@@ -12,11 +12,13 @@ from math import inf
 
 import msgspec
 
-from reference_broker.core.message import HOLDER_BYTES, Message, memory_bytes
+from reference_broker.core.message import HOLDER_BYTES, Message, memory_bytes, text_bytes
 from reference_broker.core.message_paths import is_queue_topic
-from reference_broker.core.routing import SubscriptionTree
+from reference_broker.core.retained import LEVEL_BYTES, RetainedStore
+from reference_broker.core.routing import SubscriptionTree, subscription_bytes
 from reference_broker.core.session import Released, Session, session_bytes
 from reference_broker.mqtt.connection import MqttConnection
+from reference_broker.mqtt.inbound import ALIAS_BYTES
 from reference_broker.mqtt.phase import Phase
 from reference_broker.node import BrokerNode
 from sim.fuzz.failure import FuzzFailureError
@@ -46,6 +48,8 @@ def check_connection(connection: MqttConnection, *, inherited: int = 0) -> None:
     most = config.max_packet_bytes + (_BYTES_OF_ONE_SEND if waits else 0)
     _require(partial <= most, "bound: partial packet", f"{partial} bytes are kept")
     aliases = len(connection.inbound._aliases)
+    alias_bytes = sum(text_bytes(topic) + ALIAS_BYTES for topic in connection.inbound._aliases.values())
+    _require(alias_bytes == connection.inbound._alias_bytes, "alias bytes miscounted", f"{alias_bytes}")
     _require(aliases <= config.topic_alias_maximum, "bound: aliases", f"{aliases} aliases")
     plans = len(connection.inbound._plans)
     _require(plans <= _MAX_PLANS, "bound: plans", f"{plans} plans")
@@ -87,6 +91,18 @@ def held_bytes(sessions: Iterable[Session]) -> int:
             messages[id(message)] = message
             holders[id(message)] += 1
     return total + sum(memory_bytes(message) + HOLDER_BYTES * (holders[key] - 1) for key, message in messages.items())
+
+
+def retained_bytes(store: RetainedStore) -> int:
+    """What retained messages and the levels of their topics take, found by walking the tree."""
+    size, stack = 0, [store._root]
+    while stack:
+        level = stack.pop()
+        size += 0 if level.message is None else memory_bytes(level.message)
+        children = level.children or {}
+        size += sum(LEVEL_BYTES + text_bytes(name) for name in children)
+        stack.extend(children.values())
+    return size
 
 
 def check_session(session: Session, connection: MqttConnection | None) -> None:
@@ -145,6 +161,22 @@ def check_node(node: BrokerNode, open_connections: int) -> None:
     held = held_bytes(sessions)
     _require(held == state.held.used, "bytes held miscounted", f"{held} are {state.held.used}")
     _require(held <= state.held.limit, "bound: bytes held", f"{held} bytes")
+    retained = retained_bytes(state.retained)
+    _require(retained == state.retained.held_bytes, "retained bytes miscounted", f"{retained}")
+    _require(retained <= state.config.mqtt.max_retained_bytes, "bound: retained bytes", f"{retained}")
+    filters_bytes = sum(
+        subscription_bytes(name, session.consumer_options.get(name, ()))
+        for session in sessions
+        for name in session.subscriptions
+    )
+    _require(filters_bytes == state.filter_memory.used, "filter bytes miscounted", f"{filters_bytes}")
+    _require(filters_bytes <= state.filter_memory.limit, "bound: filter bytes", f"{filters_bytes}")
+    inbounds = [connection.inbound for connection in node._connections]
+    aliases = sum(inbound._alias_bytes for inbound in inbounds)
+    _require(aliases == state.alias_memory.used, "alias bytes miscounted", f"{aliases}")
+    plans = sum(inbound._plan_bytes for inbound in inbounds)
+    _require(plans == state.plan_memory.used_bytes, "plan bytes miscounted", f"{plans}")
+    _require(plans <= state.plan_memory.limit_bytes, "bound: plan bytes", f"{plans}")
     in_tree = tree_size(state.tree)[1]
     ordinary = sum(not is_queue_topic(name) for name, _ in filters)
     _require(in_tree == ordinary, "subscription tree", f"{in_tree} subscriptions in the tree, {ordinary} in sessions")
@@ -172,6 +204,9 @@ def check_empty(node: BrokerNode) -> None:
         "nodes of the subscription tree": tree_size(state.tree)[0],
         "timers": live_timers(node),
         "bytes held": state.held.used,
+        "bytes of filters": state.filter_memory.used,
+        "bytes of aliases": state.alias_memory.used,
+        "bytes of plans": state.plan_memory.used_bytes,
         "connected clients": state.traffic.connected,
         "subscriptions": state.traffic.subscriptions,
         "shared subscriptions": state.traffic.shared_subscriptions,

@@ -95,6 +95,8 @@ def test_a_new_subscriber_gets_every_value_at_once_marked_as_retained() -> None:
     assert {retain for _, retain in inbox.received} == {True}
     values = inbox.take()
     assert values.pop("$SYS/broker/version").startswith("assay version ")
+    assert int(values.pop("$SYS/broker/subscriptions/bytes")) > 0
+    assert int(values.pop("$SYS/broker/routes/bytes")) >= 0
     assert values == {
         "$SYS/broker/uptime": "61 seconds",
         "$SYS/broker/clients/connected": "1",
@@ -113,6 +115,8 @@ def test_a_new_subscriber_gets_every_value_at_once_marked_as_retained() -> None:
         "$SYS/broker/publish/bytes/sent": "0",
         "$SYS/broker/bytes/received": "0",
         "$SYS/broker/bytes/sent": "0",
+        "$SYS/broker/retained messages/bytes": "0",
+        "$SYS/broker/topic aliases/bytes": "0",
         "$SYS/broker/store/messages/bytes": "0",
         "$SYS/broker/bytes/unread": "0",
         "$SYS/broker/queues/count": "0",

@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 
 from reference_broker.config import BrokerConfig, MqttConfig
+from reference_broker.core import broker_state, routing
 from reference_broker.core.message import HOLDER_BYTES, Message, memory_bytes
+from reference_broker.core.retained import LEVEL_BYTES
+from reference_broker.core.routing import subscription_bytes
+from reference_broker.mqtt import inbound
 from reference_broker.mqtt import packets as p
-from tests.mqtt.conftest import World
+from reference_broker.mqtt.inbound import ALIAS_BYTES
+from tests.mqtt.conftest import Client, World
 
 
 def _subscribe(topic_filter: str) -> p.Subscribe:
@@ -32,14 +37,21 @@ def test_subscriptions_of_one_client(make_world: type[World], version: int, refu
     assert reasons("c") == (1,)
 
 
-@pytest.mark.parametrize("version", [p.V311, p.V5])
-def test_levels_of_topics_and_filters(make_world: type[World], version: int) -> None:
+@pytest.mark.parametrize(("version", "refused"), [(p.V311, 0x80), (p.V5, 0x8F)])
+def test_levels_of_topics_and_filters(make_world: type[World], version: int, refused: int) -> None:
     world = make_world(BrokerConfig(mqtt=MqttConfig(max_topic_levels=3)))
     client = world.connect("c", version=version)
     client.send(_subscribe("a/b/c"), p.Publish(topic="a/b/c", payload=b"x"))
     assert [message.topic for message in client.publishes()] == ["a/b/c"]
+    assert _reason(client, _subscribe("a/b/c/d")) == refused
     client.send(p.Publish(topic="a/b/c/d", payload=b"x"))
-    assert client.closed
+    assert not client.closed
+    too_deep = p.Publish(topic="a/b/c/d", payload=b"x", qos=1, packet_id=1)
+    if version == p.V5:
+        assert _reason(client, too_deep) == 0x90
+    else:
+        client.send(too_deep)
+        assert client.closed
 
 
 @pytest.mark.parametrize("version", [p.V311, p.V5])
@@ -192,3 +204,155 @@ def test_a_client_with_more_than_is_left_is_refused(
     first.send(p.Disconnect())
     client.send(p.Disconnect())
     assert world.node.state.held.used == 0
+
+
+def _reason(client: Client, packet: p.Packet) -> int:
+    (answer,) = client.send(packet)
+    if isinstance(answer, p.Suback):
+        return answer.reasons[0]
+    assert isinstance(answer, p.Acknowledgement | p.Connack | p.Disconnect)
+    return answer.reason
+
+
+def _retain(topic: str, payload: bytes) -> p.Publish:
+    return p.Publish(topic=topic, payload=payload, qos=1, packet_id=1, retain=True)
+
+
+@pytest.mark.parametrize("version", [p.V311, p.V5])
+def test_retained_bytes(make_world: type[World], version: int) -> None:
+    payload = b"x" * 1_000
+    one = memory_bytes(Message(topic="a/b", payload=payload)) + 2 * LEVEL_BYTES + 2
+    other = memory_bytes(Message(topic="a/c", payload=payload)) + LEVEL_BYTES + 1
+    world = make_world(BrokerConfig(mqtt=MqttConfig(max_retained_bytes=one + other)))
+    store = world.node.state.retained
+    client = world.connect("c", version)
+    matched = 0x10 if version == p.V5 else 0
+    assert _reason(client, _retain("a/b", payload)) == matched
+    assert store.held_bytes == one
+    assert _reason(client, _retain("a/c", payload)) == matched, "exactly as much as the limit"
+    refused = _retain("a/c", payload + b"x")
+    if version == p.V5:
+        assert _reason(client, refused) == 0x97
+        assert _reason(client, _retain("a/d/e/f", b"x")) == 0x97
+    else:
+        client.send(refused)
+        assert client.closed
+        client = world.connect("c", version)
+    assert (len(store), store.held_bytes) == (2, one + other), "what was refused left nothing"
+    message = store.get("a/c")
+    assert message is not None
+    assert message.payload == payload
+    client.send(p.Publish(topic="d", payload=b"x", retain=True))
+    assert len(store) == 2, "at QoS 0 it is dropped"
+    assert _reason(client, _retain("a/b", b"")) == matched
+    assert _reason(client, _retain("d", b"x")) == matched
+    for topic in ("a/c", "d"):
+        client.send(_retain(topic, b""))
+    assert (len(store), store.held_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize(("version", "refused"), [(p.V311, 0x80), (p.V5, 0x97)])
+def test_bytes_of_subscriptions(make_world: type[World], version: int, refused: int) -> None:
+    size = subscription_bytes("a/" + "x" * 1_000)
+    world = make_world(BrokerConfig(mqtt=MqttConfig(max_filter_bytes=4 * size)))
+    used = world.node.state.filter_memory
+    one, two = world.connect("one", version), world.connect("two", version)
+    for client, letters, taken in ((one, "abcd", 2), (two, "abcd", 1)):
+        answers = [_reason(client, _subscribe(f"{letter}/" + "x" * 1_000)) for letter in letters]
+        assert answers == [1] * taken + [refused] * (4 - taken)
+    assert used.used == 3 * size
+    assert _reason(two, _subscribe("a/" + "x" * 1_000)) == 1, "one that is there is replaced"
+    one.send(p.Unsubscribe(packet_id=2, topic_filters=("a/" + "x" * 1_000,)))
+    assert used.used == 2 * size
+    assert _reason(one, _subscribe("d/" + "x" * 1_000)) == 1
+    for client in (one, two):
+        client.send(p.Disconnect())
+    assert used.used == 0
+
+
+def test_what_a_consumer_asks_for_counts_as_well(make_world: type[World]) -> None:
+    world = make_world(BrokerConfig(mqtt=MqttConfig(max_filter_bytes=20_000)))
+    client = world.connect("c")
+    request = p.SubscriptionRequest(topic_filter="$queue/q", qos=1)
+    pairs = (("consumer-group", "g"), ("x", "y" * 30_000))
+    packet = p.Subscribe(packet_id=1, requests=(request,), properties=p.Properties(user_property=pairs))
+    assert _reason(client, packet) == 0x97
+    assert world.node.state.filter_memory.used == 0
+    small = p.Subscribe(packet_id=1, requests=(request,), properties=p.Properties(user_property=pairs[:1]))
+    assert _reason(client, small) == 1
+    client.send(p.Unsubscribe(packet_id=2, topic_filters=("$queue/q",)))
+    assert world.node.state.filter_memory.used == 0
+    assert not client.connection.active_session.consumer_options
+
+
+def test_bytes_of_topic_aliases(make_world: type[World]) -> None:
+    size = 1_000 + ALIAS_BYTES
+    world = make_world(BrokerConfig(mqtt=MqttConfig(max_alias_bytes=4 * size)))
+    used = world.node.state.alias_memory
+
+    def setting(alias: int, letter: str) -> p.Publish:
+        return p.Publish(topic=letter * 1_000, payload=b"", properties=p.Properties(topic_alias=alias))
+
+    one, two = world.connect("one"), world.connect("two")
+    one.send(setting(1, "a"), setting(2, "b"), setting(2, "b"), setting(1, "c"))
+    two.send(setting(1, "a"))
+    assert not one.closed
+    assert not two.closed
+    assert used.used == 3 * size
+    assert _reason(one, setting(3, "d")) == 0x97
+    assert one.closed
+    assert used.used == size, "what it had set is free again"
+    two.send(setting(2, "b"))
+    assert not two.closed
+    two.lose()
+    assert used.used == 0
+
+
+def test_cached_routes_are_bounded_in_bytes(make_world: type[World], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "MAX_CACHED_ROUTE_BYTES", 100_000)
+    monkeypatch.setattr(routing, "MAX_CACHED_ROUTES", 50)
+    world = make_world()
+    subscriber = world.subscribed("+/#")
+    publisher = world.connect("p")
+    tree = world.node.state.tree
+    for length in (10, 10_000):
+        for number in range(120):
+            publisher.send(p.Publish(topic=f"{number}/" + "x" * length, payload=b""))
+            assert len(tree._routes) <= 50
+            assert tree.route_bytes >= sum(len(topic) for topic in tree._routes)
+            assert tree.route_bytes < 100_000 + 11_000
+    assert len(subscriber.publishes()) == 240, "whatever is remembered"
+
+
+def test_routes_to_many_receivers_count_them(make_world: type[World], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "MAX_CACHED_ROUTE_BYTES", 20_000)
+    world = make_world()
+    for number in range(50):
+        world.subscribed("#", client_id=f"c{number}")
+    other = world.connect("o")
+    for number in range(100):
+        other.send(_subscribe(f"t/{number}"))
+    publisher = world.connect("p")
+    for number in range(100):
+        publisher.send(p.Publish(topic=f"t/{number}", payload=b""))
+        routes = world.node.state.tree._routes.values()
+        lists = {id(route.entries): len(route.entries) for route in routes}
+        assert 8 * sum(lists.values()) < 21_500
+
+
+def test_plans_are_bounded_for_one_and_for_all(make_world: type[World], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbound, "MAX_PLAN_BYTES", 20_000)
+    monkeypatch.setattr(broker_state, "MAX_ALL_PLAN_BYTES", 50_000)
+    world = make_world()
+    subscriber = world.subscribed("#")
+    publishers = [world.connect(f"p{number}") for number in range(6)]
+    for number in range(100):
+        for publisher in publishers:
+            publisher.send(p.Publish(topic=f"{number}/" + "x" * 1_000, payload=b""))
+        held = [publisher.connection.inbound._plan_bytes for publisher in publishers]
+        assert max(held) <= 20_000
+        assert sum(held) == world.node.state.plan_memory.used_bytes <= 50_000
+    assert len(subscriber.publishes()) == 600
+    for publisher in publishers:
+        publisher.lose()
+    assert world.node.state.plan_memory.used_bytes == 0

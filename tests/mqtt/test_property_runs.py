@@ -18,6 +18,7 @@ from reference_broker.core.message import Message
 from reference_broker.core.queues.errors import LogError
 from reference_broker.core.queues.publish_options import OPTION_NAMES
 from reference_broker.core.queues.stored_message import MessageCodec, message_bytes
+from reference_broker.mqtt import property_runs
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.mqtt.property_runs import PropertyRunReader
 from reference_broker.node import BrokerNode
@@ -244,13 +245,15 @@ def test_a_described_message_is_stored_as_any_other(named: list[list[tuple[str, 
         assert described.key == message.user_property("partition-key")
 
 
-def test_the_reader_remembers_a_bounded_number_of_sections_and_no_options() -> None:
+def test_the_reader_remembers_a_bounded_number_of_sections_and_no_options(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = PropertyRunReader()
+    monkeypatch.setattr(property_runs, "_MAX_SECTIONS", 1_024)
+    property_runs._SECTIONS.clear()
     for number in range(3_000):
         packet = _publish(1, (("trace", str(number)),))
         run = reader.read(packet, 0, b"\0\x08" + QUEUE.encode(), 100)
         assert run.properties == [(("trace", str(number)),)]
-        assert len(reader._sections) <= 1_024
+        assert len(property_runs._SECTIONS) <= 1_024
     for name in OPTION_NAMES:
         assert not reader.read(_publish(1, ((name, "1"),)), 0, b"\0\x08" + QUEUE.encode(), 100).payloads
     long = (("trace", "t" * 300),)

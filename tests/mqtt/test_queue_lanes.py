@@ -16,6 +16,7 @@ from reference_broker.config import AclConfig, AclRuleConfig, BrokerConfig, Mqtt
 from reference_broker.config_tenants import TenantConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Delivery, delivery_properties
+from reference_broker.mqtt import ack_runs
 from reference_broker.mqtt.ack_runs import AckRun, AckRunReader, read_ack_run
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.mqtt.outgoing import PublishEncoder
@@ -293,12 +294,13 @@ def test_packets_of_one_size_take_the_pattern_whatever_their_number() -> None:
     for count in (8, 63, 64, 65, 200):
         stream = b"".join(_ack(7, ("message-id", f"q:1:{offset + 100}"), ("group-id", "g")) for offset in range(count))
         reader = AckRunReader()
+        ack_runs._PATTERNS.clear()
         for rest in (b"", _ack(1, ("message-id", "q:0:1"), ("group-id", "g")), b"\x40\x02\0\1"):
             run = reader.read(stream + rest, 0, b"\0\x0d$queue/q/$ack", b"q:")
             assert run is not None
             assert run.places == [(1, offset + 100) for offset in range(count)]
             assert run.ends[-1] == len(stream)
-        assert len(reader._patterns) == 1
+        assert len(ack_runs._PATTERNS) == 1
 
 
 @settings(max_examples=100, deadline=None)

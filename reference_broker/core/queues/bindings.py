@@ -18,6 +18,7 @@ from reference_broker.core.message import Message, changed
 from reference_broker.core.queues.address import QUEUE_PREFIX, QueueAddress
 from reference_broker.core.queues.confirms import Confirm, JointConfirm, Stored, ignore
 from reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from reference_broker.core.remembered import remember
 
 if TYPE_CHECKING:
     from reference_broker.core.queues.engine import QueueEngine
@@ -70,9 +71,7 @@ class Bindings(FilterTree[_Node]):
         if known is None:
             places = sorted({place for node in self._walk(topic) for place in node.queues})
             known = tuple(self._names[place] for place in places)
-            if len(self._known) >= _MAX_KNOWN:
-                self._known.clear()
-            self._known[topic] = known
+            remember(self._known, topic, known, len(topic), _MAX_KNOWN)
         return known
 
 

@@ -15,6 +15,7 @@ from reference_broker.core.queues.lanes import LANES, NORMAL, LaneScheduler, Par
 from reference_broker.core.queues.pending import EntryState, GroupPartition, PendingEntry
 from reference_broker.core.queues.retry import exhausted_reason
 from reference_broker.core.queues.stored_message import StoredMessage
+from reference_broker.core.remembered import remember
 from reference_broker.core.topics import matches
 from reference_broker.trace.schema import TraceKind
 
@@ -488,7 +489,5 @@ class Dispatcher:
         known = self._matched.get(routing_key)
         if known is None:
             known = matches(self._group.pattern, routing_key)
-            if len(self._matched) >= _MATCH_CACHE:
-                self._matched.clear()
-            self._matched[routing_key] = known
+            remember(self._matched, routing_key, known, len(routing_key), _MATCH_CACHE)
         return known

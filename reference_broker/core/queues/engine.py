@@ -32,12 +32,12 @@ from reference_broker.core.queues.subscribe_options import DEFAULT_OPTIONS, Subs
 from reference_broker.core.queues.sync_job import SyncJob
 from reference_broker.core.queues.transaction import TransactionKey
 from reference_broker.core.queues.transactions import Transactions
+from reference_broker.core.remembered import remember
 from reference_broker.trace.schema import TraceKind
 
 Tracer = Callable[[TraceKind, dict[str, str | int]], None]
 
 _ADDRESS_CACHE = 4_096
-_CACHED_TOPIC_LENGTH = 256
 _FIRST_RETRY_S = 0.05
 _LAST_RETRY_S = 2.0
 """How long a sync that was not tried waits: twice as long each time, up to this."""
@@ -115,10 +115,7 @@ class QueueEngine(QueueOperations):
             if self._bindings is not None and known.verb is None and not is_dead_letter(known.queue):
                 bound = tuple(name for name in self._bindings.match(topic) if name != known.queue)
                 known = msgspec.structs.replace(known, bound=bound)
-            if len(topic) <= _CACHED_TOPIC_LENGTH:
-                if len(self._addresses) >= _ADDRESS_CACHE:
-                    self._addresses.clear()
-                self._addresses[topic] = known
+            remember(self._addresses, topic, known, len(topic), _ADDRESS_CACHE)
         return known
 
     def _exists(self, name: str) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 
 import mmh3
 
 from reference_broker.config import PartitionerKind
+from reference_broker.core.remembered import remember
 
 PARTITION_KEY = "partition-key"
 """The user property that carries the key."""
@@ -18,13 +18,18 @@ _UINT32 = 0xFFFFFFFF
 _MAX_KNOWN = 4_096
 
 
-@lru_cache(maxsize=4_096)
+_KNOWN_HASHES: dict[str, int] = {}
+
+
 def fnv1a_32(key: str) -> int:
     """FNV-1a, 32 bits, of the key's UTF-8."""
+    known = _KNOWN_HASHES.get(key)
+    if known is not None:
+        return known
     value = _FNV_OFFSET_BASIS
     for byte in key.encode():
         value = (value ^ byte) * _FNV_PRIME & _UINT32
-    return value
+    return remember(_KNOWN_HASHES, key, value, len(key), _MAX_KNOWN)
 
 
 def murmur3_32(key: str) -> int:
@@ -72,11 +77,11 @@ class Partitioner:
             return [self._of_key(self._hash, key, partitions) for key in keys]
 
     def _of_key(self, hashed: Callable[[str], int], key: str | None, partitions: int) -> int | None:
-        if key not in self._known and key is not None:
-            if len(self._known) >= _MAX_KNOWN:
-                self._known = {None: None}
-            self._known[key] = hashed(key) % partitions
-        return self._known[key]
+        if key is None or key in self._known:
+            return self._known[key]
+        if len(self._known) >= _MAX_KNOWN:
+            self._known = {None: None}
+        return remember(self._known, key, hashed(key) % partitions, len(key), _MAX_KNOWN)
 
     def choose(self, key: str | None, partitions: int) -> int:
         """A partition from 0 to ``partitions - 1``."""

@@ -17,13 +17,12 @@ from reference_broker.core.queues.control_records import PRODUCER_HEADER, TRANSA
 from reference_broker.core.queues.lanes import LANES, NORMAL
 from reference_broker.core.queues.partitioner import PARTITION_KEY
 from reference_broker.core.queues.store import Headers, LogRecord
+from reference_broker.core.remembered import remember
 
 PRIORITY_HEADER = b"_priority"
 DELAY_HEADER = b"_delay"
 """Of a message that was delayed: its number among the delayed ones, so that a start sees that it fired."""
 _CACHE_LIMIT = 1_024
-_CACHED_TOPIC_LENGTH = 256
-_DESCRIBED_BYTES = 256
 
 
 class StoredMessage(msgspec.Struct, eq=False, gc=False):
@@ -113,10 +112,7 @@ class MessageCodec:
         known = self._plain.get(key)
         if known is None:
             known = self._encode(message, routing_key, lane)
-            if len(message.topic) <= _CACHED_TOPIC_LENGTH:
-                if len(self._plain) >= _CACHE_LIMIT:
-                    self._plain.clear()
-                self._plain[key] = known
+            remember(self._plain, key, known, len(message.topic) + len(message.publisher), _CACHE_LIMIT)
         return known
 
     def describe(self, properties: tuple[tuple[str, str], ...]) -> Described:
@@ -132,10 +128,7 @@ class MessageCodec:
                 if key is None and name == PARTITION_KEY:
                     key, key_bytes = value, content
             known = Described(tuple(headers), size, key, key_bytes)
-            if size <= _DESCRIBED_BYTES:
-                if len(self._described) >= _CACHE_LIMIT:
-                    self._described.clear()
-                self._described[properties] = known
+            remember(self._described, properties, known, size, _CACHE_LIMIT)
         return known
 
     def _encode(self, message: Message, routing_key: str, lane: int) -> tuple[Headers, str]:
@@ -171,11 +164,10 @@ class MessageCodec:
         if known is None:
             stored = self._decode(record)
             message = stored.message
-            if stored.expires_at >= 0.0 and is_plain(message) and len(message.topic) <= _CACHED_TOPIC_LENGTH:
-                if len(self._decoded) >= _CACHE_LIMIT:
-                    self._decoded.clear()
+            if stored.expires_at >= 0.0 and is_plain(message):
                 size = stored.size - len(payload)
-                self._decoded[headers] = message.topic, message.publisher, stored.topic, stored.routing_key, size
+                described = message.topic, message.publisher, stored.topic, stored.routing_key, size
+                remember(self._decoded, headers, described, len(message.topic) + len(message.publisher), _CACHE_LIMIT)
             return stored
         own_topic, publisher, topic, routing_key, size = known
         message = Message(topic=own_topic, payload=payload, publisher=publisher)
