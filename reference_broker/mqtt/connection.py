@@ -408,13 +408,18 @@ class MqttConnection(Output):
         """Handle more of what an earlier turn had no room for."""
         rest, self._rest = self._rest, None
         if rest is None:
-            return  # it is over
+            # It ended meanwhile.
+            if self._lost:
+                self._fall_apart()
+            return
         later, self._partial = self._partial, bytearray()
         touches = self._journal.touches if self._journal is not None else 0
         self._handle(rest, now)
         if self._journal is not None and self._journal.touches != touches:
             self._awaited_turn = self._journal.turn
         if self.closing:
+            if self._lost:
+                self._fall_apart()
             return
         whole = not self._partial or len(self._partial) + len(later) >= self._needed
         self._partial += later
@@ -423,7 +428,9 @@ class MqttConnection(Output):
             self._postpone(data, 0)
         if self._lost and self._rest is None:
             self.close_now(now)
-        self.rouse()
+            self._fall_apart()
+        else:
+            self.rouse()
 
     def _consume(self, data: bytes, now: float) -> int:
         """Handle the whole packets of ``data`` that have not been; returns where they end."""
@@ -650,8 +657,12 @@ class MqttConnection(Output):
         """The transport ended without a word."""
         if self._rest is not None:
             self._lost = True
-        elif self.phase is not Phase.CLOSED:
+            return
+        if self.phase is not Phase.CLOSED:
             self.close_now(now)
+        self._fall_apart()
+
+    def _fall_apart(self) -> None:
         self._forget_unread()
         # Nobody asks it anything any more. Without cycles it is gone at once, and no garbage collector stops the
         # broker to find it.
