@@ -268,7 +268,7 @@ class QueuesConfig(Section, frozen=True, kw_only=True):
     auto_create: bool = True
     """A publish or subscription to an unknown ``$queue/<name>`` creates it."""
     max_queues: int = 1_000
-    max_memory_bytes: int = 0
+    max_memory_bytes: int = 1024 * 1024 * 1024
     """What queues in memory and the cache of messages may hold; over it publishers wait. 0 = no limit."""
     defaults: dict[str, Any] = {}
     """Overrides of :class:`QueueConfig` fields for every queue that is not configured by name."""

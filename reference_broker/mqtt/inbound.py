@@ -494,8 +494,11 @@ class Inbound(PublishAcks):
             self._request_transaction(message, now, told, confirmed)
         else:
             self._broker.publish_to_queue(message, session, now, confirmed, on_stored)
-        memory = self._broker.engine.memory
-        if memory is not None and memory.pressed and not session.consumers and not connection.closing:
+        if (
+            self._broker.engine.is_pressed(message.topic, session.tenant)
+            and not session.consumers
+            and not connection.closing
+        ):
             # One that consumes as well must be heard: its settlements make room. Its publishes are refused in the end.
             self.must_wait = True
             self._broker.waiting_publishers[connection] = None

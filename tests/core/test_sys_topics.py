@@ -119,6 +119,7 @@ def test_a_new_subscriber_gets_every_value_at_once_marked_as_retained() -> None:
         "$SYS/broker/topic aliases/bytes": "0",
         "$SYS/broker/store/messages/bytes": "0",
         "$SYS/broker/bytes/unread": "0",
+        "$SYS/broker/queues/memory/bytes": "0",
         "$SYS/broker/queues/count": "0",
     }
     assert len(state.retained) == 0, "they are not kept"

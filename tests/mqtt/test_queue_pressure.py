@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 import pytest
 
 from reference_broker.config import parse_config
+from reference_broker.core.message import Message
 from reference_broker.mqtt import packets as p
 from reference_broker.mqtt.errors import Reason
 from reference_broker.mqtt.packets import V5, V311
+from reference_broker.node import BrokerNode
+from reference_broker.storage.memory_disk import MemoryDisk
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import Client, World
@@ -108,3 +112,51 @@ def test_a_slow_consumer_is_sent_away(make_world: type[World], action: str) -> N
     assert sum(group.slow_consumers for group in stats.groups) == 1
     assert stats.in_flight <= 2
     assert other.publishes()
+
+
+def test_user_properties_press_like_payloads(make_world: type[World]) -> None:
+    world = _world(make_world)
+    publisher = world.connect("publisher")
+    properties = p.Properties(user_property=tuple(("n", "v" * 1_000) for _ in range(10)))
+    sent = 0
+    while not publisher.connection.wants_pause and sent < 100:
+        publisher.send(p.Publish(topic="$queue/q", payload=b"", qos=1, packet_id=sent + 1, properties=properties))
+        sent += 1
+    assert 5 < sent < 12
+    memory = world.node.engine.memory
+    assert memory is not None
+    assert memory.held_bytes > _LIMIT * 0.9
+
+
+def test_runs_are_counted_and_stop_at_the_limit(make_world: type[World]) -> None:
+    world = _world(make_world)
+    publisher = world.connect("publisher")
+    run = [p.Publish(topic="$queue/q", payload=b"x" * 400, qos=1, packet_id=number + 1) for number in range(25)]
+    sent = 0
+    while not publisher.connection.wants_pause and sent < 1_000:
+        publisher.send(*run)
+        sent += len(run)
+    assert 75 <= sent <= 150
+
+
+def test_who_publishes_to_queues_on_disk_does_not_wait_for_those_in_memory() -> None:
+    queues = {
+        "max_memory_bytes": _LIMIT,
+        "configured": [
+            {"name": "m", "durability": "memory", "partitions": 1},
+            {"name": "d", "durability": "interval", "partitions": 1},
+        ],
+    }
+    config = parse_config({"data_dir": "/nowhere", "queues": queues})
+    node = BrokerNode(config, MemoryDisk(), random.Random(1), 1_000.0)
+    engine = node.engine
+    for _ in range(500):
+        if engine.is_pressed("$queue/m", None):
+            break
+        engine.publish(engine.address("$queue/m"), Message(topic="$queue/m", payload=b"x" * 400), 1_000.0)
+    assert engine.is_pressed("$queue/m", None)
+    assert engine.is_pressed("$queue/m/key", None)
+    assert not engine.is_pressed("$queue/d", None)
+    assert not engine.is_pressed("$queue/d/$ack", None)
+    assert not engine.is_pressed("$queue/unknown", None)
+    node.close(1_000.0)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
 from reference_broker.config import GroupStart, QueuesConfig
-from reference_broker.core.message import Message
+from reference_broker.core.message import MESSAGE_OVERHEAD_BYTES, Message, memory_bytes
 from reference_broker.core.queues import settlement
 from reference_broker.core.queues.address import QueueAddress, Verb, is_dead_letter, parse_address
 from reference_broker.core.queues.agenda import Agenda
@@ -41,6 +42,12 @@ _ADDRESS_CACHE = 4_096
 _FIRST_RETRY_S = 0.05
 _LAST_RETRY_S = 2.0
 """How long a sync that was not tried waits: twice as long each time, up to this."""
+
+
+class Translates(Protocol):
+    """A tenant, whose clients have names of their own for queues."""
+
+    def topic_in(self, topic: str) -> str: ...
 
 
 class QueueEngine(QueueOperations):
@@ -146,7 +153,7 @@ class QueueEngine(QueueOperations):
         if queue is None or self._closed:
             queue = self._queue(address.queue)
         if self.memory is not None and queue.is_volatile:
-            self.memory.admit(len(message.payload), now)
+            self.memory.admit(memory_bytes(message), now)
         queue.publish(address.routing_key, message, now, on_confirmed, on_stored)
 
     def publish_many(
@@ -182,7 +189,9 @@ class QueueEngine(QueueOperations):
         payloads alone, which are of one size.
         """
         queue = self._taker_of_runs(address, now)
-        return queue is not None and queue.publish_run(address.routing_key, messages, now, part, alike=alike)
+        if queue is None or not self._has_memory(queue, messages, alike=alike):
+            return False
+        return queue.publish_run(address.routing_key, messages, now, part, alike=alike)
 
     def publish_keyed(
         self, address: QueueAddress, messages: Sequence[Message], now: float, part: Callable[[Sequence[int]], Confirm]
@@ -192,13 +201,36 @@ class QueueEngine(QueueOperations):
         ``part`` is told the positions of the messages that go to one partition, and gives their confirm.
         """
         queue = self._taker_of_runs(address, now)
-        return queue is not None and queue.publish_keyed(address.routing_key, messages, now, part)
+        if queue is None or not self._has_memory(queue, messages, alike=False):
+            return False
+        return queue.publish_keyed(address.routing_key, messages, now, part)
+
+    def _has_memory(self, queue: DurableQueue, messages: Sequence[Message], *, alike: bool) -> bool:
+        """Whether a run certainly fits into what queues in memory may hold."""
+        if self.memory is None or not queue.is_volatile:
+            return True
+        first, count = messages[0], len(messages)
+        # The others have about as much beside their payloads; an estimate will do until it is counted.
+        size = count * max(memory_bytes(first) - len(first.payload), MESSAGE_OVERHEAD_BYTES)
+        payload_bytes = count * len(first.payload) if alike else sum([len(message.payload) for message in messages])
+        return self.memory.admit_run(size + payload_bytes)
 
     def _taker_of_runs(self, address: QueueAddress, now: float) -> DurableQueue | None:
         self._agenda.now = now
-        if self._closed or address.verb is not None or address.bound or self.memory is not None:
+        if self._closed or address.verb is not None or address.bound:
             return None
         return self._queues.get(address.queue)
+
+    def is_pressed(self, topic: str, tenant: Translates | None) -> bool:
+        """Whether who publishes to this topic of a queue should wait, since queues in memory hold too much."""
+        if self.memory is None or not self.memory.pressed:
+            return False
+        try:
+            address = self.address(topic if tenant is None else tenant.topic_in(topic))
+        except QueueError:
+            return False
+        queues = [self._queues.get(name) for name in (address.queue, *address.bound)]
+        return any(queue is not None and queue.is_volatile for queue in queues)
 
     def is_captured(self, topic: str) -> bool:
         """Whether some queue gets the messages of an ordinary topic."""

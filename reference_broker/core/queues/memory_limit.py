@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from reference_broker.core.message import MESSAGE_OVERHEAD_BYTES
 from reference_broker.core.queues.errors import QueueError, QueueErrorCode
 
 if TYPE_CHECKING:
@@ -12,8 +13,6 @@ if TYPE_CHECKING:
     from reference_broker.core.queues.message_cache import MessageCache
     from reference_broker.core.queues.queue import DurableQueue
 
-MESSAGE_OVERHEAD_BYTES = 512
-"""What a small message takes beside its bytes."""
 _RELEASE_SHARE = 0.9
 """Publishers go on below that share of the limit, so that they do not stop and go with every message."""
 _REFUSE_SHARE = 1.125
@@ -44,9 +43,17 @@ class MemoryLimit:
         """At the last count, and what came since."""
         return self._bytes
 
-    def admit(self, message_bytes: int, now: float) -> None:
-        """A message is about to be enqueued. Raises :class:`QueueError` (FULL) when there is far too much."""
-        added = message_bytes + MESSAGE_OVERHEAD_BYTES
+    def admit_run(self, added: int) -> bool:
+        """Messages that take so many bytes are about to be enqueued. False: nothing was done, they may be too much and
+        must go one by one."""
+        if self._bytes + added > self._limit_bytes:
+            return False
+        self._bytes += added
+        return True
+
+    def admit(self, added: int, now: float) -> None:
+        """A message that takes so many bytes is about to be enqueued. Raises :class:`QueueError` (FULL) when there is
+        far too much."""
         self._bytes += added
         if self._bytes <= self._limit_bytes:
             return

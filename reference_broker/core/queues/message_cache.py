@@ -6,10 +6,9 @@ from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
 
+from reference_broker.core.message import MESSAGE_OVERHEAD_BYTES
 from reference_broker.core.queues.stored_message import StoredMessage
 
-_OVERHEAD_BYTES = 512
-"""What the objects around a small message take."""
 _SIZE = attrgetter("size")
 
 
@@ -31,17 +30,17 @@ class MessageCache:
         if offset in part:
             return
         part[offset] = message
-        self._enter(part, offset, offset + 1, message.size + _OVERHEAD_BYTES)
+        self._enter(part, offset, offset + 1, message.size + MESSAGE_OVERHEAD_BYTES)
 
     def put_run(self, part: dict[int, StoredMessage], base_offset: int, messages: Sequence[StoredMessage]) -> None:
         """Add messages of consecutive offsets, none of which is there."""
         if len(messages) == 1:
             part[base_offset] = messages[0]
-            self._enter(part, base_offset, base_offset + 1, messages[0].size + _OVERHEAD_BYTES)
+            self._enter(part, base_offset, base_offset + 1, messages[0].size + MESSAGE_OVERHEAD_BYTES)
             return
         end = base_offset + len(messages)
         part.update(zip(range(base_offset, end), messages, strict=True))
-        self._enter(part, base_offset, end, sum(map(_SIZE, messages)) + len(messages) * _OVERHEAD_BYTES)
+        self._enter(part, base_offset, end, sum(map(_SIZE, messages)) + len(messages) * MESSAGE_OVERHEAD_BYTES)
 
     def _enter(self, part: dict[int, StoredMessage], base_offset: int, end: int, size: int) -> None:
         self._order.append((part, base_offset, end, size))
