@@ -85,7 +85,7 @@ class PasswordCheck:
         proof: bytes,
         *,
         is_known: bool,
-        users: tuple[UserConfig, ...],
+        users: tuple[UserConfig, ...] | None,
         on_done: OnChecked,
     ) -> None:
         self.users = users
@@ -123,13 +123,18 @@ class Authenticator:
         self._cache_key = cache_key
         self._waiting: deque[PasswordCheck] = deque()
         self._running = 0
+        self._users: tuple[UserConfig, ...] | None = None
         self.configure(config)
 
     def configure(self, config: AuthConfig) -> None:
         """Take other users. Raises :class:`ConfigError`, and then those there are stay.
 
-        What a check or an exchange that is under way comes to does not count any more: its client is to start anew.
+        If they are others, what a check or an exchange that is under way comes to does not count any more: its client
+        is to start anew.
         """
+        if config.users == self._users:
+            self._anonymous = config.anonymous
+            return
         _check_users(config.users)
         passwords = {
             user.username: _Stored(user.password_hash, user.username) for user in config.users if user.password_hash

@@ -276,7 +276,7 @@ class BrokerNode:
         self._authenticator.configure(config.auth)
         queues = msgspec.structs.replace(before.queues, tenants=config.queues.tenants)
         self.config = msgspec.structs.replace(before, auth=config.auth, acl=config.acl, queues=queues)
-        if config.auth != before.auth:
+        if config.auth.users != before.auth.users:
             for connection in list(self._connections):
                 connection.interrupt_login(now)
         self.state.reload(self.config, now, on_done)

@@ -515,7 +515,7 @@ class MqttConnection(Output):
         raise malformed("the remaining length is longer than 4 bytes", self.version, "MQTT-4.8.0-1", "MQTT-4.13.1-1")
 
     def _too_large(self, frame_bytes: int) -> ProtocolError:
-        broken = rule_id(self.version, "MQTT-4.8.0-1", "MQTT-3.2.2-15")
+        broken = rule_id(self.version, "MQTT-4.8.0-2", "MQTT-3.2.2-15")
         message = f"a packet of {frame_bytes} bytes is over the limit of {self._limit}"
         return ProtocolError(message, broken, Reason.PACKET_TOO_LARGE)
 

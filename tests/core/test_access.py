@@ -228,3 +228,34 @@ def test_rules_with_bad_topics_are_refused(topic: str) -> None:
 def test_an_unknown_permission_is_refused() -> None:
     with pytest.raises(ConfigError, match="access"):
         parse_config({"acl": {"rules": [{"topic": "a", "access": "all"}]}})
+
+
+@pytest.mark.parametrize("rule", ["$admin/queue/dlq/orders/#", "$admin/queue/$dlq/orders/#"])
+@pytest.mark.parametrize("topic", ["$admin/queue/dlq/orders/purge", "$admin/queue/$dlq/orders/purge"])
+def test_administration_of_dead_letters_has_two_spellings_and_one_right(rule: str, topic: str) -> None:
+    """What a rule denies, or allows, in one of them holds for the other."""
+    everything = AclRuleConfig(topic="$admin/#", access=Permission.READWRITE)
+    for access_, allowed in ((Permission.DENY, False), (Permission.READWRITE, True)):
+        rules = (AclRuleConfig(topic=rule, access=access_), *(() if allowed else (everything,)))
+        grants = AccessControl(AclConfig(rules=rules)).grants(None, "c")
+        assert grants.may_administer(topic, read=False) is allowed
+
+
+@pytest.mark.parametrize(
+    ("topic", "read", "write"),
+    [
+        ("$queue/q/$ack", True, False),
+        ("$queue/q/$commit", True, False),
+        ("$dlq/q/$nack", True, False),
+        ("$queue/q/$cancel", False, True),
+        ("$queue/q", False, True),
+        ("$queue/q/key/$claim", False, False),
+        ("shop/$ack", False, False),
+        ("$queue/q/$unknown", False, False),
+    ],
+)
+def test_a_verb_needs_the_right_that_its_row_names(topic: str, read: bool, write: bool) -> None:
+    for access_, allowed in ((Permission.READ, read), (Permission.WRITE, write)):
+        rules = tuple(AclRuleConfig(topic=one, access=access_) for one in ("$queue/q", "$dlq/q"))
+        grants = AccessControl(AclConfig(rules=rules)).grants(None, "c")
+        assert grants.may_publish(topic) is allowed

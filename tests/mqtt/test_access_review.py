@@ -250,6 +250,25 @@ def test_a_log_in_that_is_under_way_begins_anew(reloaded: Change, method: str) -
     assert (last.reason, client.closed) == (Reason.SERVER_BUSY, True)
 
 
+def test_a_log_in_that_is_under_way_goes_on_when_the_users_stay(reloaded: Change) -> None:
+    """Other rules are no reason to begin anew; they hold for it."""
+    reloaded.start(configure(SECRET))
+    world = reloaded.world
+    client = world.open()
+    connect = p.Connect(version=V5, client_id="c", username="ann", password=b"ann")
+    world.node.receive(client.connection, p_bytes(connect), world.now)
+    jobs = world.node.take_sync_jobs(world.now)
+    world.node.reload(configure(DENIED), world.now)
+    for job in jobs:
+        job.run()
+        world.node.sync_done(job, None, world.now)
+    world.turn()
+    (connack,) = client.inbox
+    assert isinstance(connack, p.Connack)
+    assert connack.reason == 0
+    assert subscribe(client, "secret/#") == [Reason.NOT_AUTHORIZED]
+
+
 def p_bytes(packet: p.Packet) -> bytes:
     from reference_broker.mqtt.codec import encode_packet
 
