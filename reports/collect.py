@@ -160,6 +160,12 @@ def slugify(text: str) -> str:
     return "-".join(part for part in kept.split("-") if part)[:100] or "unnamed"
 
 
+def _slug_of(result: RunResult) -> str:
+    """Kind, name, target and world; a word that only repeats the one before it is said once."""
+    words = slugify(f"{result.kind.value}-{result.name}-{result.target}-{result.world}").split("-")
+    return "-".join(word for place, word in enumerate(words) if place == 0 or word != words[place - 1])
+
+
 def _run_folders(root: Path) -> list[Path]:
     folders: list[Path] = []
     for current, children, files in os.walk(root, followlinks=False):
@@ -190,7 +196,7 @@ def _read_run(root: Path, folder: Path) -> tuple[Run | None, list[Problem]]:
         return None, problems
     verdict, notes = _judge(result, conformance)
     run = Run(
-        slug=slugify(f"{result.kind.value}-{result.name}-{result.target}-{result.world}"),
+        slug=_slug_of(result),
         folder=folder,
         place=place,
         result=result,

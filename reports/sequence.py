@@ -62,10 +62,10 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     """Lines of the transcript that are not drawn."""
 
 
-def layout(transcript: Transcript) -> Sequence | None:
+def layout(transcript: Transcript, max_messages: int = MAX_MESSAGES) -> Sequence | None:
     """The chart of a transcript; ``None`` when there is nothing to draw."""
     connections = transcript.connections[:MAX_CONNECTIONS]
-    drawn = [line for line in transcript.lines if line.connection in {*connections, ""}][:MAX_MESSAGES]
+    drawn = [line for line in transcript.lines if line.connection in {*connections, ""}][:max_messages]
     if not drawn or not connections:
         return None
     gap = _GAPS.get(len(connections), _NARROW_GAP)

@@ -5,8 +5,10 @@ The site is built in a temporary folder and then put in place whole. The same in
 
 from __future__ import annotations
 
+import base64
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from itertools import pairwise
@@ -16,7 +18,7 @@ import jinja2
 import msgspec
 from plotly.offline import get_plotlyjs
 
-from reference_broker.trace.conformance import CaseResult, Clause
+from reference_broker.trace.conformance import CaseResult, CaseVerdict, Clause
 from reference_broker.trace.results import GRAVITY, Check, RunKind, Verdict
 from reports import humanise, transcripts
 from reports.attention import first_of_each_run, needs_attention
@@ -29,7 +31,7 @@ from reports.headlines import headline, key_figures
 from reports.junit import junit_xml
 from reports.markdown import summary_markdown
 from reports.matrix import Column, Matrix, SpecCoverage, build_coverage, build_matrix, clause_anchor, spec_title
-from reports.raw_files import RawFile, RawFiles, path_inside
+from reports.raw_files import PLOTLY_FILE, RawFile, RawFiles, path_inside
 from reports.run_views import (
     check_gauge,
     checker_counts,
@@ -38,11 +40,15 @@ from reports.run_views import (
     plain_metrics,
     scenario_pairs,
 )
-from reports.sequence import layout
+from reports.sequence import MAX_MESSAGES, layout
 from reports.verdicts import CASE_GRAVITY, CASE_LOOKS, CLAUSE_LOOKS, KIND_LABELS, KIND_QUESTIONS, RUN_LOOKS, look_of
 
 REPORT_SCHEMA = "assay.report/1"
-SCRIPTS = ("theme.js", "site.js", "filter.js", "charts.js")
+SCRIPTS = ("theme.js", "site.js", "filter.js", "charts.js", "cases.js")
+PACKED_VERDICTS = frozenset({CaseVerdict.PASS, CaseVerdict.UNSUPPORTED, CaseVerdict.NOT_RUN})
+"""Cases that nobody has to look at share a page per area, their details packed; the others have a page each."""
+PACKED_MAX_LINES, PACKED_MAX_MESSAGES = 60, 12
+"""What is shown of the transcript of such a case, in the table and in the drawing; the archive holds the rest."""
 MAX_FINDINGS = 100
 MAX_ATTENTION_PER_RUN = 4
 MAX_ATTENTION_ON_INDEX = 24
@@ -129,7 +135,7 @@ def _write_assets(folder: Path) -> None:
     source = files("reports") / "assets"
     for name in ("site.css", *SCRIPTS):
         (folder / name).write_bytes((source / name).read_bytes())
-    (folder / "plotly.min.js").write_text(get_plotlyjs(), encoding="utf-8")
+    (folder / PLOTLY_FILE).write_text(get_plotlyjs(), encoding="utf-8")
 
 
 class SiteWriter:
@@ -169,6 +175,7 @@ class SiteWriter:
                 self._page(coverage_path(coverage.spec), "coverage.html.j2", coverage=coverage)
             for column in self._matrix.columns:
                 self._write_cases(column)
+        self._raw.close()
 
     def _make_environment(self) -> jinja2.Environment:
         environment = jinja2.Environment(
@@ -272,28 +279,64 @@ class SiteWriter:
         )
 
     def _write_cases(self, column: Column) -> None:
+        bodies: dict[str, dict[str, str]] = {}
+        results: dict[str, list[CaseResult]] = {}
         for before, result, after in _neighbours(column.report.results):
-            path = path_inside(column.run.folder, result.transcript)
-            transcript = transcripts.read_transcript(path) if path is not None and path.is_file() else None
-            others = [
-                (other, cell)
-                for other, cell in zip(self._matrix.columns, self._cells[result.case], strict=True)
-                if cell is not None and other is not column
-            ]
+            context = self._case_context(column, before, result, after)
+            path = self._case_path(column.run, result.case)
+            if result.verdict not in PACKED_VERDICTS:
+                self._page(path, "case.html.j2", **context, ids="")
+                continue
+            page, _, anchor = path.partition("#")
+            template = self._environment.get_template("case_body.html.j2")
+            body = template.render(root="../" * page.count("/"), here=page, ids=f"{anchor}-", **context)
+            bodies.setdefault(page, {})[anchor] = body
+            results.setdefault(page, []).append(result)
+        for page, packed in bodies.items():
+            data = zlib.compress(msgspec.json.encode(packed), 9)
             self._page(
-                self._case_path(column.run, result.case),
-                "case.html.j2",
+                page,
+                "area.html.j2",
                 column=column,
                 run=column.run,
-                result=result,
-                before=before,
-                after=after,
-                others=others,
-                clauses=[(clause_id, self._clause(result.spec, clause_id)) for clause_id in result.clauses],
-                transcript=transcript,
-                sequence=layout(transcript) if transcript is not None else None,
-                raw=self._raw.publish(column.run, "transcript", result.transcript) if result.transcript else None,
+                spec=results[page][0].spec,
+                area=results[page][0].area,
+                results=results[page],
+                packed=base64.b64encode(data).decode("ascii"),
+                transcripts=self._raw.archive_of(column.run),
+                anchor_of=lambda result: self._case_path(column.run, result.case).partition("#")[2],
             )
+
+    def _case_context(
+        self, column: Column, before: CaseResult | None, result: CaseResult, after: CaseResult | None
+    ) -> dict[str, object]:
+        path = path_inside(column.run.folder, result.transcript)
+        packed = result.verdict in PACKED_VERDICTS
+        most = PACKED_MAX_LINES if packed else transcripts.MAX_LINES
+        transcript = transcripts.read_transcript(path, most) if path is not None and path.is_file() else None
+        drawn = PACKED_MAX_MESSAGES if packed else MAX_MESSAGES
+        others = [
+            (other, cell)
+            for other, cell in zip(self._matrix.columns, self._cells[result.case], strict=True)
+            if cell is not None and other is not column
+        ]
+        return {
+            "column": column,
+            "run": column.run,
+            "result": result,
+            "before": before,
+            "after": after,
+            "others": others,
+            "clauses": [(clause_id, self._clause(result.spec, clause_id)) for clause_id in result.clauses],
+            "transcript": transcript,
+            "sequence": layout(transcript, drawn) if transcript is not None else None,
+            "raw": self._raw.archive(column.run, result.transcript) if result.transcript else None,
+        }
+
+
+def area_path(column: Column, spec: str, area: str) -> str:
+    """Site path of the cases of one area that nobody has to look at."""
+    return f"conformance/{column.run.slug}/area-{slugify(spec)}-{slugify(area)}.html"
 
 
 def run_path(run: Run) -> str:
@@ -335,7 +378,13 @@ def _case_paths(column: Column) -> Iterable[tuple[CaseResult, str]]:
             number += 1
             slug = f"{slugify(result.case)}-{number}"
         taken.add(slug)
-        yield result, f"conformance/{column.run.slug}/{slug}.html"
+        packed = result.verdict in PACKED_VERDICTS
+        yield (
+            result,
+            f"{area_path(column, result.spec, result.area)}#{slug}"
+            if packed
+            else f"conformance/{column.run.slug}/{slug}.html",
+        )
 
 
 def _neighbours(results: list[CaseResult]) -> Iterable[tuple[CaseResult | None, CaseResult, CaseResult | None]]:

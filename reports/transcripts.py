@@ -32,7 +32,7 @@ class Transcript(msgspec.Struct, frozen=True, kw_only=True):
         return list(dict.fromkeys(line.connection for line in self.lines if line.connection))
 
 
-def read_transcript(path: Path) -> Transcript:
+def read_transcript(path: Path, max_lines: int = MAX_LINES) -> Transcript:
     """Never raises for a bad file: what was read before the fault is shown, and ``problem`` names the line."""
     decoder = msgspec.json.Decoder(WireLine)
     lines: list[WireLine] = []
@@ -43,7 +43,7 @@ def read_transcript(path: Path) -> Transcript:
                 if not text.strip():
                     continue
                 total += 1
-                if total <= MAX_LINES:
+                if total <= max_lines:
                     lines.append(decoder.decode(text))
     except (OSError, ValueError) as error:
         return Transcript(lines=lines, total=len(lines), problem=f"line {total}: {error}")

@@ -73,7 +73,7 @@ class Shown:
 
 
 class Page:
-    """Renders figures for a notebook without the network: plotly's script goes in once, with the first figure."""
+    """Renders figures for a notebook without the network: the script of plotly is a file beside it, named once."""
 
     def __init__(self) -> None:
         self._has_script = False
@@ -82,7 +82,7 @@ class Page:
         """The figures, one below the other."""
         parts = []
         for figure in figures:
-            parts.append(figure.to_html(full_html=False, include_plotlyjs=not self._has_script))
+            parts.append(figure.to_html(full_html=False, include_plotlyjs=False if self._has_script else "directory"))
             self._has_script = True
         return Shown("\n".join(parts) or "<p>Nothing to draw.</p>")
 

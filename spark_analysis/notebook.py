@@ -14,12 +14,15 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbconvert import HTMLExporter
+from plotly.offline import get_plotlyjs
 from traitlets.config import Config
 
 from reference_broker.trace.results import read_result, write_result
 from spark_analysis.sources import SPARK_FOLDER
 
 NOTEBOOK: Final = "broker_report.py"
+PLOTLY_FILE: Final = "plotly.min.js"
+"""Beside the page, which draws with it."""
 PARAMETERS: Final = "parameters"
 """Tag of the cell whose assignments are replaced."""
 _ELSEWHERE: Final = ("jquery_url", "mathjax_url", "mermaid_js_url", "mermaid_layout_elk_js_url", "require_js_url")
@@ -76,6 +79,7 @@ def execute_notebook(run_folder: Path, *, timeout_s: int = 300) -> ExecutedNoteb
             raise NotebookError(message) from error
     executed = ExecutedNotebook(ipynb=folder / "report.ipynb", html=folder / "report.html")
     nbformat.write(notebook, executed.ipynb)
+    (folder / PLOTLY_FILE).write_text(get_plotlyjs(), encoding="utf-8")
     executed.html.write_text(_as_html(notebook), encoding="utf-8")
     _list_among_artefacts(folder, executed)
     return executed

@@ -35,14 +35,15 @@
     area.remove();
   }
 
-  for (const control of document.querySelectorAll("button.copy")) {
-    control.addEventListener("click", function () {
+  document.addEventListener("click", function (event) {
+    const control = event.target.closest("button.copy"); // also one that a script has added since
+    if (control) {
       copy(control.dataset.copy).then(
         () => say(control, "Copied"),
         () => say(control, "Select and copy by hand"),
       );
-    });
-  }
+    }
+  });
 
   function say(control, text) {
     control.textContent = text;

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import re
+import zlib
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -59,6 +63,14 @@ class Page(HTMLParser):
         for name in ("aria-labelledby", "data-plot"):
             if name in named:
                 self.links.append(f"#{named[name]}")
+
+
+def packed_bodies(path: Path) -> dict[str, str]:
+    """The cases of an area's page, as its script unpacks them: anchor to HTML."""
+    found = re.search(r'<script type="text/plain" id="packed">([^<]*)</script>', path.read_text(encoding="utf-8"))
+    assert found is not None, path
+    bodies: dict[str, str] = json.loads(zlib.decompress(base64.b64decode(found[1])))
+    return bodies
 
 
 def read_pages(site: Path) -> dict[Path, Page]:

@@ -104,6 +104,17 @@ def test_the_filter_works_in_a_browser(sample_site: Path, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on the PATH")
+def test_a_packed_case_is_unpacked_in_a_browser(sample_site: Path, tmp_path: Path) -> None:
+    page = sample_site / "conformance" / "conformance-mqtt-reference" / "area-mqtt5-connect.html"
+    closed = in_browser(page.as_uri(), tmp_path)
+    assert "What went over the wire" not in closed
+    opened = in_browser(f"{page.as_uri()}#mqtt5-connect-second-connect-is-an-error", tmp_path)
+    assert opened.count("What went over the wire") == 1
+    assert "CONNECT client_id=" in opened
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on the PATH")
 def test_charts_are_drawn_in_a_browser(sample_site: Path, tmp_path: Path) -> None:
     page = in_browser((sample_site / "scenarios" / "crash-and-cut.html").as_uri(), tmp_path)
     assert page.count('class="main-svg"') >= 2

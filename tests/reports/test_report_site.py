@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 import pytest
-from html_check import Page, read_pages
+from html_check import Page, packed_bodies, read_pages
 from report_samples import (
     case_result,
     clauses,
@@ -39,7 +42,7 @@ from reference_broker.trace.results import (
 from reports.collect import MARKER_FILE, ReportError
 from reports.raw_files import MAX_FILE_BYTES
 from reports.run_views import MAX_EVIDENCE_ROWS
-from reports.site import MAX_FINDINGS, build_report, safe_link
+from reports.site import MAX_FINDINGS, PACKED_MAX_LINES, build_report, safe_link
 from reports.transcripts import MAX_LINES
 from reports.verdicts import CASE_LOOKS, RUN_LOOKS
 
@@ -327,8 +330,11 @@ def test_long_transcripts_and_findings_are_cut_with_a_note(tmp_path: Path) -> No
     lines = wire_lines() * 500
     transcript = write_transcript(tmp_path / "c", "long.jsonl", lines)
     header = Header(target="reference", started_at="", suite_version="", seed=1)
-    case = case_result("mqtt5/connect/long", transcript=transcript)
-    write_report(tmp_path / "c", [header, *clauses(), case, Footer(counts={}, exit_code=0, duration_s=1)])
+    cases = [
+        case_result("mqtt5/connect/long", CaseVerdict.FAIL, transcript=transcript),
+        case_result("mqtt5/connect/long-and-passed", transcript=transcript),
+    ]
+    write_report(tmp_path / "c", [header, *clauses(), *cases, Footer(counts={}, exit_code=1, duration_s=1)])
     event: dict[str, str | int | float | bool] = {"index": 1, "value": "p1-1"}
     finding = Finding(checker="lost", anomaly="A1", severity=Severity.SAFETY, message="gone", evidence=[event] * 500)
     many = RunResult(kind=RunKind.SIM, name="many", verdict=Verdict.FAIL, summary="", findings=[finding] * 300)
@@ -336,6 +342,13 @@ def test_long_transcripts_and_findings_are_cut_with_a_note(tmp_path: Path) -> No
     site = build(tmp_path)
     text = " ".join(page(site, "conformance/conformance-c-reference/mqtt5-connect-long.html").text.split())
     assert f"The first {MAX_LINES} of 4,000 lines are shown." in text
+    body = packed_bodies(site / "conformance/conformance-c-reference/area-mqtt5-connect.html")
+    assert f"The first {PACKED_MAX_LINES} of 4,000 lines are shown." in body["mqtt5-connect-long-and-passed"]
+    with tarfile.open(site / "raw/conformance-c-reference/transcripts.tar.xz") as archive:
+        (member,) = archive.getmembers()
+        whole = archive.extractfile(member)
+        assert whole is not None
+        assert whole.read() == (tmp_path / "c" / transcript).read_bytes()
     found = page(site, "runs/sim-many-reference.html")
     assert [tag for tag, _ in found.elements].count("details") == MAX_FINDINGS
     assert "200 more findings" in found.text
@@ -348,9 +361,9 @@ def test_a_bad_transcript_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
     transcript.write_bytes(transcript.read_bytes() + b"not json\n")
     (tmp_path / "c" / "transcripts" / "mqtt5_will_delayed-will.jsonl").unlink()
     site = build(tmp_path)
-    texts = {path.name: Page(path).text for path in (site / "conformance").rglob("mqtt*.html")}
+    texts = {name: text for path in site.rglob("area-*.html") for name, text in packed_bodies(path).items()}
     assert sum("could not be read to its end: line 9" in text for text in texts.values()) == 1
-    assert "missing" in texts["mqtt5-will-delayed-will.html"]
+    assert "missing" in texts["mqtt5-will-delayed-will"]
 
 
 def test_a_run_that_was_cut_is_shown_as_such(tmp_path: Path) -> None:
@@ -448,3 +461,46 @@ def test_a_locust_run_is_shown_with_its_counts(tmp_path: Path) -> None:
     index = " ".join(page(site, "index.html").text.split())
     assert "1234 of 1241 requests answered" in index
     assert "MQTT: publish QoS 1 to ack p99" in index
+
+
+def test_what_nobody_has_to_look_at_is_packed_by_area_and_whole(sample_site: Path, tmp_path: Path) -> None:
+    """Its body is HTML like that of any page: well-formed, its links lead somewhere, its ids do not collide."""
+    areas = sorted(sample_site.rglob("area-*.html"))
+    assert areas
+    seen = 0
+    for path in areas:
+        listed = page(sample_site, str(path.relative_to(sample_site)))
+        bodies = packed_bodies(path)
+        anchors = [named["id"] for tag, named in listed.elements if tag == "details" and named.get("class") == "case"]
+        assert list(bodies) == anchors
+        whole = tmp_path / "whole.html"
+        whole.write_text("".join(bodies.values()), encoding="utf-8")
+        together = Page(whole)
+        assert together.faults == []
+        for link in together.links:
+            parts = urlsplit(link)
+            if parts.scheme == "" and parts.path:
+                assert (path.parent / unquote(parts.path)).resolve().is_file(), link
+        seen += len(bodies)
+    assert seen > 8
+    failed = [path for path in sample_site.rglob("mqtt*.html") if "reference" in str(path)]
+    assert failed == [], "the reference broker passed all: no case of it needs a page of its own"
+    wire = packed_bodies(sample_site / "conformance/conformance-mqtt-reference/area-mqtt5-connect.html")
+    assert "CONNECT client_id=" in wire["mqtt5-connect-second-connect-is-an-error"]
+
+
+def test_long_text_is_compressed_and_the_notebook_shares_the_script_of_the_site(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    named = {"history": "history.jsonl", "short": "short.jsonl", "notebook": "report.html"}
+    write_result(run, msgspec.structs.replace(load_run(), artefacts=named))
+    history = b'{"f":"publish"}\n' * 20_000
+    (run / "history.jsonl").write_bytes(history)
+    (run / "short.jsonl").write_bytes(b"{}\n")
+    (run / "report.html").write_bytes(b'<script src="plotly.min.js"></script>')
+    site = build(tmp_path)
+    raw = site / "raw" / "load-steady-2k-reference-real"
+    assert gzip.decompress((raw / "history.jsonl.gz").read_bytes()) == history
+    assert (raw / "short.jsonl").read_bytes() == b"{}\n"
+    script = re.search(r'src="([^"]+)"', (raw / "report.html").read_text())
+    assert script is not None
+    assert (raw / script[1]).resolve() == (site / "assets" / "plotly.min.js").resolve()
