@@ -253,6 +253,8 @@ def _unsubscribe(connection: MqttConnection, packet: Unsubscribe, now: float) ->
 def _on_disconnect(connection: MqttConnection, packet: Disconnect, now: float) -> None:
     session = connection.session
     assert session is not None
+    if packet.properties.server_reference is not None:
+        raise ProtocolError("a client must not send a server reference", "MQTT-4.13.1-1")
     expiry = packet.properties.session_expiry_interval
     if expiry is not None:
         if connection.session_expiry_asked_s == 0 and expiry:
@@ -260,8 +262,6 @@ def _on_disconnect(connection: MqttConnection, packet: Disconnect, now: float) -
             raise ProtocolError("DISCONNECT must not give an expiry to a session that had none", "MQTT-4.13.1-1")
         expiry = min(expiry, connection.broker.config.mqtt.max_session_expiry_s)
         session.expiry_s = inf if expiry == NEVER_EXPIRES_S else float(expiry)
-    if packet.properties.server_reference is not None:
-        raise ProtocolError("a client must not send a server reference", "MQTT-4.13.1-1")
     connection.close_now(now, publish_will=packet.reason != Reason.SUCCESS)
 
 
