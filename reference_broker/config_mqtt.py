@@ -51,6 +51,9 @@ class MqttConfig(Section, frozen=True, kw_only=True):
     """A longer client id is refused (0x85, or code 2); 0 = no limit. No less than 23, which every server takes."""
     response_information: str = ""
     """What an MQTT 5.0 client that asks for it is told to build response topics from; ``%c`` stands for its id."""
+    max_partial_bytes: int = 256 * 1024 * 1024
+    """Bytes of packets that have begun to come, on all connections; over it the connection that has brought no whole
+    packet for the longest time ends."""
     max_filter_bytes: int = 1024 * 1024 * 1024
     """What the subscriptions of all clients together may take in memory, shared out like ``max_held_bytes``; over it
     SUBSCRIBE is refused (0x97, in 3.1.1 0x80)."""

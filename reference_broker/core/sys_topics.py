@@ -56,6 +56,7 @@ _FIGURES: dict[str, Value] = {
     "bytes/received": lambda state, uptime_s: state.traffic.bytes_received,
     "bytes/sent": lambda state, uptime_s: state.traffic.bytes_sent,
     "topic aliases/bytes": lambda state, uptime_s: state.alias_memory.used,
+    "partial packets/bytes": lambda state, uptime_s: state.partial_packets.used_bytes,
     "routes/bytes": lambda state, uptime_s: state.tree.route_bytes + state.plan_memory.used_bytes,
     "store/messages/bytes": lambda state, uptime_s: state.held.used,
     "bytes/unread": lambda state, uptime_s: state.traffic.unread_bytes,

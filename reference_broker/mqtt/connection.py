@@ -73,6 +73,7 @@ class MqttConnection(Output):
         "_lost",
         "_needed",
         "_partial",
+        "_partial_counted",
         "_partial_seen",
         "_postponed",
         "_progress_at",
@@ -175,6 +176,8 @@ class MqttConnection(Output):
         self._last_received = now
         """When the last whole packet came."""
         self._partial_seen = 0
+        self._partial_counted = 0
+        """Its bytes, as all connections together count them."""
         """Bytes there were of an unfinished packet when the keep alive was last looked at."""
         self._limit = broker.config.mqtt.max_packet_bytes
         self._timer: Timer = broker.timers.schedule(now + broker.config.mqtt.connect_timeout_s, self._connect_timed_out)
@@ -333,13 +336,23 @@ class MqttConnection(Output):
         if self.phase is Phase.CLOSED:
             return
         journal = self._journal
-        if journal is None:
-            self._receive(data, now)
-            return
-        touches = journal.touches
+        touches = journal.touches if journal is not None else 0
         self._receive(data, now)
-        if journal.touches != touches:
+        if journal is not None and journal.touches != touches:
             self._awaited_turn = journal.turn
+        if self._partial or self._partial_counted:
+            self._count_partial(now)
+
+    def _count_partial(self, now: float) -> None:
+        size = len(self._partial)
+        progressed = self._last_received == now
+        self._partial_counted = size
+        self.broker.partial_packets.set(self, size, now, progressed=progressed)
+
+    def give_up_packet(self, now: float) -> None:
+        """As :class:`Holder`."""
+        text = "packets that have begun take too much memory, and this one has been coming for the longest time"
+        self._send_off(text, Reason.QUOTA_EXCEEDED, now)
 
     def _receive(self, data: bytes, now: float) -> None:
         self._traffic.bytes_received += len(data)
@@ -426,6 +439,8 @@ class MqttConnection(Output):
         if later and whole and self._rest is None:
             data, self._partial = bytes(self._partial), bytearray()
             self._postpone(data, 0)
+        if self._partial or self._partial_counted:
+            self._count_partial(now)
         if self._lost and self._rest is None:
             self.close_now(now)
             self._fall_apart()
@@ -708,6 +723,8 @@ class MqttConnection(Output):
             self._unread_timer = None
         self._forget_unread()
         self._partial = bytearray()
+        if self._partial_counted:
+            self._count_partial(self.broker.now)
         self._rest = self._todo = None
         self.inbound.end()
         if self.exchange is not None:

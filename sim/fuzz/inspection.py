@@ -174,6 +174,9 @@ def check_node(node: BrokerNode, open_connections: int) -> None:
     inbounds = [connection.inbound for connection in node._connections]
     aliases = sum(inbound._alias_bytes for inbound in inbounds)
     _require(aliases == state.alias_memory.used, "alias bytes miscounted", f"{aliases}")
+    partial = sum(len(connection._partial) for connection in node._connections)
+    _require(partial == state.partial_packets.used_bytes, "partial packets miscounted", f"{partial}")
+    _require(partial <= state.partial_packets.limit_bytes, "bound: partial packets", f"{partial}")
     plans = sum(inbound._plan_bytes for inbound in inbounds)
     _require(plans == state.plan_memory.used_bytes, "plan bytes miscounted", f"{plans}")
     _require(plans <= state.plan_memory.limit_bytes, "bound: plan bytes", f"{plans}")
@@ -205,6 +208,7 @@ def check_empty(node: BrokerNode) -> None:
         "timers": live_timers(node),
         "bytes held": state.held.used,
         "bytes of filters": state.filter_memory.used,
+        "bytes of partial packets": state.partial_packets.used_bytes,
         "bytes of aliases": state.alias_memory.used,
         "bytes of plans": state.plan_memory.used_bytes,
         "connected clients": state.traffic.connected,

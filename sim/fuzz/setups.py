@@ -42,6 +42,7 @@ _SMALL = MqttConfig(
     max_retained_bytes=30_000,
     max_filter_bytes=200_000,
     max_alias_bytes=4_000,
+    max_partial_bytes=24_000,
     max_topic_levels=12,
     max_subscriptions_per_client=12,
     max_unread_bytes=262_144,

@@ -117,6 +117,7 @@ def test_a_new_subscriber_gets_every_value_at_once_marked_as_retained() -> None:
         "$SYS/broker/bytes/sent": "0",
         "$SYS/broker/retained messages/bytes": "0",
         "$SYS/broker/topic aliases/bytes": "0",
+        "$SYS/broker/partial packets/bytes": "0",
         "$SYS/broker/store/messages/bytes": "0",
         "$SYS/broker/bytes/unread": "0",
         "$SYS/broker/queues/memory/bytes": "0",

@@ -11,6 +11,7 @@ from reference_broker.core.retained import LEVEL_BYTES
 from reference_broker.core.routing import subscription_bytes
 from reference_broker.mqtt import inbound
 from reference_broker.mqtt import packets as p
+from reference_broker.mqtt.codec import encode_packet
 from reference_broker.mqtt.inbound import ALIAS_BYTES
 from tests.mqtt.conftest import Client, World
 
@@ -356,3 +357,36 @@ def test_plans_are_bounded_for_one_and_for_all(make_world: type[World], monkeypa
     for publisher in publishers:
         publisher.lose()
     assert world.node.state.plan_memory.used_bytes == 0
+
+
+@pytest.mark.parametrize("version", [p.V311, p.V5])
+def test_bytes_of_packets_that_have_begun(make_world: type[World], version: int) -> None:
+    world = make_world(BrokerConfig(mqtt=MqttConfig(max_partial_bytes=1_000)))
+    partial = world.node.state.partial_packets
+    whole = encode_packet(p.Publish(topic="t", payload=b"x" * 2_000), version)
+    silent = world.open(version)
+    silent.send_bytes(b"\x10\xff\x01" + b"x" * 97)
+    world.wait(0.1)
+    slow, busy = world.connect("slow", version), world.connect("busy", version)
+    slow.send_bytes(whole[:400])
+    busy.send_bytes(whole[:400])
+    world.wait(0.1)
+    busy.send_bytes(whole[400:] + whole[:500])
+    assert partial.used_bytes == 1_000, "exactly as much as the limit"
+    assert not silent.closed
+    busy.send_bytes(whole[500:501])
+    assert silent.closed, "the one that has brought nothing whole for the longest time"
+    assert partial.used_bytes == 901
+    world.wait(0.1)
+    busy.send_bytes(whole[501:] + whole[:601])
+    assert slow.closed, "and not the one that brings most"
+    if version == p.V5:
+        farewell = slow.inbox[-1]
+        assert isinstance(farewell, p.Disconnect)
+        assert farewell.reason == 0x97
+    assert not busy.closed
+    busy.send_bytes(whole[601:])
+    assert partial.used_bytes == 0
+    busy.send_bytes(whole[:900])
+    busy.lose()
+    assert partial.used_bytes == 0
