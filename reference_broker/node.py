@@ -167,9 +167,11 @@ class BrokerNode:
         """End of the turn: dispatch the queues, then every connection that has output or wants to close."""
         self.state.now = now
         self.state.go_on(now)
-        self.state.sending.go_on(now)
+        sending = self.state.sending
+        if sending.woken:
+            sending.go_on(now)
         self.engine.dispatch(now)
-        self.state.sending.begin_turn()
+        sending.begin_turn()
         if self._sessions is not None:
             self._write_sessions(self._sessions, now)
             self._look_at_room(self._sessions, now)

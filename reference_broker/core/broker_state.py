@@ -26,7 +26,7 @@ from reference_broker.core.queue_admin import QueueAdmin
 from reference_broker.core.queues import QueueEngine, QueueError, QueueErrorCode
 from reference_broker.core.remembered import SharedMemory
 from reference_broker.core.routing import Subscription, subscription_bytes
-from reference_broker.core.sending import MESSAGE_WORK, Sending
+from reference_broker.core.sending import MESSAGE_WORK, RetainedSends, Sending
 from reference_broker.core.session import Session, SessionConnection, Will
 from reference_broker.core.session_journal import SessionJournal
 from reference_broker.core.sys_topics import SysTopics
@@ -217,7 +217,7 @@ class BrokerState(MessagePaths):
         client still may."""
         self.review.resume(session, now)
         session.resume(now)
-        if session.retained:
+        if session.retained is not None:
             self.sending.wake(session)
         for topic_filter, subscription in list(session.subscriptions.items()):
             if is_queue_topic(topic_filter):
@@ -387,6 +387,8 @@ class BrokerState(MessagePaths):
 
         They are sent from the end of the turn on, as the client takes them.
         """
+        if session.retained is None:
+            session.retained = RetainedSends()
         session.retained.add(subscription)
         if session.kept is not None:
             session.kept.retained_due(subscription.topic_filter, is_due=True)
@@ -397,7 +399,10 @@ class BrokerState(MessagePaths):
         subscription = session.subscriptions.pop(topic_filter, None)
         if subscription is None:
             return False
-        session.retained.cancel(topic_filter)
+        if session.retained is not None:
+            session.retained.cancel(topic_filter)
+            if not session.retained.count:
+                session.retained = None
         self._uncount(subscription)
         self._count_filter(session, -self._bytes_of(session, topic_filter))
         session.consumer_groups.pop(topic_filter, None)
@@ -433,7 +438,7 @@ class BrokerState(MessagePaths):
 
     def room_appeared(self, session: Session, now: float) -> None:
         """The window has room again: send what waits, then let refused consumers go on."""
-        if session.retained and session.has_room:
+        if session.retained is not None and session.has_room:
             if session.queued:
                 # A few take their place in the queue, which may never be empty.
                 self.sending.send_retained(session, MESSAGE_WORK)
@@ -459,7 +464,7 @@ class BrokerState(MessagePaths):
             unfinished.popleft().go_on(now)
 
     def next_deadline(self) -> float | None:
-        if self.unfinished or self.leaving or self.sending.is_due:
+        if self.unfinished or self.leaving or self.sending.woken:
             return self.now
         deadlines: Sequence[float | None] = (self.timers.next_deadline(), self.engine.next_deadline())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)

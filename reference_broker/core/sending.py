@@ -27,7 +27,7 @@ _Walk = Iterator[Message | None]
 
 
 class RetainedSends:
-    """Retained messages that a session is still to be sent, by the filter that it subscribed to."""
+    """Retained messages that a session is still to be sent, by the filter that it subscribed to; at least one."""
 
     __slots__ = ("_waiting", "count", "walk")
 
@@ -37,9 +37,6 @@ class RetainedSends:
         """Subscriptions that wait for theirs."""
         self.walk: _Walk | None = None
         """Through the messages for the first of them, once it has begun."""
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
 
     def __contains__(self, topic_filter: str) -> bool:
         return topic_filter in self._waiting
@@ -79,13 +76,9 @@ class Sending:
         self._broker = broker
         self._traffic = broker.traffic
         self._turn_bytes = broker.config.mqtt.turn_bytes
-        self._woken: dict[Session, None] = {}
+        self.woken: dict[Session, None] = {}
+        """Whose turn it is next."""
         self.begin_turn()
-
-    @property
-    def is_due(self) -> bool:
-        """Somebody waits for the next turn."""
-        return bool(self._woken)
 
     def begin_turn(self) -> None:
         """The turn's output is taken: there is room for the next one's."""
@@ -98,20 +91,20 @@ class Sending:
 
     def wake(self, session: Session) -> None:
         """There may be more for a session, and room for it."""
-        self._woken[session] = None
+        self.woken[session] = None
 
     def go_on(self, now: float) -> None:
         """Send more to those that were woken; once a turn."""
         # What input had sent at once does not count: those who wait have a share of their own.
         self.begin_turn()
         work = 0
-        while self._woken:
-            woken, self._woken = self._woken, {}
+        while self.woken:
+            woken, self.woken = self.woken, {}
             sessions = iter(woken)
             for session in sessions:
                 work += self._serve(session, now)
                 if work >= TURN_WORK or self.turn_is_over:
-                    self._woken = {**dict.fromkeys(sessions), **self._woken}
+                    self.woken = {**dict.fromkeys(sessions), **self.woken}
                     return
 
     def _serve(self, session: Session, now: float) -> int:
@@ -121,7 +114,7 @@ class Sending:
         sent = self._traffic.publishes_sent
         self._broker.room_appeared(session, now)
         steps = 1
-        if session.retained:
+        if session.retained is not None:
             steps += self.send_retained(session, PORTION)
         return steps + MESSAGE_WORK * (self._traffic.publishes_sent - sent)
 
@@ -135,7 +128,7 @@ class Sending:
         retained = session.retained
         steps = 0
         sent = 0
-        while retained:
+        while retained is not None:
             subscription = retained.first()
             if not session.takes_retained(subscription.qos) or self.turn_is_over:
                 break
@@ -150,6 +143,8 @@ class Sending:
                 message = next(walk)
             except StopIteration:
                 finished = retained.finish_first()
+                if not retained.count:
+                    retained = session.retained = None
                 if finished is not None and session.kept is not None:
                     session.kept.retained_due(finished, is_due=False)
                 continue
@@ -158,7 +153,7 @@ class Sending:
                 sent += 1
                 identifiers = (subscription.identifier,) if subscription.identifier else ()
                 session.deliver(message, min(message.qos, subscription.qos), True, identifiers)
-        if retained and self.turn_is_over:
+        if retained is not None and self.turn_is_over:
             self.wake(session)
         return steps
 

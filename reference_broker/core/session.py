@@ -18,11 +18,11 @@ from reference_broker.core.message import HOLDER_BYTES, MESSAGE_OVERHEAD_BYTES, 
 from reference_broker.core.queues import Consumer, Delivery
 from reference_broker.core.queues.delivery_run import DeliveryRun
 from reference_broker.core.routing import Subscription
-from reference_broker.core.sending import RetainedSends
 from reference_broker.core.timers import Timer
 from reference_broker.core.traffic import Traffic
 
 if TYPE_CHECKING:
+    from reference_broker.core.sending import RetainedSends
     from reference_broker.core.session_journal import Entry, KeptSession
     from reference_broker.core.tenants import Tenant
 
@@ -298,9 +298,9 @@ class Session:
         """Most unfinished outgoing messages the client takes."""
         self.window = MAX_PACKET_ID
         """The same, or 0 while it leaves too much unread, or anything waits to be resent."""
-        self.retained = RetainedSends()
-        """Retained messages that it is to be sent as it takes them. What is left when its connection ends, the next one
-        gets."""
+        self.retained: RetainedSends | None = None
+        """Retained messages that it is to be sent as it takes them, if any. What is left when its connection ends, the
+        next one gets."""
         self.dropped = 0
         self._traffic = traffic or Traffic()
         self._budget = budget or MessageBudget(limits.max_held_bytes)
@@ -344,6 +344,10 @@ class Session:
         """What it holds in all: queued, in flight, and its will."""
         size = self.queued_bytes + self.in_flight_bytes
         return size if self._will is None else size + memory_bytes(self._will.message)
+
+    def awaits_retained(self, topic_filter: str) -> bool:
+        """Whether retained messages are still to be sent for a filter."""
+        return self.retained is not None and topic_filter in self.retained
 
     def takes_retained(self, qos: int) -> bool:
         """Whether retained messages may go to a subscription of this QoS now, or behind what is queued."""

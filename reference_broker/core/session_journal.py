@@ -154,7 +154,7 @@ class KeptSession:
         for outgoing, entry in waiting:
             outgoing.entry = entry
         self._filters = filters
-        self._retained_due = {each for each in filters if each in self.session.retained}
+        self._retained_due = {each for each in filters if self.session.awaits_retained(each)}
         self._inbound_ids = inbound
         self._waiting.clear()
         self._head_changed = False
@@ -267,7 +267,7 @@ class KeptSession:
         self._retained_due.discard(topic_filter)
         if subscription is not None:
             self._filters.add(topic_filter)
-            is_due = topic_filter in self.session.retained
+            is_due = self.session.awaits_retained(topic_filter)
             if is_due:
                 self._retained_due.add(topic_filter)
             group = self.session.consumer_groups.get(topic_filter)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from reference_broker.config import TenantConfig
 from reference_broker.core.message import Message
+from reference_broker.core.sending import RetainedSends
 from reference_broker.core.session import RELEASED, Outgoing, Session, Will
 from reference_broker.core.session_journal import Entry, KeptSession, SessionJournal
 from reference_broker.core.session_records import (
@@ -84,6 +85,7 @@ class _Restoring:
             subscription = restored_subscription(stored)
             broker.restore_subscription(session, topic_filter, subscription, stored.group, stored.options)
             if stored.retained_due:
+                session.retained = session.retained or RetainedSends()
                 session.retained.add(subscription)
         session.inbound_qos2 = dict.fromkeys(self._stored.inbound.get(client_id, ()), True)
         entries, waiting = self._outgoing(session, client_id)

@@ -77,7 +77,6 @@ class MqttConnection(Output):
         "_partial_seen",
         "_postponed",
         "_progress_at",
-        "_qos0_room_bytes",
         "_rest",
         "_throttle",
         "_timer",
@@ -103,6 +102,7 @@ class MqttConnection(Output):
         "peer",
         "phase",
         "problem_information",
+        "qos0_room_bytes",
         "session",
         "session_expiry_asked_s",
         "username",
@@ -159,7 +159,8 @@ class MqttConnection(Output):
         self._journal = broker.journal
         self._wake = wake
         self._room_bytes = broker.config.mqtt.unread_high_water_bytes
-        self._qos0_room_bytes = broker.config.mqtt.max_unread_bytes
+        self.qos0_room_bytes = broker.config.mqtt.max_unread_bytes
+        """What a turn's output may come to before messages of QoS 0 are dropped."""
         self._progress_at = now
         """When the client last took any of what it had not read."""
         self._unread_timer: Timer | None = None
@@ -187,7 +188,7 @@ class MqttConnection(Output):
     def send(self, data: bytes) -> None:
         """Add bytes to this turn's output."""
         self._out.append(data)
-        size = self._out_bytes = self._out_bytes + len(data)
+        size = self.out_bytes = self.out_bytes + len(data)
         if size > self._room_bytes:
             self._fill()
         if not self._dirty:
@@ -196,13 +197,13 @@ class MqttConnection(Output):
 
     def forward(self, run: bytes, count: int) -> None:
         """Send ``count`` QoS 0 packets that are ready on the wire; a client too slow for them loses them."""
-        size = self._out_bytes + len(run)
-        if size > self._qos0_room_bytes:
+        size = self.out_bytes + len(run)
+        if size > self.qos0_room_bytes:
             self.outbound.drop(count)
             return
         # As send() does, without the call: this is done for every delivery.
         self._out.append(run)
-        self._out_bytes = size
+        self.out_bytes = size
         if not self._dirty:
             self._dirty = True
             self._wake(self)
@@ -212,10 +213,6 @@ class MqttConnection(Output):
         if not self._dirty:
             self._dirty = True
             self._wake(self)
-
-    def takes_qos0(self, size: int) -> bool:
-        """Whether a message of QoS 0 that large is sent: a client that is too slow for it loses it."""
-        return self._out_bytes + size <= self._qos0_room_bytes
 
     # -- what the client does not read -----------------------------------------------------------------------------
 
@@ -229,7 +226,7 @@ class MqttConnection(Output):
         if not self.backlog_bytes or backlog < self.backlog_bytes + written:
             self._progress_at = now
         self.backlog_bytes = backlog
-        unread = backlog + self._out_bytes
+        unread = backlog + self.out_bytes
         traffic.unread_bytes += unread - self.noted_unread_bytes
         self.noted_unread_bytes = unread
         high_water = config.unread_high_water_bytes
@@ -238,8 +235,8 @@ class MqttConnection(Output):
             # All together leave too much: whoever reads everything at once is served on, and nobody else.
             high_water, qos0_water = 0, 0 if backlog else high_water
         self._room_bytes = high_water - backlog
-        self._qos0_room_bytes = qos0_water - backlog
-        if self._out_bytes > self._room_bytes:
+        self.qos0_room_bytes = qos0_water - backlog
+        if self.out_bytes > self._room_bytes:
             self._fill()
         elif self.is_full:
             self._make_room()
@@ -251,14 +248,14 @@ class MqttConnection(Output):
         if not self.is_full:
             self.is_full = True
             if not self.noted_unread_bytes:
-                self._traffic.unread_bytes += self._out_bytes
-                self.noted_unread_bytes = self._out_bytes
+                self._traffic.unread_bytes += self.out_bytes
+                self.noted_unread_bytes = self.out_bytes
         session = self.session
         if session is not None and session.connection is self:
             session.window = 0
 
     def _make_room(self) -> None:
-        if self._out_bytes > self._room_bytes:
+        if self.out_bytes > self._room_bytes:
             return
         self.is_full = False
         session = self.session
@@ -323,7 +320,7 @@ class MqttConnection(Output):
     def wants_pause(self) -> bool:
         """Read no more for now: input waits for the next turn, too many publishes wait for the disk, the client is
         over its publish rate, it does not read what it is answered, or its password is being checked."""
-        if self._rest is not None or self.phase is Phase.VERIFYING or self._out_bytes > self._qos0_room_bytes:
+        if self._rest is not None or self.phase is Phase.VERIFYING or self.out_bytes > self.qos0_room_bytes:
             return True
         if self._throttle is not None and self._throttle.waiting:
             return True

@@ -133,7 +133,7 @@ def _subscribe(connection: MqttConnection, packet: Subscribe, identifier: int, n
         broker.work += _work_of(request.topic_filter)
         if len(reasons) % _STEP_FILTERS == _STEP_FILTERS - 1:
             yield
-        if len(retained) + session.retained.count >= most:
+        if len(retained) + (session.retained.count if session.retained is not None else 0) >= most:
             # It asks for retained messages faster than it takes them.
             reasons.append(Reason.QUOTA_EXCEEDED)
             continue

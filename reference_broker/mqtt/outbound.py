@@ -70,7 +70,7 @@ class Outbound:
     ) -> bool:
         """As :meth:`SessionConnection.send_publish`."""
         connection = self._connection
-        if qos == 0 and not connection.takes_qos0(len(message.payload)):
+        if qos == 0 and connection.out_bytes + len(message.payload) > connection.qos0_room_bytes:
             self.drop(1)
             return False
         header = 0x30 | qos << 1
@@ -163,7 +163,7 @@ class Outbound:
 
     def _go_on(self, now: float) -> None:
         session = self._connection.active_session
-        if session.queued or session.stalled_consumers or session.unsent or session.retained:
+        if session.queued or session.stalled_consumers or session.unsent or session.retained is not None:
             self._broker.room_appeared(session, now)
 
     def _finish(self, packet_id: int, state: OutgoingState, kind: PacketType, now: float) -> None:

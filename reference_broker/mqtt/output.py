@@ -14,13 +14,13 @@ class Output:
         "_dirty",
         "_held",
         "_out",
-        "_out_bytes",
         "_room_bytes",
         "_traffic",
         "backlog_bytes",
         "closing",
         "is_full",
         "noted_unread_bytes",
+        "out_bytes",
     )
 
     def __init__(self, traffic: Traffic) -> None:
@@ -37,7 +37,7 @@ class Output:
         """What a turn's output may come to before it is full."""
         self._traffic = traffic
         self._out: list[bytes] = []
-        self._out_bytes = 0
+        self.out_bytes = 0
         """What is held back included."""
         self._dirty = False
         self._awaited_turn = 0
@@ -54,7 +54,7 @@ class Output:
     @property
     def unread_bytes(self) -> int:
         """Output the client has not taken yet."""
-        return self.backlog_bytes + self._out_bytes
+        return self.backlog_bytes + self.out_bytes
 
     def take_output(self) -> bytes:
         """This turn's output in one piece. It counts as read, unless the driver says how much was not."""
@@ -63,8 +63,8 @@ class Output:
         out = self._out
         data = out[0] if len(out) == 1 else b"".join(out)
         out.clear()
-        self._traffic.bytes_sent += self._out_bytes
-        self._out_bytes = 0
+        self._traffic.bytes_sent += self.out_bytes
+        self.out_bytes = 0
         self._dirty = False
         if self.is_full:
             self._make_room()
@@ -110,7 +110,7 @@ class Output:
             data += b"".join(self._out)
             self._out.clear()
         self._traffic.bytes_sent += len(data)
-        self._out_bytes -= len(data)
+        self.out_bytes -= len(data)
         self._dirty = False
         if self.is_full:
             self._make_room()
@@ -119,4 +119,4 @@ class Output:
     def _drop_output(self) -> None:
         self._held = None
         self._out.clear()
-        self._out_bytes = 0
+        self.out_bytes = 0

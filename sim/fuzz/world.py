@@ -236,7 +236,7 @@ class World:
                     self._flush(slot)
                 else:
                     connection.take_output()
-            if not dirty and not self._resume_reading() and not self.node.state.sending.is_due:
+            if not dirty and not self._resume_reading() and not self.node.state.sending.woken:
                 return
         raise FuzzFailureError("endless turn", f"the broker still has output after {_MAX_TURNS} turns")
 

@@ -120,7 +120,7 @@ class World:
                 self.node.sync_done(job, None, self.now)
             for connection in dirty:
                 self.clients[connection].flush()
-            if not dirty and not jobs and not self.node.state.sending.is_due:
+            if not dirty and not jobs and not self.node.state.sending.woken:
                 return
 
     def open(self, version: int = p.V5, source: tuple[str, str] | None = None) -> Client:

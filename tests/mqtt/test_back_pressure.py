@@ -224,7 +224,7 @@ def test_a_turn_sends_no_more_than_its_share_to_all_together(make_world: type[Wo
     publisher.send(packet)
     before = node.state.traffic.payload_bytes_sent
     assert before <= share
-    while not sent or node.state.sending.is_due:
+    while not sent or node.state.sending.woken:
         dirty = node.take_dirty(world.now)
         sent.append(node.state.traffic.payload_bytes_sent - before)
         before = node.state.traffic.payload_bytes_sent
