@@ -14,7 +14,7 @@ from crc32c import crc32c
 from reference_broker.storage.disk import Disk
 
 CLEANER_NAME = "cleaner.json"
-_MAX_BYTES = 4_096
+_MAX_BYTES = 1024 * 1024
 
 
 class CleanerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,14 +25,23 @@ class CleanerState(msgspec.Struct, frozen=True, kw_only=True):
     """Offsets missing below it were removed by compaction."""
     clean_until: int = 0
     """Below it every key has one record at most, apart from newer ones above it."""
+    kept: tuple[tuple[int, int], ...] = ()
+    """Base offset and bytes of the segments that were left below one of the two: none of them goes, or gets shorter,
+    but the oldest and by what is written here next."""
 
 
 class _StoredState(CleanerState, frozen=True, kw_only=True):
     checksum: int
+    """Of the numbers; a file of an older broker has no segments, and its reader passes them over."""
+    kept_checksum: int = 0
 
 
 def _checksum(state: CleanerState) -> int:
     return crc32c(b"%d %d %d" % (state.version, state.gaps_until, state.clean_until))
+
+
+def _kept_checksum(state: CleanerState) -> int:
+    return crc32c(b" ".join(b"%d %d" % each for each in state.kept))
 
 
 def decode_cleaner(data: bytes) -> CleanerState:
@@ -44,7 +53,7 @@ def decode_cleaner(data: bytes) -> CleanerState:
     state = CleanerState(version=stored.version, gaps_until=stored.gaps_until, clean_until=stored.clean_until)
     if _checksum(state) != stored.checksum:
         raise ValueError("the checksum does not match")
-    return state
+    return msgspec.structs.replace(state, kept=stored.kept) if _kept_checksum(stored) == stored.kept_checksum else state
 
 
 def encode_cleaner(state: CleanerState) -> bytes:
@@ -55,6 +64,8 @@ def encode_cleaner(state: CleanerState) -> bytes:
             gaps_until=state.gaps_until,
             clean_until=state.clean_until,
             checksum=_checksum(state),
+            kept=state.kept,
+            kept_checksum=_kept_checksum(state),
         )
     )
 

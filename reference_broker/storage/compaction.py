@@ -53,15 +53,13 @@ class CompactionTask(SegmentCopier):
         self._segment_bytes = segment_bytes
         self._now_ms = now_ms
         self.clean_until = 0
+        self.kept: tuple[tuple[int, int], ...] = ()
+        """See :attr:`CleanerState.kept`."""
 
     def run(self) -> None:
         """Blocks. Raises :class:`OSError` or :class:`LogError`; what was copied by then may still be swapped in."""
         latest = self._latest_offsets()
-        write_cleaner_file(
-            self._disk,
-            self._folder,
-            msgspec.structs.replace(self._state, gaps_until=max(self._state.gaps_until, self.clean_until)),
-        )
+        self._write_state()
         surveyed = [
             (segment, *self._survey(segment, latest))
             for segment in self._sources
@@ -83,6 +81,15 @@ class CompactionTask(SegmentCopier):
             group_bytes += kept_bytes
             removes = removes or removed > 0
         self._copy_if_useful(group, latest, removes=removes)
+        self.kept = self.left([segment for segment in self._sources if segment.base_offset < self.clean_until])
+        # Before the copies take their places: what is named is there, with or without them.
+        self._write_state()
+
+    def _write_state(self) -> None:
+        """Which segments are left is not known before all copies are there."""
+        gaps_until = max(self._state.gaps_until, self.clean_until)
+        state = msgspec.structs.replace(self._state, gaps_until=gaps_until, kept=self.kept)
+        write_cleaner_file(self._disk, self._folder, state)
 
     def _copy_if_useful(self, group: list[Segment], latest: dict[bytes, int], *, removes: bool) -> None:
         """One segment of which nothing goes stays as it is."""
@@ -207,8 +214,12 @@ class Compactor:
         """
         self._running = False
         try:
-            if self._put_in_place(task) and error is None:
-                self._state = CleanerState(gaps_until=self._state.gaps_until, clean_until=task.clean_until)
+            all_placed = self._put_in_place(task)
+            if all_placed and error is None:
+                self._state = CleanerState(
+                    gaps_until=self._state.gaps_until, clean_until=task.clean_until, kept=task.kept
+                )
+            if error is None:
                 write_cleaner_file(self._disk, self._folder, self._state)
         except OSError as failure:
             self._unplaced = task
@@ -226,5 +237,5 @@ class Compactor:
             all_placed &= put_in_place(self._disk, self._folder, self._log, task.copies[0])
             task.copies.pop(0)
         gaps_until = max(self._state.gaps_until, task.clean_until)
-        self._state = msgspec.structs.replace(self._state, gaps_until=gaps_until)
+        self._state = msgspec.structs.replace(self._state, gaps_until=gaps_until, kept=())
         return all_placed

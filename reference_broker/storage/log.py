@@ -6,6 +6,7 @@ Implements :class:`reference_broker.core.queues.store.PartitionLog`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from reference_broker.core.queues.errors import LogError, is_passing, reason_of
 from reference_broker.core.queues.store import LogRecord, NewRecord, RetentionPolicy
@@ -19,6 +20,7 @@ from reference_broker.storage.log_opening import Note, OpenedLog, open_segments
 from reference_broker.storage.log_options import LogOptions
 from reference_broker.storage.log_reader import LogReader
 from reference_broker.storage.open_files import OpenFiles
+from reference_broker.storage.removed_mark import read_removed, write_removed
 from reference_broker.storage.retention import expired_count
 from reference_broker.storage.segment import AppendedBatch, Segment
 
@@ -46,14 +48,16 @@ class SegmentedLog:
         note: Note,
         open_files: OpenFiles | None = None,
         room: DiskRoom | None = None,
+        removed_path: str = "",
     ) -> None:
         """Open and recover. ``volatile``: the disk is memory, nothing ever needs a sync. Raises :class:`LogError`.
 
         ``open_files`` bounds the files that are open, together with those of other logs; so does ``room`` what is
-        written to a disk that is nearly full.
+        written to a disk that is nearly full. ``removed_path``: where it is written down what segments were removed.
         """
         self._disk = disk
         self._folder = folder
+        self._removed_path = removed_path
         self.options = options
         self._encoder = encoder
         self._volatile = volatile
@@ -75,7 +79,9 @@ class SegmentedLog:
         self._syncing_to = DurableMark(0, 0, 0)
         self._mark_file = DurableMarkFile(disk, folder, self._open_files)
         try:
-            opened = open_segments(disk, folder, None if volatile else self._mark_file.read(), note)
+            mark = None if volatile else self._mark_file.read()
+            self._removed_to = read_removed(disk, removed_path) if removed_path else None
+            opened = open_segments(disk, folder, mark, note, self._removed_to)
         except OSError as error:
             message = f"cannot read {folder}: {reason_of(error)}"
             raise LogError(message) from error
@@ -275,6 +281,11 @@ class SegmentedLog:
         self._names_unsynced = True
         self._must_roll = False
         self._roll_at_ms = _NEVER
+        if self._segments and self._removed_to is None and self._removed_path:
+            with suppress(OSError):
+                # A hint, that the next segment may bring as well.
+                write_removed(self._disk, self._removed_path, self._segments[0].base_offset, durably=False)
+                self._removed_to = self._segments[0].base_offset
         if self._segments:
             self._segments[-1].limit_offset = segment.base_offset
             if not self._volatile:
@@ -483,9 +494,10 @@ class SegmentedLog:
         while count and self._segments[count].base_offset > self._named_until:
             # Were a removal on disk and the name of what stays not, the log would begin anew at offset 0.
             count -= 1
+        count = next((at for at, each in enumerate(self._segments[:count]) if not self._is_idle(each)), count)
+        if not count or not self._tell_removal(self._segments[count].base_offset):
+            return
         for segment in self._segments[:count]:
-            if not self._is_idle(segment):
-                return
             try:
                 segment.remove()
             except OSError as error:
@@ -493,6 +505,18 @@ class SegmentedLog:
                 return
             self._segments.pop(0)
             self._forget(segment)
+
+    def _tell_removal(self, removed_to: int) -> bool:
+        """Durably, so that a start can tell these segments from lost ones; False when the disk refuses it."""
+        if not self._removed_path:
+            return True
+        try:
+            write_removed(self._disk, self._removed_path, removed_to, durably=True)
+        except OSError as error:
+            self.note(self._folder, f"it cannot be written down what is removed, so nothing is: {reason_of(error)}")
+            return False
+        self._removed_to = removed_to
+        return True
 
     def _forget(self, segment: Segment) -> None:
         """It is not part of the log any more."""

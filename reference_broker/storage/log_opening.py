@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from reference_broker.core.queues.errors import LogError
-from reference_broker.storage.cleaner_file import read_cleaner_file
+from reference_broker.storage.cleaner_file import CleanerState, read_cleaner_file
 from reference_broker.storage.disk import Disk
 from reference_broker.storage.durable_mark import DurableMark
 from reference_broker.storage.file_names import (
@@ -39,20 +39,26 @@ class OpenedLog(NamedTuple):
     """The last segment must not be appended to: durable bytes at its end are damaged, and stay as they are."""
 
 
-def open_segments(disk: Disk, folder: str, mark: DurableMark | None, note: Note) -> OpenedLog:
-    """Raises :class:`OSError` when the disk fails, :class:`LogError` when files contradict each other."""
+def open_segments(
+    disk: Disk, folder: str, mark: DurableMark | None, note: Note, removed_to: int | None = None
+) -> OpenedLog:
+    """``removed_to``: how far segments were removed on purpose, where that is known.
+
+    Raises :class:`OSError` when the disk fails, :class:`LogError` when files contradict each other."""
     finish_swaps(disk, folder)
     names = disk.list(folder)
     bases = sorted(base for name in names if (base := parse_segment_name(name)) is not None)
     _remove_leftovers(disk, folder, names, set(bases))
-    clean_until = read_cleaner_file(disk, folder, note).gaps_until if bases else 0
+    cleaner = read_cleaner_file(disk, folder, note) if bases else CleanerState()
+    if bases and removed_to is not None and bases[0] > removed_to:
+        note(folder, f"offsets {removed_to} to {bases[0] - 1} are missing: its first segments are gone")
     segments: list[Segment] = []
     unverified: list[Segment] = []
     is_sealed = False
     for number, base in enumerate(bases):
         segment = Segment(disk, folder, base)
         segment.limit_offset = bases[number + 1] if number + 1 < len(bases) else None
-        _report_gap(segments, segment, clean_until, note)
+        _report_gap(segments, segment, cleaner, note)
         if not (_is_vouched_for(segment, mark) and segment.open_by_index()):
             unverified.append(segment)
             is_sealed = _verify(segment, mark, note)
@@ -62,6 +68,7 @@ def open_segments(disk: Disk, folder: str, mark: DurableMark | None, note: Note)
         if segment.limit_offset is not None and segment.end_offset > segment.limit_offset:
             message = f"{segment.path} overlaps the segment behind it; one of them does not belong here"
             raise LogError(message)
+        _report_cut(segment, cleaner, note)
         segment.close()
         segments.append(segment)
     next_offset = segments[-1].end_offset if segments else 0
@@ -116,10 +123,23 @@ def _cut_torn_tail(segment: Segment, scan: SegmentScan, note: Note) -> None:
     segment.file().sync()
 
 
-def _report_gap(before: list[Segment], segment: Segment, clean_until: int, note: Note) -> None:
-    """Offsets between segments are missing, unless compaction took them."""
-    if before and segment.base_offset > max(before[-1].end_offset, clean_until):
-        note(segment.path, f"offsets {before[-1].end_offset} to {segment.base_offset - 1} before it are missing")
+def _report_gap(before: list[Segment], segment: Segment, cleaner: CleanerState, note: Note) -> None:
+    """Offsets between segments are missing, unless compaction took them; it says which segments it left."""
+    if not before:
+        return
+    last, base = before[-1], segment.base_offset
+    if base > max(last.end_offset, cleaner.gaps_until):
+        note(segment.path, f"offsets {last.end_offset} to {base - 1} before it are missing")
+    for kept, _ in cleaner.kept:
+        if last.base_offset < kept < base:
+            note(segment.path, f"a segment before it is missing, with records from offset {kept} on")
+
+
+def _report_cut(segment: Segment, cleaner: CleanerState, note: Note) -> None:
+    """A segment that compaction left does not change any more."""
+    for kept, size in cleaner.kept:
+        if kept == segment.base_offset and segment.size < size:
+            note(f"{segment.path} bytes {segment.size} to {size}", "missing; the records in them are lost")
 
 
 def finish_swaps(disk: Disk, folder: str) -> None:

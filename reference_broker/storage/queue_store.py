@@ -24,6 +24,7 @@ from reference_broker.storage.memory_disk import MemoryDisk
 from reference_broker.storage.notes import Notes
 from reference_broker.storage.open_files import OpenFiles
 from reference_broker.storage.pending_log import PendingLogFile, read_header
+from reference_broker.storage.removed_mark import removed_path
 from reference_broker.storage.sparse_log import SparseLog
 from reference_broker.storage.state_log import StateLog
 
@@ -439,6 +440,7 @@ class LogQueueFiles:
             note=self._note,
             open_files=self._store.open_files,
             room=self._store.room,
+            removed_path="" if self._volatile else removed_path(self._folder, name),
         )
 
     def groups(self) -> list[StoredGroup]:

@@ -96,6 +96,18 @@ class SegmentCopier:
         copy = SegmentCopy(sources=tuple(group), base_offset=base_offset, end_offset=end_offset, batches=tuple(batches))
         self.copies.append(copy)
 
+    def left(self, segments: Sequence[Segment]) -> tuple[tuple[int, int], ...]:
+        """Base and bytes of what is left of these segments once the copies are in place."""
+        copied = {source: copy for copy in self.copies for source in copy.sources}
+        sizes: dict[int, int] = {}
+        for segment in segments:
+            copy = copied.get(segment)
+            if copy is None:
+                sizes[segment.base_offset] = segment.size
+            else:
+                sizes[copy.base_offset] = sum(batch.size for batch in copy.batches)
+        return tuple(sizes.items())
+
     def _sound_records(self, group: Iterable[Segment]) -> Iterator[LogRecord]:
         """Raises :class:`LogError` when there is damage: then there must be no copy."""
         for segment in group:

@@ -30,6 +30,8 @@ from reference_broker.storage.log import LogOptions, SegmentedLog
 from reference_broker.storage.notes import Notes
 
 FOLDER = "sessions"
+HERE = "sessions.mark"
+"""An empty file that says that there is such a folder, so that a start misses it."""
 _GROUP_KEY = b"t"
 """Key of the record that a turn of several batches begins with."""
 _RETRY_S = 1.0
@@ -105,8 +107,12 @@ class SessionStore(SyncPoint):
         self._config = config
         self._notes = notes or Notes()
         try:
+            if disk.exists(HERE) and not disk.exists(FOLDER):
+                self._note(FOLDER, "the folder is missing, with all sessions and retained messages; a new one begins")
             disk.make_folder(FOLDER)
             disk.sync_folder("")
+            if not disk.exists(HERE):
+                disk.open(HERE, create=True).close()
         except OSError as error:
             message = f"cannot create {FOLDER}: {reason_of(error)}"
             raise LogError(message) from error
@@ -121,6 +127,10 @@ class SessionStore(SyncPoint):
             room=room,
         )
         super().__init__(self._log)
+        if self._log.start_offset:
+            # Compaction leaves the first segment in its place.
+            lost = f"offsets 0 to {self._log.start_offset - 1} are missing: its first segments are gone"
+            self._note(FOLDER, f"{lost}, with sessions and retained messages")
         self._compactor = Compactor(disk, FOLDER, self._log, BatchEncoder(Compression.NONE), _POLICY)
         self._unwritten: dict[bytes, NewRecord] = {}
         """What a failed write left behind, by key; it is written again with the next."""

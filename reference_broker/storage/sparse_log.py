@@ -7,7 +7,7 @@ frees, and what is stored stays near what is wanted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -55,12 +55,18 @@ class ThinningTask(SegmentCopier):
         wanted: Iterable[int],
         state: CleanerState,
         most: int,
+        below: Sequence[Segment],
     ) -> None:
+        """``below``: every segment of the log that is not behind the group."""
         super().__init__(disk, folder, encoder, most)
+        self._below = below
         self.group = group
         self.wanted = wanted
         """Iterated once."""
-        self.state = msgspec.structs.replace(state, gaps_until=max(state.gaps_until, _end_of(group[-1])))
+        end = _end_of(group[-1])
+        self._behind = tuple(each for each in state.kept if each[0] >= end)
+        # Which segments are left is not known before the copy is there.
+        self.state = msgspec.structs.replace(state, gaps_until=max(state.gaps_until, end), kept=())
 
     def run(self) -> None:
         """Blocks. Raises :class:`OSError`. Segments with damage stay as they are."""
@@ -70,6 +76,9 @@ class ThinningTask(SegmentCopier):
         except LogError:
             # What is damaged is noted when the task ends.
             return
+        # Before the copy takes its place: what is named is there, with or without it.
+        self.state = msgspec.structs.replace(self.state, kept=self.left(self._below) + self._behind)
+        write_cleaner_file(self._disk, self._folder, self.state)
 
     def _kept(self) -> Iterator[LogRecord]:
         wanted = frozenset(self.wanted)
@@ -90,6 +99,7 @@ class SparseLog(SegmentedLog):
         note: Note,
         open_files: OpenFiles | None = None,
         room: DiskRoom | None = None,
+        removed_path: str = "",
     ) -> None:
         """See :class:`SegmentedLog`."""
         super().__init__(
@@ -101,6 +111,7 @@ class SparseLog(SegmentedLog):
             note=note,
             open_files=open_files,
             room=room,
+            removed_path=removed_path,
         )
         self._task: ThinningTask | None = None
         self._unplaced: ThinningTask | None = None
@@ -128,7 +139,10 @@ class SparseLog(SegmentedLog):
                 return None
         offsets = wanted.numbers(group[0].base_offset, _end_of(group[-1]))
         most = self.options.batch_records
-        self._task = ThinningTask(self._disk, self._folder, self._encoder.again(), group, offsets, self._state, most)
+        below = self._segments[: self._segments.index(group[-1]) + 1]
+        self._task = ThinningTask(
+            self._disk, self._folder, self._encoder.again(), group, offsets, self._state, most, below
+        )
         return self._task
 
     def _next_group(self, wanted: WantedOffsets) -> list[Segment]:

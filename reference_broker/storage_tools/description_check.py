@@ -12,6 +12,8 @@ from reference_broker.storage.foreign.fluxmq_files import (
     decode_queue_configurations,
 )
 from reference_broker.storage.queue_store import ROOT, QueueDescription
+from reference_broker.storage.session_store import FOLDER as SESSIONS_FOLDER
+from reference_broker.storage.session_store import HERE as SESSIONS_MARK
 from reference_broker.storage_tools.findings import Finding, FindingKind, Findings, Severity
 from reference_broker.storage_tools.group_info import position_in
 from reference_broker.storage_tools.layout import (
@@ -30,6 +32,9 @@ _MAX_DESCRIPTION_BYTES = 64 * 1024
 def check_descriptions(disk: ReadOnlyDisk, layout: StoreLayout, findings: Findings, *, in_use: bool) -> None:
     """Check every queue's description, and look for queues whose import or creation did not finish."""
     if layout.format is StoreFormat.ASSAY:
+        if disk.exists(SESSIONS_MARK) and not disk.is_folder(SESSIONS_FOLDER):
+            meaning = "all sessions and retained messages were in it; restore it, or a broker begins a new one"
+            _add(findings, Severity.FAULT, FindingKind.MISSING_OFFSETS, SESSIONS_FOLDER, "it is missing", meaning)
         for queue in layout.queues:
             if not queue.is_internal:
                 _check_assay(disk, queue, findings)
@@ -72,7 +77,7 @@ def _check_assay(disk: ReadOnlyDisk, queue: QueuePlace, findings: Findings) -> N
         _add(findings, Severity.FAULT, FindingKind.UNREADABLE, path, str(error.strerror or error), meaning)
         return
     except UNREADABLE_JSON as error:
-        meaning = "a broker refuses the directory; restore the file: name and number of partitions must be right"
+        meaning = "a broker refuses the queue; restore the file: name and number of partitions must be right"
         problem = f"it does not decode: {error}"
         _add(findings, Severity.FAULT, FindingKind.DESCRIPTION_DAMAGED, path, problem, meaning)
         return

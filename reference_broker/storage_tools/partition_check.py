@@ -9,6 +9,9 @@ import msgspec
 
 from reference_broker.storage.cleaner_file import CLEANER_NAME, CleanerState
 from reference_broker.storage.durable_mark import MARK_NAME, DurableMark, decode_mark
+from reference_broker.storage.queue_store import ROOT
+from reference_broker.storage.removed_mark import decode_removed, removed_path
+from reference_broker.storage.session_store import FOLDER as SESSIONS_FOLDER
 from reference_broker.storage_tools.findings import FindingKind, Findings, Severity
 from reference_broker.storage_tools.index_check import IndexState
 from reference_broker.storage_tools.layout import PartitionPlace, SegmentPlace, StoreFormat
@@ -82,6 +85,7 @@ class PartitionCheck:
             except OSError as error:
                 self._report_unreadable(segment.path, error)
         self._check_end()
+        self._check_missing()
         self._check_other_files()
         return PartitionTotals(
             segments=len(self._exams),
@@ -297,6 +301,37 @@ class PartitionCheck:
             offset=end_offset,
             end_offset=self._mark.offset,
         )
+
+    def _check_missing(self) -> None:
+        """Segments that ought to be there: in front, and those that a compaction left."""
+        if self._place.codec.format is not StoreFormat.ASSAY or self._in_use:
+            # A running broker removes and compacts while this is read.
+            return
+        bases = [segment.base_offset for segment in self._place.segments]
+        if bases and (start := self._removed_to()) is not None and bases[0] > start:
+            self._report_gap(self._place.folder, Gap(position=0, offset=start, end_offset=bases[0]))
+        for base, size in () if self._cleaner is None else self._cleaner.kept:
+            exam = next((exam for exam in self._exams if exam.base_offset == base), None)
+            end = next((other for other in bases if other > base), base + 1)
+            if bases and base > bases[0] and base not in bases:
+                self._report_gap(self._place.folder, Gap(position=0, offset=base, end_offset=end))
+            elif exam is not None and exam.bytes < size:
+                self._report_gap(exam.path, Gap(position=exam.bytes, offset=exam.end_offset, end_offset=end))
+
+    def _removed_to(self) -> int | None:
+        """Below it segments were removed on purpose; None when nothing says it. Of sessions none ever are."""
+        root, _, rest = self._place.folder.partition("/")
+        if self._place.folder == SESSIONS_FOLDER:
+            return 0
+        if root != ROOT:
+            return None
+        queue, _, log = rest.partition("/")
+        path = removed_path(f"{ROOT}/{queue}", log)
+        try:
+            return decode_removed(self._disk.read(path, 1 << 10)) if self._disk.exists(path) else None
+        except OSError as error:
+            self._report_unreadable(path, error)
+            return None
 
     # -- files beside the segments -------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ def recover(group: ConsumerGroup, now: float, *, volatile: bool) -> None:
         place.cursor = min(max(wanted, log.start_offset), log.next_offset)
         if wanted > log.next_offset:
             beyond[place.number] = place.cursor
+            log.report(log.next_offset, f"group {group.group_id!r} had come to {wanted}: what lay between is lost")
     group.cursor_total = sum(place.passed for place in group.places)
     for record in group.log.recovered:
         found = by_number.get(record.partition)
