@@ -203,13 +203,15 @@ def deliveries_swapped(patch: Patch) -> None:
     waiting: dict[int, Message] = {}
     original = Session.deliver
 
-    def deliver(self: Session, message: Message, qos: int, retain: bool, identifiers: tuple[int, ...] = ()) -> None:
+    def deliver(
+        self: Session, message: Message, qos: int, retain: bool, identifiers: tuple[int, ...] = (), *, share: str = ""
+    ) -> None:
         earlier = waiting.pop(id(self), None)
         if earlier is None:
             waiting[id(self)] = message
         else:
-            original(self, message, qos, retain, identifiers)
-            original(self, earlier, qos, retain, identifiers)
+            original(self, message, qos, retain, identifiers, share=share)
+            original(self, earlier, qos, retain, identifiers, share=share)
 
     no_fast_lane(patch)
     patch.replace(Session, "deliver", deliver)

@@ -91,9 +91,10 @@ def offline_dropped(patch: Patch) -> None:
         retain: bool,
         identifiers: tuple[int, ...] = (),
         delivery: Delivery | None = None,
+        share: str = "",
     ) -> None:
         if self.connection is not None:
-            original(self, message, qos, retain, identifiers, delivery)
+            original(self, message, qos, retain, identifiers, delivery, share)
 
     patch.replace(Session, "deliver", deliver)
 

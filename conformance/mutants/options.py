@@ -94,12 +94,13 @@ def quota_for_each_qos(patch: Patch) -> None:
         retain: bool,
         identifiers: tuple[int, ...] = (),
         delivery: Delivery | None = None,
+        share: str = "",
     ) -> None:
         taken = sum((2 if isinstance(entry, Released) else entry.qos) == qos for entry in self.in_flight.values())
         if self.connection is not None and qos and taken < self.window:
             self._send(self.connection, Outgoing(message, qos, retain, identifiers, delivery))
         else:
-            original(self, message, qos, retain, identifiers, delivery)
+            original(self, message, qos, retain, identifiers, delivery, share)
 
     no_fast_lane(patch)
     patch.replace(Session, "deliver", deliver)

@@ -126,7 +126,9 @@ class AccessReview:
         for topic_filter, subscription in list(session.subscriptions.items()):
             if not (may_read(subscription.topic_filter) and self._reaches(session, topic_filter)):
                 self._revoke(session, topic_filter, now)
-        session.drop_unreadable(may_read, resend=resend)
+        self._state.leave_shares(session, now)
+        moving = session.drop_unreadable(may_read, resend=resend)
+        self._state.pass_on(moving, now)
         session.reviewed = self.version
 
     def _reaches(self, session: Session, topic_filter: str) -> bool:

@@ -27,13 +27,12 @@ from reference_broker.core.queues import QueueEngine, QueueError, QueueErrorCode
 from reference_broker.core.remembered import SharedMemory
 from reference_broker.core.routing import Subscription, subscription_bytes
 from reference_broker.core.sending import MESSAGE_WORK, RetainedSends, Sending
-from reference_broker.core.session import Session, SessionConnection, Will
+from reference_broker.core.session import Session, SessionConnection, SharedOutgoing, Will
 from reference_broker.core.session_journal import SessionJournal
 from reference_broker.core.sys_topics import SysTopics
 from reference_broker.core.tenants import Tenants
 from reference_broker.core.timers import TimerHeap
 from reference_broker.core.topics import is_sys_topic
-from reference_broker.core.traffic import Traffic
 from reference_broker.trace.schema import TraceKind
 
 MAX_ALL_PLAN_BYTES = 64 * 1024 * 1024
@@ -97,7 +96,6 @@ class BrokerState(MessagePaths):
         self.journal: SessionJournal | None = None
         """Writes down what must survive a restart; None = nothing does."""
         self.timers = TimerHeap()
-        self.traffic: Traffic = Traffic()
         self.held: MessageBudget = MessageBudget(config.mqtt.max_held_bytes)
         """What sessions hold in all: queued, in flight, wills."""
         self.sending = Sending(self)
@@ -296,8 +294,12 @@ class BrokerState(MessagePaths):
             session.expiry_timer.cancel()
         if session.will_timer is not None:
             session.will_timer.cancel()
+        moving: list[SharedOutgoing] = []
         if self.sessions.get(session.client_id) is session:
             del self.sessions[session.client_id]
+            moving, lost = session.shared_left()
+            for outgoing in lost:
+                self.discard_shared(outgoing, "it was sent to a client at QoS 2 whose session ended")
             session.let_all_go()
         session.ended = True
         if session.subscriptions:
@@ -309,6 +311,8 @@ class BrokerState(MessagePaths):
             self.journal.forget(session)
         session.subscriptions.clear()
         self._count_filter(session, -session.subscription_bytes)
+        session.empty()
+        self.pass_on(moving, now)
         self._send_will(session, now)
 
     def _take_out(self, most_work: int) -> None:
@@ -409,6 +413,8 @@ class BrokerState(MessagePaths):
         session.consumer_options.pop(topic_filter, None)
         if not queue_consumers.leave(self, session, topic_filter, now):
             self.tree.remove(session, subscription)
+        if subscription.share_name is not None:
+            session.left_shares.add(topic_filter)
         return True
 
     def _bytes_of(self, session: Session, topic_filter: str) -> int:
@@ -417,6 +423,19 @@ class BrokerState(MessagePaths):
     def _count_filter(self, session: Session, size: int) -> None:
         session.subscription_bytes += size
         self.filter_memory.used += size
+
+    def leave_shares(self, session: Session, now: float) -> None:
+        """After unsubscribing: what waits for shared subscriptions left goes to other members where there are any.
+
+        What was begun to be sent is completed (3.10.4-3), and the session keeps what nobody else would get.
+        """
+        left, session.left_shares = session.left_shares, set()
+        elsewhere = [
+            share for share in left if (group := self.tree.shared_group(share)) is not None and group.is_served
+        ]
+        if elsewhere:
+            self.work += len(session.queued) >> 4
+            self.pass_on(session.take_queued(elsewhere), now)
 
     def _uncount(self, subscription: Subscription) -> None:
         self.traffic.unsubscribed(shared=subscription.share_name is not None)

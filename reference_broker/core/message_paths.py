@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import ClassVar
 
@@ -15,9 +15,10 @@ from reference_broker.core.queues.confirms import Confirm, Stored, ignore
 from reference_broker.core.queues.group_operations import GROUP_VERBS
 from reference_broker.core.queues.transaction_topics import TRANSACTION_PREFIX
 from reference_broker.core.retained import RetainedStore
-from reference_broker.core.routing import Subscription, SubscriptionTree
-from reference_broker.core.session import Session
+from reference_broker.core.routing import SharedGroup, Subscription, SubscriptionTree
+from reference_broker.core.session import Session, SharedOutgoing
 from reference_broker.core.tenants import Tenants
+from reference_broker.core.traffic import Traffic
 from reference_broker.core.transaction_requests import check_producers
 from reference_broker.trace.schema import TraceKind
 
@@ -47,6 +48,7 @@ class MessagePaths:
         engine.on_bindings_changed = self.tree.invalidate_plans
         self.retained: RetainedStore = RetainedStore(config.mqtt.max_retained_messages, config.mqtt.max_retained_bytes)
         self.tenants: Tenants | None = Tenants(config.queues.tenants, engine) if config.queues.tenants else None
+        self.traffic: Traffic = Traffic()
         self.published = 0
         self.refused = 0
         """Unconfirmed messages that a queue did not take."""
@@ -140,19 +142,48 @@ class MessagePaths:
                 entry.identifiers,
             )
         for group in route.groups:
-            chosen = group.choose()
-            if chosen is not None:
-                member, subscription = chosen
-                identifiers = (subscription.identifier,) if subscription.identifier else ()
-                member.deliver(
-                    message, min(qos, subscription.qos), retain and subscription.retain_as_published, identifiers
-                )
+            self._share(group, message)
         if self.engine.captures is not None:
             self._capture(message, publisher)
         if self.leaving:
             members = (member for group in route.groups for member in group.members)
             return not all(session.ended for session in chain((entry.session for entry in route.entries), members))
         return bool(route.entries or route.groups)
+
+    def _share(self, group: SharedGroup, message: Message) -> bool:
+        """To one member; False when there is none."""
+        chosen = group.choose()
+        if chosen is None:
+            return False
+        member, subscription = chosen
+        if not member.has_room:
+            self.work += len(group.members) >> 4
+        member.deliver(
+            message,
+            min(message.qos, subscription.qos),
+            message.retain and subscription.retain_as_published,
+            (subscription.identifier,) if subscription.identifier else (),
+            share=group.share,
+        )
+        return True
+
+    def pass_on(self, left: Sequence[SharedOutgoing], now: float) -> None:
+        """Messages of shared subscriptions that a member left behind go to other members, in order (5.0 4.8.2)."""
+        self.work += len(left)
+        groups = {share: self.tree.shared_group(share) for share in {outgoing.share for outgoing in left}}
+        for outgoing in left:
+            message = outgoing.message
+            if message.expires_at and message.expires_at <= now:
+                continue
+            group = groups[outgoing.share]
+            if group is None or not self._share(group, message):
+                self.discard_shared(outgoing, "no other client shares the subscription")
+
+    def discard_shared(self, outgoing: SharedOutgoing, why: str) -> None:
+        """A message that was acknowledged to its publisher reaches nobody of its shared subscription."""
+        self.traffic.dropped += 1
+        if self.tracer is not None:
+            self.tracer(TraceKind.DISCARDED, {"topic": outgoing.message.topic, "detail": f"{outgoing.share}: {why}"})
 
     def _capture(self, message: Message, publisher: Session | None) -> None:
         """Queues get their copies, unless the message names a producer that is not its publisher's."""

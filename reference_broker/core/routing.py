@@ -90,26 +90,59 @@ class RouteEntry:
 class SharedGroup:
     """Members of one shared subscription; each message goes to one of them, in turn."""
 
-    __slots__ = ("_turn", "members")
+    __slots__ = ("_ordered", "_turn", "members", "share")
 
-    def __init__(self) -> None:
+    def __init__(self, share: str) -> None:
+        self.share = share
+        """The whole filter."""
         self.members: dict[Session, Subscription] = {}
+        self._ordered: list[tuple[Session, Subscription]] = []
+        """The members, as long as none comes or goes."""
         self._turn = 0
 
+    def add(self, session: Session, subscription: Subscription) -> None:
+        """A member comes, or subscribes anew."""
+        self.members[session] = subscription
+        self._ordered = []
+
+    def remove(self, session: Session) -> None:
+        """A member leaves; others are ignored."""
+        self.members.pop(session, None)
+        self._ordered = []
+
+    @property
+    def is_served(self) -> bool:
+        """There is a member; those whose session has ended may still be listed."""
+        return not all(session.ended for session in self.members)
+
     def choose(self) -> tuple[Session, Subscription] | None:
-        """The next member: connected with room first, then any connected, then any that keeps a session."""
-        members = [member for member in self.members.items() if not member[0].ended]
+        """The next member: connected with room first, then any connected whose queue has room, then any that keeps
+        its session, with room in its queue and a QoS that lets the message wait there, then any connected.
+        """
+        members = self._ordered
         if not members:
-            return None
-        self._turn = (self._turn + 1) % len(members)
-        ordered = members[self._turn :] + members[: self._turn]
-        for member in ordered:
-            if member[0].has_room:
+            members = self._ordered = list(self.members.items())
+            if not members:
+                return None
+        turn = self._turn = (self._turn + 1) % len(members)
+        if members[turn][0].has_room:
+            return members[turn]
+        best: tuple[Session, Subscription] | None = None
+        best_rank = 5
+        for at in range(turn, turn + len(members)):
+            member = members[at % len(members)]
+            session, subscription = member
+            if session.has_room:
                 return member
-        for member in ordered:
-            if member[0].connection is not None:
-                return member
-        return ordered[0]
+            if session.connection is not None:
+                rank = 1 if session.can_wait else 3
+            elif session.ended:
+                continue
+            else:
+                rank = 2 if subscription.qos and session.can_wait else 4
+            if rank < best_rank:
+                best, best_rank = member, rank
+        return best
 
 
 class Route:
@@ -140,7 +173,11 @@ class _Node:
 
     def add(self, session: Session, subscription: Subscription) -> None:
         if subscription.share_name is not None:
-            self.groups.setdefault(subscription.share_name, SharedGroup()).members[session] = subscription
+            group = self.groups.get(subscription.share_name)
+            if group is None:
+                share = f"$share/{subscription.share_name}/{subscription.topic_filter}"
+                group = self.groups[subscription.share_name] = SharedGroup(share)
+            group.add(session, subscription)
             return
         self.subscribers[session] = subscription
         if self.entries is not None:
@@ -154,7 +191,7 @@ class _Node:
             return
         group = self.groups.get(share_name)
         if group is not None:
-            group.members.pop(session, None)
+            group.remove(session)
             if not group.members:
                 del self.groups[share_name]
 
@@ -217,6 +254,17 @@ class SubscriptionTree(FilterTree[_Node]):
                 break
             del parent.children[level]
         self._note_change(subscription.topic_filter, levels)
+
+    def shared_group(self, share: str) -> SharedGroup | None:
+        """The members of a shared subscription, by its whole filter; None when there are none."""
+        _, name, topic_filter = share.split("/", 2)
+        node = self._root
+        for level in topic_filter.split("/"):
+            child = node.children.get(level)
+            if child is None:
+                return None
+            node = child
+        return node.groups.get(name)
 
     def _note_change(self, topic_filter: str, levels: list[str]) -> None:
         self.epoch += 1

@@ -6,7 +6,7 @@ A session knows no bytes. When connected it drives a :class:`SessionConnection`,
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
 
@@ -102,6 +102,8 @@ class Outgoing:
     __slots__ = ("delivery", "entry", "identifiers", "left", "message", "qos", "retain", "size", "state")
 
     is_released = False
+    share = ""
+    """The shared subscription that it came by, as its whole filter; empty = none. Likewise of the kinds below."""
 
     def __init__(
         self,
@@ -134,6 +136,16 @@ class Outgoing:
         return self.delivery
 
 
+class SharedOutgoing(Outgoing):
+    """One that came by a shared subscription: should its session end, it goes to another member."""
+
+    __slots__ = ("share",)
+
+    def __init__(self, share: str, message: Message, qos: int, retain: bool, identifiers: tuple[int, ...] = ()) -> None:
+        super().__init__(message, qos, retain, identifiers)
+        self.share = share
+
+
 class OutgoingDeliveries:
     """Queue deliveries sent as one block under consecutive packet ids: one object for all of them."""
 
@@ -141,6 +153,7 @@ class OutgoingDeliveries:
 
     qos = 1
     identifiers: tuple[int, ...] = ()
+    share = ""
     retain = False
     is_released = False
     entry: Entry | None = None
@@ -176,6 +189,7 @@ class OutgoingRun:
     __slots__ = ("left", "make", "qos", "size", "state")
 
     identifiers: tuple[int, ...] = ()
+    share = ""
     retain = False
     is_released = False
     delivery: Delivery | None = None
@@ -203,6 +217,7 @@ class Released:
     qos = 2
     retain = False
     identifiers: tuple[int, ...] = ()
+    share = ""
     is_released = True
     delivery: Delivery | None = None
     entry: Entry | None = None
@@ -274,6 +289,8 @@ class Session:
         """What they take in memory (:func:`subscription_bytes`)."""
         self.consumers: dict[str, Consumer] = {}
         """Queue consumers by filter; they exist only while connected."""
+        self.left_shares: set[str] = set()
+        """Shared subscriptions that it has left, while what waits for them here is not passed on yet."""
         self.consumer_groups: dict[str, str] = {}
         """Group of each queue subscription by filter, for the time after a reconnect."""
         self.consumer_options: dict[str, tuple[tuple[str, str], ...]] = {}
@@ -326,6 +343,11 @@ class Session:
         """Connected, and the window has room."""
         return self.connection is not None and len(self.in_flight) < self.window and self._has_bytes_for(0)
 
+    @property
+    def can_wait(self) -> bool:
+        """One more message may wait in its queue."""
+        return len(self.queued) < self.max_queued and self.queued_bytes < self.max_queued_bytes
+
     def can_take(self, message: Message) -> bool:
         """A message would be sent at once."""
         size = memory_bytes(message)
@@ -373,8 +395,12 @@ class Session:
         retain: bool,
         identifiers: tuple[int, ...] = (),
         delivery: Delivery | None = None,
+        share: str = "",
     ) -> None:
-        """Send now, or queue for later; over the limit the message is dropped and counted."""
+        """Send now, or queue for later; over the limit the message is dropped and counted.
+
+        ``share``: the whole filter of the shared subscription that it comes by.
+        """
         connection = self.connection
         if qos == 0 or self.ended:
             # Offline QoS 0 messages are not kept (5.0 section 4.1 leaves it open).
@@ -398,14 +424,22 @@ class Session:
             and (self.in_flight_bytes + size <= self.max_in_flight_bytes or not self.in_flight)
             and (size < LARGE_BYTES or connection.has_turn())
         ):
-            self._send(connection, Outgoing(message, qos, retain, identifiers, delivery))
+            outgoing = (
+                SharedOutgoing(share, message, qos, retain, identifiers)
+                if share
+                else Outgoing(message, qos, retain, identifiers, delivery)
+            )
+            self._send(connection, outgoing)
             return
         queued = self.queued
         if len(queued) >= self.max_queued or self.queued_bytes + size > self.max_queued_bytes:
             self._drop()
             return
         # As queue() does, without the calls: a message may go to many that are offline.
-        outgoing = Outgoing(message, qos, retain, identifiers, delivery)
+        if share:
+            outgoing = SharedOutgoing(share, message, qos, retain, identifiers)
+        else:
+            outgoing = Outgoing(message, qos, retain, identifiers, delivery)
         queued.append(outgoing)
         self.queued_bytes += size
         budget.used = used + (HOLDER_BYTES if message.holders else size)
@@ -464,6 +498,35 @@ class Session:
         self.in_flight_bytes -= size
         self._budget.used -= size
 
+    def shared_left(self) -> tuple[list[SharedOutgoing], list[SharedOutgoing]]:
+        """The session ends: what it holds of shared subscriptions that another member may get, in order, and what
+        none may, since the client was sent it at QoS 2 and may have it (5.0 4.8.2-5).
+        """
+        moving: list[SharedOutgoing] = []
+        lost: list[SharedOutgoing] = []
+        for outgoing in self.in_flight.values():
+            if isinstance(outgoing, SharedOutgoing):
+                (moving if outgoing.qos == 1 else lost).append(outgoing)
+        moving += [outgoing for outgoing in self.queued if isinstance(outgoing, SharedOutgoing)]
+        return moving, lost
+
+    def take_queued(self, shares: Collection[str]) -> list[SharedOutgoing]:
+        """Take out of the queue what came by these shared subscriptions, in order."""
+        taken = [each for each in self.queued if isinstance(each, SharedOutgoing) and each.share in shares]
+        if taken:
+            self.queued = deque(each for each in self.queued if each.share not in shares)
+            for outgoing in taken:
+                self._unqueue(outgoing)
+                if self.kept is not None:
+                    self.kept.dropped(outgoing)
+        return taken
+
+    def empty(self) -> None:
+        """Nobody asks for what it had any more, though somebody may still know the session."""
+        self.in_flight.clear()
+        self.unsent.clear()
+        self.queued.clear()
+
     def let_all_go(self) -> None:
         """The session is over: what it still has counts no more."""
         self.let_go(dict.fromkeys(self.in_flight.values()))
@@ -491,12 +554,25 @@ class Session:
                 self.kept.dropped(outgoing)
             self._drop()
 
-    def drop_unreadable(self, may_read: Callable[[str], bool], *, resend: bool) -> None:
+    def drop_unreadable(self, may_read: Callable[[str], bool], *, resend: bool) -> list[SharedOutgoing]:
         """Drop what waits to be sent on topics that may not be read any more.
 
-        ``resend``: all in flight waits to be sent again; else only what this connection was not sent yet.
+        ``resend``: all in flight waits to be sent again; else only what this connection was not sent yet. Returns what
+        other members of shared subscriptions may get in its place.
         """
         kept = self.kept
+        moving: list[SharedOutgoing] = []
+        unsent = {packet_id for packet_id, _ in self.unsent}
+        for packet_id in list(self.in_flight) if resend else unsent:
+            in_flight = self.in_flight.get(packet_id)
+            if in_flight is None or isinstance(in_flight, Released) or in_flight.delivery is not None:
+                continue
+            if not may_read(in_flight.message_for(packet_id).topic):
+                self.finish(packet_id)
+                if isinstance(in_flight, SharedOutgoing) and in_flight.qos == 1:
+                    moving.append(in_flight)
+                else:
+                    self._drop()
         if any(not may_read(outgoing.message.topic) for outgoing in self.queued):
             waiting, self.queued = self.queued, deque()
             for outgoing in waiting:
@@ -506,15 +582,11 @@ class Session:
                 self._unqueue(outgoing)
                 if kept is not None:
                     kept.dropped(outgoing)
-                self._drop()
-        unsent = {packet_id for packet_id, _ in self.unsent}
-        for packet_id in list(self.in_flight) if resend else unsent:
-            outgoing_now = self.in_flight.get(packet_id)
-            if outgoing_now is None or isinstance(outgoing_now, Released) or outgoing_now.delivery is not None:
-                continue
-            if not may_read(outgoing_now.message_for(packet_id).topic):
-                self.finish(packet_id)
-                self._drop()
+                if isinstance(outgoing, SharedOutgoing):
+                    moving.append(outgoing)
+                else:
+                    self._drop()
+        return moving
 
     def _drop(self) -> None:
         self.dropped += 1

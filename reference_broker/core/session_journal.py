@@ -170,7 +170,7 @@ class KeptSession:
         self.in_flight.changed.clear()
         for outgoing in self._waiting:
             entry = outgoing.entry = self._new_entry(outgoing, 0)
-            self._write(fresh, entry, outgoing.message, outgoing.qos, outgoing.retain, outgoing.identifiers)
+            self._write(fresh, entry, outgoing.message, outgoing)
         self._waiting.clear()
         for entry in self._gone:
             self._delete(entry, changes)
@@ -203,7 +203,7 @@ class KeptSession:
             entry = self._new_entry(value, packet_id)
             entry.released = value.is_released
             message = None if entry.released else value.message_for(packet_id)
-            self._write(fresh, entry, message, value.qos, value.retain, value.identifiers)
+            self._write(fresh, entry, message, value)
             if entry.released:
                 self._progress(entry, changes)
         self._sent[packet_id] = entry
@@ -218,12 +218,16 @@ class KeptSession:
         fresh: list[_Fresh],
         entry: Entry,
         message: Message | None,
-        qos: int,
-        retain: bool,
-        identifiers: tuple[int, ...],
+        source: InFlight,
     ) -> None:
         stored = StoredEntry(
-            qos=qos, retain=retain, identifiers=identifiers, packet_id=entry.packet_id, shared=0, message=None
+            qos=source.qos,
+            retain=source.retain,
+            identifiers=source.identifiers,
+            packet_id=entry.packet_id,
+            shared=0,
+            message=None,
+            share=source.share,
         )
         fresh.append(_Fresh(self._name_prefix, entry, message, stored))
 
@@ -421,6 +425,7 @@ def _with(stored: StoredEntry, *, shared: int = 0, message: Message | None = Non
         packet_id=stored.packet_id,
         shared=shared,
         message=None if message is None else stored_message(message),
+        share=stored.share,
     )
 
 

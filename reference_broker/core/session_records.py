@@ -96,6 +96,8 @@ class StoredEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Number of the shared message; 0 = the message is in the record."""
     message: StoredMessage | None
     """None with ``shared`` 0: a QoS 2 exchange of which only the packet id is needed."""
+    share: str = ""
+    """The shared subscription that it came by, as its whole filter; empty = none."""
 
 
 class StoredProgress(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

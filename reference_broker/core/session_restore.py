@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from reference_broker.config import TenantConfig
 from reference_broker.core.message import Message
 from reference_broker.core.sending import RetainedSends
-from reference_broker.core.session import RELEASED, Outgoing, Session, Will
+from reference_broker.core.session import RELEASED, Outgoing, Session, SharedOutgoing, Will
 from reference_broker.core.session_journal import Entry, KeptSession, SessionJournal
 from reference_broker.core.session_records import (
     StoredEntry,
@@ -124,7 +124,12 @@ class _Restoring:
                 self._problems.append(f"message {number} of {client_id[:80]!r} is lost")
                 continue
             entry = entries[number] = self._entry(number, stored, progress.get(number))
-            outgoing = Outgoing(message, stored.qos, stored.retain, stored.identifiers)
+            if stored.share:
+                outgoing: Outgoing = SharedOutgoing(
+                    stored.share, message, stored.qos, stored.retain, stored.identifiers
+                )
+            else:
+                outgoing = Outgoing(message, stored.qos, stored.retain, stored.identifiers)
             entry.source = outgoing
             if entry.packet_id:
                 session.hold(entry.packet_id, outgoing)

@@ -247,6 +247,7 @@ def _unsubscribe(connection: MqttConnection, packet: Unsubscribe, now: float) ->
             continue
         existed = broker.unsubscribe(session, topic_filter, now)
         reasons.append(Reason.SUCCESS if existed else Reason.NO_SUBSCRIPTION_EXISTED)
+    broker.leave_shares(session, now)
     connection.send_packet(Unsuback(packet_id=packet.packet_id, reasons=tuple(reasons)))
 
 

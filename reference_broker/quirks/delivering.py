@@ -119,9 +119,10 @@ class _OfflineMessagesLost(Session):
         retain: bool,
         identifiers: tuple[int, ...] = (),
         delivery: Delivery | None = None,
+        share: str = "",
     ) -> None:
         if self.connection is not None:
-            super().deliver(message, qos, retain, identifiers, delivery)
+            super().deliver(message, qos, retain, identifiers, delivery, share)
 
 
 QUIRKS = (
