@@ -417,19 +417,20 @@ class MqttConnection(Output):
     def go_on(self, now: float) -> None:
         """Handle more of what an earlier turn had no room for."""
         rest, self._rest = self._rest, None
-        if rest is None:
-            # It ended meanwhile.
-            if self._lost:
-                self._fall_apart()
-            return
+        if rest is not None:
+            self._go_on_with(rest, now)
+        if self._lost and self._rest is None:
+            if self.phase is not Phase.CLOSED:
+                self.close_now(now)
+            self._let_go()
+
+    def _go_on_with(self, rest: bytes, now: float) -> None:
         later, self._partial = self._partial, bytearray()
         touches = self._journal.touches if self._journal is not None else 0
         self._handle(rest, now)
         if self._journal is not None and self._journal.touches != touches:
             self._awaited_turn = self._journal.turn
         if self.closing:
-            if self._lost:
-                self._fall_apart()
             return
         whole = not self._partial or len(self._partial) + len(later) >= self._needed
         self._partial += later
@@ -438,11 +439,7 @@ class MqttConnection(Output):
             self._postpone(data, 0)
         if self._partial or self._partial_counted:
             self._count_partial(now)
-        if self._lost and self._rest is None:
-            self.close_now(now)
-            self._fall_apart()
-        else:
-            self.rouse()
+        self.rouse()
 
     def _consume(self, data: bytes, now: float) -> int:
         """Handle the whole packets of ``data`` that have not been; returns where they end."""
@@ -672,9 +669,11 @@ class MqttConnection(Output):
             return
         if self.phase is not Phase.CLOSED:
             self.close_now(now)
-        self._fall_apart()
+        self._let_go()
 
-    def _fall_apart(self) -> None:
+    def _let_go(self) -> None:
+        """It is over, and its transport gone."""
+        self._lost = False
         self._forget_unread()
         # Nobody asks it anything any more. Without cycles it is gone at once, and no garbage collector stops the
         # broker to find it.

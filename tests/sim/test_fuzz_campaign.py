@@ -96,9 +96,9 @@ def _keeps_subscriptions(patch: pytest.MonkeyPatch) -> None:
 def _queues_without_bound(patch: pytest.MonkeyPatch) -> None:
     original = Session.deliver
 
-    def deliver(self: Session, *arguments: object) -> None:
+    def deliver(self: Session, *arguments: object, **named: object) -> None:
         limit, self.max_queued = self.max_queued, 10**9
-        original(self, *arguments)
+        original(self, *arguments, **named)
         self.max_queued = limit
 
     patch.setattr(Session, "deliver", deliver)
