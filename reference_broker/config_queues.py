@@ -268,6 +268,10 @@ class QueuesConfig(Section, frozen=True, kw_only=True):
     auto_create: bool = True
     """A publish or subscription to an unknown ``$queue/<name>`` creates it."""
     max_queues: int = 1_000
+    max_partitions: int = 20_000
+    """Of all queues together, those of dead letters included; over it no queue is created (0x97)."""
+    max_groups: int = 10_000
+    """Consumer groups of all queues together; over it a new one is refused (0x97)."""
     max_memory_bytes: int = 1024 * 1024 * 1024
     """What queues in memory and the cache of messages may hold; over it publishers wait. 0 = no limit."""
     defaults: dict[str, Any] = {}

@@ -60,6 +60,8 @@ _FIGURES: dict[str, Value] = {
     "routes/bytes": lambda state, uptime_s: state.tree.route_bytes + state.plan_memory.used_bytes,
     "store/messages/bytes": lambda state, uptime_s: state.held.used,
     "bytes/unread": lambda state, uptime_s: state.traffic.unread_bytes,
+    "queues/partitions/count": lambda state, uptime_s: state.engine.usage(lambda _: True).partitions,
+    "queues/groups/count": lambda state, uptime_s: state.engine.usage(lambda _: True).groups,
     "queues/memory/bytes": lambda state, uptime_s: 0 if (memory := state.engine.memory) is None else memory.held_bytes,
     "queues/count": lambda state, uptime_s: len(state.engine.queues()),
 }

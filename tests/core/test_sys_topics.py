@@ -120,6 +120,8 @@ def test_a_new_subscriber_gets_every_value_at_once_marked_as_retained() -> None:
         "$SYS/broker/partial packets/bytes": "0",
         "$SYS/broker/store/messages/bytes": "0",
         "$SYS/broker/bytes/unread": "0",
+        "$SYS/broker/queues/partitions/count": "0",
+        "$SYS/broker/queues/groups/count": "0",
         "$SYS/broker/queues/memory/bytes": "0",
         "$SYS/broker/queues/count": "0",
     }

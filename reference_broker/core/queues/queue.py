@@ -66,6 +66,8 @@ class DurableQueue(QueueIntake):
         """Open the partitions and groups. Raises :class:`LogError`."""
         super().__init__(config, files, agenda, rng)
         self.groups = {}
+        self.admit_group: Callable[[], None] = lambda: None
+        """Asked before a group is created; raises :class:`QueueError` where there is no room for more."""
         self._dispatchers: dict[ConsumerGroup, Dispatcher] = {}
         self.enqueued = 0
         self.volatile = files.volatile
@@ -297,6 +299,7 @@ class DurableQueue(QueueIntake):
         if len(self.groups) >= MAX_GROUPS:
             text = f"the queue {self.name!r} has {MAX_GROUPS} consumer groups, which is the limit"
             raise QueueError(QueueErrorCode.LIMIT, text)
+        self.admit_group()
         starts = starting_cursors(self, position)
         try:
             created = self._open_group(group_id, pattern)

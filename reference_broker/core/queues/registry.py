@@ -203,6 +203,7 @@ class QueueRegistry:
             now=now,
         )
         self.queues[config.name] = queue
+        queue.admit_group = self._check_group_room
         for partition in queue.partitions:
             self._agenda.owners[partition] = queue
         self._trace_recovery(queue)
@@ -259,18 +260,31 @@ class QueueRegistry:
             text = f"there is no queue {name[:80]!r}, and auto_create is off"
             raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, text)
         if not origin_exists:
-            self._check_room()
+            self._check_room(self._config_of(name, {}).partitions)
         check_queue_name(name)
         return self._create(name, {}, by_use=True)
 
-    def _check_room(self) -> None:
-        """Raises :class:`QueueError` (LIMIT)."""
+    def _check_room(self, partitions: int) -> None:
+        """For a queue of so many. Raises :class:`QueueError` (LIMIT)."""
+        self._check_partition_room(partitions)
         count = sum(
             not is_dead_letter(existing) or existing[len(DEAD_LETTER_PREFIX) :] not in self.queues
             for existing in self.queues
         )
         if count >= self._config.max_queues:
             text = f"there are {count} queues, which is the limit (queues.max_queues)"
+            raise QueueError(QueueErrorCode.LIMIT, text)
+
+    def _check_partition_room(self, more: int) -> None:
+        count = sum(len(queue.partitions) for queue in self.queues.values())
+        if count + more > self._config.max_partitions:
+            text = f"there are {count} partitions, and {more} more are over the limit (queues.max_partitions)"
+            raise QueueError(QueueErrorCode.LIMIT, text)
+
+    def _check_group_room(self) -> None:
+        count = sum(len(queue.groups) for queue in self.queues.values())
+        if count >= self._config.max_groups:
+            text = f"there are {count} consumer groups, which is the limit (queues.max_groups)"
             raise QueueError(QueueErrorCode.LIMIT, text)
 
     def create(self, name: str, settings: dict[str, Any]) -> DurableQueue:
@@ -287,7 +301,7 @@ class QueueRegistry:
                 return existing
             text = f"the queue {name[:80]!r} is there with another configuration: change that, or delete the queue"
             raise QueueError(QueueErrorCode.EXISTS, text)
-        self._check_room()
+        self._check_room(self._config_of(name, settings).partitions)
         return self._create(name, settings)
 
     def usage(self, wanted: Callable[[str], bool]) -> QueueUsage:
@@ -356,6 +370,7 @@ class QueueRegistry:
             text = f"a queue with {count} partitions can have {count} to {MAX_PARTITIONS}, not {total}"
             raise QueueError(QueueErrorCode.BAD_OPTION, text)
         if total > count:
+            self._check_partition_room(total - count)
             try:
                 added = queue.add_partitions(total)
             except LogError as error:

@@ -96,11 +96,7 @@ class QueueBench:
         self.now = START
         self.seed = seed
         self.trace: list[tuple[TraceKind, dict[str, str | int]]] = []
-        queues = {
-            key: fields.pop(key)
-            for key in ("max_queues", "max_memory_bytes", "auto_create", "segment_bytes", "configured", "templates")
-            if key in fields
-        }
+        queues = {key: fields.pop(key) for key in QueuesConfig.__struct_fields__ if key in fields}
         retry = {**PROFILE_DEFAULTS[profile].get("retry", {}), **fields.pop("retry", {})}
         self.config = QueuesConfig(profile=profile, defaults={"partitions": 1, **fields, "retry": retry}, **queues)
         self.engine = self._open()
