@@ -461,7 +461,9 @@ class BrokerState(MessagePaths):
             if session.queued:
                 # A few take their place in the queue, which may never be empty.
                 self.sending.send_retained(session, MESSAGE_WORK)
-            self.sending.wake(session)
+            if session.retained and session.takes_retained(session.retained.first().qos):
+                # Else its acknowledgements will make room: asking again before that would never end.
+                self.sending.wake(session)
         if session.queued or session.unsent:
             session.send_queued(now)
         if session.stalled_consumers and session.has_room:

@@ -256,3 +256,28 @@ def test_large_ones_wait_for_a_client_that_does_not_read(make_world: type[World]
     client.is_deaf = False
     client.read(len(client.unread))
     assert _topics(client) == [f"r/{number}" for number in range(40)], "QoS 0, too: they need not be dropped"
+
+
+def test_who_waits_for_an_acknowledgement_is_not_asked_in_every_turn(make_world: type[World]) -> None:
+    """There is room for packets, not for the next one's bytes, and the queue is half full: only the client can help.
+
+    Found by the fuzzer: the broker asked the session again turn after turn, at once.
+    """
+    limits = MqttConfig(max_inflight_out=16, max_queued_messages=8, max_inflight_bytes=65_536)
+    world = make_world(BrokerConfig(mqtt=limits))
+    _retain(world, 20)
+    client = world.connect("c")
+    _subscribe(client, "live/#")
+    publisher = world.connect()
+    for number in range(8):
+        publisher.send(p.Publish(topic="live/x", payload=b"x" * 20_000, qos=1, packet_id=number + 1))
+    session = client.connection.active_session
+    assert session.has_room
+    assert len(session.queued) > limits.max_queued_messages // 2
+    _subscribe(client, "r/#")
+    assert session.retained
+    for _ in range(3):
+        world.node.take_dirty(world.now)
+    assert not world.node.state.sending.woken
+    _acknowledge_all(client)
+    assert len([topic for topic in _topics(client) if topic.startswith("r/")]) == 20
