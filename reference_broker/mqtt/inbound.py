@@ -11,7 +11,7 @@ import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from reference_broker.core import transaction_requests
-from reference_broker.core.message import Message, memory_bytes, text_bytes
+from reference_broker.core.message import MESSAGE_OVERHEAD_BYTES, Message, text_bytes
 from reference_broker.core.message_paths import is_queue_topic
 from reference_broker.core.queues import QueueError, QueueErrorCode
 from reference_broker.core.queues.address import QUEUE_PREFIX
@@ -54,9 +54,9 @@ class _Plan:
 
     def __init__(self, topic: str, *, as_it_is: bool) -> None:
         self.topic = topic
-        self.is_queue = is_queue_topic(topic)
-        self.overhead_bytes = memory_bytes(Message(topic=topic, payload=b""))
-        """What its messages take in memory beside their payloads."""
+        self.is_queue = topic[:1] == "$" and is_queue_topic(topic)
+        self.overhead_bytes = 0
+        """What its messages take in memory beside their payloads; 0 = not known yet."""
         self.as_it_is = as_it_is
         """The bytes may go to others: their remaining length is in its shortest form, which 3.1.1 does not demand."""
         self.epoch = self.sessions_epoch = -1
@@ -87,6 +87,7 @@ class Inbound(PublishAcks):
         self._alias_bytes = 0
         self._plans: dict[bytes, _Plan] = {}
         self._plan_bytes = 0
+        self._plan_memory = connection.broker.plan_memory
         self._last_targets: _Targets | None = None
         self._queue_lanes = QueueLanes(connection, self)
         self.refused = b""
@@ -122,9 +123,16 @@ class Inbound(PublishAcks):
 
     def _remember_plan(self, size: int) -> None:
         """Plans take so much more."""
-        if self._plan_bytes + size > MAX_PLAN_BYTES:
+        memory = self._plan_memory
+        total = self._plan_bytes + size
+        if self._plan_bytes and total <= MAX_PLAN_BYTES and memory.used_bytes + size <= memory.limit_bytes:
+            # As take() does, without the call: this is done for most topics of clients that publish to many.
+            memory.used_bytes += size
+            self._plan_bytes = total
+            return
+        if total > MAX_PLAN_BYTES:
             self._forget_plans()
-        self._broker.plan_memory.take(self, size)
+        memory.take(self, size)
         self._plan_bytes += size
 
     # -- the fast lanes ------------------------------------------------------------------------------------------
@@ -255,15 +263,17 @@ class Inbound(PublishAcks):
     def _new_plan(self, prefix: bytes, header_bytes: int, topic_bytes: bytes, qos: int) -> _Plan:
         topic = decode_string(topic_bytes, self._connection.version)
         self.check_topic(topic)
-        self._check_flags(qos, retain=False)
+        if qos:
+            self._check_flags(qos, retain=False)
         if len(self._plans) >= _MAX_PLANS:
             self._forget_plans()
         shortest = header_bytes == 2 or prefix[header_bytes - 1] != 0
         plan = _Plan(topic, as_it_is=shortest)
-        if self.is_too_deep(topic):
+        if len(topic) >= self._max_levels and self.is_too_deep(topic):
             # The general way refuses it.
             plan.as_it_is = plan.is_queue = False
-        self._remember_plan(_PLAN_BYTES + len(prefix) + plan.overhead_bytes)
+        # Its key and its topic, whose characters may take four bytes each.
+        self._remember_plan(_PLAN_BYTES + 5 * len(prefix))
         self._plans[prefix] = plan
         return plan
 
@@ -322,12 +332,15 @@ class Inbound(PublishAcks):
         """A PUBLISH without flags and properties."""
         self._traffic.publishes_received += 1
         self._traffic.payload_bytes_received += end - payload_at
+        overhead_bytes = plan.overhead_bytes
+        if not overhead_bytes:
+            overhead_bytes = plan.overhead_bytes = MESSAGE_OVERHEAD_BYTES + text_bytes(plan.topic)
         message = Message(
             topic=plan.topic,
             payload=data[payload_at:end],
             qos=qos,
             publisher=self._connection.client_id,
-            memory_bytes=plan.overhead_bytes + end - payload_at,
+            memory_bytes=overhead_bytes + end - payload_at,
         )
         if not qos:
             self._publish_qos0(message, now)
