@@ -19,7 +19,7 @@ from reference_broker.core.broker_state import BrokerState
 from reference_broker.core.message_paths import Tracer
 from reference_broker.core.queues import LogError, QueueEngine, QueueError, SyncJob
 from reference_broker.core.queues.confirms import Confirm
-from reference_broker.core.queues.errors import is_passing
+from reference_broker.core.queues.errors import raise_if_not_tried
 from reference_broker.core.queues.store import RecoveryNote
 from reference_broker.core.rates import ArrivalRates, arrival_key
 from reference_broker.core.session_journal import SessionJournal
@@ -90,9 +90,7 @@ class BrokerNode:
             store = SessionStore(disk, self.config.sessions, self._store.notes, self._store.room)
             records = store.read_all()
         except LogError as error:
-            if isinstance(error.__cause__, OSError) and is_passing(error.__cause__):
-                # Nothing is wrong with them: the next start finds them.
-                raise
+            raise_if_not_tried(error)
             try:
                 place = set_sessions_aside(disk)
             except OSError:

@@ -6,6 +6,7 @@ and loses the difference on power loss. All paths are relative to the data direc
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -88,7 +89,11 @@ class RealFile:
         self._check = check
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         self._descriptor = os.open(path, flags, 0o640)
-        self._size = os.fstat(self._descriptor).st_size
+        try:
+            self._size = os.fstat(self._descriptor).st_size
+        except OSError:
+            self.close()
+            raise
 
     @property
     def size(self) -> int:
@@ -130,9 +135,11 @@ class RealFile:
             raise OSError(errno.ESTALE, "somebody removed the file; restart the broker once its folder is put right")
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            # An error of what was written before is one that a sync reports; the descriptor is gone in any case.
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
 
 class RealDisk:
@@ -149,24 +156,28 @@ class RealDisk:
 
     def list(self, path: str) -> list[str]:
         try:
-            return sorted(os.listdir(self.root / path))
+            return sorted(os.listdir(self._prefix + path))
         except FileNotFoundError:
             return []
 
     def exists(self, path: str) -> bool:
-        return os.path.exists(self._prefix + path)
+        try:
+            os.stat(self._prefix + path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def make_folder(self, path: str) -> None:
-        (self.root / path).mkdir(parents=True, exist_ok=True)
+        os.makedirs(self._prefix + path, exist_ok=True)
 
     def rename(self, source: str, destination: str) -> None:
-        os.replace(self.root / source, self.root / destination)
+        os.replace(self._prefix + source, self._prefix + destination)
 
     def remove(self, path: str) -> None:
-        (self.root / path).unlink()
+        os.unlink(self._prefix + path)
 
     def remove_folder(self, path: str) -> None:
-        (self.root / path).rmdir()
+        os.rmdir(self._prefix + path)
 
     def _check(self) -> None:
         """The folder may have been removed, replaced or unmounted since: then the lock in it is not ours.
@@ -177,7 +188,7 @@ class RealDisk:
             return
         try:
             found = os.stat(self._prefix + _LOCK)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             found = None
         if found is None or not os.path.samestat(found, os.fstat(self._lock_descriptor)):
             text = f"the data directory {self.root} was removed or replaced; put it back and restart the broker"
@@ -185,7 +196,7 @@ class RealDisk:
 
     def sync_folder(self, path: str) -> None:
         self._check()
-        descriptor = os.open(self.root / path, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = os.open(self._prefix + path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
         finally:

@@ -53,6 +53,8 @@ class DiskRoom:
 
     def spare_bytes(self) -> int:
         """How much may be written before the reserve is touched; negative within it."""
+        if not self.reserve_bytes:
+            return _UNKNOWN_BYTES
         spare_bytes = self._free_bytes - self._unchecked_bytes - self.reserve_bytes
         if spare_bytes > self._check_every_bytes and self._unchecked_bytes < self._check_every_bytes:
             return spare_bytes

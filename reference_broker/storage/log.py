@@ -83,6 +83,7 @@ class SegmentedLog:
             self._removed_to = read_removed(disk, removed_path) if removed_path else None
             opened = open_segments(disk, folder, mark, note, self._removed_to)
         except OSError as error:
+            note(folder, f"cannot be opened: {reason_of(error)}")
             message = f"cannot read {folder}: {reason_of(error)}"
             raise LogError(message) from error
         self._segments = opened.segments

@@ -64,6 +64,7 @@ class PendingLogFile(OperationCollector):
         try:
             opened = GroupRecovery(disk, self._paths, group=group, pattern=pattern, note=note).open()
         except OSError as error:
+            note(path, f"cannot be opened: {reason_of(error)}; whoever wants the group is refused, and may try again")
             message = f"cannot open {path}: {reason_of(error)}"
             raise LogError(message) from error
         self._logs = opened.logs

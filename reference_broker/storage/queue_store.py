@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
 from reference_broker.config import Compression, Durability, QueueConfig
-from reference_broker.core.queues.errors import LogError, reason_of
+from reference_broker.core.queues.errors import LogError, raise_if_not_tried, reason_of
 from reference_broker.core.queues.store import RecoveryNote, StoredGroup, StoredQueue
 from reference_broker.storage.batch import BatchEncoder
 from reference_broker.storage.disk import Disk
@@ -103,12 +103,14 @@ class LogQueueStore:
             try:
                 description = self._describe(f"{ROOT}/{folder}")
             except LogError as error:
+                raise_if_not_tried(error)
                 self._set_aside(folder, str(error))
                 continue
             if description is not None and description.deleted:
                 try:
                     _remove_rest(self._disk, f"{ROOT}/{folder}")
                 except OSError as error:
+                    raise_if_not_tried(error)
                     self._set_aside(folder, f"it was deleted, and its files stay: {reason_of(error)}")
             elif description is not None and encode_name(description.name) == folder:
                 found.append(
@@ -184,8 +186,11 @@ class LogQueueStore:
     def open_state(self, name: str, *, create: bool) -> StateLog | None:
         """See :meth:`QueueStore.open_state`."""
         disk = self._memory if self._disk is None else self._disk
-        if not create and not disk.list(name):
-            return None
+        try:
+            if not create and not disk.list(name):
+                return None
+        except OSError as error:
+            raise self.refusal("", name, "read", error) from error
         return StateLog(
             disk,
             name,
@@ -401,7 +406,8 @@ class LogQueueFiles:
     @property
     def has_delays(self) -> bool:
         """See :meth:`QueueFiles.has_delays`."""
-        return bool(self._disk.list(f"{self._folder}/{DELAYS}"))
+        with self._reads(f"{self._folder}/{DELAYS}"):
+            return bool(self._disk.list(f"{self._folder}/{DELAYS}"))
 
     def open_delays(self) -> SparseLog:
         """See :meth:`QueueFiles.open_delays`."""
@@ -443,21 +449,28 @@ class LogQueueFiles:
             removed_path="" if self._volatile else removed_path(self._folder, name),
         )
 
+    @contextlib.contextmanager
+    def _reads(self, path: str) -> Iterator[None]:
+        """Raises :class:`LogError` where the disk does not give what it has, and tells people."""
+        try:
+            yield
+        except OSError as error:
+            raise self._store.refusal(self._description.name, path, "read", error) from error
+
     def groups(self) -> list[StoredGroup]:
         """See :meth:`QueueFiles.groups`. A log whose header is unreadable is noted and left alone."""
         found: list[StoredGroup] = []
-        for name in self._disk.list(f"{self._folder}/consumers"):
+        with self._reads(f"{self._folder}/consumers"):
+            names = self._disk.list(f"{self._folder}/consumers")
+        for name in names:
             path = f"{self._folder}/consumers/{name}/{name}{_LOG_SUFFIX}"
-            if not self._disk.exists(path):
-                if any(self._disk.exists(path.removesuffix(_LOG_SUFFIX) + suffix) for suffix in (".pel", ".cur")):
-                    self._note(path, "it is missing: unless the group was being deleted, it begins anew")
-                continue
-            try:
+            with self._reads(path):
+                if not self._disk.exists(path):
+                    if any(self._disk.exists(path.removesuffix(_LOG_SUFFIX) + suffix) for suffix in (".pel", ".cur")):
+                        self._note(path, "it is missing: unless the group was being deleted, it begins anew")
+                    continue
                 with contextlib.closing(self._disk.open(path)) as file:
                     header = read_header(file.read_at(0, _MAX_GROUP_HEADER_BYTES))
-            except OSError as error:
-                message = f"cannot read {path}: {reason_of(error)}"
-                raise LogError(message) from error
             if header is None:
                 self._note(path, "its header is damaged; what the group settled since its last snapshot comes again")
                 group = decode_name(name)

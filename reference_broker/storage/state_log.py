@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from reference_broker.core.queues.errors import LogError
+from reference_broker.core.queues.errors import LogError, reason_of
 from reference_broker.core.queues.store import NewRecord, SyncTask
 from reference_broker.storage.batch import BatchEncoder
 from reference_broker.storage.disk import Disk
@@ -109,7 +109,8 @@ class StateLog:
             _make_durable_folder(disk, f"{folder}/log")
             snapshot = self._snapshots.load()
         except OSError as error:
-            message = f"cannot open {folder}: {error.strerror or error}"
+            note(folder, f"cannot be opened: {reason_of(error)}")
+            message = f"cannot open {folder}: {reason_of(error)}"
             raise LogError(message) from error
         self._snapshot_end = 0
         if snapshot is not None:

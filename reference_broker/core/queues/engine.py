@@ -20,7 +20,7 @@ from reference_broker.core.queues.confirms import Confirm, JointConfirm, Stored,
 from reference_broker.core.queues.consumer import Consumer, Deliver, Notify
 from reference_broker.core.queues.delivery import Delivery, delivery_properties
 from reference_broker.core.queues.delivery_run import DeliverRun
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode, is_passing
+from reference_broker.core.queues.errors import QueueError, QueueErrorCode, is_passing, reason_of
 from reference_broker.core.queues.group import ConsumerGroup
 from reference_broker.core.queues.group_operations import GroupOperations
 from reference_broker.core.queues.queue import DurableQueue
@@ -514,6 +514,9 @@ class QueueEngine(QueueOperations):
 
     def _finish(self, job: SyncJob, error: OSError | None) -> None:
         point = job.point
+        if error is not None and not isinstance(point, SyncPoint):
+            # Logs tell of their own.
+            self._store.note("", job.place or "a job", f"failed: {reason_of(error)}; nobody waits for it any longer")
         for confirm, failure in point.finish_sync(error):
             confirm(failure)
         if isinstance(point, SyncPoint) and (owner := self._partition_queue.get(point)) is not None:

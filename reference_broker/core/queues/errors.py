@@ -14,6 +14,14 @@ def is_passing(error: OSError | None) -> bool:
     return error is not None and error.errno in _PASSING
 
 
+def raise_if_not_tried(error: BaseException) -> None:
+    """At opening: what could not be read since the system had no means for it is there, so the broker must not start
+    without it. Raises it again."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    if isinstance(cause, OSError) and is_passing(cause):
+        raise error
+
+
 def reason_of(error: OSError) -> str:
     """What the system said, with the name of its number."""
     name = errno.errorcode.get(error.errno or 0)

@@ -33,7 +33,13 @@ from reference_broker.core.queues.alerts import Alerts
 from reference_broker.core.queues.confirms import Confirm
 from reference_broker.core.queues.dead_letters import dead_letter_config
 from reference_broker.core.queues.delivery import QueueUsage
-from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode, QueueOpenError
+from reference_broker.core.queues.errors import (
+    LogError,
+    QueueError,
+    QueueErrorCode,
+    QueueOpenError,
+    raise_if_not_tried,
+)
 from reference_broker.core.queues.memory_limit import MemoryLimit
 from reference_broker.core.queues.message_cache import MessageCache
 from reference_broker.core.queues.queue import DurableQueue
@@ -122,6 +128,7 @@ class QueueRegistry:
             try:
                 self._open(config, None, now)
             except LogError as error:
+                raise_if_not_tried(error)
                 self.set_aside(name, str(error))
 
     def set_aside(self, name: str, problem: str) -> None:

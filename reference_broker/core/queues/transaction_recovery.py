@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from reference_broker.core.queues.control_records import mark_of
 from reference_broker.core.queues.coordinator import Coordinator, Decision
-from reference_broker.core.queues.errors import LogError, QueueError
+from reference_broker.core.queues.errors import LogError, QueueError, raise_if_not_tried
 from reference_broker.core.queues.producers import OpenSpan, PartitionProducers
 from reference_broker.core.queues.store import PartitionLog
 from reference_broker.core.queues.transaction import Transaction, TransactionState
@@ -57,6 +57,7 @@ def recover(
             try:
                 produced, is_cut = _restore(partition, snapshot_of)
             except LogError as error:
+                raise_if_not_tried(error)
                 set_aside(name, str(error))
                 break
             partition.produced = produced

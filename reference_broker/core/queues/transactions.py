@@ -22,7 +22,7 @@ from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.commit_phases import aborted_error
 from reference_broker.core.queues.confirms import Confirm, Stored, StoredAs
 from reference_broker.core.queues.control_records import Outcome, RecordMark
-from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode, raise_if_not_tried
 from reference_broker.core.queues.pending import EntryState, PendingEntry
 from reference_broker.core.queues.producer_names import ProducerNames
 from reference_broker.core.queues.producers import Acceptance
@@ -66,6 +66,7 @@ class Transactions(ProducerNames):
         try:
             coordinator = self.memory.open_existing()
         except LogError as error:
+            raise_if_not_tried(error)
             self.memory.set_aside(str(error))
             for queue in list(self._queues.values()):
                 if any(queue.had_producers(partition.index) for partition in queue.partitions):
