@@ -18,6 +18,7 @@ from conformance.wire import (
     Connack,
     Pingreq,
     Pingresp,
+    Properties,
     Puback,
     Pubcomp,
     Publish,
@@ -41,6 +42,7 @@ _LONG_WAIT_S = 1.0
 _ROUNDS = 3
 """A wait counts when each of so many is long: what a loaded machine does now and then is not the broker's doing."""
 _MANY = 30
+_LARGE_ONES = 40
 _FLOOD_PACKETS = 160
 _FLOOD_PAYLOAD_BYTES = 64_000
 """10 MB together: more than the buffers of two sockets on loopback hold."""
@@ -206,6 +208,82 @@ async def no_reader(ctx: CaseContext) -> None:
     await pair.exchange()
     if not answered:
         await publisher.expect(Pingresp)
+
+
+@_both_versions(
+    "large-messages-that-waited-reach-who-reads-them",
+    in_311=("3.1.2-5", "4.3.2-1"),
+    in_5=("3.1.2-5", "4.1.0-1", "4.3.2-1"),
+    requires=("persistent_sessions", "qos1"),
+    mutant="a-burst-cuts-its-reader",
+    near_miss="deliveries-wait-for-readers-early",
+)
+async def large_messages(ctx: CaseContext) -> None:
+    """A client that reads and acknowledges at full speed gets all large messages that waited for it, and is not cut.
+
+    Forty messages of 64 kB at QoS 1 are published while a client with a lasting session is away. It comes back, reads,
+    and acknowledges each as it comes: it gets every one, in order, on this one connection.
+    """
+    version = ctx.case.version
+    topic, client_id = ctx.topic("large"), ctx.client_id()
+    lasting = Properties(session_expiry_interval=100) if version >= _V5 else Properties()
+    first = await ctx.connect(client_id=client_id, clean=False, properties=lasting, name="first")
+    await first.subscribe(Subscription(filter=topic, qos=1))
+    await first.disconnect()
+    publisher = await ctx.connect(name="publisher")
+    rest = b"x" * (ctx.room_bytes(_FLOOD_PAYLOAD_BYTES) - 8)
+    wanted = [b"%08d" % number for number in range(_LARGE_ONES)]
+    for start in wanted:
+        await publisher.publish(topic, start + rest, qos=1)
+    back = await ctx.connect(client_id=client_id, clean=False, properties=lasting, name="back")
+    for number, start in enumerate(wanted):
+        message = await back.expect_publish(topic, qos=1)
+        seen = (message.payload[:8], len(message.payload))
+        expected = (start, 8 + len(rest))
+        ctx.must(seen == expected, f"back: expected message {number} whole; seen {seen}")
+    await back.expect_nothing()
+
+
+@_both_versions(
+    "all-retained-messages-reach-who-acknowledges-them",
+    in_311=("3.3.1-6",),
+    in_5=("3.3.1-9", "3.3.4-9"),
+    requires=("qos1", "retain"),
+    mutant="retained-beyond-the-window-lost",
+    near_miss="deliveries-wait-for-readers-early",
+)
+async def all_retained(ctx: CaseContext) -> None:
+    """However many retained messages match, a subscriber gets each, as it acknowledges those before.
+
+    Forty topics hold a message at QoS 1. A client (in 5.0 with Receive Maximum 3) subscribes to all of them in one
+    packet and acknowledges what comes: it gets each message once, marked as retained.
+    """
+    version = ctx.case.version
+    topics = [ctx.topic(f"kept/{number}") for number in range(_LARGE_ONES)]
+    publisher = await ctx.connect(name="publisher")
+    for topic in topics:
+        await publisher.publish(topic, topic.encode(), qos=1, retain=True)
+    properties = Properties(receive_maximum=3) if version >= _V5 else Properties()
+    client = await ctx.connect(name="client", properties=properties)
+    client.send(
+        Subscribe(packet_id=1, subscriptions=tuple(Subscription(filter=topic, qos=1) for topic in topics)),
+    )
+    missing = set(topics)
+    answered = False
+    while missing or not answered:
+        packet = await client.receive(f"SUBACK and the retained messages of {len(missing)} topics")
+        if isinstance(packet, Suback):
+            answered = True
+        elif isinstance(packet, Publish):
+            ctx.must(packet.topic in missing, f"client: expected each message once; seen {describe(packet)} again")
+            seen = (packet.payload, packet.qos, packet.retain)
+            wanted = (packet.topic.encode(), 1, True)
+            ctx.must(seen == wanted, f"client: expected payload, QoS and RETAIN {wanted}; seen {seen}")
+            missing.discard(packet.topic)
+            await client.acknowledge(packet)
+        else:
+            ctx.fail(f"client: expected SUBACK or a retained message; seen {packet and describe(packet)}")
+    await client.expect_nothing()
 
 
 @_both_versions(

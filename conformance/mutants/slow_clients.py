@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from weakref import WeakSet
 
+import msgspec
+
 from conformance.mutants import Patch, mutant, variation
 from reference_broker.core import routing
+from reference_broker.core.broker_state import BrokerState
 from reference_broker.core.routing import RouteEntry, SharedGroup
+from reference_broker.core.sending import Sending
 from reference_broker.core.session import Session
 from reference_broker.mqtt import connection as connections
 from reference_broker.mqtt import handlers
@@ -18,6 +22,8 @@ from reference_broker.mqtt.packets import Subscribe
 
 _Receive = Callable[[MqttConnection, bytes, float], None]
 _UNREAD_BYTES = 1_000_000
+_SMALL_WINDOW = 20
+_EARLY_BYTES = 10_000
 _PIECE_BYTES = 7
 _MOST_PACKETS = 20
 
@@ -162,6 +168,59 @@ def small_pieces(patch: Patch) -> None:
         return receive
 
     _around_receive(patch, make)
+
+
+@mutant("a-burst-cuts-its-reader", "a client is cut once a megabyte is sent to it that it had no time to read")
+def burst_cuts_reader(patch: Patch) -> None:
+    def make(original: Callable[[MqttConnection], None]) -> Callable[[MqttConnection], None]:
+        def fill(self: MqttConnection) -> None:
+            if not self.is_full:
+                self.broker.timers.schedule(self.broker.now, self.transport_stalled)
+            original(self)
+
+        return fill
+
+    patch.wrap(MqttConnection, "_fill", make)
+
+
+@mutant(
+    "a-pause-of-a-consumer-loses-deliveries", "what a queue's consumer had no room for at once is never given to it"
+)
+def pause_loses_deliveries(patch: Patch) -> None:
+    def room_appeared(self: BrokerState, session: Session, now: float) -> None:
+        session.stalled_consumers.clear()
+        original(self, session, now)
+
+    original = BrokerState.room_appeared
+    patch.replace(BrokerState, "room_appeared", room_appeared)
+
+
+@mutant("retained-beyond-the-window-lost", "retained messages that do not fit into the window at once are lost")
+def retained_lost(patch: Patch) -> None:
+    def make(original: Callable[[Sending, Session, int], int]) -> Callable[[Sending, Session, int], int]:
+        def send_retained(self: Sending, session: Session, limit: int) -> int:
+            session.window, window = min(session.window, _SMALL_WINDOW), session.window
+            steps = original(self, session, limit)
+            session.window = window
+            session.retained = None
+            return steps
+
+        return send_retained
+
+    patch.wrap(Sending, "send_retained", make)
+
+
+@variation("deliveries-wait-for-readers-early", "deliveries wait as soon as a client has ten kilobytes to read")
+def wait_early(patch: Patch) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def initialise(self: MqttConnection, broker: BrokerState, *rest: object, **named: object) -> None:
+            mqtt = msgspec.structs.replace(broker.config.mqtt, unread_high_water_bytes=_EARLY_BYTES)
+            broker.config = msgspec.structs.replace(broker.config, mqtt=mqtt)
+            original(self, broker, *rest, **named)
+
+        return initialise
+
+    patch.wrap(MqttConnection, "__init__", make)
 
 
 @variation("slow-readers-are-ended", "a client that leaves more than a megabyte unread is disconnected")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from conformance.case import CaseContext, case
-from conformance.cases.queue.support import consume, deliveries, new_queue, property_of, settlement
+from conformance.cases.queue.support import consume, deliveries, new_queue, property_of, publish, settlement
 from conformance.connection import Connection
-from conformance.wire import Properties, Puback, Publish
+from conformance.wire import Properties, Puback, Publish, describe
 
 _MESSAGES = 60
 _KEYS = 4
+_LARGE_ONES = 40
+_LARGE_BYTES = 64_000
 _OWN = "conformance-trace"
 
 
@@ -97,6 +99,45 @@ async def order(ctx: CaseContext) -> None:
         seen = [each.payload for each in found if property_of(ctx, each, "partition-key") == key]
         wanted = [each.payload for number, each in enumerate(packets) if _key(number) == key]
         ctx.must(seen == wanted, f"consumer: expected {wanted} of {key} in this order; seen {seen}")
+
+
+@case(
+    "queue/bursts/large-messages-wait-for-their-reader",
+    clauses=("Q-DELIVER-04",),
+    requires=("queues",),
+    mutant="a-pause-of-a-consumer-loses-deliveries",
+    near_miss="deliveries-wait-for-readers-early",
+)
+async def large(ctx: CaseContext) -> None:
+    """A consumer gets large messages as fast as it reads: each once, as a first delivery.
+
+    Forty messages of 64 kB are in a queue. A consumer reads them and acknowledges each on the level of MQTT and of the
+    queue: it gets all of them, each with delivery-count 1, on one connection.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    rest = b"x" * (ctx.room_bytes(_LARGE_BYTES) - 1_000)
+    wanted = [b"%08d" % number for number in range(_LARGE_ONES)]
+    for start in wanted:
+        await publish(publisher, queue, start + rest)
+    consumer = await consume(ctx, queue)
+    found: list[bytes] = []
+    while len(found) < len(wanted):
+        delivery = await consumer.receive(f"{len(wanted) - len(found)} more deliveries")
+        if isinstance(delivery, Puback):
+            continue
+        if not isinstance(delivery, Publish):
+            ctx.fail(f"consumer: expected deliveries; seen {delivery and describe(delivery)}")
+        await consumer.acknowledge(delivery)
+        found.append(delivery.payload[:8])
+        count = property_of(ctx, delivery, "delivery-count")
+        ctx.must(count == "1", f"consumer: expected first deliveries; seen delivery-count {count}")
+        packet_id = consumer.next_packet_id()
+        settling = Publish(
+            topic=f"$queue/{queue}/$ack", qos=1, packet_id=packet_id, properties=settlement(ctx, delivery)
+        )
+        consumer.send(settling)
+    ctx.must(found == wanted, f"consumer: expected {wanted} in this order; seen {found}")
 
 
 @case(
