@@ -87,6 +87,9 @@ class AccessReview:
             reviewed = session.reviewed
             self.review(session, now, session.connection.may_read, resend=False)
             session.reviewed = reviewed
+        else:
+            # It is one without a connection now, if its client asked for that.
+            self._left.append(session)
         return size
 
     def _offline_reader(self, session: Session) -> MayRead | None:

@@ -212,6 +212,18 @@ def test_who_may_not_log_in_any_more_is_cut(reloaded: Change, users: tuple[str, 
     assert refused.reason == Reason.BAD_USER_NAME_OR_PASSWORD, "a password that was remembered is forgotten"
 
 
+def test_the_session_of_who_was_cut_is_judged_like_others(reloaded: Change) -> None:
+    """It queues nothing of what may not be read any more, though its user may never come back."""
+    reloaded.start(configure(SECRET, BOB))
+    ann, bob = reloaded.log_in("ann"), reloaded.log_in("bob")
+    subscribe(ann, "secret/#")
+    reloaded.to(configure(DENIED, BOB, users=("bob",)))
+    assert ann.closed
+    publish(bob, "secret/x", b"nobody's")
+    session = reloaded.world.node.state.sessions["ann"]
+    assert (dict(session.subscriptions), len(session.queued)) == ({}, 0)
+
+
 def _data(config: BrokerConfig, **sections: Any) -> dict[str, Any]:
     acl = {"rules": [{"topic": r.topic, "access": r.access.value, "user": r.user} for r in config.acl.rules]}  # type: ignore[union-attr]
     return {"data_dir": "there", "acl": acl, "queues": {"defaults": {"partitions": 1}}} | sections
