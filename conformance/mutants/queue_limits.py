@@ -10,6 +10,7 @@ from reference_broker.core.broker_state import BrokerState
 from reference_broker.core.message import Message
 from reference_broker.core.queues import intake, priority_figures, publish_options
 from reference_broker.core.queues.delivery import Delivery
+from reference_broker.core.queues.departures import Departures
 from reference_broker.core.queues.engine import QueueEngine
 from reference_broker.core.queues.errors import QueueError
 from reference_broker.core.queues.group import ConsumerGroup
@@ -29,6 +30,11 @@ def _nothing(*_args: object, **_fields: object) -> None:
 @mutant("queue-priority-ignored", "priorities are accepted and all messages take one lane")
 def priority_ignored(patch: Patch) -> None:
     patch.replace(DurableQueue, "_lane", lambda _self, _priority: NORMAL)
+
+
+@mutant("queue-departures-forgotten", "what left without a group that knows it is remembered until the broker stops")
+def departures_forgotten(patch: Patch) -> None:
+    patch.replace(Departures, "add", _nothing)
 
 
 @mutant("queue-bad-options-ignored", "a publish option that cannot be read counts as not there")

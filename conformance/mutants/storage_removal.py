@@ -5,13 +5,16 @@ As in :mod:`conformance.mutants.storage`, most show only when power is lost at t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from conformance.mutants import Patch, mutant, variation
 from reference_broker.core.queues.store import LogRecord
 from reference_broker.storage import (
+    log,
     log_opening,
+    notes,
     offset_index,
     pending_recovery,
     segment_copies,
@@ -19,12 +22,14 @@ from reference_broker.storage import (
     time_index,
 )
 from reference_broker.storage.compaction import CompactionTask
-from reference_broker.storage.disk import Disk, DiskFile
+from reference_broker.storage.disk import Disk, DiskFile, RealFile
 from reference_broker.storage.durable_mark import DurableMark, DurableMarkFile
 from reference_broker.storage.log import SegmentedLog
+from reference_broker.storage.log_reader import LogReader
 from reference_broker.storage.pending_codec import LogFrame
 from reference_broker.storage.pending_log import PendingLogFile
 from reference_broker.storage.segment import Segment
+from reference_broker.storage.segment_copies import SegmentCopier
 from reference_broker.storage.segment_indexes import SegmentIndexFiles
 from reference_broker.storage.sparse_log import ThinningTask
 
@@ -43,6 +48,36 @@ def drops_one_too_many(patch: Patch) -> None:
         return drop
 
     patch.wrap(SegmentedLog, "_drop", make)
+
+
+@mutant("storage-front-not-missed", "a log begins at its first segment, whatever was removed on purpose")
+def front_not_missed(patch: Patch) -> None:
+    patch.replace(log, "read_removed", lambda _disk, _path: None)
+
+
+@mutant("storage-removal-not-told", "segments are removed without a word, so the next start takes them for lost")
+def removal_not_told(patch: Patch) -> None:
+    patch.replace(SegmentedLog, "_tell_removal", lambda _self, _removed_to: True)
+
+
+@mutant("storage-compacted-not-missed", "where compaction left gaps nobody looks which segments it left")
+def compacted_not_missed(patch: Patch) -> None:
+    patch.replace(SegmentCopier, "left", lambda _self, _segments: ())
+
+
+@mutant("storage-damage-not-told", "what cannot be read is passed over without a word")
+def damage_not_told(patch: Patch) -> None:
+    patch.replace(LogReader, "_report", lambda *_args: None)
+
+
+@mutant("storage-damage-told-each-time", "damage is told as often as somebody comes there")
+def damage_told_each_time(patch: Patch) -> None:
+    patch.replace(notes, "_MAX_PLACES", 0)
+
+
+@mutant("storage-nameless-file-is-safe", "a sync of a file that was removed says yes")
+def nameless_is_safe(patch: Patch) -> None:
+    patch.replace(RealFile, "sync", lambda self: os.fsync(self._descriptor))
 
 
 @mutant("storage-age-ignored", "a segment is never too old to be appended to")

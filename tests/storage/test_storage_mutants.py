@@ -7,8 +7,10 @@ failing sync. :func:`test_a_check_passes_without_bugs` shows that each of them c
 from __future__ import annotations
 
 import random
+import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -18,7 +20,9 @@ from reference_broker.core.queues.errors import LogError
 from reference_broker.core.queues.store import LogRecord, NewRecord
 from reference_broker.storage import offset_index, pending_log, pending_snapshot
 from reference_broker.storage.compaction import Compactor
+from reference_broker.storage.disk import RealDisk
 from reference_broker.storage.log import LogOptions, SegmentedLog
+from reference_broker.storage.notes import Notes
 from reference_broker.storage.snapshots import SnapshotEntry, SnapshotStore
 from sim.disk import DiskProfile, SimDisk
 from sim.group_life import FOLDERS, GroupLife, examine_group
@@ -35,6 +39,7 @@ from sim.log_life import (
     time_disagreements,
 )
 from sim.power_cuts import PowerCut, WatchedDisk, power_cuts
+from tests.storage import test_missing_segments as missing
 from tests.storage import test_sparse_log
 
 SEGMENT = f"{FOLDER}/{0:020d}.seg"
@@ -351,7 +356,70 @@ def sparse_damage() -> None:
     test_sparse_log.test_segments_with_damage_stay_as_they_are()
 
 
+def in_folder(check: Callable[[Path], None]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        check(Path(folder))
+
+
+def missing_front() -> None:
+    """The first segment of a partition is deleted."""
+    in_folder(lambda path: missing.test_of_a_partition(path, missing.deleted, 0, 0))
+
+
+def legal_removal() -> None:
+    """Segments that were dropped on purpose are missed by nobody."""
+    in_folder(lambda path: missing.test_of_a_partition(path, missing.deleted, 1, 15))
+
+
+def missing_amid() -> None:
+    """One of the segments that a compaction left is deleted."""
+    in_folder(lambda path: missing.test_of_compacted_sessions(path, missing.deleted, 1))
+
+
+def told_damage() -> None:
+    """Damage that reading meets is told, once."""
+    disk, _, ends = written()
+    data = bytearray(files_of(disk)[SEGMENT])
+    store_notes = Notes()
+    log = SegmentedLog(
+        broken := new_disk({SEGMENT: bytes(data)}),
+        FOLDER,
+        options=LARGE,
+        encoder=encoder(),
+        volatile=False,
+        note=lambda place, problem: store_notes.add("q", place, problem),
+    )
+    broken.open(SEGMENT).write_at(ends[0] + 30, b"\0\0\0\0\xff")
+    for _ in range(3):
+        log.read(0, 100)
+        log.get(1)
+    assert len(store_notes.recovery) == 1, store_notes.recovery
+
+
+def lost_name() -> None:
+    """A file that somebody removed cannot be synced."""
+
+    def check(path: Path) -> None:
+        disk = RealDisk(path)
+        file = disk.open("file", create=True)
+        file.append(b"lost")
+        disk.remove("file")
+        with pytest.raises(OSError, match="removed the file"):
+            file.sync()
+
+    try:
+        in_folder(check)
+    except pytest.fail.Exception as error:
+        raise FoundError(str(error)) from error
+
+
 CAUGHT = {
+    "storage-front-not-missed": missing_front,
+    "storage-removal-not-told": legal_removal,
+    "storage-compacted-not-missed": missing_amid,
+    "storage-damage-not-told": told_damage,
+    "storage-damage-told-each-time": told_damage,
+    "storage-nameless-file-is-safe": lost_name,
     "storage-checksum-skips-header": segment_flips,
     "storage-length-not-bounded": claimed_lengths,
     "storage-middle-cut-like-a-tail": segment_flips,

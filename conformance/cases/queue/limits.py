@@ -182,6 +182,64 @@ async def to_dead_letters(ctx: CaseContext) -> None:
 
 
 @case(
+    "queue/limits/dropped-stays-gone",
+    clauses=("Q-LIMIT-16",),
+    requires=("queues", "restart"),
+    mutant="queue-departures-forgotten",
+    near_miss="queue-one-batch-per-message",
+    settings=_with(max_depth=3, overflow="dead_letter_oldest", partitions=1),
+    limit_s=30.0,
+)
+async def dropped_stays_gone(ctx: CaseContext) -> None:
+    """What a queue without groups gave up for newer messages does not come back with a restart.
+
+    Five messages go to a queue of depth 3. Once two are dead letters the broker is killed twice. Then the first group
+    gets the last three alone, and there are two dead letters.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    await publish(publisher, queue, b"1", b"2", b"3", b"4", b"5")
+    # What is on its way to the dead letters may come again; what is there may not.
+    await expect_dead_letters(ctx, queue, b"1", b"2")
+    for _ in range(2):
+        await ctx.restart()
+    consumer = await consume(ctx, queue)
+    for payload in (b"3", b"4", b"5"):
+        await consumer.expect_publish(payload=payload)
+    await consumer.expect_nothing()
+    await expect_dead_letters(ctx, queue, b"1", b"2")
+
+
+@case(
+    "queue/limits/expired-stays-gone",
+    clauses=("Q-LIMIT-16",),
+    requires=("queues", "clock", "restart"),
+    mutant="queue-departures-forgotten",
+    settings=_with(expired_to_dead_letters=True, partitions=1),
+    limit_s=30.0,
+)
+async def expired_stays_gone(ctx: CaseContext) -> None:
+    """What expired without a group, behind a message that lives on, becomes one dead letter, also over restarts.
+
+    A message without a ttl is before one with a ttl of 10 s. After 20 s, and two kills, the first group gets the
+    first alone; there is one dead letter.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    await publish(publisher, queue, b"lives")
+    await publish_with(publisher, queue, b"expires", ttl="10s")
+    await ctx.advance(20.0)
+    await expect_dead_letters(ctx, queue, b"expires")
+    for _ in range(2):
+        await ctx.restart()
+        await ctx.advance(1.0)
+    consumer = await consume(ctx, queue)
+    await consumer.expect_publish(payload=b"lives")
+    await consumer.expect_nothing()
+    await expect_dead_letters(ctx, queue, b"expires")
+
+
+@case(
     "queue/limits/earliest-expiry-counts",
     clauses=("Q-LIMIT-07",),
     requires=("queues", "clock"),
