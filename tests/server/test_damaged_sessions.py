@@ -1,0 +1,34 @@
+"""Sessions that cannot be read are kept under another name, and the broker starts without them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from reference_broker.broker import Broker
+from reference_broker.config import BrokerConfig
+
+
+def config(data_dir: Path) -> BrokerConfig:
+    queue = {"name": "q", "partitions": 1}
+    fields = {"data_dir": str(data_dir), "listeners": [{"port": 0}], "queues": {"configured": [queue]}}
+    return msgspec.convert(fields, BrokerConfig)
+
+
+def test_the_broker_starts_without_them(tmp_path: Path) -> None:
+    with Broker(config(tmp_path)) as broker:
+        broker.queues.publish("q", b"kept")
+    sessions = tmp_path / "sessions"
+    for name in sessions.iterdir():
+        name.unlink()
+    # A compacted segment that cannot take its place: nobody can say what counts.
+    (sessions / f"{0:020d}.seg").write_bytes((tmp_path / f"queues/q/partitions/0/{0:020d}.seg").read_bytes())
+    (sessions / f"{0:020d}-{0:020d}.swap").mkdir()
+    with Broker(config(tmp_path)) as broker:
+        assert broker.queues.stats("q").depth == 1
+    assert (tmp_path / "sessions.damaged-1" / f"{0:020d}.seg").exists()
+    assert not (sessions / f"{0:020d}-{0:020d}.swap").exists()
+    with Broker(config(tmp_path)) as broker:
+        broker.queues.publish("q", b"more")
+    assert not (tmp_path / "sessions.damaged-2").exists()
