@@ -5,7 +5,7 @@ A session knows no bytes. When connected it drives a :class:`SessionConnection`,
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
@@ -303,7 +303,7 @@ class Session:
         """Packet ids received as QoS 2 and not yet released -> PUBREC may be sent (the message is safe)."""
         self.in_flight: dict[int, InFlight] = {}
         """Sent and not finished, in order of sending."""
-        self.unsent: deque[tuple[int, Outgoing | OutgoingRun | OutgoingDeliveries]] = deque()
+        self.unsent: OrderedDict[int, Outgoing | OutgoingRun | OutgoingDeliveries] = OrderedDict()
         """Of those in flight, the ones that wait for room to be resent: this connection's window is the smaller one."""
         self.queued: deque[Outgoing] = deque()
         """Waiting for a connection or for room in the window."""
@@ -562,13 +562,13 @@ class Session:
         """
         kept = self.kept
         moving: list[SharedOutgoing] = []
-        unsent = {packet_id for packet_id, _ in self.unsent}
-        for packet_id in list(self.in_flight) if resend else unsent:
+        for packet_id in list(self.in_flight if resend else self.unsent):
             in_flight = self.in_flight.get(packet_id)
             if in_flight is None or isinstance(in_flight, Released) or in_flight.delivery is not None:
                 continue
             if not may_read(in_flight.message_for(packet_id).topic):
                 self.finish(packet_id)
+                self.unsent.pop(packet_id, None)
                 if isinstance(in_flight, SharedOutgoing) and in_flight.qos == 1:
                     moving.append(in_flight)
                 else:
@@ -631,7 +631,7 @@ class Session:
                 connection.send_pubrel(packet_id)
             elif room <= 0 or connection.is_full or not connection.has_turn():
                 room = 0
-                self.unsent.append((packet_id, outgoing))
+                self.unsent[packet_id] = outgoing
             else:
                 room -= self._resend(connection, packet_id, outgoing)
         self.open_window()
@@ -653,15 +653,13 @@ class Session:
 
     def _resend_more(self, connection: SessionConnection) -> None:
         """Fill the window from ``unsent``."""
-        # Some may be acknowledged already: an earlier connection had brought them.
-        self.unsent = deque(entry for entry in self.unsent if self.in_flight.get(entry[0]) is entry[1])
         while (
             self.unsent
             and len(self.in_flight) - len(self.unsent) < self.receive_maximum
             and not connection.is_full
             and connection.has_turn()
         ):
-            self._resend(connection, *self.unsent.popleft())
+            self._resend(connection, *self.unsent.popitem(last=False))
         self.open_window()
 
     def can_send_run(self, count: int, size: int) -> int:

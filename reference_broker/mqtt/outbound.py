@@ -125,6 +125,8 @@ class Outbound:
 
     def on_acknowledgement(self, packet: Acknowledgement, now: float) -> None:
         """PUBACK, PUBREC or PUBCOMP in any form. Raises :class:`ProtocolError`."""
+        # It may be acknowledged without having been sent again: an earlier connection had brought it.
+        self._connection.active_session.unsent.pop(packet.packet_id, None)
         if packet.type is PacketType.PUBREC and packet.reason >= 0x80:
             self._finish(packet.packet_id, OutgoingState.WAIT_PUBREC, packet.type, now)
         else:
@@ -139,6 +141,10 @@ class Outbound:
         # any message: it settles on its own.
         settles = self._connection.version != V5 or bool(self._connection.active_session.auto_consumers)
         finished: list[InFlight] = []
+        unsent = self._connection.active_session.unsent
+        if unsent:
+            for packet_id in runs.numbers(ids):
+                unsent.pop(packet_id, None)
         try:
             for packet_id in runs.numbers(ids):
                 outgoing = in_flight.get(packet_id)

@@ -174,6 +174,25 @@ def _acknowledged(version: int, count: int) -> tuple[Bench, MqttConnection, byte
     return bench, subscriber, b"".join(packet(0x40, (1 + i).to_bytes(2, "big")) for i in range(count))
 
 
+def _sent_again(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+    """Acknowledgements of what an earlier connection brought, while most of it waits to be sent again."""
+    bench = Bench(BrokerConfig(mqtt=MqttConfig(max_inflight_out=65_535)))
+    body = b"\0\4MQTT" + bytes((version, 0)) + b"\0\0" + (b"\x05\x11\0\0\0\x64" if version == 5 else b"")
+    first = bench.node.accept("first", bench.now)
+    bench.feed(first, packet(0x10, body + text("client")) + subscribe(version, "a", qos=1))
+    bench.feed(bench.connect("publisher", 4), _burst(4, count, 1))
+    bench.node.connection_lost(first, bench.now)
+    again = bench.node.accept("again", bench.now)
+    if version == 5:
+        body = body[:10] + b"\x08\x21\0\1" + body[11:]
+    bench.feed(again, packet(0x10, body + text("client")))
+    assert again.session is not None
+    assert len(again.session.in_flight) == count
+    if version == 5:
+        assert len(again.session.unsent) == count - 1
+    return bench, again, b"".join(packet(0x40, (1 + i).to_bytes(2, "big")) + b"\xc0\0" for i in range(count))
+
+
 def _pings(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
     bench = Bench()
     return bench, bench.connect("client", version), b"\xc0\0" * count * 4
@@ -257,6 +276,7 @@ CASES: dict[str, Case] = {
     "acknowledgements in turn": _acknowledgements(0x40, 0x62, 0x70),
     "pubrel in its long form": _long_acknowledgements,
     "puback, messages wait": _acknowledged,
+    "puback, sent again": _sent_again,
     "pingreq": _pings,
     "subscribe, equal": _filters(lambda _number: "#"),
     "subscribe, different": _filters(lambda number: f"f/{number}"),
