@@ -142,6 +142,8 @@ class MessagePaths:
                 entry.identifiers,
             )
         for group in route.groups:
+            # Where no member has room, each of them is looked at.
+            self.work += len(group.members) >> 4
             self._share(group, message)
         if self.engine.captures is not None:
             self._capture(message, publisher)

@@ -128,6 +128,14 @@ def _fan_out(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
     return bench, bench.connect("client", version), _burst(version, 300, 1, "t/1")
 
 
+def _full_share(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+    """Publishes for a share none of whose members has room."""
+    bench = Bench(BrokerConfig(mqtt=MqttConfig(max_queued_messages=1)))
+    for number in range(count // 20):
+        bench.feed(bench.connect(f"m{number}", 5, receive_maximum=1), subscribe(5, "$share/g/s", qos=1))
+    return bench, bench.connect("client", version), _burst(version, 600, 1, "s")
+
+
 def _churn(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
     """Subscriptions that come and go between publishes."""
     bench, client = _with_subscriber(version)
@@ -269,6 +277,7 @@ CASES: dict[str, Case] = {
     "publish, aliases": _aliases,
     "publish, overlapping filters": _overlapping,
     "publish, many receivers": _fan_out,
+    "publish, full share": _full_share,
     "publish, subscriptions come and go": _churn,
     "publish, deep topics": _deep_topics,
     "publish, too deep": _too_deep,
