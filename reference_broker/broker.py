@@ -10,12 +10,14 @@ ready when the block begins: a client has connected to every listener and was an
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from weakref import WeakSet
 
 import msgspec
 
@@ -32,6 +34,7 @@ from reference_broker.server.running import RunningBroker
 
 _T = TypeVar("_T")
 DEFAULT_TIMEOUT_S = 30.0
+_brokers: WeakSet[Broker] = WeakSet()
 
 
 class BrokerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,11 +67,14 @@ class Broker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._stop_thread: Callable[[], object] | None = None
+        self._forked_from = 0
+        """The process that it runs in, where that is another one."""
         self._caller = LoopCaller(self._running_loop)
         self.queues_async = AsyncQueues(lambda: self._get().driver)
         """The durable queues, for code in the broker's event loop."""
         self.queues = Queues(self.queues_async, self._caller)
         """The durable queues, for any other thread."""
+        _brokers.add(self)
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -77,6 +83,7 @@ class Broker:
         if self._thread is not None or self._running is not None:
             message = "this broker runs already"
             raise RuntimeError(message)
+        self._forked_from = 0
         ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="assay-broker", daemon=True)
         self._thread.start()
@@ -119,7 +126,17 @@ class Broker:
         thread, self._thread = self._thread, None
         if thread is not None and self._stop_thread is not None:
             self._stop_thread()
-            thread.join()
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def forget_in_child(self) -> None:
+        """In a forked child: the broker goes on in the parent, and this is one that was not started."""
+        if self._running is None and self._thread is None:
+            return
+        self._forked_from = os.getppid()
+        self._running = self._loop = self._thread = self._stop_thread = None
+        self._caller.forget_in_child()
+        self.queues_async.forget_in_child()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -149,6 +166,12 @@ class Broker:
 
     def _get(self) -> RunningBroker:
         running = self._running
+        if running is None and self._forked_from:
+            message = (
+                f"the broker runs in process {self._forked_from}, which this one was forked from: connect to it as a "
+                "client, or start one of your own"
+            )
+            raise BrokerClosedError(message)
         if running is None:
             message = "the broker is not running: use it as a context manager, or call start()"
             raise BrokerClosedError(message)
@@ -307,3 +330,11 @@ class Broker:
 
     def _call(self, make: Callable[[], Coroutine[Any, Any, _T]], timeout_s: float) -> _T:
         return self._caller.call(make, timeout_s)
+
+
+def _in_child() -> None:
+    for broker in list(_brokers):
+        broker.forget_in_child()
+
+
+os.register_at_fork(after_in_child=_in_child)

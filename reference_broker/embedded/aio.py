@@ -157,6 +157,10 @@ class AsyncQueues:
     def forget(self, subscription: AsyncSubscription) -> None:
         self._subscriptions.discard(subscription)
 
+    def forget_in_child(self) -> None:
+        """In a forked child: the subscriptions are the parent's."""
+        self._subscriptions.clear()
+
     async def close(self) -> None:
         """End every subscription; the broker is about to stop. Twice is fine."""
         for subscription in list(self._subscriptions):

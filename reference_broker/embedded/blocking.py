@@ -70,6 +70,11 @@ class LoopCaller:
             with self._lock:
                 self._running.discard(future)
 
+    def forget_in_child(self) -> None:
+        """In a forked child: nobody there waits, and a thread that is not there may have held the lock."""
+        self._lock = threading.Lock()
+        self._running = set()
+
     def abandon(self) -> None:
         """The loop has ended: whoever still waits for it is told so."""
         with self._lock:

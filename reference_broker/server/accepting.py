@@ -46,6 +46,11 @@ class Acceptor:
         self._rest: asyncio.TimerHandle | None = None
         self._listen()
 
+    @property
+    def descriptor(self) -> int:
+        """Of its socket; below 0 once it is closed."""
+        return self._listening.fileno()
+
     def _listen(self) -> None:
         self._rest = None
         self._most = connection_descriptors()

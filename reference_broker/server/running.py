@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import secrets
 from collections.abc import Callable
 from pathlib import Path
+from weakref import WeakSet
 
 import msgspec
 
@@ -18,10 +20,14 @@ from reference_broker.server.listeners import ListenerAddress, start_listener
 from reference_broker.server.readiness import check_handshake
 from reference_broker.server.tcp import NodeDriver
 from reference_broker.storage.disk import RealDisk
+from reference_broker.storage.own_descriptors import exchange
 from reference_broker.trace.files import TraceWriter
 from reference_broker.trace.schema import TraceEvent, TraceHeader, TraceKind
 
 log = logging.getLogger("assay.broker")
+_running: WeakSet[RunningBroker] = WeakSet()
+_inherited: list[RunningBroker] = []
+"""In a forked child: the parent's. They are kept as they are, since taking them apart would reach what is shared."""
 
 
 class RunningBroker:
@@ -32,6 +38,15 @@ class RunningBroker:
         self.addresses: list[ListenerAddress] = []
         self._driver: NodeDriver | None = None
         self._trace: TraceWriter | None = None
+
+    def forget_in_child(self) -> None:
+        """In a forked child: its sockets and its trace are the parent's alone."""
+        driver = self._driver
+        descriptors = driver.descriptors() if driver is not None else []
+        if self._trace is not None:
+            descriptors.append(self._trace.descriptor)
+        exchange(descriptors)
+        _inherited.append(self)
 
     @property
     def is_running(self) -> bool:
@@ -68,7 +83,10 @@ class RunningBroker:
             for listener, address in zip(self.config.listeners, self.addresses, strict=True):
                 required = listener.tls is not None and listener.tls.require_client_certificate
                 await check_handshake(address, certificate_required=required)
+            _running.add(self)
         except BaseException:
+            if self._driver is None and disk is not None:
+                disk.unlock()
             await self.stop()
             raise
 
@@ -116,9 +134,19 @@ class RunningBroker:
     async def stop(self) -> None:
         """Close everything; twice is fine."""
         driver, self._driver = self._driver, None
+        _running.discard(self)
         try:
             if driver is not None:
                 await driver.close()
         finally:
             if self._trace is not None:
                 self._trace.close()
+
+
+def _in_child() -> None:
+    for broker in list(_running):
+        broker.forget_in_child()
+    _running.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)

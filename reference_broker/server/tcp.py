@@ -42,6 +42,11 @@ class MqttProtocol(asyncio.Protocol):
         self._is_new = True
         self._has_tls = False
 
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        """None until there is a connection."""
+        return self._transport
+
     def connection_made(self, base: asyncio.BaseTransport) -> None:
         # uvloop's transports are Transports by shape only.
         transport = self._transport = cast(asyncio.Transport, base)
@@ -140,6 +145,14 @@ class NodeDriver:
         self._webhooks = WebhookSender(node.engine.alerts, clock.now)
         self._acceptors: list[Acceptor] = []
         self._closed = False
+
+    def descriptors(self) -> list[int]:
+        """Of its sockets."""
+        transports = (protocol.transport for protocol in self.protocols.values())
+        sockets = [each.get_extra_info("socket") for each in transports if each is not None and not each.is_closing()]
+        found = [acceptor.descriptor for acceptor in self._acceptors]
+        found += [each.fileno() for each in sockets if each is not None]
+        return [descriptor for descriptor in found if descriptor >= 0]
 
     async def listen(
         self,

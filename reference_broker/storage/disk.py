@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from reference_broker.storage.own_descriptors import disown, own
+
 _LOCK = ".lock"
 
 
@@ -88,7 +90,9 @@ class RealFile:
         """``check`` raises :class:`OSError` when what is written now is not in the tree any more."""
         self._check = check
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        self._descriptor = -1
         self._descriptor = os.open(path, flags, 0o640)
+        own(self._descriptor)
         try:
             self._size = os.fstat(self._descriptor).st_size
         except OSError:
@@ -137,9 +141,14 @@ class RealFile:
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
+            disown(descriptor)
             # An error of what was written before is one that a sync reports; the descriptor is gone in any case.
             with contextlib.suppress(OSError):
                 os.close(descriptor)
+
+    def __del__(self) -> None:
+        # Of a broker that could not start.
+        self.close()
 
 
 class RealDisk:
@@ -215,8 +224,11 @@ class RealDisk:
             message = f"another broker uses the data directory {self.root}; stop it or choose another data_dir"
             raise DirectoryInUseError(message) from error
         self._lock_descriptor = descriptor
+        # A forked child would hold the lock for as long as it lives.
+        own(descriptor)
 
     def unlock(self) -> None:
         if self._lock_descriptor >= 0:
-            os.close(self._lock_descriptor)
-            self._lock_descriptor = -1
+            descriptor, self._lock_descriptor = self._lock_descriptor, -1
+            disown(descriptor)
+            os.close(descriptor)

@@ -52,6 +52,11 @@ class _Writer(Generic[_Event]):
         # The encoder leaves defaults out, and the schema's name is one: a file must say what it is.
         self._append(msgspec.json.encode({"schema": schema, **msgspec.to_builtins(header)}))
 
+    @property
+    def descriptor(self) -> int:
+        """Of the file."""
+        return self._file.fileno()
+
     def _append(self, line: bytes | bytearray) -> None:
         self._sink.write(line)
         self._sink.write(b"\n")
