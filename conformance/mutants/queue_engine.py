@@ -110,11 +110,13 @@ def filter_ignored(patch: Patch) -> None:
 
 @mutant("engine-filter-asked-once", "a group takes what its filter says of the first routing key for an answer to all")
 def filter_asked_once(patch: Patch) -> None:
+    answers: dict[Dispatcher, bool] = {}
+
     def make(original: Original) -> Original:
         def matches(self: Dispatcher, routing_key: str) -> bool:
-            for known in self._matched.values():
-                return known
-            return bool(original(self, routing_key))
+            if self not in answers:
+                answers[self] = bool(original(self, routing_key))
+            return answers[self]
 
         return matches
 

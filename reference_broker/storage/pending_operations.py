@@ -17,7 +17,9 @@ from reference_broker.storage.pending_codec import (
 )
 from reference_broker.storage.record import uvarint
 
-_CACHED_LAYOUTS = 1_024
+_CACHED_LAYOUTS = 4_096
+_LAYOUTS: dict[str, tuple[struct.Struct, bytes]] = {}
+"""By consumer id, for all groups."""
 _DENSE = 4
 """Acks become ranges when at least one offset in so many is acked; below that it takes longer than it saves."""
 _ACK, _ADD, _ADD_RUN, _CLAIM = int(Code.ACK), int(Code.ADD), int(Code.ADD_RUN), int(Code.CLAIM)
@@ -45,7 +47,6 @@ class OperationCollector:
         self._run_end = 0
         """0 when none is open."""
         self._acks: dict[int, set[int]] = {}
-        self._layouts: dict[str, tuple[struct.Struct, bytes]] = {}
 
     @property
     def has_unflushed(self) -> bool:
@@ -163,12 +164,12 @@ class OperationCollector:
         self, code: int, partition: int, offset: int, consumer: str, at_ms: int, delivery_count: int
     ) -> bytes:
         """An add or a claim. The layout for a consumer's id is remembered, so that packing is one call."""
-        known = self._layouts.get(consumer)
+        known = _LAYOUTS.get(consumer)
         if known is None:
             raw = consumer.encode()
             name = uvarint(len(raw)) + raw
             known = (struct.Struct(f"<BQI{len(name)}sQH"), name)
-            remember(self._layouts, consumer, known, len(raw), _CACHED_LAYOUTS)
+            remember(_LAYOUTS, consumer, known, len(raw), _CACHED_LAYOUTS)
         layout, name = known
         count = delivery_count if delivery_count < MAX_DELIVERY_COUNT else MAX_DELIVERY_COUNT
         return layout.pack(code, offset, partition, name, at_ms, count)

@@ -14,14 +14,16 @@ from collections.abc import Iterable, Sequence
 from typing import TypeGuard
 
 from reference_broker.core.queues.store import Headers, NewRecord
+from reference_broker.core.remembered import remember
 
 MAX_RECORD_HEADERS = 65_535
 _MAX_VARINT_BYTES = 10
 _MAX_DELTA_MS = 1 << 63
 _TABLE_SIZE = 1 << 14
-_CACHED_HEADER_SETS = 1_024
-_CACHED_HEADER_BYTES = 1_024
+_CACHED_HEADER_SETS = 16_384
 _NO_HEADERS = b"\x00"
+_HEADER_BYTES: dict[Headers, bytes] = {}
+"""Of header sets, for all logs."""
 _FEW = 32
 """Records that columns are not worth it for."""
 
@@ -82,10 +84,7 @@ EncodedRecords = tuple[bytes, int, bool, bool]
 
 
 class RecordEncoder:
-    """Encodes records. It remembers the bytes of header sets, since most publishers repeat theirs."""
-
-    def __init__(self) -> None:
-        self._header_bytes: dict[Headers, bytes] = {(): _NO_HEADERS}
+    """Encodes records. The bytes of header sets are remembered, since most publishers repeat theirs."""
 
     def encode(self, records: Sequence[NewRecord]) -> EncodedRecords:
         """At least one record; offsets count from 0, times from the first record's. Raises :class:`RecordError`."""
@@ -106,7 +105,7 @@ class RecordEncoder:
 
     def _encode_one(self, record: NewRecord) -> EncodedRecords:
         timestamp_ms, key, value, headers = record
-        header_bytes = self._header_bytes.get(headers) or self._encode_headers(headers)
+        header_bytes = _HEADER_BYTES.get(headers) or self._encode_headers(headers)
         key_size = _NULL if key is None else uvarint(len(key) << 1)
         value_size = _NULL if value is None else uvarint(len(value) << 1)
         data = b"".join((b"\x00\x00", key_size, key or b"", value_size, value or b"", header_bytes))
@@ -115,7 +114,7 @@ class RecordEncoder:
     def _encode_few(self, records: Sequence[NewRecord]) -> EncodedRecords | None:
         """As :meth:`encode`, record by record; None where times differ or something is null."""
         base_ms = records[0][0]
-        known = self._header_bytes
+        known = _HEADER_BYTES
         parts: list[bytes] = []
         has_headers = False
         for delta, (timestamp_ms, key, value, headers) in enumerate(records):
@@ -138,7 +137,7 @@ class RecordEncoder:
 
     def _header_column(self, header_sets: tuple[Headers, ...]) -> bytes | Iterable[bytes]:
         first = header_sets[0]
-        known = self._header_bytes
+        known = _HEADER_BYTES
         # Publishers' records alternate at random, so the last one shows soonest that they are not all the same.
         if first == header_sets[-1] and header_sets.count(first) == len(header_sets):
             return known.get(first) or self._encode_headers(first)
@@ -155,11 +154,7 @@ class RecordEncoder:
             else:
                 parts += (uvarint(len(key)), key, uvarint(len(value)), value)
         encoded = b"".join(parts)
-        if len(encoded) <= _CACHED_HEADER_BYTES:
-            if len(self._header_bytes) >= _CACHED_HEADER_SETS:
-                self._header_bytes.clear()
-            self._header_bytes[headers] = encoded
-        return encoded
+        return remember(_HEADER_BYTES, headers, encoded, len(encoded), _CACHED_HEADER_SETS)
 
 
 class _Layout:

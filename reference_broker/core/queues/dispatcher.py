@@ -23,7 +23,9 @@ QUANTUM = 32
 """Messages of one partition before the next partition of the consumer has its turn."""
 _SKIPS_PER_TURN = 2_048
 """Expired or unmatched messages passed over before other groups have their turn."""
-_MATCH_CACHE = 1_024
+_MATCH_CACHE = 16_384
+_MATCHED: dict[tuple[str, str], bool] = {}
+"""Whether a filter of a group matches a routing key, for all groups."""
 _NEVER = float("inf")
 _DELIVERED = EntryState.DELIVERED
 
@@ -33,7 +35,6 @@ class Dispatcher:
 
     def __init__(self, group: ConsumerGroup) -> None:
         self._group = group
-        self._matched: dict[str, bool] = {}
         self._skips = 0
         self._place_turn = 0
         """Deliveries made in turn so far."""
@@ -486,8 +487,9 @@ class Dispatcher:
         group.agenda.groups_to_write[group] = None
 
     def _matches(self, routing_key: str) -> bool:
-        known = self._matched.get(routing_key)
+        key = (self._group.pattern, routing_key)
+        known = _MATCHED.get(key)
         if known is None:
-            known = matches(self._group.pattern, routing_key)
-            remember(self._matched, routing_key, known, len(routing_key), _MATCH_CACHE)
+            known = matches(*key)
+            remember(_MATCHED, key, known, len(key[0]) + len(routing_key), _MATCH_CACHE)
         return known
