@@ -20,6 +20,7 @@ from reference_broker.core.queues.loose_letters import LooseLetters
 from reference_broker.core.queues.pending import EntryState, GroupPartition, PendingEntry
 from reference_broker.core.queues.publish_options import PublishOptions
 from reference_broker.core.queues.queue import DurableQueue
+from reference_broker.core.queues.registry import QueueRegistry
 from reference_broker.core.queues.slow_consumers import SlowConsumers
 
 
@@ -134,6 +135,11 @@ def figures_of_one_lane(patch: Patch) -> None:
 @mutant("queue-depth-unlimited", "max_depth is configured and never applied")
 def depth_unlimited(patch: Patch) -> None:
     patch.replace(QueueLimits, "make_room", _nothing)
+
+
+@mutant("queue-groups-unlimited", "max_groups is configured and never applied")
+def groups_unlimited(patch: Patch) -> None:
+    patch.replace(QueueRegistry, "_check_group_room", _nothing)
 
 
 @mutant("queue-bytes-unlimited", "max_bytes is configured and never applied")

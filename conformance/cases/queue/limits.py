@@ -14,7 +14,7 @@ from conformance.cases.queue.support import (
     publish_with,
     settle,
 )
-from conformance.wire import Properties, Puback, Publish
+from conformance.wire import Properties, Puback, Publish, Suback, Subscribe, Subscription
 
 _QUOTA_EXCEEDED = 0x97
 
@@ -397,3 +397,37 @@ async def slow(ctx: CaseContext) -> None:
     await lazy.expect_close()
     other = await consume(ctx, queue, name="other")
     await other.expect_publish(payload=b"message")
+
+
+@case(
+    "queue/limits/groups",
+    clauses=("Q-LIMIT-17",),
+    requires=("queues",),
+    mutant="queue-groups-unlimited",
+    near_miss="queue-one-batch-per-message",
+    settings={"queues": {"max_groups": 2, "defaults": {"partitions": 1}}},
+)
+async def groups(ctx: CaseContext) -> None:
+    """Where two consumer groups are allowed, a third is refused, on the same queue and on another one.
+
+    A second member of the first group is taken, and gets the queue's messages with the first one gone.
+    """
+    queue, other = new_queue(ctx), new_queue(ctx)
+    first = await consume(ctx, queue, group="one")
+    await consume(ctx, queue, group="two", name="second")
+    client = await ctx.connect(version=5, name="client")
+    for name in (queue, other):
+        packet_id = client.next_packet_id()
+        joining = Properties(user_property=(("consumer-group", "three"),))
+        entry = Subscription(filter=f"$queue/{name}", qos=1)
+        client.send(Subscribe(packet_id=packet_id, subscriptions=(entry,), properties=joining))
+        suback = await client.expect(Suback)
+        ctx.must(
+            suback.reason_codes == (_QUOTA_EXCEEDED,), f"client: expected a third group to be refused; seen {suback}"
+        )
+    member = await consume(ctx, queue, group="one", name="member")
+    await first.disconnect()
+    publisher = await ctx.connect(version=5, name="publisher")
+    await publish(publisher, queue, b"x")
+    got = [packet.payload for packet in await deliveries(member)]
+    ctx.must(got == [b"x"], f"member: expected the message; seen {got}")
