@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import re
 import socket
 import ssl
 import time
@@ -265,3 +266,30 @@ def test_a_connection_over_the_limit_is_closed(pki: Pki, tls: TlsConfig, index: 
         with suppress(ConnectionError, ssl.SSLError), connected_to(address, context) as third:
             assert third.recv(1) == b""
         assert broker.snapshot().connections == 2
+
+
+@pytest.mark.parametrize("index", range(4), ids=FOUR)
+def test_large_messages_wait_for_a_slow_reader_and_a_quick_one_gets_them_meanwhile(
+    pki: Pki, tls: TlsConfig, index: int
+) -> None:
+    count, size = 120, 100_000
+    with four(tls, MqttConfig(unread_high_water_bytes=200_000, max_unread_bytes=1_000_000)) as broker:
+        address = broker.addresses[index]
+        context = pki.client_context()
+        with connected_to(address, context) as slow, connected_to(address, context) as quick:
+            for client, name in ((slow, b"s"), (quick, b"q")):
+                hello = CONNECT_311[:-1] + name + bytes.fromhex("8206000100016101")
+                client.sendall(binary(hello) if address.path else hello)
+                answer = b""
+                while not answer.endswith(bytes.fromhex("9003000101")):
+                    answer += client.recv(1)
+            for number in range(count):
+                broker.publish("a", b"<%06d>" % number + b"x" * (size - 8), qos=1)
+            for client in (quick, slow):
+                data = bytearray()
+                while len(data) < count * size:
+                    chunk = client.recv(1 << 20)
+                    assert chunk, f"cut after {len(data)} bytes"
+                    data += chunk
+                markers = [int(marker) for marker in re.findall(rb"<(\d{6})>", data)]
+                assert markers == list(range(count)), "each once, in order"
