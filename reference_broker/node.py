@@ -228,6 +228,9 @@ class BrokerNode:
                 self._holding.pop(connection, None)
 
     def next_deadline(self) -> float | None:
+        if self._dirty:
+            # Its driver found a connection at fault while it sent the last turn's output: others are to hear of it.
+            return self.state.now
         deadline = self.state.next_deadline()
         due = self._sessions.next_deadline() if self._sessions is not None else None
         if deadline is None or due is None:

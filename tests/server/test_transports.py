@@ -24,6 +24,7 @@ from reference_broker.config import (
     WebSocketConfig,
 )
 from reference_broker.server.listeners import ListenerAddress
+from reference_broker.server.tcp import LINGER_S
 from tests.server.secure import (
     CONNACK_311,
     CONNECT_311,
@@ -240,7 +241,9 @@ def test_a_client_that_never_reads_is_cut_on_every_transport(pki: Pki, tls: TlsC
                 answer += deaf.recv(100)
             for _ in range(count):
                 broker.publish("a", b"x" * size, qos=1)
+            started = time.monotonic()
             assert _read(watcher, 6) == bytes.fromhex("300400017767")
+            assert time.monotonic() - started < LINGER_S, "its will did not wait for it to go"
             received = 0
             with suppress(ConnectionError, ssl.SSLError):
                 while chunk := deaf.recv(65_536):
