@@ -98,13 +98,13 @@ class Client:
 class Driver:
     """A broker whose jobs may fail, and its clients; time is moved by hand."""
 
-    def __init__(self, disk: FailingDisk, durability: Durability) -> None:
+    def __init__(self, disk: FailingDisk, durability: Durability, *, reserve_bytes: int = 10_000) -> None:
         kinds = zip(QUEUES, (Durability.FSYNC, Durability.INTERVAL), strict=True)
         config = BrokerConfig(
             sessions=SessionsConfig(durability=durability, segment_bytes=2_500),
             queues=QueuesConfig(
                 segment_bytes=1_500,
-                disk_reserve_bytes=10_000,
+                disk_reserve_bytes=reserve_bytes,
                 configured=tuple(QueueConfig(name=name, partitions=1, durability=kind) for name, kind in kinds),
             ),
         )
@@ -113,6 +113,8 @@ class Driver:
         self.clients: dict[MqttConnection, Client] = {}
         self.notes = [f"{note.place}: {note.problem}" for note in self.node.recovery_notes]
         """What the broker said of its disk."""
+        self.most_rounds = 10_000
+        """Turns that follow each other without that time passes."""
 
     def open(self) -> Client:
         client = Client(self)
@@ -121,7 +123,7 @@ class Driver:
 
     def turn(self) -> None:
         """Turns until nothing happens any more."""
-        while True:
+        for _ in range(self.most_rounds):
             dirty = self.node.take_dirty(self.now)
             jobs = self.node.take_sync_jobs(self.now)
             for job in jobs:
@@ -136,6 +138,7 @@ class Driver:
             self.notes += [f"{note.place}: {note.problem}" for note in self.node.take_storage_notes()]
             if not dirty and not jobs:
                 return
+        raise WrongError(f"a turn does not end in {self.most_rounds} rounds")
 
     def wait(self, seconds: float) -> None:
         """Move the clock, firing every timer at its time."""

@@ -34,11 +34,12 @@ class DiskRoom:
         Raises :class:`LogError`. When the disk cannot tell, the append will show.
         """
         self._unchecked_bytes += size
-        if self._unchecked_bytes < self._check_every_bytes:
+        if self._is_known:
             return
         free_bytes = self._ask()
+        self._unchecked_bytes = size
         if free_bytes - size < self.reserve_bytes:
-            self._unchecked_bytes = self._check_every_bytes
+            self._unchecked_bytes = 0
             message = (
                 f"the disk is nearly full: {free_bytes} bytes are free and {self.reserve_bytes} are kept for "
                 "settlements; consume messages or make room"
@@ -55,10 +56,15 @@ class DiskRoom:
         """How much may be written before the reserve is touched; negative within it."""
         if not self.reserve_bytes:
             return _UNKNOWN_BYTES
-        spare_bytes = self._free_bytes - self._unchecked_bytes - self.reserve_bytes
-        if spare_bytes > self._check_every_bytes and self._unchecked_bytes < self._check_every_bytes:
-            return spare_bytes
-        return self._ask() - self.reserve_bytes
+        if not self._is_known:
+            self._ask()
+        return self._free_bytes - self._unchecked_bytes - self.reserve_bytes
+
+    @property
+    def _is_known(self) -> bool:
+        """Little was written since the disk was asked, and it is not nearly full."""
+        unchecked_bytes, little_bytes = self._unchecked_bytes, self._check_every_bytes
+        return unchecked_bytes < little_bytes and self._free_bytes - unchecked_bytes - self.reserve_bytes > little_bytes
 
     def _ask(self) -> int:
         """Bytes that are free now."""

@@ -195,3 +195,21 @@ def test_acks_made_on_a_full_disk_survive_power_loss() -> None:
     full.subscribe()
     full.turn()
     assert len(full.got) == total - settled
+
+
+def test_who_looks_at_the_room_takes_none_of_it_from_those_who_check() -> None:
+    """The look of a turn made the next append count from there, so that small ones were never refused."""
+    disk = SimDisk(random.Random(3), DiskProfile(capacity_bytes=500_000, stall_rate=0))
+    store = LogQueueStore(disk, options=LogOptions(reserve_bytes=100_000))
+    log = store.open_queue(QueueConfig(name="q")).open_partition(0)
+    assert store.room is not None
+
+    def fill() -> None:
+        for _ in range(1_000):
+            log.append([NewRecord(0, b"", bytes(1_000), ())])
+            assert store.room is not None
+            assert store.room.spare_bytes() <= disk.free_bytes() - 100_000 + 2_000
+
+    with pytest.raises(LogError, match="nearly full"):
+        fill()
+    assert disk.free_bytes() >= 95_000

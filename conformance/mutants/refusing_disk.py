@@ -1,0 +1,86 @@
+"""Planted bugs of what the storage does when the system or the disk refuses something."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from conformance.mutants import Patch, mutant, variation
+from reference_broker.core import message_paths
+from reference_broker.core.message import Message
+from reference_broker.core.queues import confirms, engine
+from reference_broker.core.queues.store import NewRecord
+from reference_broker.server import file_limit
+from reference_broker.storage import log, pending_log
+from reference_broker.storage.disk_room import DiskRoom
+from reference_broker.storage.log import SegmentedLog
+from reference_broker.storage.notes import Notes
+
+
+@mutant(
+    "refused-no-descriptor-is-for-good", "a sync that found no descriptor counts as failed, and its log is given up"
+)
+def no_descriptor_is_for_good(patch: Patch) -> None:
+    for module in (confirms, engine, log, pending_log):
+        patch.replace(module, "is_passing", lambda error: False)
+
+
+@mutant("refused-cuts-what-was-confirmed", "a failed sync cuts off all that it did not cover, whoever relies on it")
+def cuts_what_was_confirmed(patch: Patch) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def finish(self: SegmentedLog, error: OSError | None) -> None:
+            original(self, error)
+            if self._failure:
+                self._cut_unsynced()
+
+        return finish
+
+    patch.wrap(SegmentedLog, "finish_sync", make)
+
+
+@mutant("refused-failure-not-logged", "what the disk refuses is told nobody but the client")
+def failure_not_logged(patch: Patch) -> None:
+    def add(self: Notes, queue: str, place: str, problem: str) -> None:
+        """Say nothing."""
+
+    patch.replace(Notes, "add", add)
+
+
+@mutant("refused-retries-at-once", "a sync that was not tried is tried again in the same turn, without end")
+def retries_at_once(patch: Patch) -> None:
+    patch.replace(engine, "_FIRST_RETRY_S", 0.0)
+
+
+@mutant("refused-reserve-not-for-sessions", "sessions and retained messages fill the disk past its reserve")
+def reserve_not_for_sessions(patch: Patch) -> None:
+    def needs_room(self: message_paths.MessagePaths, message: Message) -> bool:
+        return False
+
+    patch.replace(message_paths.MessagePaths, "needs_room", needs_room)
+
+
+@mutant("refused-reserve-forgets-others", "what is written without a check is not counted towards the reserve")
+def reserve_forgets_others(patch: Patch) -> None:
+    def wrote(self: DiskRoom, size: int) -> None:
+        """Forget it."""
+
+    patch.replace(DiskRoom, "wrote", wrote)
+
+
+@mutant("refused-no-descriptors-kept", "connections may take every descriptor")
+def no_descriptors_kept(patch: Patch) -> None:
+    patch.replace(file_limit, "reserve_of", lambda limit: 0)
+
+
+@variation("refused-notes-the-count", "a refused append is told a second time, with the number of its records")
+def notes_the_count(patch: Patch) -> None:
+    def make(original: Callable[..., int]) -> Callable[..., int]:
+        def append(self: SegmentedLog, records: list[NewRecord], *, transactional: bool = False) -> int:
+            try:
+                return original(self, records, transactional=transactional)
+            except Exception:
+                self.note(self._folder, f"{len(records)} records were refused")
+                raise
+
+        return append
+
+    patch.wrap(SegmentedLog, "append", make)
