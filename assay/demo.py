@@ -21,6 +21,7 @@ import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from reference_broker.trace.integrity import READ_ERRORS
 from reference_broker.trace.results import RunResult, Verdict, read_result, worst
 from reference_broker.trace.terminal import WholeConsole, WholeTable
 
@@ -149,7 +150,7 @@ def run_step(step: Step, out: Path) -> Outcome:
         return Outcome(step=step, verdict=verdict, summary="done" if code == 0 else problem, duration_s=duration_s)
     try:
         result: RunResult = read_result(out / step.folder / "result.json")
-    except (OSError, msgspec.ValidationError, msgspec.DecodeError):
+    except READ_ERRORS:
         return Outcome(step=step, verdict=Verdict.ERROR, summary=f"left no result: {problem}", duration_s=duration_s)
     if code != 0 and result.verdict is Verdict.PASS:
         # It says that it passed and ends as if it had not: then nothing is proved.

@@ -23,6 +23,7 @@ from conformance.run import Run, RunPlan, select
 from conformance.self_check import Check, check_mutants, print_table, write_self_check
 from conformance.targets import Target, TargetError, hosted_target, load_target, shipped_targets
 from reference_broker.trace.conformance import CaseResult, CaseVerdict, read_report
+from reference_broker.trace.integrity import READ_ERRORS, why
 from reference_broker.trace.terminal import WholeConsole, WholeTable
 
 app = typer.Typer(
@@ -237,17 +238,24 @@ def show(case: Annotated[str, typer.Argument(help="Case id, or a part of it that
 
 @app.command()
 def explain(
-    report: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A report.jsonl of `run`.")],
+    report: Annotated[Path, typer.Argument(help="A report.jsonl of `run`.")],
     case: Annotated[str, typer.Argument(help="Case id, or a part of it that names one case.")],
 ) -> None:
     """Explain a result: what was expected, what was seen, and every packet both ways."""
     found = _find_case(case)
+    results: list[CaseResult] = []
+    problem = ""
     try:
-        results = [line for line in read_report(report) if isinstance(line, CaseResult) and line.case == found.id]
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _stop(f"{report} is not a conformance report: {error}", ExitCode.USAGE) from error
+        # What stands before a damaged line is still explained.
+        results.extend(line for line in read_report(report) if isinstance(line, CaseResult) and line.case == found.id)
+    except READ_ERRORS as error:
+        problem = f"{report} is not a whole conformance report: {why(error)}"
     if not results:
-        raise _stop(f"{report} holds no result of {found.id}", ExitCode.USAGE)
+        raise _stop(problem or f"{report} holds no result of {found.id}", ExitCode.USAGE)
+    if problem:
+        errors.print(f"[yellow]damaged:[/] {escape(problem)}", soft_wrap=True)
+    if len(results) > 1:
+        errors.print(f"[yellow]damaged:[/] {escape(str(report))} has {len(results)} results of it; the last is shown")
     result = results[-1]
     _print_case(found)
     console.print()
@@ -267,7 +275,10 @@ def _print_transcript(path: Path) -> None:
         return
     arrows = {"send": "[cyan]->[/]", "recv": "[green]<-[/]", "event": "[dim]--[/]"}
     console.print()
-    for line in read_transcript(path):
+    lines, problem = read_transcript(path)
+    if problem:
+        errors.print(f"[yellow]damaged:[/] its transcript {escape(str(path))}: {escape(problem)}", soft_wrap=True)
+    for line in lines:
         start = f"{line.t_ns / 1e6:9.3f} ms {escape(line.connection):>6} {arrows[line.direction]} "
         console.print(start + escape(line.decoded), highlight=False, soft_wrap=True)
         if line.hex:

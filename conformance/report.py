@@ -31,6 +31,7 @@ from reference_broker.trace.conformance import (
     Line,
     WireLine,
 )
+from reference_broker.trace.integrity import READ_ERRORS, why
 from reference_broker.trace.results import Check, Machine, RunKind, RunResult, Verdict, write_result
 
 
@@ -99,10 +100,20 @@ def write_transcript(path: Path, lines: Iterable[WireLine]) -> None:
     path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 
 
-def read_transcript(path: Path) -> list[WireLine]:
-    """Rows of a transcript. Raises :class:`msgspec.ValidationError` on a foreign line."""
+def read_transcript(path: Path) -> tuple[list[WireLine], str]:
+    """Rows of a transcript up to the first that is none, and what is wrong with that; empty when all is right."""
     decoder = msgspec.json.Decoder(WireLine)
-    return [decoder.decode(line) for line in path.read_bytes().splitlines() if line]
+    lines: list[WireLine] = []
+    number = 0
+    try:
+        for line in path.read_bytes().split(b"\n"):
+            number += 1
+            if line.strip():
+                str(line, "utf-8")
+                lines.append(decoder.decode(line))
+    except READ_ERRORS as error:
+        return lines, f"line {number}: {why(error)}" if number else why(error)
+    return lines, "" if lines else "is empty"
 
 
 class ReportWriter:

@@ -75,6 +75,8 @@ def _tell(summary: ReportSummary, site: Path, errors: Console) -> None:
         look = RUN_LOOKS[run.verdict]
         line = f"{look.glyph} {look.label:<8}{KIND_LABELS[run.kind]:<16}{run.name} ({run.target})"
         aside = "" if run.decides else ", for comparison"
+        for note in run.notes:
+            errors.print(f"{run.place}: {note}", style="yellow", markup=False)
         console.print(line + aside, style=_STYLES[run.verdict] if run.decides else "dim", markup=False)
     look = RUN_LOOKS[summary.verdict]
     console.print(f"{look.glyph} {look.label}: {summary.headline}", style=_STYLES[summary.verdict], markup=False)

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from reference_broker.trace.conformance import CaseResult, CaseVerdict, Clause, Footer, Header, Line
+from reference_broker.trace.integrity import READ_ERRORS, walk, why
 from reference_broker.trace.results import GRAVITY, Machine, RunKind, RunResult, Verdict, worst
 from reports.humanise import bytes_size, plural
 from reports.verdicts import CASE_LOOKS, KIND_LABELS
@@ -127,11 +128,14 @@ def collect(root: Path, judged: Sequence[str] = ()) -> Collection:
         )
     runs: list[Run] = []
     problems: list[Problem] = []
+    damage = _damage(root)
     for folder in folders:
         run, found = _read_run(root, folder)
+        own = [problem for problem in damage if folder in (root / problem.path).parents]
         problems += found
         if run is not None:
-            runs.append(run)
+            runs.append(_with_damage(run, [*found, *own]))
+    problems += damage
     kinds = list(KIND_LABELS)
     runs.sort(key=lambda run: (kinds.index(run.result.kind), run.title, run.result.target, run.result.world, run.place))
     if judged:
@@ -147,6 +151,33 @@ def collect(root: Path, judged: Sequence[str] = ()) -> Collection:
                 f"No run below {root} is of the target {', '.join(judged)}; there are {', '.join(known) or 'none'}."
             )
     return Collection(root=root, runs=_with_unique_slugs(runs), problems=problems)
+
+
+def _damage(root: Path) -> list[Problem]:
+    """Damaged files of runs, in the order of their paths; former reports are no runs."""
+
+    def is_report(folder: Path) -> bool:
+        return (folder / MARKER_FILE).exists()
+
+    # The two main files are read as far as they are whole, and what is wrong with them is told then.
+    return [
+        Problem(path=_place(root, path), message=message)
+        for path, message in walk(root, is_report)
+        if path.name not in (RESULT_FILE, REPORT_FILE)
+    ]
+
+
+def _place(root: Path, path: Path) -> str:
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+
+
+def _with_damage(run: Run, damaged: list[Problem]) -> Run:
+    """A run whose evidence is damaged is never green."""
+    if not damaged:
+        return run
+    names = ", ".join(sorted({problem.path.rsplit("/", 1)[-1] for problem in damaged})[:5])
+    note = f"Files of this run are damaged: {names}."
+    return msgspec.structs.replace(run, verdict=worst([run.verdict, Verdict.UNKNOWN]), notes=[*run.notes, note])
 
 
 def _brokers(run: Run) -> set[str]:
@@ -173,7 +204,7 @@ def _run_folders(root: Path) -> list[Path]:
             children.clear()
             continue
         children.sort()
-        if RESULT_FILE in files or REPORT_FILE in files:
+        if {RESULT_FILE, REPORT_FILE} & {*files, *children}:
             folders.append(Path(current))
     return folders
 
@@ -183,10 +214,10 @@ def _read_run(root: Path, folder: Path) -> tuple[Run | None, list[Problem]]:
     result: RunResult | None = None
     conformance: ConformanceReport | None = None
     result_path, report_path = folder / RESULT_FILE, folder / REPORT_FILE
-    if result_path.is_file():
+    if os.path.lexists(result_path):  # also a link to nowhere, which is damage
         result, problem = _read_result(root, result_path)
         problems += problem
-    if report_path.is_file():
+    if os.path.lexists(report_path):
         conformance, problem = _read_conformance(root, report_path)
         problems += problem
     place = folder.relative_to(root).as_posix()
@@ -209,6 +240,8 @@ def _read_run(root: Path, folder: Path) -> tuple[Run | None, list[Problem]]:
 
 def _read_bounded(path: Path, limit: int) -> bytes:
     """Raises ``ValueError`` above the limit, ``OSError`` as the system does."""
+    if path.is_dir():
+        raise ValueError("is a folder, not a file")
     size = path.stat().st_size
     if size > limit:
         raise ValueError(f"{bytes_size(size)} is more than the {bytes_size(limit)} that a report reads")
@@ -217,9 +250,15 @@ def _read_bounded(path: Path, limit: int) -> bytes:
 
 def _read_result(root: Path, path: Path) -> tuple[RunResult | None, list[Problem]]:
     try:
-        return msgspec.json.decode(_read_bounded(path, MAX_RESULT_BYTES), type=RunResult), []
-    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors and name the key, e.g. `$.checks[0].name`
-        return None, [Problem(path=path.relative_to(root).as_posix(), message=str(error))]
+        result = msgspec.json.decode(_read_bounded(path, MAX_RESULT_BYTES), type=RunResult)
+    except READ_ERRORS as error:  # msgspec's errors name the key, e.g. `$.checks[0].name`
+        return None, [Problem(path=path.relative_to(root).as_posix(), message=why(error))]
+    wrong = [line.name for line in result.series if len(line.x_s) != len(line.y)]
+    if wrong:
+        result = msgspec.structs.replace(result, series=[line for line in result.series if line.name not in wrong])
+        message = f"series with more moments than values, or fewer: {', '.join(wrong[:5])}"
+        return result, [Problem(path=path.relative_to(root).as_posix(), message=message)]
+    return result, []
 
 
 def _read_conformance(root: Path, path: Path) -> tuple[ConformanceReport | None, list[Problem]]:
@@ -227,8 +266,8 @@ def _read_conformance(root: Path, path: Path) -> tuple[ConformanceReport | None,
     place = path.relative_to(root).as_posix()
     try:
         lines = _read_bounded(path, MAX_REPORT_BYTES).split(b"\n")
-    except (OSError, ValueError) as error:
-        return None, [Problem(path=place, message=str(error))]
+    except READ_ERRORS as error:
+        return None, [Problem(path=place, message=why(error))]
     header: Header | None = None
     footer: Footer | None = None
     clauses: list[Clause] = []
@@ -240,10 +279,10 @@ def _read_conformance(root: Path, path: Path) -> tuple[ConformanceReport | None,
         if not text.strip():
             continue
         try:
-            line = decoder.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            line = decoder.decode(str(text, "utf-8"))
+        except (ValueError, RecursionError) as error:
             if index < len(lines) - 1:  # an unfinished last line is what a cut run leaves, and shows as such
-                problems.append(Problem(path=place, message=f"line {index + 1}: {error}"))
+                problems.append(Problem(path=place, message=f"line {index + 1}: {why(error)}"))
                 break
             continue
         match line:
@@ -292,7 +331,7 @@ def judge_cases(conformance: ConformanceReport) -> tuple[Verdict, list[str]]:
     notes: list[str] = []
     if conformance.footer is None:
         verdicts.append(Verdict.ERROR)
-        notes.append("The report has no footer: the run was cut before its end, so later cases are missing.")
+        notes.append(f"{REPORT_FILE} has no footer: the run was cut before its end, so later cases are missing.")
     if failed := counts.get(CaseVerdict.FAIL, 0):
         verdicts.append(Verdict.FAIL)
         notes.append(f"{plural(failed, 'case')} failed.")

@@ -63,6 +63,8 @@ class ReportedRun(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     decides: bool
     place: str
+    notes: list[str] = []
+    """Why the verdict is graver than the run's own."""
 
 
 class ReportSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +117,7 @@ def _write_all(collection: Collection, site: Path) -> ReportSummary:
                 verdict=run.verdict,
                 decides=run.decides,
                 place=run.place,
+                notes=run.notes,
             )
             for run in collection.runs
         ],

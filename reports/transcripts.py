@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from reference_broker.trace.conformance import WireLine
+from reference_broker.trace.integrity import READ_ERRORS, why
 
 MAX_LINES = 400
 MAX_HEX_BYTES = 64
@@ -43,10 +44,11 @@ def read_transcript(path: Path, max_lines: int = MAX_LINES) -> Transcript:
                 if not text.strip():
                     continue
                 total += 1
+                str(text, "utf-8")
                 if total <= max_lines:
                     lines.append(decoder.decode(text))
-    except (OSError, ValueError) as error:
-        return Transcript(lines=lines, total=len(lines), problem=f"line {total}: {error}")
+    except READ_ERRORS as error:
+        return Transcript(lines=lines, total=len(lines), problem=f"line {total}: {why(error)}")
     return Transcript(lines=lines, total=total)
 
 

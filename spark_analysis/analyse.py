@@ -21,6 +21,7 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from reference_broker.trace.integrity import READ_ERRORS
 from reference_broker.trace.results import (
     Band,
     Check,
@@ -43,6 +44,7 @@ from spark_analysis.sources import (
     SPARK_FOLDER,
     SourceFiles,
     SourceReport,
+    damaged_results,
     find_sources,
     load_histories,
     load_samples,
@@ -57,6 +59,8 @@ SHORT_JOB_MAX_BYTES: Final = 20_000_000
 CHARTED_RUNS_MAX: Final = 8
 """Runs whose lines a result carries; the tables hold all."""
 RESULT_FINDINGS_MAX: Final = 200
+DAMAGED_NAMED_MAX: Final = 50
+"""Damaged files that a result names; it counts the others."""
 GENERATOR_CEILING: Final = "generator.ceiling_messages_per_s"
 """Metric of a load run's result: messages per second against a broker that does nothing."""
 
@@ -119,7 +123,7 @@ def analyse(
     wanted = targets or load_targets()
     sources = find_sources(run_folder)
     folder = out or run_folder / SPARK_FOLDER
-    outcome = Outcome()
+    outcome = Outcome(reports=damaged_results(sources))
     if not sources.empty:
         progress("starting Spark")
         config = SHORT_JOB if _input_bytes(sources) <= SHORT_JOB_MAX_BYTES else SessionConfig()
@@ -279,7 +283,7 @@ def _generator_ceiling(sources: SourceFiles, measured: Measured) -> float | None
         path = sources.results.get(run_id)
         try:
             ceiling = read_result(path).metrics.get(GENERATOR_CEILING) if path is not None else None
-        except (msgspec.DecodeError, OSError):
+        except READ_ERRORS:
             ceiling = None
         if not isinstance(ceiling, int | float):
             return None
@@ -315,7 +319,7 @@ def _result(run_folder: Path, outcome: Outcome, checks: list[Check], sources: So
         kind=RunKind.SPARK,
         name=f"{origin.name if origin is not None else run_folder.resolve().name} (Spark)",
         verdict=verdict_of(outcome, checks),
-        summary=_summary(outcome, checks),
+        summary=_summary(outcome, checks, sources),
         target=origin.target if origin is not None else "",
         world=origin.world if origin is not None else "",
         seed=origin.seed if origin is not None else None,
@@ -336,7 +340,7 @@ def _origin(sources: SourceFiles) -> RunResult | None:
         return None
     try:
         return read_result(next(iter(sources.results.values())))
-    except (msgspec.DecodeError, OSError):
+    except READ_ERRORS:
         return None
 
 
@@ -349,7 +353,7 @@ def _damage_check(outcome: Outcome) -> Check:
         bound=0.0,
         relation="==",
         verdict=Verdict.PASS if outcome.reports and not damaged else Verdict.UNKNOWN,
-        source="; ".join(report.describe() for report in damaged[:5])
+        source="; ".join(report.describe() for report in damaged[:DAMAGED_NAMED_MAX])
         or ("every record could be read" if outcome.reports else "nothing to read"),
     )
 
@@ -382,8 +386,8 @@ def _metrics(outcome: Outcome) -> dict[str, float | int | str]:
     return metrics | outcome.metrics
 
 
-def _summary(outcome: Outcome, checks: list[Check]) -> str:
-    if not outcome.reports:
+def _summary(outcome: Outcome, checks: list[Check], sources: SourceFiles) -> str:
+    if sources.empty and not outcome.reports:
         return "Nothing to analyse: the folder holds no history, trace or samples"
     parts = []
     safety = sum(f.severity is Severity.SAFETY for found in outcome.findings.values() for f in found)
@@ -395,7 +399,9 @@ def _summary(outcome: Outcome, checks: list[Check]) -> str:
     met, missed = (sum(check.verdict is verdict for check in checks) for verdict in (Verdict.PASS, Verdict.FAIL))
     parts.append(f"{met} targets met, {missed} missed, {len(checks) - met - missed} not measured")
     if damaged := _damaged(outcome):
-        parts.append(f"damaged: {damaged[0].describe()}" + (f" and {len(damaged) - 1} more" if damaged[1:] else ""))
+        named = "; ".join(report.describe() for report in damaged[:DAMAGED_NAMED_MAX])
+        left = len(damaged) - DAMAGED_NAMED_MAX
+        parts.append(f"damaged: {named}" + (f"; and {left} more" if left > 0 else ""))
     if outcome.reasons:
         run_id, reasons = next(iter(outcome.reasons.items()))
         parts.append(f"no full claim on {run_id}: {reasons[0]}")

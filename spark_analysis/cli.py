@@ -52,6 +52,10 @@ def _show(console: Console, result: RunResult) -> None:
         colour = _COLOURS[check.verdict]
         table.add_row(check.name, value, bound, f"[{colour}]{check.verdict}[/]", escape(check.background))
     console.print(table)
+    for check in result.checks:
+        if check.name == "Damaged sources" and check.value:
+            for line in check.source.split("; "):
+                console.print(f"[yellow]damaged:[/] {escape(line)}", highlight=False)
     for finding in result.findings[:20]:
         colour = "red" if finding.severity is Severity.SAFETY else "yellow"
         values = ", ".join(finding.values[:5])
@@ -92,7 +96,7 @@ def notebook_command(
     try:
         with console.status("executing the notebook"):
             executed = execute_notebook(run_folder, timeout_s=timeout_s)
-    except NotebookError as error:
+    except (NotebookError, ValueError, OSError) as error:  # a damaged result of the analysis, too
         raise _stop(console, error, ExitStatus.HARNESS) from error
     console.print(f"open {executed.html}", highlight=False, soft_wrap=True)
 

@@ -6,6 +6,8 @@ counted in a :class:`SourceReport`, and whoever judges must look at it (``Source
 
 from __future__ import annotations
 
+import fnmatch
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import BinaryIO, Final, Generic, TypeVar
 from urllib.parse import unquote
 
 import msgspec
+import pyarrow as pa
 import pyarrow.dataset as ds
 import zstandard
 from py4j.protocol import Py4JJavaError
@@ -22,6 +25,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StringType, StructField, StructType
 
 from reference_broker.trace.files import COMPRESSED_SUFFIX, MAX_LINE_BYTES, read_history, read_trace
+from reference_broker.trace.integrity import READ_ERRORS, problems_of, why
 from reference_broker.trace.schema import (
     HistoryEvent,
     HistoryHeader,
@@ -47,7 +51,7 @@ class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     run_id: str
     kind: str
-    """``history``, ``trace`` or ``samples``."""
+    """``history``, ``trace``, ``samples``, ``result`` or ``folder``."""
     rows: int = 0
     unreadable: int = 0
     """Lines or rows that are not of the schema."""
@@ -91,6 +95,8 @@ class SourceFiles(msgspec.Struct, frozen=True, kw_only=True):
     traces: dict[str, Path] = {}
     samples: dict[str, Path] = {}
     results: dict[str, Path] = {}
+    unlisted: dict[str, str] = {}
+    """Folders that could not be listed, and why."""
 
     @property
     def empty(self) -> bool:
@@ -120,10 +126,15 @@ def find_sources(folder: Path) -> SourceFiles:
         message = f"{folder} is not a folder: give the folder of a run (one that holds result.json)"
         raise FileNotFoundError(message)
 
+    everything: list[Path] = []
+    errors: list[OSError] = []
+    for current, folders, files in os.walk(folder, onerror=errors.append):
+        everything += [Path(current) / name for name in (*folders, *files)]
+        folders[:] = [name for name in folders if name != SPARK_FOLDER]
+
     def below(*patterns: str) -> dict[str, Path]:
-        found = {path for pattern in patterns for path in folder.rglob(pattern)}
-        kept = [path for path in sorted(found) if SPARK_FOLDER not in path.relative_to(folder).parts[:-1]]
-        return _keyed(folder, kept)
+        found = [path for path in everything if any(fnmatch.fnmatch(path.name, pattern) for pattern in patterns)]
+        return _keyed(folder, sorted(found))
 
     return SourceFiles(
         folder=folder,
@@ -131,7 +142,21 @@ def find_sources(folder: Path) -> SourceFiles:
         traces=below("trace*.jsonl", f"trace*.jsonl{COMPRESSED_SUFFIX}"),
         samples=below("samples*.parquet"),
         results=below("result.json"),
+        unlisted={str(error.filename): why(error) for error in errors},
     )
+
+
+def damaged_results(sources: SourceFiles) -> list[SourceReport]:
+    """The results that cannot be read, and the folders that cannot be listed."""
+    found = []
+    for run_id, path in sources.results.items():
+        if problems := problems_of(path):
+            found.append(SourceReport(path=str(path), run_id=run_id, kind="result", error="; ".join(problems)))
+    found += [
+        SourceReport(path=path, run_id=path, kind="folder", error=f"cannot be listed: {error}")
+        for path, error in sources.unlisted.items()
+    ]
+    return found
 
 
 class Loaded(msgspec.Struct, Generic[_Header], frozen=True, kw_only=True):
@@ -213,6 +238,8 @@ def _parsed(record: type[Record], lines: DataFrame) -> DataFrame:
     row = lines.withColumn("row", parsed).select("run_id", "line", "row.*")
     is_header = sf.col("schema").isNotNull() & sf.col("_unreadable").isNull()
     unreadable = sf.col("_unreadable").isNotNull() | breaks_schema(record) | (sf.length("line") > MAX_LINE_BYTES)
+    # Spark takes bytes that are no UTF-8 as they come; the record's own decoder refuses them.
+    unreadable = unreadable | ~sf.is_valid_utf8("line")
     return row.select(
         "run_id",
         "line",
@@ -303,6 +330,10 @@ def _load(
     return Loaded(frame=frame, headers=headers, reports=reports, cached=parsed)
 
 
+def _reason(path: Path, error: BaseException) -> str:
+    return why(error).removeprefix(f"{path}, ").removeprefix(f"{path}: ")
+
+
 def load_histories(spark: SparkSession, files: dict[str, Path], scratch: Path) -> Loaded[HistoryHeader]:
     """Histories by run id. ``scratch`` is a folder that must live as long as the frame: salvaged files go there."""
     headers: dict[str, HistoryHeader] = {}
@@ -310,8 +341,8 @@ def load_histories(spark: SparkSession, files: dict[str, Path], scratch: Path) -
     for run_id, path in files.items():
         try:
             headers[run_id], _ = read_history(path)
-        except (ValueError, OSError) as error:
-            errors[run_id] = str(error)
+        except READ_ERRORS as error:
+            errors[run_id] = _reason(path, error)
     return _load(spark, "history", HistoryEvent, files, headers, errors, scratch)
 
 
@@ -322,8 +353,8 @@ def load_traces(spark: SparkSession, files: dict[str, Path], scratch: Path) -> L
     for run_id, path in files.items():
         try:
             headers[run_id], _ = read_trace(path)
-        except (ValueError, OSError) as error:
-            errors[run_id] = str(error)
+        except READ_ERRORS as error:
+            errors[run_id] = _reason(path, error)
     return _load(spark, "trace", TraceEvent, files, headers, errors, scratch)
 
 
@@ -353,8 +384,8 @@ def _parquet_problem(path: Path) -> str:
         dataset = ds.dataset(path, format="parquet")
         for fragment in dataset.get_fragments():
             fragment.ensure_complete_metadata()
-    except (OSError, ValueError) as error:
-        return f"is not readable Parquet: {str(error).splitlines()[0]}"
+    except (pa.ArrowException, OSError, ValueError) as error:
+        return f"is not readable Parquet: {why(error)}"
     required = [field.name for field in msgspec.structs.fields(LatencySample) if field.required]
     absent = [name for name in required if name not in dataset.schema.names]
     return f"lacks the columns {', '.join(absent)}" if absent else ""

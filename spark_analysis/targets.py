@@ -18,6 +18,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from reference_broker.trace.integrity import why
 from reference_broker.trace.judgement import HOLDS, Bounds, explain, verdict_within, without_delay
 from reference_broker.trace.results import GRAVITY, Check, Verdict
 from reference_broker.trace.schema import LatencyOperation
@@ -187,8 +188,8 @@ def load_targets(path: Path | None = None) -> Targets:
         return parse_targets(bundled.read_text(encoding="utf-8"), where="targets.yaml")
     try:
         text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        message = f"cannot read the targets {path}: {error.strerror}"
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"cannot read the targets {path}: {why(error)}"
         raise TargetsError(message) from error
     return parse_targets(text, where=str(path))
 

@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from reference_broker.trace.integrity import why
+
 TARGET_SCHEMA: Literal["assay.target/1"] = "assay.target/1"
 
 CapabilityValue = bool | int | str
@@ -204,8 +206,8 @@ def load_target(name_or_path: str) -> Target:
     if path.suffix == ".toml":
         try:
             text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            message = f"cannot read the target file {path}: {error.strerror}"
+        except (OSError, UnicodeDecodeError) as error:
+            message = f"cannot read the target file {path}: {why(error)}"
             raise TargetError(message) from error
         return parse_target(text, where=str(path))
     if name_or_path not in shipped_targets():

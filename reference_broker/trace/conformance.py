@@ -118,9 +118,10 @@ class WireLine(Record, frozen=True, kw_only=True):
 
 
 def read_report(path: Path) -> Iterator[Line]:
-    """Lines of a ``report.jsonl``. Raises :class:`msgspec.ValidationError` on a line that is not of the schema."""
+    """Lines of a ``report.jsonl``. Raises :class:`ValueError` on a line that is not of the schema."""
     decoder = msgspec.json.Decoder(Line)
     with path.open("rb") as lines:
         for line in lines:
             if line.strip():
+                str(line, "utf-8")  # the decoder passes over names that it does not know, however they are damaged
                 yield decoder.decode(line)

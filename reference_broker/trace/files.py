@@ -124,7 +124,7 @@ def _read(path: Path, schema: str, header: type[_Header], event: type[_Event]) -
     try:
         found = msgspec.json.decode(first, type=header)
         named = msgspec.json.decode(first, type=dict[str, object])
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:  # msgspec's own, text that is not UTF-8, endless nesting
         message = f"{path}, line 1: no {schema} header: {error}"
         raise RecordFileError(message) from error
     if "schema" not in named:
@@ -139,8 +139,9 @@ def _read(path: Path, schema: str, header: type[_Header], event: type[_Event]) -
         decoder = msgspec.json.Decoder(event)
         for number, line in lines:
             try:
+                str(line, "utf-8")  # the decoder passes over names that it does not know, however they are damaged
                 yield decoder.decode(line)
-            except msgspec.DecodeError as error:
+            except (ValueError, RecursionError) as error:
                 message = f"{path}, line {number}: {error}"
                 raise RecordFileError(message) from error
 

@@ -123,7 +123,7 @@ def test_a_report_reads_back(tmp_path: Path) -> None:
     assert lines[1] == CLAUSE
     first = lines[2]
     assert isinstance(first, CaseResult)
-    assert read_transcript(tmp_path / first.transcript) == list(LINES)
+    assert read_transcript(tmp_path / first.transcript) == (list(LINES), "")
     footer = lines[-1]
     assert isinstance(footer, Footer)
     assert footer.counts == {"fail": 1, "unsupported": 1}
@@ -141,7 +141,7 @@ def test_transcripts_may_be_elsewhere_than_the_report(tmp_path: Path) -> None:
     write_all(tmp_path / "reports" / "out.jsonl", tmp_path / "evidence")
     first = next(line for line in read_report(tmp_path / "reports" / "out.jsonl") if isinstance(line, CaseResult))
     assert first.transcript == "../evidence/transcripts/mqtt311/connect/first.jsonl"
-    assert read_transcript(tmp_path / "reports" / first.transcript) == list(LINES)
+    assert read_transcript(tmp_path / "reports" / first.transcript) == (list(LINES), "")
 
 
 def test_the_result_of_a_run_sums_it_up(tmp_path: Path) -> None:
