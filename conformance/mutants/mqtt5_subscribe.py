@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TypeAlias
 
@@ -14,7 +14,7 @@ from reference_broker.core.broker_state import BrokerState, SubscribeOutcome
 from reference_broker.core.message import Message
 from reference_broker.core.retained import RetainedStore
 from reference_broker.core.routing import RouteEntry, SharedGroup, Subscription, SubscriptionTree, _Node
-from reference_broker.core.session import Outgoing, Session
+from reference_broker.core.session import Outgoing, Session, SharedOutgoing
 from reference_broker.core.topics import TopicError, has_wildcard, matches, split_shared, validate_filter
 from reference_broker.mqtt import codec, handlers
 from reference_broker.mqtt.connection import MqttConnection
@@ -416,6 +416,28 @@ def begun_moved(patch: Patch) -> None:
         original(self, session, now, publish_will=publish_will)
 
     patch.replace(BrokerState, "_detach", detach)
+
+
+@mutant(
+    "v5-shared-messages-end-with-their-member", "what a member of a share leaves behind is deleted with its session"
+)
+def shared_messages_end(patch: Patch) -> None:
+    def pass_on(_self: BrokerState, _left: Sequence[SharedOutgoing], _now: float) -> None:
+        return
+
+    patch.replace(BrokerState, "pass_on", pass_on)
+
+
+@mutant(
+    "v5-unsent-shared-messages-end-with-their-member", "only what has QoS 1 outlives the member of a share that had it"
+)
+def unsent_shared_messages_end(patch: Patch) -> None:
+    original = BrokerState.pass_on
+
+    def pass_on(self: BrokerState, left: Sequence[SharedOutgoing], now: float) -> None:
+        original(self, [outgoing for outgoing in left if outgoing.qos == 1], now)
+
+    patch.replace(BrokerState, "pass_on", pass_on)
 
 
 def _change_walk(patch: Patch, change: Callable[[SubscriptionTree, str, list[_Node]], list[_Node]]) -> None:

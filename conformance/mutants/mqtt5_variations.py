@@ -8,12 +8,12 @@ import msgspec
 
 from conformance.mutants import Patch, variation
 from conformance.mutants.mqtt5_support import no_fast_lane
-from reference_broker.core.broker_state import SubscribeOutcome
+from reference_broker.core.broker_state import BrokerState, SubscribeOutcome
 from reference_broker.core.message import Message
 from reference_broker.core.queues import QueueError
 from reference_broker.core.retained import RetainedStore
 from reference_broker.core.routing import Route, RouteEntry, SharedGroup, Subscription, SubscriptionTree
-from reference_broker.core.session import Session
+from reference_broker.core.session import Session, SharedOutgoing
 from reference_broker.mqtt import farewell, handlers, handshake
 from reference_broker.mqtt.codec import encode_packet
 from reference_broker.mqtt.connection import MqttConnection
@@ -152,6 +152,26 @@ def shared_to_first(patch: Patch) -> None:
         return next((member for member in members if member[0].connection is not None), members[0] if members else None)
 
     patch.replace(SharedGroup, "choose", choose)
+
+
+@variation("v5-shared-moved-at-once", "what a member did not acknowledge at QoS 1 moves as soon as its connection ends")
+def shared_moved_at_once(patch: Patch) -> None:
+    original = BrokerState._detach
+
+    def detach(self: BrokerState, session: Session, now: float, *, publish_will: bool) -> None:
+        original(self, session, now, publish_will=publish_will)
+        if session.ended:
+            return
+        begun = [
+            (packet_id, outgoing)
+            for packet_id, outgoing in session.in_flight.items()
+            if isinstance(outgoing, SharedOutgoing) and outgoing.qos == 1
+        ]
+        for packet_id, _ in begun:
+            session.finish(packet_id)
+        self.pass_on([outgoing for _, outgoing in begun], now)
+
+    patch.replace(BrokerState, "_detach", detach)
 
 
 @variation("v5-no-reason-texts", "reason strings are never sent")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from conformance.case import CaseContext, case
 from conformance.cases.mqtt5.support import LASTING, delivered, expect_error, resume, subscribe_at
 from conformance.connection import Connection
-from conformance.wire import Puback, Publish, Suback, Subscribe, Subscription, describe
+from conformance.wire import Properties, Puback, Publish, Suback, Subscribe, Subscription, describe
 
 _FIRST_FAILURE = 0x80
 
@@ -238,6 +238,75 @@ async def begun_ends(ctx: CaseContext) -> None:
     back = await ctx.connect(client_id=first.client_id, name="back")
     ctx.must(not back.connack.session_present, f"back: expected Session Present 0; seen {describe(back.connack)}")
     await ctx.expect_no_message(publisher, second)
+
+
+async def _left_behind(ctx: CaseContext, qos: int) -> tuple[set[bytes], set[bytes]]:
+    """Twelve messages go to two members, each with a Receive Maximum of 2, so that most of them wait. One ends its
+    session without having acknowledged any. Returns what that one was sent, and what the other one got in the end.
+    """
+    topic = ctx.topic()
+    members: list[Connection] = []
+    for name in ("leaving", "staying"):
+        member = await ctx.connect(name=name, properties=Properties(receive_maximum=2))
+        await subscribe_at(ctx, member, _share("g", topic), qos=qos)
+        members.append(member)
+    leaving, staying = members
+    publisher = await ctx.connect(name="publisher")
+    for number in range(12):
+        await publisher.publish(topic, f"{number}".encode(), qos=qos)
+    # Markers at QoS 0: the messages have used up what the members take of others.
+    before = await ctx.messages_before_marker(publisher, leaving, qos=0)
+    sent = {packet.payload for packet in before if isinstance(packet, Publish)}
+    await leaving.disconnect()
+    got: set[bytes] = set()
+    while True:
+        packets = await ctx.messages_before_marker(publisher, staying, qos=0)
+        messages = [packet for packet in packets if isinstance(packet, Publish)]
+        if not messages:
+            return sent, got
+        for packet in messages:
+            got.add(packet.payload)
+            await staying.acknowledge(packet)
+
+
+@case(
+    "mqtt5/shared/unacknowledged-delivery-goes-to-another-member",
+    clauses=("MQTT-4.5.0-1",),
+    requires=("shared", "qos1"),
+    level="SHOULD",
+    mutant="v5-shared-messages-end-with-their-member",
+    near_miss="v5-shared-moved-at-once",
+)
+async def unacknowledged(ctx: CaseContext) -> None:
+    """A shared QoS 1 message whose member ends its session without acknowledging it should go to another member.
+
+    Of two members with a Receive Maximum of 2 one acknowledges nothing of what it is sent and disconnects, which ends
+    its session. The other should get what the first one was sent (4.8.2).
+    """
+    sent, got = await _left_behind(ctx, 1)
+    lost = sorted(sent - got)
+    ctx.should(not lost, f"staying: expected what the other member had not acknowledged; {lost} did not come")
+
+
+@case(
+    "mqtt5/shared/unsent-messages-go-to-another-member",
+    clauses=("MQTT-4.5.0-1",),
+    requires=("shared", "qos2"),
+    level="SHOULD",
+    mutant="v5-unsent-shared-messages-end-with-their-member",
+    near_miss="v5-shared-goes-to-first",
+)
+async def unsent(ctx: CaseContext) -> None:
+    """Shared messages that were not sent to anybody yet should not end with the session of a member.
+
+    Of two members with a Receive Maximum of 2 one answers nothing of the QoS 2 messages it is sent and disconnects,
+    which ends its session. The other gets none of those that the first one was sent (4.8.2-5), and should get all
+    others.
+    """
+    sent, got = await _left_behind(ctx, 2)
+    ctx.must(not sent & got, f"staying: expected nothing of what was begun elsewhere; {sorted(sent & got)} came")
+    lost = sorted({f"{number}".encode() for number in range(12)} - sent - got)
+    ctx.should(not lost, f"staying: expected all that nobody else was sent; {lost} did not come")
 
 
 @case(
