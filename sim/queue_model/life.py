@@ -405,10 +405,30 @@ class QueueLife:
 
     # -- disasters -----------------------------------------------------------------------------------------------
 
-    def kill(self) -> None:
-        """The process is gone; what it wrote is there."""
+    def kill(self, *, rested: bool = False) -> None:
+        """The process is gone; what it wrote is there. ``rested``: it had nothing left to do, so all is as it was."""
+        if rested:
+            self.rest()
+            self.check()
+        before = self._depths() if rested else {}
         self.disk.crash()
         self._reopen(power=False)
+        self._check_depths(before)
+
+    def _depths(self) -> dict[str, int]:
+        """Of what a start must find as it was, dead letters among it: nothing that left may come back, or be lost."""
+        if self.oracle.transactions.all:
+            return {}
+        return {
+            name: self.engine.stats(name).depth
+            for name in self.names
+            if self.oracle.queues[name].rules.durability != "memory"
+        }
+
+    def _check_depths(self, before: dict[str, int]) -> None:
+        for name, depth in before.items():
+            if (after := self.engine.stats(name).depth) != depth:
+                raise ViolationError(f"{name}: depth {depth} before the start, {after} behind it")
 
     def lose_power(self, mode: Persistence | None = None) -> None:
         """What was not synced is gone, in one of the ways of :class:`Persistence`."""
@@ -423,7 +443,9 @@ class QueueLife:
         if self.waiting:
             raise ViolationError(f"closed without an answer to {sorted(self.waiting)}")
         self.oracle.written = self.oracle.synced = self.oracle.step
+        before = self._depths()
         self._reopen(power=False)
+        self._check_depths(before)
 
     def _reopen(self, *, power: bool) -> None:
         self.oracle.now = self.now

@@ -343,10 +343,15 @@ class QueueMachine(RuleBasedStateMachine):
     # -- disasters -----------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.life.steps >= QUIET_STEPS)
-    @rule(how=st.sampled_from(("kill", "close", *Persistence, *Persistence)), again=st.sampled_from(("", "", "kill")))
+    @rule(
+        how=st.sampled_from(("kill", "rest and kill", "close", *Persistence, *Persistence)),
+        again=st.sampled_from(("", "", "kill")),
+    )
     def end(self, how: str, again: str) -> None:
         if how == "kill":
             self.life.kill()
+        elif how == "rest and kill":
+            self.life.kill(rested=True)
         elif how == "close":
             self.life.close()
         else:

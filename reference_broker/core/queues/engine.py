@@ -532,15 +532,15 @@ class QueueEngine(QueueOperations):
         if self._closed:
             return
         self.finish_retries(now)
-        points: list[SyncPoint] = [
-            *self._partition_queue,
-            *(group for queue in self._queues.values() for group in queue.groups.values()),
-        ]
         coordinator = self.transactions.memory.found
-        points += [] if coordinator is None else [coordinator]
         # A sync may confirm a dead letter, which settles its source, or let a commit go on: hence more rounds.
         for is_last in (False, False, True):
             self._write_partitions()
+            points: list[SyncPoint] = [
+                *self._partition_queue,
+                *(group for queue in self._queues.values() for group in queue.groups.values()),
+                *(() if coordinator is None else (coordinator,)),
+            ]
             if is_last:
                 self.transactions.close()
             for group in list(self._agenda.groups_to_write):
