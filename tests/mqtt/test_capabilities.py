@@ -262,7 +262,7 @@ def test_the_packet_size_limit_is_exact(make_world: type[World], version: int, q
     publisher.send(*[largest] * max(1, before))
     assert not publisher.closed
     publisher.send(*[largest] * before, over)
-    assert_ended(publisher, Reason.PACKET_TOO_LARGE, "MQTT-3.2.2-15", "MQTT-4.8.0-1")
+    assert_ended(publisher, Reason.PACKET_TOO_LARGE, "MQTT-3.2.2-15", "MQTT-4.8.0-2")
     assert {len(packet.payload) for packet in subscriber.publishes()} == {len(largest.payload)}
 
 
