@@ -33,6 +33,7 @@ from reference_broker.trace.results import Verdict, read_result
 from reference_broker.trace.schema import Contract, OpKind, TraceKind
 from sim.disk import DiskProfile
 from sim.guard import NondeterminismError
+from sim.node import SOCKET_BYTES, _Session
 from sim.runner import run_scenario, simulate
 from sim.world import WorldProfile
 
@@ -162,6 +163,33 @@ def test_a_network_fault_shows_in_the_latency_of_its_time(kind: FaultKind, field
     slowed = simulate(msgspec.structs.replace(SMALL, faults=(fault,)), 1)
     assert slowed.verdict is Verdict.PASS, slowed.findings
     assert worst_confirm_s(slowed.run.events) > worst_confirm_s(calm.run.events) + 0.05
+
+
+def test_deliveries_wait_for_consumers_on_a_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulated network pushes back: what a broker may leave unread is bounded, and everything arrives."""
+    high_water, payload = 20_000, 20_000
+    most: list[int] = [0]
+    full: list[bool] = []
+    original = _Session.flush
+
+    def flush(self: _Session) -> None:
+        original(self)
+        most[0] = max(most[0], self.link.to_client.in_flight_bytes)
+        full.append(self.connection.is_full)
+
+    monkeypatch.setattr(_Session, "flush", flush)
+    (workload,) = SMALL.workload
+    assert isinstance(workload, QueueWorkload)
+    slow = msgspec.structs.replace(
+        SMALL,
+        topology=Topology(broker={"mqtt": {"unread_high_water_bytes": high_water}}),
+        workload=(msgspec.structs.replace(workload, payload_bytes=payload, settlement=Settlement()),),
+        faults=(Fault(at_s=0.1, kind=FaultKind.BANDWIDTH, rate=300.0, for_s=3.0, target="consumers"),),
+    )
+    result = simulate(slow, 1)
+    assert result.verdict is Verdict.PASS, result.findings
+    assert any(full), "they had to wait"
+    assert SOCKET_BYTES < most[0] <= SOCKET_BYTES + high_water + 2 * payload
 
 
 def worst_confirm_s(events: list[Any]) -> float:
