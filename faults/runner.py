@@ -213,7 +213,7 @@ def _judge(run: _Run) -> RunResult:
     outcome = check_history(run.header, run.events)
     measures = measure(run.events)
     metrics = {**outcome.counts, **measures.metrics}
-    checks = check_targets(run.scenario.targets, metrics)
+    checks = check_targets(run.scenario.targets, metrics, measures.bounds)
     if run.broker_failure:
         finding = Finding(
             checker="process",

@@ -177,7 +177,7 @@ def to_result(
         "sim_real_ratio": round(run.simulated_s / outcome.wall_s, 1),
         "events_per_s": round(run.trace_count / outcome.wall_s),
     }
-    checks = check_targets(scenario.targets, metrics)
+    checks = check_targets(scenario.targets, metrics, measures.bounds)
     return RunResult(
         kind=RunKind.SIM,
         name=scenario.name,

@@ -136,3 +136,62 @@ def test_a_target_without_figure_is_unknown_and_a_wrong_name_is_told() -> None:
     target = Target(metric="recovery_max_s", bound=1)
     assert check_targets([target], {})[0].verdict is Verdict.UNKNOWN
     assert unknown_metrics([target, Target(metric="nonsense", bound=1)]) == ["nonsense"]
+
+
+def two_queues() -> Book:
+    """``a`` is confirmed all the time, ``b`` is silent from 200 to 1 201 ms; a fault lasts from 200 to 300 ms."""
+    book = Book()
+
+    def publish(queue: str, at: float, completed: float | None) -> None:
+        value = f"{queue}-{len(book.events)}"
+        op = book.add(at, OpKind.PUBLISH, OpType.INVOKE, value=value, queue=queue)
+        if completed is not None:
+            book.add(completed, OpKind.PUBLISH, OpType.OK, value=value, queue=queue, op=op)
+
+    publish("b", 0, 1)
+    for at in range(0, 200, 20):
+        publish("a", at + 1, at + 2)
+    publish("b", 199, 200)
+    fault = book.add(200, OpKind.FAULT, OpType.INVOKE, detail="crash broker")
+    book.add(300, OpKind.FAULT, OpType.OK, op=fault, detail="crash broker")
+    for at in range(300, 1_100, 20):
+        publish("a", at + 1, at + 2)
+    publish("b", 1_101, 1_201)
+    return book
+
+
+def test_another_queues_confirms_do_not_end_the_silence_of_a_queue() -> None:
+    measures = measure(two_queues().events)
+    assert measures.metrics["publish_gap_max_s"] == pytest.approx(1.001)
+    assert measures.metrics["recovery_max_s"] == pytest.approx(0.901)
+    assert measures.metrics["publish_to_ack_p99_ms"] == pytest.approx(100), "the slow queue's, not that of the mix"
+    assert [row.name for row in measures.percentiles] == ["publish_to_ack b", "publish_to_ack a"]
+    names = {line.name for line in measures.series if line.group == "throughput"}
+    assert names == {"acks confirmed", "publishes confirmed, a", "publishes confirmed, b"}
+
+
+def test_what_never_came_counts_as_the_slowest() -> None:
+    book = Book()
+    for at in range(100):
+        book.publish(at, at + 2 if at >= 2 else None)
+    measures = measure(book.events)
+    (row,) = measures.percentiles
+    assert (row.count, row.missing) == (98, 2)
+    target = Target(metric="publish_to_ack_p99_ms", bound=5)
+    (check,) = check_targets([target], measures.metrics, measures.bounds)
+    assert (check.verdict, check.value) == (Verdict.UNKNOWN, 2.0)
+    assert "never came" in check.reason
+    (median,) = check_targets([Target(metric="publish_to_ack_p50_ms", bound=5)], measures.metrics, measures.bounds)
+    assert median.verdict is Verdict.PASS
+    (slow,) = check_targets([Target(metric="publish_to_ack_p50_ms", bound=1)], measures.metrics, measures.bounds)
+    assert slow.verdict is Verdict.FAIL
+
+
+def test_a_confirmed_message_that_a_group_never_got_is_missing() -> None:
+    book = Book()
+    for group in ("g", "h"):
+        book.add(0, OpKind.SUBSCRIBE, OpType.OK, queue="q", group=group)
+    value = book.publish(1, 2)
+    book.add(3, OpKind.DELIVER, OpType.OK, value=value, queue="q", group="g")
+    _, deliver = measure(book.events).percentiles
+    assert (deliver.count, deliver.missing) == (1, 1)
