@@ -3,7 +3,8 @@
 ``python kill_worker.py FOLDER --lives N --seed N [--fault NAME]`` runs N lives over one data directory and prints a
 JSON summary; it ends with an error at the first thing that is wrong. A life is a forked process that runs the whole
 queue engine on real files with real fsyncs (in threads, while the loop goes on): it publishes, takes deliveries,
-settles them in another order, and says in a pipe what was confirmed to it and what it tries. The parent kills it with
+settles them in another order, and says in a pipe what was confirmed to it and what it tries. In some lives no file can
+be opened now and then: then something may be refused, and nothing else. The parent kills it with
 SIGKILL at a moment drawn from the seed, opens the store itself, and compares.
 """
 
@@ -11,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import resource
 import struct
 import sys
 import time
@@ -29,7 +32,7 @@ from kill_fork import Voice, WrongError, live_and_die
 
 from reference_broker.config import Durability, QueueConfig, QueuesConfig, RetentionConfig, RetryConfig
 from reference_broker.core.message import Message
-from reference_broker.core.queues import Delivery, QueueEngine, QueueError, SyncJob, Verb, group_state
+from reference_broker.core.queues import Delivery, QueueEngine, QueueError, QueueErrorCode, SyncJob, Verb, group_state
 from reference_broker.core.queues.store import LogRecord
 from reference_broker.storage import pending_log
 from reference_broker.storage.disk import RealDisk
@@ -51,6 +54,8 @@ GROUP = "g"
 OPTIONS = LogOptions(segment_bytes=64 * 1024)
 UNSETTLED = 400
 """Published and not settled at most: how far publishers run ahead of the consumer."""
+FEW_FILES_SHARE = 0.4
+"""Of the lives: now and then they may open no file."""
 _VALUE = struct.Struct("<III")
 _REPORT = struct.Struct("<BIQII")
 
@@ -75,7 +80,7 @@ class Place(NamedTuple):
 def value_of(life: int, number: int) -> bytes:
     """The payload of a message: who it is, bytes that follow from it, a checksum; up to 3 kB, now and then 100 kB."""
     rng = random.Random(life << 32 | number)
-    size = 100_000 if rng.random() < 0.002 else int(16 * 2 ** (rng.random() * 7.5))
+    size = 100_000 if rng.random() < 0.005 else int(16 * 2 ** (rng.random() * 7.5))
     body = _VALUE.pack(life, number, size) + rng.randbytes(size)
     return body + zlib.crc32(body).to_bytes(4, "little")
 
@@ -104,6 +109,7 @@ class Life:
         self._number = 0
         self._under_way = 0
         self._held: deque[Delivery] = deque()
+        self._has_few_files = self._rng.random() < FEW_FILES_SHARE
         store = LogQueueStore(RealDisk(folder), options=OPTIONS)
         config = QueuesConfig(configured=(QUEUE,), retention_interval_s=0.02)
         self._engine = QueueEngine(config, store, random.Random(seed), time.time())
@@ -132,7 +138,9 @@ class Life:
 
         def on_confirmed(error: QueueError | None) -> None:
             if error is not None:
-                raise error
+                self._check_refusal(error)
+                self._under_way -= 1
+                return
             self._say(Said.CONFIRMED, Place(0, 0), self._life, number)
 
         message = Message(topic="$queue/q", payload=value_of(self._life, number), qos=1)
@@ -146,29 +154,48 @@ class Life:
 
         def on_done(error: QueueError | None) -> None:
             if error is not None:
-                raise error
+                self._check_refusal(error)
+                return
             self._say_of(Said.SETTLED, delivery)
 
         if self._fault == "settles_before_the_write":
             on_done(None)
-        self._engine.settle(
-            Verb.ACK,
-            queue=delivery.queue,
-            message_id=delivery.message_id,
-            partition=None,
-            offset=None,
-            group=delivery.group,
-            consumer_id="c",
-            reason="",
-            now=time.time(),
-            on_done=on_done,
-        )
+        try:
+            self._engine.settle(
+                Verb.ACK,
+                queue=delivery.queue,
+                message_id=delivery.message_id,
+                partition=None,
+                offset=None,
+                group=delivery.group,
+                consumer_id="c",
+                reason="",
+                now=time.time(),
+                on_done=on_done,
+            )
+        except QueueError as error:
+            self._check_refusal(error)
+
+    def _check_refusal(self, error: QueueError) -> None:
+        """Raises it where nothing was to be refused."""
+        if not self._has_few_files or error.code is not QueueErrorCode.STORAGE_FAILED or "restart" in error.text:
+            raise error
+
+    def _limit_files(self) -> None:
+        """Now and then no file can be opened, for some turns."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft == hard and self._rng.random() < 0.1:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), hard))
+        elif soft != hard and self._rng.random() < 0.3:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
     def run(self) -> None:
         """Turns of the loop, with syncs in threads meanwhile."""
         running: list[tuple[SyncJob, Future[None]]] = []
         with ThreadPoolExecutor(4) as threads:
             while True:
+                if self._has_few_files:
+                    self._limit_files()
                 for _ in range(self._rng.randint(0, 20)):
                     if self._under_way < UNSETTLED:
                         self._publish()
@@ -183,8 +210,10 @@ class Life:
                 done = [pair for pair in running if pair[1].done()]
                 running = [pair for pair in running if pair not in done]
                 for job, future in done:
-                    future.result()
-                    self._engine.sync_done(job, None, now)
+                    error = future.exception()
+                    if error is not None and not (self._has_few_files and isinstance(error, OSError)):
+                        raise error
+                    self._engine.sync_done(job, error if isinstance(error, OSError) else None, now)
 
 
 def live(folder: Path, life: int, seed: int, fault: str, voice: Voice) -> None:
