@@ -88,6 +88,8 @@ class MqttProtocol(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         connection, self._connection = self._connection, None
+        # Over WebSocket it holds this protocol.
+        self._transport = None
         if self._linger is not None:
             self._linger.cancel()
         if connection is not None:

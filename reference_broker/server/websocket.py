@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import traceback
 from enum import Enum
 from http import HTTPStatus
 
@@ -116,6 +117,9 @@ class WebSocketServer:
             request = next(self._connection.events(), None)
         except WsprotoError as error:
             hint = getattr(error, "event_hint", None)
+            if error.__context__ is not None:
+                # The library raises it in a method of its own, whose frame holds it, and this one.
+                traceback.clear_frames(error.__context__.__traceback__)
             if isinstance(hint, RejectConnection) and hint.status_code == HTTPStatus.UPGRADE_REQUIRED:
                 self._refuse(HTTPStatus.UPGRADE_REQUIRED, str(error), b"Sec-WebSocket-Version: 13\r\n")
             else:
