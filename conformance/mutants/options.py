@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import msgspec
 
@@ -14,7 +14,7 @@ from reference_broker.core.broker_state import BrokerState, SubscribeOutcome
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Delivery
 from reference_broker.core.routing import SharedGroup, Subscription
-from reference_broker.core.session import Outgoing, Released, Session
+from reference_broker.core.session import Outgoing, Released, Session, SessionConnection
 from reference_broker.mqtt import handshake
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.mqtt.errors import ProtocolError
@@ -39,7 +39,7 @@ def flag_follows(patch: Patch) -> None:
     "v5-resumed-subscriptions-count-as-new", "subscribing again counts as new on a connection that resumed a session"
 )
 def resumed_count_as_new(patch: Patch) -> None:
-    made: defaultdict[int, set[str]] = defaultdict(set)
+    made: WeakKeyDictionary[SessionConnection, set[str]] = WeakKeyDictionary()
 
     def make(original: Callable[..., SubscribeOutcome]) -> Callable[..., SubscribeOutcome]:
         def subscribe(
@@ -51,7 +51,8 @@ def resumed_count_as_new(patch: Patch) -> None:
             now: float,
         ) -> SubscribeOutcome:
             outcome = original(self, session, topic_filter, subscription, group, now)
-            here = made[id(session.connection)]
+            assert session.connection is not None
+            here = made.setdefault(session.connection, set())
             existed = outcome.existed and topic_filter in here
             here.add(topic_filter)
             return msgspec.structs.replace(outcome, existed=existed)
