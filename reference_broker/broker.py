@@ -10,14 +10,14 @@ ready when the block begins: a client has connected to every listener and was an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future
-from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
-from weakref import WeakSet
+from weakref import WeakSet, finalize, ref
 
 import msgspec
 
@@ -35,6 +35,8 @@ from reference_broker.server.running import RunningBroker
 _T = TypeVar("_T")
 DEFAULT_TIMEOUT_S = 30.0
 _brokers: WeakSet[Broker] = WeakSet()
+_inherited: list[object] = []
+"""In a forked child: event loops of the parent, which are not to be taken apart here."""
 
 
 class BrokerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +68,7 @@ class Broker:
         self._running: RunningBroker | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._stop_thread: Callable[[], object] | None = None
+        self._life: _Life | None = None
         self._forked_from = 0
         """The process that it runs in, where that is another one."""
         self._caller = LoopCaller(self._running_loop)
@@ -85,47 +87,28 @@ class Broker:
             raise RuntimeError(message)
         self._forked_from = 0
         ready: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, args=(ready,), name="assay-broker", daemon=True)
+        self._life = life = _Life(self)
+        finalize(self, life.end).atexit = False
+        self._thread = threading.Thread(target=life.run, args=(ready,), name="assay-broker", daemon=True)
         self._thread.start()
         try:
             ready.result()
         except BaseException:
-            self._thread.join()
-            self._thread = None
+            self.stop()
             raise
         return self
 
-    def _run(self, ready: Future[None]) -> None:
-        async def main() -> None:
-            self._loop = asyncio.get_running_loop()
-            stop = asyncio.Event()
-            loop = self._loop
-            self._stop_thread = partial(loop.call_soon_threadsafe, stop.set)
-            running = RunningBroker(self.config)
-            try:
-                await running.start()
-            except BaseException as error:
-                ready.set_exception(error)
-                return
-            self._running = running
-            ready.set_result(None)
-            await stop.wait()
-            await self.queues_async.close()
-            self._running = None
-            await running.stop()
-
-        try:
-            with asyncio.Runner(loop_factory=new_event_loop) as runner:
-                runner.run(main())
-        finally:
-            self._loop = None
+    def lives(self, running: RunningBroker | None, loop: asyncio.AbstractEventLoop | None) -> None:
+        """In its thread: it is ready, or about to end."""
+        self._running, self._loop = running, loop
+        if loop is None:
             self._caller.abandon()
 
     def stop(self) -> None:
-        """Stop and wait; twice is fine."""
+        """Stop and wait, but for a call in the broker's own thread, which cannot wait. Twice is fine."""
         thread, self._thread = self._thread, None
-        if thread is not None and self._stop_thread is not None:
-            self._stop_thread()
+        if thread is not None and self._life is not None:
+            self._life.end()
             if thread is not threading.current_thread():
                 thread.join()
 
@@ -134,7 +117,9 @@ class Broker:
         if self._running is None and self._thread is None:
             return
         self._forked_from = os.getppid()
-        self._running = self._loop = self._thread = self._stop_thread = None
+        if self._life is not None:
+            self._life.forget_in_child()
+        self._running = self._loop = self._thread = self._life = None
         self._caller.forget_in_child()
         self.queues_async.forget_in_child()
 
@@ -330,6 +315,64 @@ class Broker:
 
     def _call(self, make: Callable[[], Coroutine[Any, Any, _T]], timeout_s: float) -> _T:
         return self._caller.call(make, timeout_s)
+
+
+class _Life:
+    """What a broker is in its thread. It does not hold the broker: one that nobody has any more ends."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = ref(broker)
+        self._config = broker.config
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop = asyncio.Event()
+        self._is_over = False
+
+    def end(self) -> None:
+        """From any thread, at any time; does not wait."""
+        self._is_over = True
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended by itself
+                loop.call_soon_threadsafe(self._stop.set)
+
+    def forget_in_child(self) -> None:
+        """In a forked child: its loop is the parent's."""
+        _inherited.append(self._loop)
+        self._loop = None
+
+    def run(self, ready: Future[None]) -> None:
+        """The thread."""
+        try:
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                runner.run(self._main(ready))
+        finally:
+            self._loop = None
+            broker = self._broker()
+            if broker is not None:
+                broker.lives(None, None)
+
+    async def _main(self, ready: Future[None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        if self._is_over:
+            self._stop.set()
+        running = RunningBroker(self._config)
+        try:
+            await running.start()
+        except BaseException as error:
+            ready.set_exception(error)
+            return
+        broker = self._broker()
+        if broker is not None:
+            broker.lives(running, self._loop)
+        del broker
+        ready.set_result(None)
+        await self._stop.wait()
+        broker = self._broker()
+        if broker is not None:
+            await broker.queues_async.close()
+            broker.lives(None, self._loop)
+        del broker
+        await running.stop()
 
 
 def _in_child() -> None:

@@ -172,6 +172,16 @@ def test_programs_that_are_started_inherit_nothing(tmp_path: Path) -> None:
         client.close()
 
 
+def forgotten(path: Path) -> None:
+    broker = Broker(config_of(path)).start()
+    broker.queues.publish("q", b"x")
+    threads = [thread for thread in threading.enumerate() if thread.name == "assay-broker"]
+    del broker
+    gc.collect()
+    for thread in threads:
+        thread.join(60)
+
+
 def in_use() -> tuple[int, set[str]]:
     """Open descriptors, and names of our threads."""
     gc.collect()
@@ -242,7 +252,7 @@ def fail_to_open(path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 @pytest.mark.parametrize(
     "life",
-    [run_twice, stop_elsewhere, stop_in_a_callback, fail_inside, fail_to_listen, fail_to_lock, fail_to_open],
+    [run_twice, stop_elsewhere, stop_in_a_callback, forgotten, fail_inside, fail_to_listen, fail_to_lock, fail_to_open],
 )
 def test_however_it_ends_nothing_is_left(tmp_path: Path, life: Callable[[Path], None]) -> None:
     run_twice(tmp_path)
