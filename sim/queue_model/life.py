@@ -33,6 +33,7 @@ from reference_broker.storage.queue_store import LogQueueStore
 from sim.disk import DiskProfile, Persistence, SimDisk
 from sim.queue_model.delayed import Delays
 from sim.queue_model.figures import check
+from sim.queue_model.leaving import Leaving
 from sim.queue_model.oracle import Oracle
 from sim.queue_model.outcome import Outcome
 from sim.queue_model.state import Rules, Sent, ViolationError
@@ -43,6 +44,8 @@ OTHER: Final = "r"
 LETTERS: Final = "$dlq/q"
 START: Final = 1_700_000_000.0
 _TURNS: Final = 30
+_LEAVE_TURNS: Final = 8
+"""At the end: after so many everything that expires has become a letter."""
 _PROFILE: Final = DiskProfile(stall_rate=0.0)
 
 
@@ -63,6 +66,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     protocol: str = "eager"
     assignor: str = "range"
     segment_bytes: int = 400
+    to_letters: bool = False
+    """What leaves the queue by its limits or by time becomes a dead letter; no group joins it."""
 
     def configured(self) -> tuple[QueueConfig, ...]:
         """The queue, its dead-letter queue, and another queue."""
@@ -83,7 +88,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             max_depth=self.max_depth,
             message_ttl_s=self.ttl_s,
             max_in_flight=self.max_in_flight,
-            overflow=Overflow(self.overflow),
+            overflow=self._overflow,
+            expired_to_dead_letters=self.to_letters,
             group=GroupConfig(
                 max_in_flight=self.group_limit,
                 protocol=RebalanceProtocol(self.protocol),
@@ -93,9 +99,22 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             ),
         )
         letters = msgspec.structs.replace(
-            queue, name=LETTERS, partitions=1, dead_letters=False, message_ttl_s=0.0, max_depth=100_000
+            queue,
+            expired_to_dead_letters=False,
+            name=LETTERS,
+            partitions=1,
+            dead_letters=False,
+            message_ttl_s=0.0,
+            max_depth=100_000,
         )
         return queue, letters, msgspec.structs.replace(queue, name=OTHER, partitions=1, dead_letters=False)
+
+    @property
+    def _overflow(self) -> Overflow:
+        """In the words of the configuration."""
+        if self.to_letters and self.overflow == Overflow.DROP_OLDEST:
+            return Overflow.DEAD_LETTER_OLDEST
+        return Overflow(self.overflow)
 
 
 def rules_of(config: QueueConfig) -> Rules:
@@ -113,7 +132,7 @@ def rules_of(config: QueueConfig) -> Rules:
         ttl_s=config.message_ttl_s,
         max_in_flight=config.max_in_flight,
         group_limit=config.group.max_in_flight or float("inf"),
-        drops_oldest=config.overflow is Overflow.DROP_OLDEST,
+        drops_oldest=config.overflow is not Overflow.REJECT,
         cooperative=config.group.protocol is RebalanceProtocol.COOPERATIVE,
     )
 
@@ -176,6 +195,8 @@ class QueueLife:
         self.now = START
         self.oracle = Oracle({queue.name: rules_of(queue) for queue in self.config.configured}, self.now)
         self.delays = Delays(self.oracle)
+        self.to_letters = setup.to_letters and setup.dead_letters
+        self.leaving = Leaving(self.oracle, QUEUE) if self.to_letters else None
         self.sent = 0
         self._start()
 
@@ -226,6 +247,8 @@ class QueueLife:
                 raise
             self.oracle.refused(queue)
             return None
+        if self.leaving is not None and queue == QUEUE:
+            self.leaving.publishing()
         sent = self.oracle.publish(queue, label, key, routing_key, message.expires_at or float("inf"))
         sent.lane = 2 if priority is None else priority
         outcome.accepted(partial(setattr, sent, "confirmed", True))
@@ -347,6 +370,8 @@ class QueueLife:
     def _begin_turn(self) -> None:
         self.oracle.tick(self.now)
         self.delays.tick()
+        if self.leaving is not None:
+            self.leaving.tick()
         self.engine.tick(self.now)
         self._dispatch()
         self.jobs += self.engine.take_sync_jobs(self.now)
@@ -394,6 +419,8 @@ class QueueLife:
             self.oracle.synced = max(self.oracle.synced, *covered[-1:], 0)
             self._written = self._written[len(covered) :]
         self.delays.rest()
+        if self.leaving is not None:
+            self.leaving.rest()
         self.oracle.rest()
         due = min(self.oracle.next_due(), self.delays.next_due())
         if due < float("inf") and (deadline is None or deadline > due):
@@ -451,6 +478,8 @@ class QueueLife:
         self.oracle.now = self.now
         mark = self.oracle.crash(power=power)
         self.delays.crash(mark, power=power)
+        if self.leaving is not None:
+            self.leaving.crash(power=power)
         self._start()
         for name in self.names:
             self.oracle.reopened(name, [group.group for group in self.engine.stats(name).groups], mark)
@@ -473,14 +502,16 @@ class QueueLife:
             self.leave(member)
         for name in self.names:
             queue = self.oracle.queues[name]
-            if not any(group.wants("") for group in queue.groups.values()):
+            if (self.leaving is None or name != QUEUE) and not any(group.wants("") for group in queue.groups.values()):
                 self.join(name, "last", "z", is_eager=True)
             for group_id in queue.groups:
                 group, _, pattern = group_id.partition("@")
                 self.join(name, group, "z", pattern=pattern, is_eager=True)
-        for _ in range(_TURNS):
+        for number in range(_TURNS):
             self.rest()
             self.check()
+            if self.leaving is not None and number == _LEAVE_TURNS:
+                self.leaving.finish()
             if not self.oracle.is_open and not self.delays.is_open:
                 break
             due = self.oracle.transactions.next_due()

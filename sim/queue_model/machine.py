@@ -45,6 +45,7 @@ SETUPS: Final = st.builds(
     protocol=st.sampled_from(("eager", "cooperative")),
     assignor=st.sampled_from(("range", "round_robin", "sticky")),
     segment_bytes=st.sampled_from((100_000, 400)),
+    to_letters=st.sampled_from((False, False, True)),
 )
 
 
@@ -119,6 +120,8 @@ class QueueMachine(RuleBasedStateMachine):
         then=THEN,
     )
     def join(self, queue: str, group: tuple[str, str], name: str, room: int, is_eager: bool, then: str) -> None:
+        if self.life.to_letters and queue == QUEUE:
+            queue = LETTERS
         self.life.join(queue, group[0], name, pattern=group[1], room=room, is_eager=is_eager)
         self._did("join", then)
 

@@ -316,6 +316,9 @@ class QueuePartition(SyncPoint):
                     continue
                 if message.expires_at < 0.0:
                     message = self._judged(record.offset, message)
+                if self.expiry is not None and message is not HIDDEN and self.expiry.is_gone(record.offset):
+                    # It left before a restart: whoever comes to it passes it, as what has expired.
+                    message.expires_at = 0.0
                 self._cache.put(self.cached, record.offset, message)
                 if first is None:
                     first = (record.offset, message)

@@ -269,6 +269,23 @@ def test_after_a_loss_of_power_nothing_kept_is_lost(bench_with: BenchWith, mode:
     assert joined(bench).values == ["n2", "n3", "n4"]
 
 
+def test_what_is_gone_amid_is_passed_though_it_never_expires(bench_with: BenchWith) -> None:
+    """The letter of the first found no place before the restart, those of the next did not need one any more."""
+    letters = QueueConfig(name="$dlq/q", partitions=1, max_depth=1, dead_letters=False)
+    bench = bench_with(MemoryDisk(), max_depth=2, overflow="dead_letter_oldest", configured=(letters,))
+    publish(bench, *"abcd")
+    assert bench.engine.stats("q").dead_letters == 1
+    bench.engine.update_queue("q", {"overflow": "drop_oldest"}, bench.now)
+    publish(bench, *"ef")
+    restarts(bench)
+    late = joined(bench)
+    assert late.values == ["b", "e", "f"]
+    for delivery in late.got:
+        late.ack(delivery)
+    bench.turn()
+    assert bench.engine.stats("q").depth == 0
+
+
 def test_intervals_are_cut_and_listed() -> None:
     known = Intervals([(0, 3), (5, 9), (12, 13)])
     assert (known.end, Intervals().end) == (13, 0)

@@ -1,0 +1,67 @@
+"""What the oracle says of messages that become dead letters without a group: each once, over restarts, too.
+
+Only loss of power, or a kill while a letter is on its way, lets one come twice.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sim.queue_model.figures import depth
+from sim.queue_model.oracle import Oracle
+from sim.queue_model.state import DEAD, NEW, NONE, Copy, Sent
+
+_NEVER: Final = float("inf")
+
+
+class Leaving:
+    """Of one queue that no group ever joins."""
+
+    def __init__(self, oracle: Oracle, name: str) -> None:
+        self._oracle = oracle
+        self._name = name
+        self._lettered: dict[Sent, bool] = {}
+        """Messages that may have become letters, and whether that is certainly settled."""
+        self._sources: list[Copy] = []
+
+    @property
+    def _target(self) -> str | None:
+        return self._oracle.queues[self._name].rules.dead_letters
+
+    def publishing(self) -> None:
+        """A message is about to be enqueued: the oldest may have to make room."""
+        queue = self._oracle.queues[self._name]
+        if queue.rules.drops_oldest and depth(queue, self._oracle.now)[1] >= queue.rules.max_depth:
+            for sent in list(queue.messages):
+                self._may_leave(sent)
+
+    def tick(self) -> None:
+        """Some may have expired."""
+        for sent in list(self._oracle.queues[self._name].messages):
+            if sent.expires_at <= self._oracle.now:
+                self._may_leave(sent)
+
+    def _may_leave(self, sent: Sent) -> None:
+        if self._target is None or sent in self._lettered or sent.is_hole:
+            return
+        self._lettered[sent] = False
+        target = self._oracle.queues[self._target]
+        letter = self._oracle.add(target, f">{sent.label}", None, sent.routing_key, _NEVER)
+        letter.unsure, letter.source = True, Copy(sent, NEW)
+        self._sources.append(letter.source)
+        for group in target.groups.values():
+            group.copies[letter].spots.add(NONE)
+
+    def rest(self) -> None:
+        """Whatever was on its way has arrived."""
+        for sent in self._lettered:
+            self._lettered[sent] = True
+
+    def crash(self, *, power: bool) -> None:
+        """What was on its way, or is not known to be safe, may leave again."""
+        self._lettered = {sent: True for sent, is_settled in self._lettered.items() if is_settled and not power}
+
+    def finish(self) -> None:
+        """Nothing leaves any more."""
+        for copy in self._sources:
+            copy.spots = {DEAD}
