@@ -56,7 +56,9 @@ async def start_listener(driver: NodeDriver, listener: ListenerConfig, where: st
 
     def framed() -> asyncio.Protocol:
         unread_bytes = driver.node.config.mqtt.max_unread_bytes
-        return WebSocketLayer(plain(), listener.websocket, max_unread_bytes=unread_bytes, linger_s=LINGER_S)
+        return WebSocketLayer(
+            plain(), listener.websocket, driver.tell_of_client, max_unread_bytes=unread_bytes, linger_s=LINGER_S
+        )
 
     websocket = listener.transport is Transport.WEBSOCKET
     host, port = await driver.listen(

@@ -1,39 +1,53 @@
-"""The log of ``assay serve``: one event a line, and a bounded number of lines, whatever clients do."""
+"""The broker's log: one event a line, and a bounded number of lines, whatever clients and disks do."""
 
 from __future__ import annotations
 
 import logging
 import re
 
-_BURST = 20
-_WINDOW_S = 10.0
+INTERVAL_S = 10.0
+MOST_OF_A_KIND = 10
+"""In an interval."""
+MOST_LINES = 100
+"""In an interval, of all kinds together."""
 _MOST_CHARACTERS = 2_000
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
-class BoundedLines(logging.Filter):
-    """Lets 20 lines of one kind pass in 10 seconds; the next line after a pause says how many were left out.
+class LogLimit:
+    """Writes some lines of each kind in an interval, and says with the next ones how many were left out."""
 
-    A kind is a message before its arguments are filled in. What is an error always passes.
-    """
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._since = float("-inf")
+        self._lines = 0
+        self._kinds: dict[str, int] = {}
+        """Kind -> lines in this interval, those left out included."""
+        self._unseen = 0
+        """Lines of kinds that are not among them."""
 
-    def __init__(self, burst: int = _BURST, window_s: float = _WINDOW_S) -> None:
-        super().__init__()
-        self._burst, self._window_s = burst, window_s
-        self._kinds: dict[str, list[float]] = {}
-        """Kind -> when its window began (Unix seconds), lines in it."""
+    def tell(self, kind: str, text: str, now: float, level: int = logging.WARNING) -> None:
+        """``now`` in seconds, of any clock that never steps back."""
+        if now - self._since >= INTERVAL_S:
+            self._begin(now)
+        count = self._kinds.get(kind, 0)
+        if count < MOST_OF_A_KIND and self._lines < MOST_LINES:
+            self._lines += 1
+            self._log.log(level, "%s", text)
+        elif not count:
+            self._unseen += 1
+            return
+        self._kinds[kind] = count + 1
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno >= logging.ERROR:
-            return True
-        window = self._kinds.setdefault(str(record.msg), [record.created, 0])
-        if record.created - window[0] >= self._window_s:
-            left_out = int(window[1]) - self._burst
-            window[:] = record.created, 0
-            if left_out > 0:
-                record.msg, record.args = f"{record.getMessage()} ({left_out} more lines like it left out)", ()
-        window[1] += 1
-        return window[1] <= self._burst
+    def _begin(self, now: float) -> None:
+        kinds, self._kinds = self._kinds, {}
+        unseen, self._unseen = self._unseen, 0
+        self._since, self._lines = now, 0
+        for kind, count in kinds.items():
+            if count > MOST_OF_A_KIND:
+                self._log.warning("%s: %d more lines like the last ones", kind, count - MOST_OF_A_KIND)
+        if unseen:
+            self._log.warning("%d more lines were left out", unseen)
 
 
 class OneLine(logging.Formatter):
@@ -51,5 +65,4 @@ def log_to_stderr(level: int) -> None:
     """Set up the process's log, for a command that runs a broker."""
     handler = logging.StreamHandler()
     handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(message)s"))
-    handler.addFilter(BoundedLines())
     logging.basicConfig(level=level, handlers=[handler])

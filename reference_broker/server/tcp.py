@@ -16,7 +16,7 @@ from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.node import BrokerNode
 from reference_broker.server.accepting import Acceptor, bind
 from reference_broker.server.clock import Clock, seconds_of
-from reference_broker.server.log_limit import LogLimit
+from reference_broker.server.log_lines import LogLimit
 from reference_broker.server.sync_threads import SyncThreads
 from reference_broker.server.tls import certificate_common_name, unsent_bytes
 from reference_broker.server.webhooks import WebhookSender
@@ -122,7 +122,7 @@ class MqttProtocol(asyncio.Protocol):
                 transport.write(farewell)
         if connection.may_close and self._linger is None:
             if connection.error is not None:
-                log.info("%s (%s): %s", connection.peer, connection.client_id or "no client id", connection.error)
+                self._driver.tell_of_client(connection.peer, connection.error, connection.client_id)
             transport.close()
             self._linger = self._driver.loop.call_later(LINGER_S, transport.abort)
         elif self._reading_paused and not connection.wants_pause:
@@ -143,8 +143,8 @@ class NodeDriver:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_deadline: float | None = None
         self._syncs = SyncThreads(self.loop, self._sync_done)
-        self.warnings = LogLimit(log)
-        self._webhooks = WebhookSender(node.engine.alerts, clock.now)
+        self._lines = LogLimit(log)
+        self._webhooks = WebhookSender(node.engine.alerts, clock.now, self.warn)
         self._acceptors: list[Acceptor] = []
         self._closed = False
 
@@ -182,7 +182,12 @@ class NodeDriver:
 
     def warn(self, kind: str, text: str) -> None:
         """A line for the log that a client may cause any number of."""
-        self.warnings.warn(kind, text, self.clock.now())
+        self._lines.tell(kind, text, self.clock.now())
+
+    def tell_of_client(self, peer: object, problem: object, client_id: str = "") -> None:
+        """Who was refused or cut, and why."""
+        text = f"{peer} ({client_id or 'no client id'}): {problem}"
+        self._lines.tell("clients", text, self.clock.now(), logging.INFO)
 
     def schedule_turn(self) -> None:
         if not self._turn_scheduled:
@@ -213,7 +218,7 @@ class NodeDriver:
         for note in self.node.take_storage_notes():
             # Not the position: a disk that is failing has many.
             of = f"storage: queue {note.queue}: " if note.queue else "storage: "
-            self.warnings.warn(of + note.place.partition(" ")[0], f"{of}{note.place}: {note.problem}", now)
+            self._lines.tell(of + note.place.partition(" ")[0], f"{of}{note.place}: {note.problem}", now)
 
     def advance_clock(self, payload: bytes) -> None:
         """Move the clock forward by the seconds in ``payload``. Raises :class:`QueueError`.

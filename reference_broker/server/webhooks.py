@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import logging
 import re
 import socket
 import ssl
@@ -18,8 +17,6 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from reference_broker.core.queues.alerts import AlertRequest, Alerts
-
-log = logging.getLogger("assay.broker")
 
 _MAX_LINE_BYTES: Final = 8 * 1024
 _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})(?: .*)?\r?\n")
@@ -73,8 +70,10 @@ class WebhookError(Exception):
 class WebhookSender:
     """Makes the requests that the alerts of a broker ask for, in the event loop."""
 
-    def __init__(self, alerts: Alerts, clock: Callable[[], float]) -> None:
+    def __init__(self, alerts: Alerts, clock: Callable[[], float], warn: Callable[[str, str], None]) -> None:
+        """``warn`` takes the kind of a problem and what to write to the log."""
         self._alerts = alerts
+        self._warn = warn
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -108,7 +107,7 @@ class WebhookSender:
         except (OSError, ValueError, EOFError, WebhookError, asyncio.LimitOverrunError) as error:
             # Not the whole URL: its path or query may be a secret.
             reason = "it took too long" if isinstance(error, TimeoutError) else error
-            log.warning("alert of a dead letter to %s: %s", urlsplit(request.url).hostname, reason)
+            self._warn("alerts", f"alert of a dead letter to {urlsplit(request.url).hostname}: {reason}")
         finally:
             self._alerts.done(request, accepted=accepted, now=self._clock())
         self.pump()

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+from collections.abc import Callable
 from typing import Any, cast
 
 from reference_broker.config import WebSocketConfig
 from reference_broker.server.tls import unsent_bytes
 from reference_broker.server.websocket import WebSocketPhase, WebSocketServer
 
-log = logging.getLogger("assay.broker")
-
 
 class WebSocketLayer(asyncio.Protocol):
     """Towards the network a protocol; ``inner`` gets MQTT bytes and a transport that frames what it is given."""
 
-    def __init__(self, inner: asyncio.Protocol, config: WebSocketConfig, *, max_unread_bytes: int, linger_s: float):
-        """``max_unread_bytes``: of answers to control frames; ``linger_s``: for a closing client to take its output."""
+    def __init__(
+        self,
+        inner: asyncio.Protocol,
+        config: WebSocketConfig,
+        tell: Callable[[object, object], None],
+        *,
+        max_unread_bytes: int,
+        linger_s: float,
+    ) -> None:
+        """``tell`` hears whose connection ended and why; ``max_unread_bytes``: of answers to control frames;
+        ``linger_s``: for a closing client to take its output."""
         self._inner = inner
+        self._tell = tell
         self._websocket = WebSocketServer(config)
         self._max_unread_bytes = max_unread_bytes
         self._linger_s = linger_s
@@ -117,7 +125,7 @@ class WebSocketLayer(asyncio.Protocol):
                 return
         if websocket.phase is WebSocketPhase.CLOSED and self._linger is None:
             if websocket.error:
-                log.info("%s: %s", transport.get_extra_info("peername"), websocket.error)
+                self._tell(transport.get_extra_info("peername"), websocket.error)
             transport.close()
             self._linger = asyncio.get_running_loop().call_later(self._linger_s, transport.abort)
 

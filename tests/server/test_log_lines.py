@@ -1,33 +1,46 @@
-"""The log of ``assay serve``."""
+"""The log of the broker: neither a client nor a failing disk fills or forges it."""
 
 from __future__ import annotations
 
 import logging
 
-from reference_broker.server.log_lines import BoundedLines, OneLine
+import pytest
+
+from reference_broker.server.log_lines import INTERVAL_S, MOST_LINES, MOST_OF_A_KIND, LogLimit, OneLine
+
+log = logging.getLogger("assay.test")
 
 
-def record(message: str, *arguments: object, at: float = 0.0, level: int = logging.INFO) -> logging.LogRecord:
-    made = logging.LogRecord("assay.broker", level, "", 0, message, arguments, None)
-    made.created = at
-    return made
+def test_a_flood_of_one_kind_leaves_few_lines_and_a_count(caplog: pytest.LogCaptureFixture) -> None:
+    limit = LogLimit(log)
+    for number in range(MOST_OF_A_KIND + 4):
+        limit.tell("disk", f"disk {number}", 100.0 + number / 100)
+    limit.tell("connections", "refused", 101.0)
+    assert caplog.messages == [*(f"disk {number}" for number in range(MOST_OF_A_KIND)), "refused"]
+    limit.tell("disk", "disk again", 100.0 + INTERVAL_S)
+    assert caplog.messages[-2:] == ["disk: 4 more lines like the last ones", "disk again"]
+    limit.tell("disk", "disk later", 100.0 + 2 * INTERVAL_S)
+    assert caplog.messages[-2:] == ["disk again", "disk later"]
 
 
-def test_a_flood_of_one_kind_leaves_few_lines_and_a_count() -> None:
-    lines = BoundedLines(burst=3, window_s=10)
-    passed = [lines.filter(record("%s is refused", number, at=number / 100)) for number in range(100)]
-    assert passed == [True] * 3 + [False] * 97
-    assert lines.filter(record("another kind", at=1.0))
-    assert lines.filter(record("%s is refused", 5, at=2.0, level=logging.ERROR)), "errors always pass"
-    later = record("%s is refused", 100, at=11.0)
-    assert lines.filter(later)
-    assert later.getMessage() == "100 is refused (97 more lines like it left out)"
-    last = record("%s is refused", 101, at=30.0)
-    assert lines.filter(last)
-    assert last.getMessage() == "101 is refused"
+def test_kinds_without_end_are_bounded_too(caplog: pytest.LogCaptureFixture) -> None:
+    limit = LogLimit(log)
+    for number in range(10 * MOST_LINES):
+        limit.tell(f"kind {number}", "text", 5.0)
+    assert len(caplog.messages) == MOST_LINES
+    limit.tell("later", "text", 5.0 + INTERVAL_S)
+    assert caplog.messages[MOST_LINES:] == [f"{9 * MOST_LINES} more lines were left out", "text"]
+
+
+def test_a_line_has_the_level_it_is_given(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "assay.test")
+    LogLimit(log).tell("client", "bad packet", 0.0, logging.INFO)
+    assert [record.levelno for record in caplog.records] == [logging.INFO]
 
 
 def test_nobody_forges_a_line() -> None:
-    shown = OneLine("%(levelname)s %(message)s").format(record("%s", "a\r\nWARNING forged\x1b[2J\u2028b"))
+    record = logging.LogRecord("assay", logging.INFO, "", 0, "%s", ("a\r\nWARNING forged\x1b[2J\u2028b",), None)
+    shown = OneLine("%(levelname)s %(message)s").format(record)
     assert shown == "INFO a\\u000d\\u000aWARNING forged\\u001b[2J\\u2028b"
-    assert len(OneLine("%(message)s").format(record("%s", "x" * 65_535))) < 2_100
+    record.msg, record.args = "x" * 65_535, ()
+    assert len(OneLine("%(message)s").format(record)) < 2_100

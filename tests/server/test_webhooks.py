@@ -291,7 +291,7 @@ async def test_alerts_are_tried_again_until_they_are_accepted() -> None:
         return asyncio.get_running_loop().time() + moved
 
     alerts = Alerts(allow_private=True)
-    sender = WebhookSender(alerts, clock)
+    sender = WebhookSender(alerts, clock, lambda _kind, _text: None)
     async with Hook(b"HTTP/1.1 503 Busy\r\n\r\n", b"") as hook:
         alerts.add(f"http://127.0.0.1:{hook.port}/", ALERT, attempts=5, timeout_s=0.2)
         for attempt in range(3):
@@ -333,7 +333,7 @@ async def test_of_an_answer_without_end_only_the_status_is_read() -> None:
 async def test_once_closed_nothing_is_sent_any_more() -> None:
     """O7: the last turns of a broker that stops still pump, and a retry may be waiting for its time."""
     alerts = Alerts(allow_private=True)
-    sender = WebhookSender(alerts, asyncio.get_running_loop().time)
+    sender = WebhookSender(alerts, asyncio.get_running_loop().time, lambda _kind, _text: None)
     async with Hook(b"HTTP/1.1 503 Busy\r\n\r\n") as hook:
         url = f"http://127.0.0.1:{hook.port}/"
         alerts.add(url, ALERT, attempts=5, timeout_s=60.0)
@@ -352,7 +352,7 @@ async def test_once_closed_nothing_is_sent_any_more() -> None:
 @in_loop
 async def test_closing_ends_what_is_under_way() -> None:
     alerts = Alerts(allow_private=True)
-    sender = WebhookSender(alerts, asyncio.get_running_loop().time)
+    sender = WebhookSender(alerts, asyncio.get_running_loop().time, lambda _kind, _text: None)
     async with Hook(b"") as hook:
         alerts.add(f"http://127.0.0.1:{hook.port}/", ALERT, attempts=5, timeout_s=60.0)
         sender.pump()

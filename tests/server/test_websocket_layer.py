@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from wsproto import ConnectionType, WSConnection
-from wsproto.events import BytesMessage, CloseConnection, Event, Ping, Request
+from wsproto.events import BytesMessage, CloseConnection, Event, Ping, Request, TextMessage
 
 from reference_broker.config import WebSocketConfig
 from reference_broker.server.websocket import MAX_FRAMES
@@ -82,7 +82,14 @@ class Case:
     def __init__(self, *, max_unread_bytes: int = 1_000, linger_s: float = 60.0) -> None:
         self.client = WSConnection(ConnectionType.CLIENT)
         self.inner, self.below = Inner(), Below()
-        self.layer = WebSocketLayer(self.inner, WebSocketConfig(), max_unread_bytes=max_unread_bytes, linger_s=linger_s)
+        self.told: list[object] = []
+        self.layer = WebSocketLayer(
+            self.inner,
+            WebSocketConfig(),
+            lambda _peer, problem: self.told.append(problem),
+            max_unread_bytes=max_unread_bytes,
+            linger_s=linger_s,
+        )
         self.layer.connection_made(self.below)
         self.send(Request(host="h", target="/mqtt", subprotocols=["mqtt"]))
         self.seen()
@@ -226,3 +233,10 @@ def test_frames_wait_while_mqtt_does_not_read_and_a_lost_transport_loses_none_of
         assert case.inner.lost == [None]
 
     asyncio.run(main())
+
+
+def test_why_a_connection_was_closed_is_told() -> None:
+    case = Case()
+    case.send(TextMessage(data="MQTT is binary"))
+    assert len(case.told) == 1
+    assert "MQTT-6.0.0-1" in str(case.told[0])
