@@ -236,7 +236,10 @@ def test_frames_wait_while_mqtt_does_not_read_and_a_lost_transport_loses_none_of
 
 
 def test_why_a_connection_was_closed_is_told() -> None:
-    case = Case()
-    case.send(TextMessage(data="MQTT is binary"))
-    assert len(case.told) == 1
-    assert "MQTT-6.0.0-1" in str(case.told[0])
+    async def scene() -> None:
+        case = Case()
+        case.send(TextMessage(data="MQTT is binary"))
+        assert len(case.told) == 1
+        assert "MQTT-6.0.0-1" in str(case.told[0])
+
+    asyncio.run(scene())
