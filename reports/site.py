@@ -41,12 +41,21 @@ from reports.run_views import (
     scenario_pairs,
 )
 from reports.sequence import MAX_MESSAGES, layout
-from reports.verdicts import CASE_GRAVITY, CASE_LOOKS, CLAUSE_LOOKS, KIND_LABELS, KIND_QUESTIONS, RUN_LOOKS, look_of
+from reports.verdicts import (
+    CASE_GRAVITY,
+    CASE_LOOKS,
+    CLAUSE_LOOKS,
+    FAILING_CASES,
+    KIND_LABELS,
+    KIND_QUESTIONS,
+    RUN_LOOKS,
+    look_of,
+)
 
 REPORT_SCHEMA = "assay.report/1"
 SCRIPTS = ("theme.js", "site.js", "filter.js", "charts.js", "cases.js")
-PACKED_VERDICTS = frozenset({CaseVerdict.PASS, CaseVerdict.UNSUPPORTED, CaseVerdict.NOT_RUN})
-"""Cases that nobody has to look at share a page per area, their details packed; the others have a page each."""
+PACKED_VERDICTS = frozenset(CaseVerdict) - FAILING_CASES
+"""Cases that fail no run share a page per area, their details packed; the others have a page each."""
 PACKED_MAX_LINES, PACKED_MAX_MESSAGES = 60, 12
 """What is shown of the transcript of such a case, in the table and in the drawing; the archive holds the rest."""
 MAX_FINDINGS = 100
