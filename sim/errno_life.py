@@ -31,7 +31,7 @@ PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)
 LASTING = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 FOR_EVER = p.Properties(session_expiry_interval=0xFFFFFFFF)
 QUEUES = ("f", "i")
-HINTS = ("durable.mark", ".idx", ".tix", "cleaner.json", ".tmp", ".compacting", ".swap", "free_bytes", "remove_folder")
+HINTS = (".mark", ".idx", ".tix", "cleaner.json", ".tmp", ".compacting", ".swap", "free_bytes", "remove_folder")
 """Files that only make something faster, or copies: what fails with them need not be told of each."""
 _ROUNDS = 3
 _IN_ROUND = 6
