@@ -51,6 +51,11 @@ class MqttConfig(Section, frozen=True, kw_only=True):
     """A longer client id is refused (0x85, or code 2); 0 = no limit. No less than 23, which every server takes."""
     response_information: str = ""
     """What an MQTT 5.0 client that asks for it is told to build response topics from; ``%c`` stands for its id."""
+    max_connecting: int = 5_000
+    """Connections that have not completed CONNECT; over it the one that has waited longest ends, of those whose address
+    has most of them. At most a third of the descriptors there are."""
+    max_handshakes: int = 1_000
+    """TLS handshakes under way on all listeners, likewise."""
     max_partial_bytes: int = 256 * 1024 * 1024
     """Bytes of packets that have begun to come, on all connections; over it the connection that has brought no whole
     packet for the longest time ends."""
@@ -106,6 +111,8 @@ _RANGES = {
     "topic_alias_maximum": (0, 65_535),
     "max_session_expiry_s": (0, 0xFFFFFFFF),
     "max_sessions": (1, 10_000_000),
+    "max_connecting": (1, 10_000_000),
+    "max_handshakes": (1, 10_000_000),
     "max_keep_alive_s": (1, 65_535),
     "unread_high_water_bytes": (1, 0xFFFFFFFF),
     "turn_bytes": (1, 0xFFFFFFFF),

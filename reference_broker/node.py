@@ -146,6 +146,7 @@ class BrokerNode:
         if self._arrivals is not None and source is not None:
             connection.over_rate = not self._arrivals.allows(arrival_key(*source), now)
         self._connections[connection] = None
+        self.state.connecting.add(connection, peer if source is None else arrival_key(*source), now)
         return connection
 
     def receive(self, connection: MqttConnection, data: bytes, now: float) -> None:
@@ -159,6 +160,7 @@ class BrokerNode:
         self.state.now = now
         connection.connection_lost(now)
         del self._connections[connection]
+        self.state.connecting.remove(connection)
         self._holding.pop(connection, None)
 
     def take_dirty(self, now: float) -> list[MqttConnection]:

@@ -21,6 +21,7 @@ from reference_broker.core.access_review import AccessReview
 from reference_broker.core.budget import Budget, MessageBudget
 from reference_broker.core.message import changed
 from reference_broker.core.message_paths import MessagePaths, Tracer, is_queue_topic
+from reference_broker.core.newcomers import Newcomers
 from reference_broker.core.partial_packets import PartialPackets
 from reference_broker.core.queue_admin import QueueAdmin
 from reference_broker.core.queues import QueueEngine, QueueError, QueueErrorCode
@@ -105,6 +106,10 @@ class BrokerState(MessagePaths):
         """What the topic aliases that clients set take."""
         self.partial_packets: PartialPackets = PartialPackets(config.mqtt.max_partial_bytes)
         """Packets that have begun to come."""
+        self.connecting: Newcomers = Newcomers(config.mqtt.max_connecting)
+        """Connections without a client yet, those of them included that are over and not closed."""
+        self.handshakes: Newcomers = Newcomers(config.mqtt.max_handshakes)
+        """TLS handshakes under way."""
         self.plan_memory: SharedMemory = SharedMemory(MAX_ALL_PLAN_BYTES)
         """What connections remember of how to serve topics."""
         self.sys_topics = SysTopics(self, config.sys.interval_s)

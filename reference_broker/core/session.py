@@ -78,6 +78,13 @@ class SessionConnection(Protocol):
         """What it sends in this turn depends on what the turn's write holds (see :class:`SessionJournal`)."""
 
 
+FREE_IDS = 64
+"""Received packet ids that count as part of a session."""
+ID_BYTES = 256
+"""What one more takes, at most, that it is written down included."""
+_IDS_AT_A_TIME = 1_024
+
+
 def session_bytes(client_id: str) -> int:
     """What a session takes in memory that others do not: that of a long client id. Sessions themselves are counted."""
     return max(0, text_bytes(client_id) - _SHORT_ID_BYTES)
@@ -301,6 +308,8 @@ class Session:
         """Those among :attr:`consumers` with automatic commit, by queue and group."""
         self.inbound_qos2: dict[int, bool] = {}
         """Packet ids received as QoS 2 and not yet released -> PUBREC may be sent (the message is safe)."""
+        self.ids_paid = FREE_IDS
+        """So many of these may be there before more of them are counted as held."""
         self.in_flight: dict[int, InFlight] = {}
         """Sent and not finished, in order of sending."""
         self.unsent: OrderedDict[int, Outgoing | OutgoingRun | OutgoingDeliveries] = OrderedDict()
@@ -363,9 +372,31 @@ class Session:
 
     @property
     def held_bytes(self) -> int:
-        """What it holds in all: queued, in flight, and its will."""
-        size = self.queued_bytes + self.in_flight_bytes
+        """What it holds in all: queued, in flight, its will, and many received packet ids."""
+        size = self.queued_bytes + self.in_flight_bytes + ID_BYTES * (self.ids_paid - FREE_IDS)
         return size if self._will is None else size + memory_bytes(self._will.message)
+
+    def pays_for_ids(self, count: int) -> bool:
+        """Whether so many received packet ids may be there. An MQTT 3.1.1 client may have all there are unreleased."""
+        if count <= self.ids_paid:
+            return True
+        more = -(-(count - self.ids_paid) // _IDS_AT_A_TIME) * _IDS_AT_A_TIME
+        if not self._budget.admits(self.held_bytes, ID_BYTES * more):
+            return False
+        self.ids_paid += more
+        self._budget.used += ID_BYTES * more
+        return True
+
+    def _stop_paying_for_ids(self) -> None:
+        self._budget.used -= ID_BYTES * (self.ids_paid - FREE_IDS)
+        self.ids_paid = FREE_IDS
+
+    def recount_ids(self) -> None:
+        """Of those that it has from before, at the start of the broker or of a connection."""
+        self._stop_paying_for_ids()
+        if len(self.inbound_qos2) > FREE_IDS:
+            self.ids_paid = len(self.inbound_qos2)
+            self._budget.used += ID_BYTES * (self.ids_paid - FREE_IDS)
 
     def awaits_retained(self, topic_filter: str) -> bool:
         """Whether retained messages are still to be sent for a filter."""
@@ -532,6 +563,7 @@ class Session:
         self.let_go(dict.fromkeys(self.in_flight.values()))
         for outgoing in self.queued:
             self._unqueue(outgoing)
+        self._stop_paying_for_ids()
         self._budget.used -= session_bytes(self.client_id)
 
     def _send(self, connection: SessionConnection, outgoing: Outgoing) -> None:

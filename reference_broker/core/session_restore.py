@@ -88,6 +88,7 @@ class _Restoring:
                 session.retained = session.retained or RetainedSends()
                 session.retained.add(subscription)
         session.inbound_qos2 = dict.fromkeys(self._stored.inbound.get(client_id, ()), True)
+        session.recount_ids()
         entries, waiting = self._outgoing(session, client_id)
         last = max(self._stored.entries.get(client_id, {}), default=0)
         kept = session.kept = KeptSession(self._journal, session, first_number=last + 1)

@@ -42,6 +42,8 @@ _FIGURES: dict[str, Value] = {
     "clients/disconnected": lambda state, uptime_s: len(state.sessions) - state.traffic.connected,
     "clients/inactive": lambda state, uptime_s: len(state.sessions) - state.traffic.connected,
     "clients/total": lambda state, uptime_s: len(state.sessions),
+    "clients/connecting": lambda state, uptime_s: state.connecting.count,
+    "clients/handshakes": lambda state, uptime_s: state.handshakes.count,
     "clients/maximum": lambda state, uptime_s: state.traffic.max_connected,
     "subscriptions/count": lambda state, uptime_s: state.traffic.subscriptions,
     "shared_subscriptions/count": lambda state, uptime_s: state.traffic.shared_subscriptions,

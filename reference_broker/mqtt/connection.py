@@ -88,6 +88,7 @@ class MqttConnection(Output):
         "broker",
         "certificate_name",
         "client_id",
+        "cut",
         "error",
         "exchange",
         "grants",
@@ -153,6 +154,8 @@ class MqttConnection(Output):
         """The violation that ended the connection, for the log."""
         self.inbound = self.inbound_class(self)
         self.outbound = self.outbound_class(self)
+        self.cut = False
+        """Its transport is to go at once, whatever it has not sent."""
         self.over_rate = False
         """Its address connects too often: CONNECT will be refused, in the words of its version."""
         self._throttle: Throttle | None = throttle_for(self, broker.config.limits, now)
@@ -350,6 +353,15 @@ class MqttConnection(Output):
         """As :class:`Holder`."""
         text = "packets that have begun take too much memory, and this one has been coming for the longest time"
         self._send_off(text, Reason.QUOTA_EXCEEDED, now)
+
+    def give_way(self, now: float) -> None:
+        """As :class:`Newcomer`."""
+        self.cut = self.phase is not Phase.AUTHENTICATING
+        if self.closing:
+            self.rouse()
+        else:
+            text = "too many connections wait for CONNECT, and this one for the longest time"
+            self._send_off(text, Reason.QUOTA_EXCEEDED, now)
 
     def _receive(self, data: bytes, now: float) -> None:
         self._traffic.bytes_received += len(data)

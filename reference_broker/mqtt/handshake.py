@@ -227,6 +227,7 @@ def _establish(connection: MqttConnection, packet: Connect, authentication_data:
     connection.session = session
     connection.inbound.begin()
     connection.phase = Phase.CONNECTED
+    broker.connecting.remove(connection)
     connection.send_packet(Connack(session_present=present, properties=answer))
     connection.start_keep_alive(now)
     broker.resume(session, now)

@@ -234,6 +234,8 @@ class Inbound(PublishAcks):
                 return False
             if connection.version == V5 and self._unfinished(session) + count > self._config.receive_maximum:
                 return False
+            if len(known) + count > session.ids_paid and not session.pays_for_ids(len(known) + count):
+                return False
         assert plan.targets is not None
         if not plan.targets and connection.version == V5:
             return False
@@ -446,13 +448,15 @@ class Inbound(PublishAcks):
         session = self._connection.active_session
         if message.qos == 2 or self._pending_acks:
             self._check_receive_maximum(session)
+        has_room = True
         if message.qos == 2:
+            has_room = session.pays_for_ids(len(session.inbound_qos2) + 1)
             session.inbound_qos2[packet_id] = False
         grants = self._connection.grants
         topic = message.topic
         allowed = grants is None or grants.may_publish(topic)
         fits = len(message.payload) <= self._max_payload_bytes and topic.count("/") < self._max_levels
-        if topic[:1] == "$" and allowed and fits and _is_served(topic):
+        if topic[:1] == "$" and allowed and fits and has_room and _is_served(topic):
             self._publish_to_queue(session, message, packet_id, now)
             return
         error: QueueError | None = None
@@ -470,6 +474,8 @@ class Inbound(PublishAcks):
                 raise QueueError(
                     QueueErrorCode.TOO_LARGE, f"a payload has at most {self._max_payload_bytes} bytes here"
                 )
+            if not has_room:
+                raise QueueError(QueueErrorCode.LIMIT, "the packet ids that are not released take too much memory")
             matched = self._broker.publish(message, session, now)
         except QueueError as refused:
             error = refused.bare()

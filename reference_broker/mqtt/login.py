@@ -41,6 +41,8 @@ def log_in(connection: MqttConnection, packet: Connect) -> bool | None:
 
         connection.password_check = authenticator.check(packet.username, packet.password, checked)
         connection.phase = Phase.VERIFYING
+        # It has done its part; how many wait for this is bounded by itself.
+        connection.broker.connecting.remove(connection)
     elif known and authenticator.has_users:
         connection.username = packet.username
     return known

@@ -44,7 +44,9 @@ class PublishAcks:
 
     def begin(self) -> None:
         """The client has its session: its quota starts anew."""
-        self._left_over = set(self._connection.active_session.inbound_qos2)
+        session = self._connection.active_session
+        self._left_over = set(session.inbound_qos2)
+        session.recount_ids()
 
     @property
     def unconfirmed(self) -> int:

@@ -12,13 +12,27 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 
+from reference_broker.core.newcomers import Newcomers
+from reference_broker.core.rates import arrival_key
 from reference_broker.server.file_limit import connection_descriptors
 
 _BACKLOG = 1_024
 _MOST_A_TURN = 64
 _REST_S = 0.5
 """After an error of the system, such as no memory for another socket."""
+
+
+class _Handshake:
+    """A connection that is being opened, as :class:`Newcomer`."""
+
+    def __init__(self, task: asyncio.Task[object], connection: socket.socket) -> None:
+        self._task = task
+        self.connection = connection
+
+    def give_way(self, _now: float) -> None:
+        self._task.cancel()
 
 
 class Acceptor:
@@ -32,6 +46,7 @@ class Acceptor:
         warn: Callable[[str, str], None],
         *,
         context: ssl.SSLContext | None,
+        handshakes: Newcomers,
         handshake_timeout_s: float | None,
     ) -> None:
         """Starts at once. ``warn`` is told the kind of a problem and what to write to the log."""
@@ -41,6 +56,7 @@ class Acceptor:
         self._make_protocol = make_protocol
         self._warn = warn
         self._context = context
+        self._handshakes = handshakes
         self._handshake_timeout_s = handshake_timeout_s
         self._opening: set[asyncio.Task[object]] = set()
         self._rest: asyncio.TimerHandle | None = None
@@ -59,7 +75,7 @@ class Acceptor:
     def _accept(self) -> None:
         for _ in range(_MOST_A_TURN):
             try:
-                connection, _ = self._listening.accept()
+                connection, address = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -79,7 +95,17 @@ class Acceptor:
             connection.setblocking(False)
             task = self._loop.create_task(self._open(connection))
             self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
+            handshake = _Handshake(task, connection)
+            task.add_done_callback(partial(self._opened, handshake))
+            if self._context is not None:
+                self._handshakes.add(handshake, arrival_key("", str(address[0])), 0.0)
+
+    def _opened(self, handshake: _Handshake, task: asyncio.Task[object]) -> None:
+        self._opening.discard(task)
+        self._handshakes.remove(handshake)
+        if task.cancelled():
+            # Perhaps before it began, and then nobody else has the socket.
+            handshake.connection.close()
 
     async def _open(self, connection: socket.socket) -> None:
         try:

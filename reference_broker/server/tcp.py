@@ -16,6 +16,7 @@ from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.node import BrokerNode
 from reference_broker.server.accepting import Acceptor, bind
 from reference_broker.server.clock import Clock, seconds_of
+from reference_broker.server.file_limit import connection_descriptors
 from reference_broker.server.log_lines import LogLimit
 from reference_broker.server.sync_threads import SyncThreads
 from reference_broker.server.tls import certificate_common_name, unsent_bytes
@@ -50,13 +51,14 @@ class MqttProtocol(asyncio.Protocol):
     def connection_made(self, base: asyncio.BaseTransport) -> None:
         # uvloop's transports are Transports by shape only.
         transport = self._transport = cast(asyncio.Transport, base)
-        if self._driver.node.connection_count >= self._limit:
+        node, now = self._driver.node, self._driver.clock.now()
+        if node.connection_count >= self._limit and not node.state.connecting.make_room(now):
             self._driver.warn("limit", f"connection refused: the limit of {self._limit} connections is reached")
             transport.abort()
             return
         peer = transport.get_extra_info("peername")
         self._has_tls = transport.get_extra_info("sslcontext") is not None
-        transport.set_write_buffer_limits(high=self._driver.node.config.mqtt.unread_high_water_bytes)
+        transport.set_write_buffer_limits(high=node.config.mqtt.unread_high_water_bytes)
         certificate_name = None
         if self._name_from_certificate:
             certificate_name = certificate_common_name(transport.get_extra_info("peercert"))
@@ -65,8 +67,7 @@ class MqttProtocol(asyncio.Protocol):
                 self._driver.warn("certificate", f"connection refused: {problem}")
                 transport.abort()
                 return
-        now = self._driver.clock.now()
-        self._connection = self._driver.node.accept(
+        self._connection = node.accept(
             str(peer),
             now,
             loopback=self._loopback,
@@ -123,8 +124,13 @@ class MqttProtocol(asyncio.Protocol):
         if connection.may_close and self._linger is None:
             if connection.error is not None:
                 self._driver.tell_of_client(connection.peer, connection.error, connection.client_id)
+            if connection.cut:
+                transport.abort()
+                return
             transport.close()
             self._linger = self._driver.loop.call_later(LINGER_S, transport.abort)
+        elif connection.cut:
+            transport.abort()
         elif self._reading_paused and not connection.wants_pause:
             self._reading_paused = False
             transport.resume_reading()
@@ -146,6 +152,11 @@ class NodeDriver:
         self._lines = LogLimit(log)
         self._webhooks = WebhookSender(node.engine.alerts, clock.now, self.warn)
         self._acceptors: list[Acceptor] = []
+        most = connection_descriptors()
+        if most is not None:
+            # Those who say nothing leave descriptors to the others.
+            for newcomers in (node.state.connecting, node.state.handshakes):
+                newcomers.limit = min(newcomers.limit, max(1, most // 3))
         self._closed = False
 
     def descriptors(self) -> list[int]:
@@ -173,6 +184,7 @@ class NodeDriver:
                 make_protocol,
                 self.warn,
                 context=context,
+                handshakes=self.node.state.handshakes,
                 handshake_timeout_s=handshake_timeout_s,
             )
             for listening in await bind(host, port)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from reference_broker.config import BrokerConfig, Durability, MqttConfig, SessionsConfig
+from reference_broker.core.session import FREE_IDS, ID_BYTES
 from reference_broker.mqtt import packets as p
 from reference_broker.node import BrokerNode
 from reference_broker.storage.memory_disk import MemoryDisk
@@ -417,3 +418,21 @@ def test_more_clients_than_are_remembered_are_refused(make_world: type[World], v
     assert world.connect("a", properties=properties, clean_start=False).inbox, "who is remembered may come back"
     second.send(p.Disconnect())
     world.connect("c")
+
+
+def test_received_ids_count_as_memory_after_a_restart_too(start: Start) -> None:
+    machine = start(BrokerConfig())
+    client = machine.connect("c", version=p.V311)
+    for first in range(1, 1_001, 100):
+        packets = [p.Publish(topic="t", payload=b"", qos=2, packet_id=first + number) for number in range(100)]
+        client.send(*packets)
+    machine.restart()
+    held = machine.world.node.state.held
+    counted = held.used
+    assert counted == ID_BYTES * (1_000 - FREE_IDS)
+    client = machine.connect("c", version=p.V311)
+    assert held.used == counted
+    acknowledge(client, K.PUBREL, *range(1, 1_001))
+    client.lose()
+    machine.connect("c", version=p.V311)
+    assert held.used == 0

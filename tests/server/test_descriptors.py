@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from reference_broker.core.newcomers import Newcomers
 from reference_broker.server.accepting import Acceptor
 from reference_broker.server.file_limit import connection_descriptors
 from reference_broker.storage.open_files import SPARE_FILES, reserve_of
@@ -160,6 +161,7 @@ def test_accepting_rests_where_there_is_no_descriptor_at_all(
                 asyncio.Protocol,
                 lambda kind, text: said.append(kind),
                 context=None,
+                handshakes=Newcomers(10),
                 handshake_timeout_s=None,
             )
             with socket.create_connection(listening.getsockname()[:2]):
