@@ -15,7 +15,7 @@ from reference_broker.core.message import Message
 from reference_broker.core.message_paths import is_queue_topic
 from reference_broker.core.retained import RetainedStore
 from reference_broker.core.routing import Route, RouteEntry, Subscription, SubscriptionTree
-from reference_broker.core.session import Session
+from reference_broker.core.session import Outgoing, Session, SessionConnection
 from reference_broker.core.topics import has_wildcard
 from reference_broker.mqtt import codec, handlers, runs
 from reference_broker.mqtt.inbound import Inbound
@@ -200,9 +200,23 @@ def empty_topic_name(patch: Patch) -> None:
     _skip_topic_check(patch, lambda topic: not topic)
 
 
+def always_identifier_one(patch: Patch) -> None:
+    """Every delivery of a session gets the packet identifier 1, free or not."""
+
+    def make(original: Callable[[Session, SessionConnection, Outgoing], None]) -> Callable[..., None]:
+        def send(self: Session, connection: SessionConnection, outgoing: Outgoing) -> None:
+            self._next_packet_id = 1
+            original(self, connection, outgoing)
+
+        return send
+
+    patch.replace(Session, "_allocate_packet_id", lambda _self: 1)
+    patch.wrap(Session, "_send", make)
+
+
 @mutant("v3-delivery-identifier-reused", "every delivery has packet identifier 1")
 def delivery_identifier_reused(patch: Patch) -> None:
-    patch.replace(Session, "_allocate_packet_id", lambda _self: 1)
+    always_identifier_one(patch)
 
 
 @mutant("v3-own-messages-withheld", "clients do not get what they publish themselves")

@@ -8,6 +8,7 @@ import msgspec
 
 from conformance.mutants import Patch, mutant
 from conformance.mutants.mqtt5_support import change_connect, change_sent
+from conformance.mutants.mqtt311_publish import always_identifier_one
 from reference_broker.core.broker_state import BrokerState, ConnectRequest
 from reference_broker.core.message import Message
 from reference_broker.core.queues import QueueError
@@ -129,7 +130,7 @@ def repeat_swallowed(patch: Patch) -> None:
 
 @mutant("v5-delivery-identifiers-collide", "every delivery has packet identifier 1")
 def identifiers_collide(patch: Patch) -> None:
-    patch.replace(Session, "_allocate_packet_id", lambda _self: 1)
+    always_identifier_one(patch)
 
 
 @mutant("v5-pubrel-identifier-wrong", "PUBREL has the packet identifier of the oldest open delivery")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from math import inf
 from typing import TypeAlias
@@ -123,6 +124,13 @@ def publish_after_pubrec(patch: Patch) -> None:
     patch.wrap(Session, "resume", make_resume)
 
 
+def _as_it_is(session: Session) -> Session:
+    """A picture of a session, since one that ends is emptied."""
+    picture = copy.copy(session)
+    picture.in_flight, picture.inbound_qos2 = dict(session.in_flight), dict(session.inbound_qos2)
+    return picture
+
+
 def _after_clean_start(patch: Patch, take_over: Callable[[Session, Session], None]) -> None:
     """Carry something from a session that Clean Start 1 (or Clean Session 1) ends to the one that follows."""
 
@@ -130,9 +138,10 @@ def _after_clean_start(patch: Patch, take_over: Callable[[Session, Session], Non
         def connect(
             self: BrokerState, connection: SessionConnection, request: ConnectRequest, now: float
         ) -> tuple[Session, bool]:
-            old = self.sessions.get(request.client_id)
+            ending = self.sessions.get(request.client_id) if request.clean_start else None
+            old = _as_it_is(ending) if ending is not None else None
             session, present = original(self, connection, request, now)
-            if old is not None and request.clean_start:
+            if old is not None:
                 take_over(old, session)
             return session, present
 
@@ -162,7 +171,7 @@ def _after_expiry(patch: Patch, take_over: Callable[[Session, Session], None]) -
         original: Callable[[BrokerState, Session, float], None],
     ) -> Callable[[BrokerState, Session, float], None]:
         def end_session(self: BrokerState, session: Session, now: float) -> None:
-            ended[session.client_id] = session
+            ended[session.client_id] = _as_it_is(session)
             original(self, session, now)
 
         return end_session

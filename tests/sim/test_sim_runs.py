@@ -201,8 +201,8 @@ def worst_confirm_s(events: list[Any]) -> float:
 def test_a_lying_disk_loses_what_was_confirmed() -> None:
     """The simulated disk matters: with syncs that do nothing, power loss must be found out.
 
-    Where it took the file that says what the queue is, the queue is set aside and cannot be drained: then nothing can be
-    said of what was lost, which is not green either.
+    Where it took the file that says what the queue is, the queue is set aside and cannot be drained: then nothing can
+    be said of what was lost, which is not green either.
     """
     lying = WorldProfile(disk=DiskProfile(lying_sync=True))
     found = [simulate(find_scenario("power-loss"), seed, profile=lying) for seed in (1, 2, 4)]
