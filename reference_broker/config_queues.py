@@ -151,6 +151,8 @@ class GroupConfig(Section, frozen=True, kw_only=True):
     """Cooperative: a revoked partition waits so long for its settlements, then they are taken back."""
     auto_commit_interval_s: float = 5.0
     """Consumers with automatic commit: what they received is settled this often."""
+    max_consumers: int = 10_000
+    """Of one group; over it SUBSCRIBE is refused (0x97, in 3.1.1 0x80)."""
     start: GroupStart = GroupStart.EARLIEST
     max_in_flight: int = 0
     """Unsettled deliveries of all consumers of a group together; 0 = no limit but those of its consumers."""
@@ -225,6 +227,8 @@ class QueueConfig(Section, frozen=True, kw_only=True):
     retention: RetentionConfig = RetentionConfig()
     max_in_flight: int = 1_000
     """Unsettled deliveries per consumer."""
+    max_groups: int = 1_000
+    """Consumer groups of the queue; over it SUBSCRIBE is refused likewise."""
     group: GroupConfig = GroupConfig()
     priority: PriorityConfig = PriorityConfig()
     slow_consumer: SlowConsumerConfig = SlowConsumerConfig()
@@ -336,6 +340,8 @@ def group_problems(queue: QueueConfig) -> list[str]:
     problems = []
     if group.max_in_flight < 0:
         problems.append(f"queues.{queue.name}.group.max_in_flight must be 0 or more")
+    if group.max_consumers < 1:
+        problems.append(f"queues.{queue.name}.group.max_consumers must be at least 1")
     if group.max_pending < 1:
         problems.append(f"queues.{queue.name}.group.max_pending must be at least 1")
     return problems + [
@@ -352,6 +358,7 @@ def limit_problems(queue: QueueConfig) -> list[str]:
         f"{where}.{name} must be {lowest} or more"
         for name, value, lowest in (
             ("max_depth", queue.max_depth, 1),
+            ("max_groups", queue.max_groups, 1),
             ("max_bytes", queue.max_bytes, 0),
             ("max_message_bytes", queue.max_message_bytes, 0),
             ("message_ttl_s", queue.message_ttl_s, 0),

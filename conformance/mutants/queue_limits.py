@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from conformance.mutants import Patch, mutant
+from reference_broker.config import GroupConfig
 from reference_broker.core.broker_state import BrokerState
 from reference_broker.core.message import Message
 from reference_broker.core.queues import intake, priority_figures, publish_options
@@ -140,6 +143,27 @@ def depth_unlimited(patch: Patch) -> None:
 @mutant("queue-groups-unlimited", "max_groups is configured and never applied")
 def groups_unlimited(patch: Patch) -> None:
     patch.replace(QueueRegistry, "_check_group_room", _nothing)
+
+
+def _with_config(patch: Patch, owner: type[DurableQueue] | type[ConsumerGroup], **changes: Any) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def build(self: DurableQueue | ConsumerGroup, *args: Any, **fields: Any) -> None:
+            original(self, *args, **fields)
+            self.config = msgspec.structs.replace(self.config, **changes)
+
+        return build
+
+    patch.wrap(owner, "__init__", make)
+
+
+@mutant("queue-own-groups-unlimited", "max_groups of a queue is configured and never applied")
+def own_groups_unlimited(patch: Patch) -> None:
+    _with_config(patch, DurableQueue, max_groups=1_000)
+
+
+@mutant("queue-group-consumers-unlimited", "max_consumers of a group is configured and never applied")
+def group_consumers_unlimited(patch: Patch) -> None:
+    _with_config(patch, ConsumerGroup, group=GroupConfig())
 
 
 @mutant("queue-bytes-unlimited", "max_bytes is configured and never applied")

@@ -14,6 +14,7 @@ from conformance.cases.queue.support import (
     publish_with,
     settle,
 )
+from conformance.connection import Connection
 from conformance.wire import Properties, Puback, Publish, Suback, Subscribe, Subscription
 
 _QUOTA_EXCEEDED = 0x97
@@ -399,6 +400,15 @@ async def slow(ctx: CaseContext) -> None:
     await other.expect_publish(payload=b"message")
 
 
+async def _may_not_join(ctx: CaseContext, client: Connection, queue: str, group: str, what: str) -> None:
+    packet_id = client.next_packet_id()
+    joining = Properties(user_property=(("consumer-group", group),))
+    entry = Subscription(filter=f"$queue/{queue}", qos=1)
+    client.send(Subscribe(packet_id=packet_id, subscriptions=(entry,), properties=joining))
+    suback = await client.expect(Suback)
+    ctx.must(suback.reason_codes == (_QUOTA_EXCEEDED,), f"client: expected {what} to be refused; seen {suback}")
+
+
 @case(
     "queue/limits/groups",
     clauses=("Q-LIMIT-17",),
@@ -417,17 +427,58 @@ async def groups(ctx: CaseContext) -> None:
     await consume(ctx, queue, group="two", name="second")
     client = await ctx.connect(version=5, name="client")
     for name in (queue, other):
-        packet_id = client.next_packet_id()
-        joining = Properties(user_property=(("consumer-group", "three"),))
-        entry = Subscription(filter=f"$queue/{name}", qos=1)
-        client.send(Subscribe(packet_id=packet_id, subscriptions=(entry,), properties=joining))
-        suback = await client.expect(Suback)
-        ctx.must(
-            suback.reason_codes == (_QUOTA_EXCEEDED,), f"client: expected a third group to be refused; seen {suback}"
-        )
+        await _may_not_join(ctx, client, name, "three", "a third group")
     member = await consume(ctx, queue, group="one", name="member")
     await first.disconnect()
     publisher = await ctx.connect(version=5, name="publisher")
     await publish(publisher, queue, b"x")
     got = [packet.payload for packet in await deliveries(member)]
     ctx.must(got == [b"x"], f"member: expected the message; seen {got}")
+
+
+@case(
+    "queue/limits/groups-of-one-queue",
+    clauses=("Q-LIMIT-18",),
+    requires=("queues",),
+    mutant="queue-own-groups-unlimited",
+    near_miss="queue-one-batch-per-message",
+    settings=_with(partitions=1, max_groups=2),
+)
+async def groups_of_one_queue(ctx: CaseContext) -> None:
+    """Where a queue may have two consumer groups, a third is refused.
+
+    The third gets 0x97. Another queue takes a group of that name, and its messages come.
+    """
+    queue, other = new_queue(ctx), new_queue(ctx)
+    await consume(ctx, queue, group="one")
+    await consume(ctx, queue, group="two", name="second")
+    client = await ctx.connect(version=5, name="client")
+    await _may_not_join(ctx, client, queue, "three", "a third group")
+    third = await consume(ctx, other, group="three", name="third")
+    publisher = await ctx.connect(version=5, name="publisher")
+    await publish(publisher, other, b"x")
+    got = [packet.payload for packet in await deliveries(third)]
+    ctx.must(got == [b"x"], f"third: expected the message of the other queue; seen {got}")
+
+
+@case(
+    "queue/limits/consumers-of-one-group",
+    clauses=("Q-LIMIT-19",),
+    requires=("queues",),
+    mutant="queue-group-consumers-unlimited",
+    near_miss="queue-one-batch-per-message",
+    settings=_with(partitions=1, group={"max_consumers": 2}),
+)
+async def consumers_of_one_group(ctx: CaseContext) -> None:
+    """Where a group may have two consumers, a third is refused.
+
+    The third gets 0x97. Another group takes a consumer, and so does the first one when a consumer has left it.
+    """
+    queue = new_queue(ctx)
+    first = await consume(ctx, queue, group="one")
+    await consume(ctx, queue, group="one", name="second")
+    client = await ctx.connect(version=5, name="client")
+    await _may_not_join(ctx, client, queue, "one", "a third consumer")
+    await consume(ctx, queue, group="two", name="other")
+    await first.disconnect()
+    await consume(ctx, queue, group="one", name="third")

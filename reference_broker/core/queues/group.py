@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     Tracer = Callable[[TraceKind, dict[str, str | int]], None]
 
-MAX_CONSUMERS = 10_000
 _DELIVERED, _SETTLED = EntryState.DELIVERED, EntryState.SETTLED
 _STALE_TIMEOUTS = 1_024
 
@@ -158,8 +157,8 @@ class ConsumerGroup(GroupState):
         notify: Notify | None = None,
     ) -> Consumer:
         """Add a consumer; one of the same id is replaced. Raises :class:`QueueError` (LIMIT)."""
-        if consumer_id not in self.consumers and len(self.consumers) >= MAX_CONSUMERS:
-            text = f"the group {self.group_id!r} has {MAX_CONSUMERS} consumers, which is the limit"
+        if consumer_id not in self.consumers and len(self.consumers) >= self.config.group.max_consumers:
+            text = f"the group {self.group_id!r} has {len(self.consumers)} consumers, which is the limit"
             raise QueueError(QueueErrorCode.LIMIT, text)
         previous = self.consumers.get(consumer_id)
         if previous is not None:

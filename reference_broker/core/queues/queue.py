@@ -44,8 +44,6 @@ from reference_broker.trace.schema import TraceKind
 Tracer = Callable[[TraceKind, dict[str, str | int]], None]
 DeadLetterTarget = Callable[[], "DurableQueue"]
 
-MAX_GROUPS = 1_000
-
 
 class DurableQueue(QueueIntake):
     """The whole queue; implements :class:`reference_broker.core.queues.group.GroupOwner`."""
@@ -296,8 +294,9 @@ class DurableQueue(QueueIntake):
                 text = f"the group id {group_id!r} is taken by a group with the filter {existing.pattern!r}"
                 raise QueueError(QueueErrorCode.BAD_ADDRESS, text)
             return existing
-        if len(self.groups) >= MAX_GROUPS:
-            text = f"the queue {self.name!r} has {MAX_GROUPS} consumer groups, which is the limit"
+        count = len(self.groups) - (MARK_GROUP in self.groups)
+        if count >= self.config.max_groups:
+            text = f"the queue {self.name!r} has {count} consumer groups, which is the limit (max_groups)"
             raise QueueError(QueueErrorCode.LIMIT, text)
         self.admit_group()
         starts = starting_cursors(self, position)

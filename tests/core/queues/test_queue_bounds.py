@@ -8,7 +8,7 @@ import pytest
 
 from reference_broker.config import QueueConfig
 from reference_broker.config_queues import MAX_TOPICS, binding_problems
-from reference_broker.core.queues import group, queue
+from reference_broker.core.queues.address import MARK_GROUP
 from reference_broker.core.queues.admin import MAX_REQUEST_BYTES, AdminRequest, ListRequest
 from reference_broker.core.queues.errors import QueueError, QueueErrorCode
 
@@ -50,18 +50,40 @@ def test_groups_of_all_queues(bench_with: BenchWith) -> None:
     assert bench.engine.usage(lambda _: True).groups == 3
 
 
-def test_groups_of_one_queue(bench_with: BenchWith, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "MAX_GROUPS", 2)
-    bench = bench_with()
-    bench.consumer("c", group="one")
+def test_groups_of_one_queue(bench_with: BenchWith) -> None:
+    bench = bench_with(templates={"*": {"max_groups": 2}})
+    first = bench.consumer("c", group="one")
     bench.consumer("c", group="two")
     assert _refused(lambda: bench.consumer("c", group="three"))
     bench.consumer("c", group="three", queue="other")
+    bench.consumer("d", group="two")
+    first.leave()
+    bench.engine.groups.delete("q", "one", bench.now)
+    bench.consumer("c", group="three")
+    bench.engine.update_queue("q", {"max_groups": 3}, bench.now)
+    bench.consumer("c", group="four")
+    assert _refused(lambda: bench.consumer("c", group="five"))
 
 
-def test_consumers_of_one_group(bench_with: BenchWith, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group, "MAX_CONSUMERS", 2)
-    bench = bench_with()
+def test_what_a_dead_letter_queue_remembers_without_groups_is_no_group(bench_with: BenchWith) -> None:
+    bench = bench_with(templates={"*": {"max_groups": 1}})
+    consumer = bench.consumer("c")
+    bench.publish("x")
+    bench.turn()
+    consumer.reject(consumer.got[0])
+    bench.turn()
+    first = bench.consumer("d", group="one", queue="$dlq/q")
+    bench.turn()
+    first.leave()
+    bench.turn()
+    bench.engine.groups.delete("$dlq/q", "one", bench.now)
+    assert list(bench.engine._queues["$dlq/q"].groups) == [MARK_GROUP]
+    bench.consumer("d", group="two", queue="$dlq/q")
+    assert _refused(lambda: bench.consumer("d", group="three", queue="$dlq/q"))
+
+
+def test_consumers_of_one_group(bench_with: BenchWith) -> None:
+    bench = bench_with(group={"max_consumers": 2})
     first = bench.consumer("a")
     bench.consumer("b")
     assert _refused(lambda: bench.consumer("c"))
