@@ -14,11 +14,13 @@ _FROM_ONE = {
     "max_in_flight",
     "max_messages",
     "max_open",
+    "max_open_per_user",
     "max_partitions",
     "max_queues",
     "max_subscriptions_per_client",
     "max_topic_levels",
     "max_transactional_ids",
+    "max_transactional_ids_per_user",
     "max_unread_bytes",
     "segment_bytes",
 }

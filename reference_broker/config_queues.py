@@ -254,6 +254,8 @@ class TransactionsConfig(Section, frozen=True, kw_only=True):
     """A transaction that is open so long is aborted, unless it asked for another time."""
     max_timeout_s: float = 900.0
     max_open: int = 1_000
+    max_open_per_user: int = 250
+    """Of one user, or of one client id where the client has no verified name."""
     max_partitions: int = 1_000
     """Per transaction."""
     max_messages: int = 10_000
@@ -261,6 +263,8 @@ class TransactionsConfig(Section, frozen=True, kw_only=True):
     max_bytes: int = 67_108_864
     """Bytes of messages per transaction."""
     max_transactional_ids: int = 10_000
+    max_transactional_ids_per_user: int = 2_500
+    """Those that belong to one verified user."""
     id_expiry_s: float = 604_800.0
     """A transactional id that was not used so long may be forgotten when there are too many."""
 

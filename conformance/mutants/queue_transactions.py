@@ -208,3 +208,14 @@ def markers_counted(patch: Patch) -> None:
         return
 
     patch.replace(DurableQueue, "hide", hide)
+
+
+@mutant("queue-open-transactions-of-all", "one client may have all transactions that may be open")
+def open_of_all(patch: Patch) -> None:
+    def make(original: Any) -> Any:
+        def begin(self: Transactions, *args: Any, holder: str | None = None, **fields: Any) -> None:
+            original(self, *args, **fields)
+
+        return begin
+
+    patch.wrap(Transactions, "begin", make)

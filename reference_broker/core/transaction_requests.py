@@ -69,7 +69,9 @@ def request(
                 for name, value in properties
             )
         owner = None if tenant is None and session.may_administer else owner_of(session)
-        perform(state.engine, message.topic, properties, owner_of(session), now, answer, reader=owner)
+        whose = owner_of(session)
+        holder = whose if session.username else f"{whose}\0{session.client_id}"
+        perform(state.engine, message.topic, properties, whose, now, answer, reader=owner, holder=holder)
     except QueueError as refused:
         answer(refused, {})
 

@@ -193,3 +193,37 @@ def test_what_nobody_owns_becomes_the_first_users(users: dict[str, Client]) -> N
     assert asked(nobody, "init", transactional_id="app").reason == Reason.NOT_AUTHORIZED
     assert asked(bob, "begin", **after).reason == Reason.NOT_AUTHORIZED
     assert "transaction_id" in told(asked(ann, "begin", **after))
+
+
+def _begins(client: Client, name: str) -> tuple[int, dict[str, str]]:
+    producer = told(asked(client, "init", transactional_id=name))
+    answer = asked(client, "begin", **producer)
+    return answer.reason, {**producer, **told(answer)}
+
+
+@pytest.mark.parametrize("has_users", [True, False])
+def test_one_user_has_only_some_of_the_transactions_that_may_be_open(make_world: type[World], has_users: bool) -> None:
+    transactions = {"max_open": 5, "max_open_per_user": 2}
+    config = {"auth": {"users": USERS if has_users else []}, "queues": {"transactions": transactions}}
+    world = make_world(parse_config(config))
+
+    def client(name: str, user: str) -> Client:
+        login = {"username": user, "password": user.encode()} if has_users else {}
+        return world.connect(name, **login)
+
+    first, other = client("one", "ann"), client("two", "bob")
+    again = client("three", "ann") if has_users else first
+    assert _begins(first, "a")[0] == 0
+    code, second = _begins(again, "b")
+    assert code == 0
+    for whoever in {first.connection: first, again.connection: again}.values():
+        code, refused = _begins(whoever, "c")
+        assert code == Reason.QUOTA_EXCEEDED
+        assert "transaction_id" not in refused
+    assert [_begins(other, name)[0] for name in ("d", "e", "f")] == [0, 0, Reason.QUOTA_EXCEEDED]
+    asked(again, "abort", **second)
+    world.turn()
+    assert _begins(first, "c")[0] == 0
+    world.wait(120)
+    assert not world.node.engine.transactions.list()
+    assert not world.node.engine.transactions._phases.open_of

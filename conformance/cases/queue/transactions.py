@@ -365,3 +365,28 @@ async def counts(ctx: CaseContext) -> None:
 async def _expect_depth(ctx: CaseContext, producer: Producer, queue: str, depth: int) -> None:
     found = await admin(ctx, producer.client, f"queue/{queue}/stats")
     ctx.must(found.get("depth") == depth, f"producer: expected the depth {depth}; seen {found}")
+
+
+@case(
+    "queue/transactions/open-of-one-client",
+    clauses=("Q-TXN-23",),
+    requires=("queues",),
+    mutant="queue-open-transactions-of-all",
+    near_miss=_NEAR,
+    settings={"queues": {"transactions": {"max_open": 4, "max_open_per_user": 2}}},
+)
+async def open_of_one_client(ctx: CaseContext) -> None:
+    """A client that has as many open transactions as one may have gets no further one; others begin theirs.
+
+    Two are open, a third gets 0x97; another client begins two. Once one is committed the third begins.
+    """
+    client, other = await ctx.connect(version=5, name="client"), await ctx.connect(version=5, name="other")
+    producers = [await Producer.make(ctx, ctx.client_id(), client) for _ in range(3)]
+    first = await producers[0].begin()
+    await producers[1].begin()
+    puback = await request(client, "begin", **producers[2].identity)
+    ctx.must(puback.reason_code == 0x97, f"client: expected a third transaction to be refused; seen {puback}")
+    for _ in range(2):
+        await (await Producer.make(ctx, ctx.client_id(), other)).begin()
+    await producers[0].commit(first)
+    await producers[2].begin()

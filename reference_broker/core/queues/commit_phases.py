@@ -35,12 +35,20 @@ class CommitPhases:
         self._memory = memory
         self.open: dict[str, Transaction] = {}
         """By id; also those that are being committed or aborted."""
+        self.open_of: dict[str, int] = {}
+        """How many of these somebody began."""
         self.ended: dict[str, EndedTransaction] = {}
         """The last ones, by id, to tell what became of them."""
         self._preparing: dict[Transaction, None] = {}
         self._aborting: dict[Transaction, None] = {}
         self._completing: dict[Transaction, None] = {}
         self._marker_retries: list[tuple[float, Transaction, QueuePartition, DurableQueue, Outcome]] = []
+
+    def add(self, transaction: Transaction) -> None:
+        """One that begins."""
+        self.open[transaction.id] = transaction
+        if transaction.holder is not None:
+            self.open_of[transaction.holder] = self.open_of.get(transaction.holder, 0) + 1
 
     def prepare(self, transaction: Transaction) -> None:
         """To be committed."""
@@ -146,6 +154,10 @@ class CommitPhases:
         now = self._agenda.now
         transaction.move(TransactionState.COMMITTED if committed else TransactionState.ABORTED)
         del self.open[transaction.id]
+        if transaction.holder is not None:
+            left = self.open_of.pop(transaction.holder) - 1
+            if left:
+                self.open_of[transaction.holder] = left
         coordinator = self._memory.coordinator
         if coordinator.open.get(transaction.producer) is transaction:
             del coordinator.open[transaction.producer]

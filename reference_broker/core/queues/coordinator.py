@@ -110,6 +110,8 @@ class Coordinator(SyncPoint):
         self._agenda = agenda
         self.producers: dict[str, Producer] = {}
         """By transactional id."""
+        self.ids_of: dict[str, int] = {}
+        """How many of them are an owner's."""
         self.names: dict[int, str] = {}
         """Producer id -> transactional id."""
         self.decisions: dict[str, Decision] = {}
@@ -135,8 +137,8 @@ class Coordinator(SyncPoint):
             self._reserved = max(self._reserved, int(value))
         elif key.startswith(_PRODUCER):
             name = key[len(_PRODUCER) :].decode()
-            producer = self.producers[name] = msgspec.msgpack.decode(value, type=Producer)
-            self.names[producer.id] = name
+            producer = msgspec.msgpack.decode(value, type=Producer)
+            self._note(name, producer)
             # The reservation may be lost and the producer not, while nothing was durable.
             self._reserved = max(self._reserved, producer.id + 1)
         elif key.startswith(_DECISION):
@@ -196,16 +198,24 @@ class Coordinator(SyncPoint):
     def save_producer(self, name: str, producer: Producer) -> None:
         """Raises :class:`QueueError`."""
         self._apply([(_PRODUCER + name.encode(), msgspec.msgpack.encode(producer))])
-        previous = self.producers.get(name)
+        self._note(name, producer)
+
+    def _note(self, name: str, producer: Producer | None) -> None:
+        previous = self.producers.pop(name, None)
         if previous is not None:
             self.names.pop(previous.id, None)
-        self.producers[name] = producer
-        self.names[producer.id] = name
+            left = self.ids_of.pop(previous.owner) - 1
+            if left:
+                self.ids_of[previous.owner] = left
+        if producer is not None:
+            self.producers[name] = producer
+            self.names[producer.id] = name
+            self.ids_of[producer.owner] = self.ids_of.get(producer.owner, 0) + 1
 
     def forget_producer(self, name: str) -> None:
         """Raises :class:`QueueError`."""
         self._apply([(_PRODUCER + name.encode(), None)])
-        self.names.pop(self.producers.pop(name).id, None)
+        self._note(name, None)
 
     def decide(self, transaction: str, decision: Decision) -> None:
         """Raises :class:`QueueError`. Where no part is to be told, its producer's record says it all."""

@@ -81,7 +81,7 @@ class ProducerNames:
             return
         whose = (known.owner if known is not None else "") or owner or ""
         if known is None:
-            self._make_room_for_producer(coordinator, now)
+            self._make_room_for_producer(coordinator, whose, now)
             known = Producer(coordinator.take_number(), 0, now, owner=whose)
         elif known.epoch >= MAX_EPOCH:
             known = Producer(coordinator.take_number(), 0, now, owner=whose)
@@ -104,16 +104,19 @@ class ProducerNames:
 
         self.memory.coordinator.when_durable(told)
 
-    def _make_room_for_producer(self, coordinator: Coordinator, now: float) -> None:
+    def _make_room_for_producer(self, coordinator: Coordinator, owner: str, now: float) -> None:
         """Raises :class:`QueueError` (LIMIT)."""
-        if len(coordinator.producers) < self._config.max_transactional_ids:
+        config, known = self._config, coordinator.producers
+        of_owner = bool(owner) and coordinator.ids_of.get(owner, 0) >= config.max_transactional_ids_per_user
+        if not of_owner and len(known) < config.max_transactional_ids:
             return
         name, oldest = min(
-            coordinator.producers.items(), key=lambda item: (item[1].id in coordinator.open, item[1].used_at_s)
+            (item for item in known.items() if not of_owner or item[1].owner == owner),
+            key=lambda item: (item[1].id in coordinator.open, item[1].used_at_s),
         )
-        if oldest.id in coordinator.open or now - oldest.used_at_s < self._config.id_expiry_s:
-            text = f"there are {len(coordinator.producers)} transactional ids, which is the limit"
-            raise QueueError(QueueErrorCode.LIMIT, text)
+        if oldest.id in coordinator.open or now - oldest.used_at_s < config.id_expiry_s:
+            whose, count = (" of this user", coordinator.ids_of[owner]) if of_owner else ("", len(known))
+            raise QueueError(QueueErrorCode.LIMIT, f"there are {count} transactional ids{whose}, which is the limit")
         coordinator.forget_producer(name)
 
     @property

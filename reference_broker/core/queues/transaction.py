@@ -53,12 +53,24 @@ UNDECIDED: Final = frozenset((TransactionState.OPEN, TransactionState.PREPARING)
 class Transaction:
     """A transaction that has not ended, or whose end some part of it does not know durably yet."""
 
-    def __init__(self, transaction_id: str, producer: int, epoch: int, name: str, *, now: float, timeout_s: float):
+    def __init__(
+        self,
+        transaction_id: str,
+        producer: int,
+        epoch: int,
+        name: str,
+        *,
+        now: float,
+        timeout_s: float,
+        holder: str | None = None,
+    ):
         self.id = transaction_id
         self.producer = producer
         self.epoch = epoch
         self.name = name
         """Transactional id."""
+        self.holder = holder
+        """Who began it; None = the broker's own program."""
         self.state = TransactionState.OPEN
         self.began_at = now
         self.ends_by = now + timeout_s

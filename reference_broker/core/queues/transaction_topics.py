@@ -43,6 +43,7 @@ QUEUE: Final = "queue"
 STATE: Final = "state"
 _OWNER: Final = "\0owner"
 _READER: Final = "\0reader"
+_HOLDER: Final = "\0holder"
 """Not of the client: no user property has a NUL in its name."""
 _NAMES = frozenset((TRANSACTIONAL_ID, PRODUCER_ID, PRODUCER_EPOCH, TRANSACTION_ID, TIMEOUT, QUEUE, PARTITION))
 
@@ -65,11 +66,13 @@ def perform(
     answer: Answer,
     *,
     reader: str | None,
+    holder: str,
 ) -> None:
     """Do what a request of ``owner`` asks for; ``answer`` is called once, now or later.
 
-    ``reader``: whose transactions it may look at, beside those that are nobody's; None = all. Raises
-    :class:`QueueError` when it is refused at once, and then does not call it.
+    ``holder``: on whose account transactions are open, if more exactly known than its user. ``reader``: whose
+    transactions it may look at, beside those that are nobody's; None = all. Raises :class:`QueueError` when it is
+    refused at once, and then does not call it.
     """
     handler = OPERATIONS.get(topic[len(TRANSACTION_PREFIX) :])
     if handler is None:
@@ -82,7 +85,7 @@ def perform(
         found[name] = value
         if name == PRODUCER_ID:
             engine.transactions.check_owner(value, owner)
-    whose = {_OWNER: owner} if reader is None else {_OWNER: owner, _READER: reader}
+    whose = {_OWNER: owner, _HOLDER: holder} | ({} if reader is None else {_READER: reader})
     handler(engine, found | whose, now, answer)
 
 
@@ -107,7 +110,7 @@ def _begin(engine: QueueEngine, properties: _Properties, now: float, answer: Ans
     def done(error: QueueError | None, transaction_id: str) -> None:
         answer(error, {TRANSACTION_ID: transaction_id})
 
-    engine.transactions.begin(*_producer(properties), now, done, timeout_s=timeout_s)
+    engine.transactions.begin(*_producer(properties), now, done, timeout_s=timeout_s, holder=properties[_HOLDER])
 
 
 def _add(engine: QueueEngine, properties: _Properties, now: float, answer: Answer) -> None:

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from reference_broker.core.queues.partition import QueuePartition
     from reference_broker.core.queues.queue import DurableQueue
 
+_ENDED_DEADLINES = 1_024
+"""So many more than there are transactions that have not ended are kept for those that have."""
 OnBegun = Callable[[QueueError | None, str], None]
 
 
@@ -90,9 +92,18 @@ class Transactions(ProducerNames):
     # -- beginning and finding -----------------------------------------------------------------------------------
 
     def begin(
-        self, producer_id: int, epoch: int, now: float, on_done: OnBegun, *, timeout_s: float | None = None
+        self,
+        producer_id: int,
+        epoch: int,
+        now: float,
+        on_done: OnBegun,
+        *,
+        timeout_s: float | None = None,
+        holder: str | None = None,
     ) -> None:
         """Begin a transaction; ``on_done`` gets its id, or the error, once.
+
+        ``holder``: who may have only some of all that may be open; None = the broker's own program.
 
         Raises :class:`QueueError` (UNKNOWN_PRODUCER, FENCED, TRANSACTION_STATE while another is open, LIMIT,
         BAD_OPTION) and then does not call it.
@@ -113,6 +124,9 @@ class Transactions(ProducerNames):
             raise QueueError(
                 QueueErrorCode.LIMIT, f"{len(self._phases.open)} transactions are open, which is the limit"
             )
+        if holder is not None and self._phases.open_of.get(holder, 0) >= config.max_open_per_user:
+            text = f"{config.max_open_per_user} transactions of this user are open, which is the limit"
+            raise QueueError(QueueErrorCode.LIMIT, text)
         transaction = Transaction(
             str(coordinator.take_number()),
             producer_id,
@@ -120,10 +134,16 @@ class Transactions(ProducerNames):
             name,
             now=now,
             timeout_s=config.timeout_s if timeout_s is None else timeout_s,
+            holder=holder,
         )
         coordinator.producers[name].used_at_s = now
-        coordinator.open[producer_id] = self._phases.open[transaction.id] = transaction
-        heapq.heappush(self._deadlines, (transaction.ends_by, transaction.id))
+        coordinator.open[producer_id] = transaction
+        self._phases.add(transaction)
+        if len(self._deadlines) > 2 * len(self._phases.open) + _ENDED_DEADLINES:
+            self._deadlines = [(each.ends_by, each.id) for each in self._phases.open.values()]
+            heapq.heapify(self._deadlines)
+        else:
+            heapq.heappush(self._deadlines, (transaction.ends_by, transaction.id))
         if coordinator.numbers_are_safe:
             on_done(None, transaction.id)
         else:

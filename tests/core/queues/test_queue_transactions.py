@@ -387,6 +387,39 @@ def test_open_transactions_and_transactional_ids_are_bounded() -> None:
     assert "has no transactional id" in forgotten.value.text
 
 
+def test_one_user_has_only_some_of_the_transactional_ids() -> None:
+    engine = _limited(max_transactional_ids=5, max_transactional_ids_per_user=2)
+
+    def begins(name: str, owner: str | None, now: float = 0.0) -> bool:
+        try:
+            engine.transactions.init_producer(name, now, lambda error, identity: None, owner=owner)
+        except QueueError as error:
+            assert error.code is QueueErrorCode.LIMIT
+            return False
+        return True
+
+    assert [begins(name, "u") for name in ("a", "b", "c", "a")] == [True, True, False, True]
+    assert begins("c", "v")
+    assert begins("d", ""), "nobody's"
+    assert begins("e", None)
+    assert [begins("f", owner) for owner in ("v", "", None)] == [False] * 3, "all there may be"
+    assert begins("f", "u", 700_000.0), "one that was not used for long makes room"
+    assert set(engine.transactions.memory.coordinator.ids_of.items()) == {("u", 2), ("v", 1), ("", 2)}
+
+
+def test_transactions_that_have_ended_leave_no_deadlines() -> None:
+    engine = _limited()
+    lasting, short = _producer(engine, "lasting"), _producer(engine, "short")
+    transactions = engine.transactions
+    transactions.begin(*lasting, 0.0, lambda error, name: None, timeout_s=1.0)
+    for _ in range(3_000):
+        transactions.abort(*short, _begun(engine, short), 0.0, lambda error: None)
+        engine.dispatch(0.0)
+    assert len(transactions.list()) == 1
+    assert len(transactions._deadlines) <= 1_100
+    assert transactions.next_deadline() == 1.0
+
+
 # -- bounded recovery ------------------------------------------------------------------------------------------------
 
 
