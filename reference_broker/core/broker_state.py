@@ -84,6 +84,29 @@ class Unfinished(Protocol):
 class BrokerState(MessagePaths):
     """Everything a broker knows, whatever the protocol."""
 
+    # Too many for a dict that instances share: it would be slower.
+    __slots__ = (
+        "_leaving_count",
+        "access",
+        "admin",
+        "alias_memory",
+        "connecting",
+        "filter_memory",
+        "handshakes",
+        "held",
+        "journal",
+        "partial_packets",
+        "plan_memory",
+        "review",
+        "rng",
+        "sending",
+        "sessions",
+        "sys_topics",
+        "timers",
+        "unfinished",
+        "waiting_publishers",
+    )
+
     session_class: ClassVar[type[Session]] = Session
 
     def __init__(

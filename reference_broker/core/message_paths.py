@@ -38,6 +38,25 @@ def is_queue_topic(topic: str) -> bool:
 class MessagePaths:
     """Who gets a message, and what consumers say about it."""
 
+    __slots__ = (
+        "advance_clock",
+        "config",
+        "engine",
+        "leaving",
+        "now",
+        "published",
+        "refused",
+        "retained",
+        "room_bytes",
+        "room_is_scarce",
+        "room_refusals",
+        "tenants",
+        "tracer",
+        "traffic",
+        "tree",
+        "work",
+    )
+
     tree_class: ClassVar[type[SubscriptionTree]] = SubscriptionTree
 
     def __init__(self, config: BrokerConfig, engine: QueueEngine, tracer: Tracer | None) -> None:
