@@ -215,6 +215,7 @@ class MessagePaths:
                 self._note_refused(error)
                 return
         self.engine.capture(message, self.now)
+        self.work += self.engine.take_cost()
 
     # -- queues --------------------------------------------------------------------------------------------------
 
@@ -239,6 +240,7 @@ class MessagePaths:
                 address, message, on_stored = self.tenants.enter(message, publisher, on_stored, now)
             if address.verb is None:
                 self.engine.publish(address, message, now, on_confirmed, on_stored)
+                self.work += self.engine.take_cost()
             elif address.verb in GROUP_VERBS:
                 self.engine.groups.request(
                     address.verb,

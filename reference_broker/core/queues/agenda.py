@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from reference_broker.core.queues.partition import QueuePartition
 
 
+MAX_WORK = 4_096
+"""Messages that are delivered, taken back, moved or let go between two chances for others to be served."""
+_MAX_WAKES = 1_024
+
+
 class LogOwner(Protocol):
     """Writes logs."""
 
@@ -54,6 +59,15 @@ class Agenda:
         self._wake_count = 0
         self.now = 0.0
         """The latest time the engine was told."""
+        self.work = 0
+        """What was done in this part of the turn. From :data:`MAX_WORK` on what is left waits for the next one."""
+        self.cost = 0
+        """What commands took beside what they say, for whoever gave them; 1 is about as much as a message."""
+
+    @property
+    def room(self) -> int:
+        """Work that may still be done."""
+        return MAX_WORK - self.work
 
     @property
     def has_immediate_work(self) -> bool:
@@ -102,9 +116,9 @@ class Agenda:
         return self._wakes[0][0] if self._wakes else None
 
     def due(self, now: float) -> list[Wakeable]:
-        """Those whose time has come, each once."""
+        """Those whose time has come, each once; of very many some, and others the next time."""
         due: dict[Wakeable, None] = {}
-        while self._wakes and self._wakes[0][0] <= now:
+        while self._wakes and self._wakes[0][0] <= now and len(due) < _MAX_WAKES:
             at, _, group = heapq.heappop(self._wakes)
             if group.wake_at == at:
                 group.wake_at = float("inf")

@@ -42,6 +42,8 @@ class CommitPhases:
         self._preparing: dict[Transaction, None] = {}
         self._aborting: dict[Transaction, None] = {}
         self._completing: dict[Transaction, None] = {}
+        self.has_more = False
+        """The last turn had no room for all that was to be done."""
         self._marker_retries: list[tuple[float, Transaction, QueuePartition, DurableQueue, Outcome]] = []
 
     def add(self, transaction: Transaction) -> None:
@@ -82,19 +84,35 @@ class CommitPhases:
 
     def step(self, now: float) -> None:
         """At the end of a turn, when everything is written: go on with what is being committed or aborted."""
-        for transaction in [each for each in self._preparing if each.is_written]:
+        self.has_more = False
+        for transaction in self._written(self._preparing):
             del self._preparing[transaction]
             # The coordinator, too: a power loss may keep the decision and lose what was written just before it.
             points = [self._memory.coordinator, *transaction.partitions, *transaction.also, *transaction.held.values()]
             self._when_all_durable(points, partial(self._prepared, transaction), lazily=False)
-        for transaction in [each for each in self._completing if not each.markers and each.is_written]:
+        for transaction in self._written(self._completing):
+            if transaction.markers:
+                continue
             del self._completing[transaction]
             points = [*transaction.partitions, *transaction.also, *transaction.held.values()]
             self._when_all_durable(points, partial(self._completed, transaction), lazily=True)
         # Last, since it adds records that are not written yet: the others would wait for a turn that may not come.
-        for transaction in [each for each in self._aborting if each.is_written]:
+        for transaction in self._written(self._aborting):
             del self._aborting[transaction]
             self._end(transaction, Outcome.ABORTED)
+
+    def _written(self, waiting: dict[Transaction, None]) -> list[Transaction]:
+        """Those of which nothing waits for the end of the turn, as many as the turn has room for."""
+        written: list[Transaction] = []
+        for transaction in waiting:
+            if self._agenda.room <= 0:
+                self.has_more = True
+                break
+            # As much to look at as to end.
+            self._agenda.work += 1 + len(transaction.partitions) + len(transaction.held) + (transaction.messages >> 2)
+            if transaction.is_written:
+                written.append(transaction)
+        return written
 
     def _when_all_durable(self, points: list[SyncPoint], done: Confirm, *, lazily: bool) -> None:
         """``lazily``: the next periodic sync is early enough."""
@@ -144,6 +162,7 @@ class CommitPhases:
 
     def _decided(self, transaction: Transaction, error: QueueError | None) -> None:
         if error is None:
+            self._agenda.work += 1 + len(transaction.partitions) + len(transaction.held) + (transaction.messages >> 2)
             self._end(transaction, Outcome.COMMITTED)
             return
         # Nobody knows whether the disk has the decision: only the next start can tell, and until then nothing shows.

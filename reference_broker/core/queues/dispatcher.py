@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from reference_broker.core.queues.address import receipt_of
+from reference_broker.core.queues.agenda import MAX_WORK
 from reference_broker.core.queues.consumer import Consumer
 from reference_broker.core.queues.delivery import Delivery
 from reference_broker.core.queues.delivery_run import MIN_RUN, DeliverRun, DeliveryRun
@@ -36,6 +37,12 @@ class Dispatcher:
     def __init__(self, group: ConsumerGroup) -> None:
         self._group = group
         self._skips = 0
+        self._counted = self._in_runs = 0
+        """Deliveries that are counted as work already; and those made in runs since then."""
+        self._has_more = False
+        """The turn had no room for all that could be delivered."""
+        self._consumer_turn = 0
+        """Whose turn it is first, if the last one ended early."""
         self._place_turn = 0
         """Deliveries made in turn so far."""
         self._nonces = group.rng if group.config.receipts else None
@@ -48,28 +55,62 @@ class Dispatcher:
     def serve(self, now: float) -> None:
         """Give every consumer what it has room for, a few messages of each of its partitions in turn."""
         group = self._group
+        if not group.take_back(now):
+            return
         if group.rebalance.is_due:
             group.rebalance.run(now)
         if group.failure is not None or now < group.stalled_until:
             return
         self._skips = 0
+        self._counted, self._in_runs = group.counts.delivered + group.counts.redelivered, 0
         try:
             if not group.ordered and len(group.consumers) > 1:
                 self._serve_fairly(now)
                 return
-            for consumer in list(group.consumers.values()):
-                if group.scheduler is None:
-                    self._serve_consumer(consumer, now)
-                else:
-                    self._serve_by_lanes(consumer, group.scheduler, now)
+            self._serve_in_order(now)
         except LogError:
             group.stall(now)
         finally:
             group.prune_timeouts()
             if group.slow is not None:
                 group.slow.note(now)
-            if self._skips >= _SKIPS_PER_TURN:
-                group.agenda.groups_to_serve[group] = None
+            agenda = group.agenda
+            self._count_work()
+            agenda.work += (self._skips >> 1) + (len(group.consumers) + len(group.places) >> 6)
+            if self._skips >= _SKIPS_PER_TURN or self._has_more:
+                self._has_more = False
+                agenda.groups_to_serve[group] = None
+
+    def _serve_in_order(self, now: float) -> None:
+        """Consumer by consumer. When the turn has no room for more, the next one begins where this one had to stop."""
+        group = self._group
+        consumers = list(group.consumers.values())
+        if self._consumer_turn:
+            at = self._consumer_turn % len(consumers) if consumers else 0
+            consumers = consumers[at:] + consumers[:at]
+        for served, consumer in enumerate(consumers):
+            if self._is_spent():
+                self._consumer_turn += served
+                return
+            if group.scheduler is None:
+                self._serve_consumer(consumer, now)
+            else:
+                self._serve_by_lanes(consumer, group.scheduler, now)
+        self._consumer_turn = 0
+
+    def _is_spent(self) -> bool:
+        """Whether the turn has no room for more."""
+        self._count_work()
+        self._has_more = self._group.agenda.work >= MAX_WORK
+        return self._has_more
+
+    def _count_work(self) -> None:
+        """What was delivered since the last time."""
+        counts = self._group.counts
+        delivered = counts.delivered + counts.redelivered
+        # What went out in runs took less.
+        self._group.agenda.work += delivered - self._counted - (self._in_runs - (self._in_runs >> 3))
+        self._counted, self._in_runs = delivered, 0
 
     def _serve_consumer(self, consumer: Consumer, now: float) -> None:
         limit = consumer.limit
@@ -80,7 +121,7 @@ class Dispatcher:
             still_active: list[GroupPartition] = []
             for place in active:
                 room = limit - consumer.in_flight
-                if consumer.blocked or not consumer.active or room <= 0:
+                if consumer.blocked or not consumer.active or room <= 0 or self._is_spent():
                     # The next time begins where this one had to stop.
                     consumer.next_turn = consumer.places.index(place) if place in consumer.places else 0
                     return
@@ -99,8 +140,9 @@ class Dispatcher:
             return
         count = len(group.places)
         active = [group.places[(self._place_turn + step) % count] for step in range(count)]
-        at = 0
-        while active and (consumer := turns.next()) is not None:
+        at, room = 0, group.agenda.room
+        while active and room > 0 and (consumer := turns.next()) is not None:
+            room -= 1
             before = counts.delivered + counts.redelivered
             more = self._deliver_some(active[at], consumer, 1, now)
             if counts.delivered + counts.redelivered > before:
@@ -110,6 +152,7 @@ class Dispatcher:
                 del active[at]
             if at >= len(active):
                 at = 0
+        self._has_more = room <= 0
 
     def _serve_lanes_fairly(self, scheduler: LaneScheduler, turns: FairTurns, now: float) -> None:
         """As :meth:`_serve_fairly`, the next message being of the lane that the scheduler says."""
@@ -121,7 +164,7 @@ class Dispatcher:
         def waiting_since(lane: int) -> float | None:
             return self._waiting_since(lanes[lane], now)
 
-        while (consumer := turns.next()) is not None:
+        while not self._is_spent() and (consumer := turns.next()) is not None:
             lane, _ = scheduler.pick(dry, now, waiting_since)
             if lane < 0:
                 return
@@ -168,7 +211,7 @@ class Dispatcher:
 
         while True:
             room = consumer.limit - consumer.in_flight
-            if consumer.blocked or not consumer.active or room <= 0:
+            if consumer.blocked or not consumer.active or room <= 0 or self._is_spent():
                 return
             lane, share = scheduler.pick(dry, now, waiting_since)
             if lane < 0:
@@ -213,6 +256,10 @@ class Dispatcher:
                 break
             if self._redeliver(entry, consumer, now):
                 limit -= 1
+            else:
+                self._skips += 1
+                if self._skips >= _SKIPS_PER_TURN:
+                    return False
             if consumer.blocked or not consumer.active:
                 return False
         return self._deliver_new(place, consumer, limit, now)
@@ -296,6 +343,7 @@ class Dispatcher:
                 group.agenda.wake(group, deadline)
         group.log.add_run(place.number, offset, end, consumer.consumer_id, int(now * 1000))
         group.counts.delivered += count
+        self._in_runs += count
         group.agenda.groups_to_write[group] = None
         return count
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -13,7 +14,7 @@ from reference_broker.config import GroupStart, QueuesConfig
 from reference_broker.core.message import MESSAGE_OVERHEAD_BYTES, Message, memory_bytes
 from reference_broker.core.queues import settlement
 from reference_broker.core.queues.address import QueueAddress, Verb, is_dead_letter, parse_address
-from reference_broker.core.queues.agenda import Agenda
+from reference_broker.core.queues.agenda import MAX_WORK, Agenda
 from reference_broker.core.queues.alerts import Alerts
 from reference_broker.core.queues.bindings import Bindings, publish_to_all
 from reference_broker.core.queues.confirms import Confirm, JointConfirm, Stored, SyncPoint, ignore
@@ -39,6 +40,8 @@ from reference_broker.trace.schema import TraceKind
 Tracer = Callable[[TraceKind, dict[str, str | int]], None]
 
 _ADDRESS_CACHE = 4_096
+MAX_CONFIRMS = 4_096
+"""Confirms that leave at once when a sync is done; those behind them follow in the next turns."""
 _FIRST_RETRY_S = 0.05
 _LAST_RETRY_S = 2.0
 """How long a sync that was not tried waits: twice as long each time, up to this."""
@@ -75,6 +78,10 @@ class QueueEngine(QueueOperations):
         self._retries: list[SyncJob] = []
         """Jobs that the system had no means for. Until they are run again nothing else of their logs is synced."""
         self._retain_due_at: float | None = None
+        self._to_retain: list[DurableQueue] = []
+        """Of the round that is under way; the next one last."""
+        self._confirming: deque[tuple[Confirm, QueueError | None]] = deque()
+        """What syncs have decided and nobody was told yet, in order."""
         self._closed = False
         self.captures: Bindings | None = None
         """Set while some queue gets messages of ordinary topics: see :meth:`capture`."""
@@ -146,6 +153,7 @@ class QueueEngine(QueueOperations):
         if address.verb is not None:
             raise QueueError(QueueErrorCode.BAD_ADDRESS, "a settlement topic takes no messages")
         if address.bound:
+            self._agenda.cost += len(address.bound)
             publish_to_all(self, address, message, now, on_confirmed, on_stored)
             return
         self._agenda.now = now
@@ -240,8 +248,15 @@ class QueueEngine(QueueOperations):
         """Give a message of an ordinary topic to the queues whose filters match it. Never raises: see ``bindings``."""
         if self.captures is not None and not self._closed:
             self._agenda.now = now
-            for name in self.captures.match(message.topic):
+            names = self.captures.match(message.topic)
+            self._agenda.cost += len(names)
+            for name in names:
                 self._queues[name].captures.take(message, now)
+
+    def take_cost(self) -> int:
+        """What commands took beside what they say since it was asked the last time, in messages or the like."""
+        cost, self._agenda.cost = self._agenda.cost, 0
+        return cost
 
     # -- consuming -----------------------------------------------------------------------------------------------
 
@@ -400,21 +415,29 @@ class QueueEngine(QueueOperations):
         agenda.now = now
         if self._closed:
             return
+        if self._confirming:
+            self._confirm(MAX_CONFIRMS)
         if agenda.partitions_to_write:
             self._write_partitions()
+        agenda.work = 0
         if agenda.groups_to_serve:
             served, agenda.groups_to_serve = agenda.groups_to_serve, {}
             for group in served:
-                group.owner.serve(group, now)
+                if agenda.work >= MAX_WORK:
+                    agenda.groups_to_serve[group] = None
+                else:
+                    group.owner.serve(group, now)
             # Deliveries that failed for good went to dead-letter queues, whose confirms settle their sources.
             self._write_partitions()
         if agenda.groups_to_write:
             written, agenda.groups_to_write = agenda.groups_to_write, {}
             for state in written:
                 state.write(now)
+        agenda.work = 0
         if agenda.written_produced or self.transactions.is_busy:
             self.transactions.step(now)
             self._write_partitions()
+        agenda.work = 0
         if agenda.unsynced and self._sync_due_at is None:
             self._sync_due_at = now + self._config.sync_interval_s
 
@@ -429,7 +452,7 @@ class QueueEngine(QueueOperations):
         """When to call :meth:`tick` at the latest; None = never. In the past when work is left for the next turn."""
         if self._closed:
             return None
-        if self._agenda.has_immediate_work:
+        if self._agenda.has_immediate_work or self._confirming or self.transactions.has_more:
             return self._agenda.now
         times = (
             self._agenda.next_wake(),
@@ -443,21 +466,40 @@ class QueueEngine(QueueOperations):
 
     def tick(self, now: float) -> None:
         """Do what has become due: timeouts, retries, dead letters, the periodic sync, retention. Dispatch follows."""
-        self._agenda.now = now
+        agenda = self._agenda
+        agenda.now = now
         if self._closed:
             return
+        agenda.work = 0
         self.transactions.tick(now)
-        for waiting in self._agenda.due(now):
-            waiting.pass_time(now)
+        for waiting in agenda.due(now):
+            if agenda.work >= MAX_WORK:
+                agenda.wake(waiting, now)
+            else:
+                waiting.pass_time(now)
         if self._sync_due_at is not None and now >= self._sync_due_at:
             self._sync_is_due = True
         if self._registry.expire_due_at is not None and now >= self._registry.expire_due_at:
             self._registry.expire(now)
         if self._retain_due_at is not None and now >= self._retain_due_at:
+            self._retain(now)
+
+    def _retain(self, now: float) -> None:
+        """Let queues that have not had their turn in this round apply their retention limits, as many as there is
+        room for."""
+        agenda = self._agenda
+        if not self._to_retain:
+            self._to_retain = [queue for queue in self._queues.values() if queue.config.retention.has_limits][::-1]
+            self._retain_due_at = now
+        while self._to_retain and agenda.work < MAX_WORK:
+            queue = self._to_retain[-1]
+            if self._queues.get(queue.name) is queue:
+                agenda.work += min(MAX_WORK, len(queue.partitions) * (1 + len(queue.groups)) >> 1)
+                if not queue.retain(now):
+                    continue
+            self._to_retain.pop()
+        if not self._to_retain:
             self._retain_due_at = now + self._config.retention_interval_s
-            for queue in self._queues.values():
-                if queue.config.retention.has_limits:
-                    queue.retain(now)
 
     # -- durability ----------------------------------------------------------------------------------------------
 
@@ -517,10 +559,20 @@ class QueueEngine(QueueOperations):
         if error is not None and not isinstance(point, SyncPoint):
             # Logs tell of their own.
             self._store.note("", job.place or "a job", f"failed: {reason_of(error)}; nobody waits for it any longer")
-        for confirm, failure in point.finish_sync(error):
-            confirm(failure)
+        self._confirming += point.finish_sync(error)
+        self._confirm(MAX_CONFIRMS)
         if isinstance(point, SyncPoint) and (owner := self._partition_queue.get(point)) is not None:
             owner.serve_groups()
+
+    def _confirm(self, most: int) -> None:
+        """Tell those who have waited longest what syncs have decided."""
+        confirming, agenda = self._confirming, self._agenda
+        agenda.work = 0
+        for _ in range(min(most, len(confirming))):
+            confirm, failure = confirming.popleft()
+            confirm(failure)
+            if agenda.work >= MAX_WORK:
+                break
 
     # -- closing -------------------------------------------------------------------------------------------------
 
@@ -532,6 +584,8 @@ class QueueEngine(QueueOperations):
         if self._closed:
             return
         self.finish_retries(now)
+        while self._confirming:
+            self._confirm(MAX_CONFIRMS)
         coordinator = self.transactions.memory.found
         # A sync may confirm a dead letter, which settles its source, or let a commit go on: hence more rounds.
         for is_last in (False, False, True):
@@ -552,6 +606,8 @@ class QueueEngine(QueueOperations):
                 if task is not None:
                     job = SyncJob(point, task)
                     self._finish(job, job.failure())
+                    while self._confirming:
+                        self._confirm(MAX_CONFIRMS)
         for removal in self._registry.removal_jobs():
             with contextlib.suppress(OSError):
                 removal.run()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from reference_broker.config import QueueConfig
 from reference_broker.core.queues import group_recovery
 from reference_broker.core.queues.address import is_dead_letter, message_id_of
-from reference_broker.core.queues.agenda import Agenda
+from reference_broker.core.queues.agenda import MAX_WORK, Agenda
 from reference_broker.core.queues.confirms import Confirm
 from reference_broker.core.queues.consumer import Consumer, Deliver, Notify
 from reference_broker.core.queues.errors import QueueError, QueueErrorCode
@@ -101,6 +101,10 @@ class ConsumerGroup(GroupState):
         """A heap. A number tells two entries of one place apart: a reset leaves that of before it here."""
         self._dead_letter_retry_count = 0
         self.slow = SlowConsumers.for_group(self)
+        self._has_left_some = False
+        """A consumer left that held some."""
+        self._left_behind: list[PendingEntry] = []
+        """What consumers held that left; the first one last."""
         self.keeps_exhausted = is_dead_letter(config.name)
         self.rebalance = Rebalance(self)
         self.shared_limit = config.group.max_in_flight
@@ -179,9 +183,33 @@ class ConsumerGroup(GroupState):
         consumer.end()
         self.membership.left(consumer)
         del self.consumers[consumer.consumer_id]
-        held = [entry for place in self.every_place for entry in place.pending.values() if entry.consumer is consumer]
-        for entry in held:
-            self.retry(entry, now, now, "consumer left")
+        if consumer.in_flight:
+            self._has_left_some = True
+            if self.agenda.room > consumer.in_flight + (self.unsettled >> 4):
+                self.take_back(now)
+            else:
+                self.agenda.groups_to_serve[self] = None
+
+    def take_back(self, now: float) -> bool:
+        """Have what consumers held that left wait again, as much as the turn has room for; False when there is more.
+
+        Until all of it waits the group delivers nothing, so that nothing comes out of its order.
+        """
+        if self._has_left_some:
+            self._has_left_some = False
+            self.agenda.work += self.unsettled >> 4
+            self._left_behind = [
+                entry for place in self.every_place for entry in place.pending.values() if _is_left_behind(entry)
+            ][::-1]
+        while self._left_behind:
+            if self.agenda.room <= 0:
+                self.agenda.groups_to_serve[self] = None
+                return False
+            entry = self._left_behind.pop()
+            if _is_left_behind(entry):
+                self.agenda.work += 1
+                self.retry(entry, now, now, "consumer left")
+        return True
 
     @property
     def generation(self) -> int:
@@ -404,25 +432,29 @@ class ConsumerGroup(GroupState):
     # -- time ----------------------------------------------------------------------------------------------------
 
     def due_timeouts(self, now: float) -> list[PendingEntry]:
-        """Deliveries whose time is over."""
+        """Deliveries whose time is over, as many as there is room for."""
         # Given back and delivered again at one time, an entry has two timeouts with one deadline.
         due: dict[PendingEntry, None] = {}
+        # Each of them takes as much as two deliveries.
+        room = max(1, self.agenda.room >> 1)
         timeouts = self.timeouts
-        while timeouts and timeouts[0][0] <= now:
+        while timeouts and timeouts[0][0] <= now and len(due) < room:
             deadline, entry = timeouts.popleft()
             if entry.state is EntryState.DELIVERED and entry.deadline == deadline:
                 due[entry] = None
         extensions = self._extensions
-        while extensions and extensions[0][0] <= now:
+        while extensions and extensions[0][0] <= now and len(due) < room:
             deadline, _, entry = heapq.heappop(extensions)
             if _is_live(deadline, entry):
                 due[entry] = None
+        self.agenda.work += 2 * len(due)
         return list(due)
 
     def due_dead_letters(self, now: float) -> list[tuple[PendingEntry, str]]:
-        """Entries whose move to the dead-letter queue is to be tried again, with the reason."""
+        """Entries whose move to the dead-letter queue is to be tried again, with the reason, likewise."""
         due: list[tuple[PendingEntry, str]] = []
-        while self._dead_letter_retries and self._dead_letter_retries[0][0] <= now:
+        room = self.agenda.room
+        while self._dead_letter_retries and self._dead_letter_retries[0][0] <= now and len(due) < room:
             *_, entry, reason = heapq.heappop(self._dead_letter_retries)
             due.append((entry, reason))
         return due
@@ -434,7 +466,9 @@ class ConsumerGroup(GroupState):
     def rearm(self, now: float) -> None:
         """Ask to be woken for whatever comes first."""
         retries = self._retry_times
-        while retries and retries[0] <= now:
+        for _ in range(MAX_WORK):
+            if not retries or retries[0] > now:
+                break
             heapq.heappop(retries)
         self.prune_timeouts()
         if self.timeouts:
@@ -463,6 +497,11 @@ class ConsumerGroup(GroupState):
             timeouts.popleft()
         if len(timeouts) > 2 * self.unsettled + _STALE_TIMEOUTS:
             self.timeouts = deque(pair for pair in timeouts if _is_live(*pair))
+
+
+def _is_left_behind(entry: PendingEntry) -> bool:
+    consumer = entry.consumer
+    return consumer is not None and not consumer.active and entry.state is _DELIVERED
 
 
 def _is_live(deadline: float, entry: PendingEntry) -> bool:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 QUEUE_FULL = "QUEUE_FULL"
 _TRIM_INTERVAL_S = 1.0
+_LOOKED_AT = 4_096
+"""Places of groups in partitions that one trim looks at."""
 _MORE_DROPS = 8
 """Messages that one new one may drop beside the one whose room it takes."""
 
@@ -30,6 +32,12 @@ class QueueLimits(TimeToLive):
         super().__init__(queue, agenda)
         self._volatile = volatile
         self._trimmed_at = float("-inf")
+        self._trim_turn = 0
+        """The partition that was looked at last."""
+        self._to_trim = 0
+        """How many still are to be."""
+        self._retain_turn = 0
+        """The first partition that has not had its turn in this round of retention."""
         self.dropped = 0
         """Messages given up for newer ones while the queue had no group."""
         self.purged = 0
@@ -58,9 +66,15 @@ class QueueLimits(TimeToLive):
     def make_room(self, now: float) -> None:
         """For one message. Raises :class:`QueueError` (FULL) when there is none."""
         limit = self._config.max_depth
+        self._agenda.cost += len(self._queue.partitions) * max(1, len(self._queue.groups)) >> 4
         if self._queue.staying >= limit and now - self._trimmed_at >= _TRIM_INTERVAL_S:
             self._trimmed_at = now
+            # What it takes is not the turn's but the publisher's.
+            agenda = self._agenda
+            earlier, agenda.work = agenda.work, 0
             self._pass_expired(now)
+            agenda.cost += agenda.work
+            agenda.work = earlier
         if self._queue.staying >= limit and not self._drop_oldest(now, None):
             raise self._refuse(f"the queue {self._queue.name!r} holds {limit} messages, which is its limit")
         for _ in range(_MORE_DROPS):
@@ -196,11 +210,30 @@ class QueueLimits(TimeToLive):
         """Free whole segments that every group has settled. Without groups nothing is freed: a first may come."""
         queue = self._queue
         if queue.groups:
-            for partition, low in zip(queue.partitions, queue.low_watermarks(), strict=True):
-                partition.drop_before(low)
-                partition.head = max(partition.head, partition.log.start_offset)
-                if partition.lanes is not None:
-                    self._follow(partition)
+            self._to_trim = len(queue.partitions)
+            self._trim_some()
+
+    def _trim_some(self) -> None:
+        """Of very many places some; the others have their turn at once after others have had theirs."""
+        queue = self._queue
+        groups, partitions = list(queue.groups.values()), queue.partitions
+        count = min(self._to_trim, max(1, _LOOKED_AT // max(1, len(groups))))
+        self._to_trim -= count
+        for _ in range(count if groups else 0):
+            self._trim_turn = (self._trim_turn + 1) % len(partitions)
+            partition = partitions[self._trim_turn]
+            partition.drop_before(min(group.low(partition.index) for group in groups))
+            partition.head = max(partition.head, partition.log.start_offset)
+            if partition.lanes is not None:
+                self._follow(partition)
+        if self._to_trim:
+            self.arm(self._agenda.now)
+
+    def pass_time(self, now: float) -> None:
+        """See :class:`Wakeable`."""
+        if self._to_trim:
+            self._trim_some()
+        super().pass_time(now)
 
     def _follow(self, partition: QueuePartition) -> None:
         """Lanes forgot what the log does not keep: a cursor left before it would take it for messages of its lane."""
@@ -212,12 +245,14 @@ class QueueLimits(TimeToLive):
                     group.moved[lane] = None
                     self._agenda.groups_to_write[group] = None
 
-    def retain(self, now: float) -> None:
-        """Apply the retention limits; where the disk fails, later again."""
+    def retain(self, now: float) -> bool:
+        """Apply the retention limits; where the disk fails, later again. False: there are more partitions."""
         queue, policy = self._queue, self._retention
         past_groups = self._config.retention.past_groups
-        lows = [None] * len(queue.partitions) if past_groups or not queue.groups else queue.low_watermarks()
-        for partition, low in zip(queue.partitions, lows, strict=True):
+        first, most = self._retain_turn, max(1, _LOOKED_AT // (1 + len(queue.groups)))
+        self._retain_turn = first + most if first + most < len(queue.partitions) else 0
+        for partition in queue.partitions[first : first + most]:
+            low = None if past_groups or not queue.groups else queue.low_watermark(partition.index)
             needed_from = partition.kept_from(low)
             try:
                 partition.log.retain(policy, now_ms=int(now * 1000), needed_from=needed_from)
@@ -237,6 +272,7 @@ class QueueLimits(TimeToLive):
                     # A group cannot be given what is not kept any more.
                     group.counts.expired += self._pass(group, lane, partition.head)
             partition.forget_before(partition.head)
+        return not self._retain_turn
 
 
 def _retention_policy(config: QueueConfig) -> RetentionPolicy:

@@ -12,6 +12,7 @@ from reference_broker.core.queues.pending import EntryState
 if TYPE_CHECKING:
     from reference_broker.core.queues.agenda import Agenda
     from reference_broker.core.queues.group import ConsumerGroup
+    from reference_broker.core.queues.pending import PendingEntry
     from reference_broker.core.queues.queue import DurableQueue
 
 Purged = Callable[[int | QueueError], None]
@@ -30,7 +31,7 @@ def purge(queue: DurableQueue, agenda: Agenda, on_done: Purged) -> None:
         if error is not None:
             on_done(error)
         else:
-            _purge_synced(queue, on_done)
+            _Purge(queue, agenda, on_done).begin()
 
     joint = JointConfirm(synced)
     if not queue.volatile:
@@ -41,37 +42,76 @@ def purge(queue: DurableQueue, agenda: Agenda, on_done: Purged) -> None:
     joint.close()
 
 
-def _purge_synced(queue: DurableQueue, on_done: Purged) -> None:
-    ends = {
-        partition.index: partition.visible_end
-        if queue.volatile
-        else min(partition.visible_end, partition.log.durable_offset)
-        for partition in queue.partitions
-    }
-    before = queue.depth
-    try:
-        queue.remember_purge(ends)
-    except LogError as error:
-        on_done(QueueError(QueueErrorCode.STORAGE_FAILED, str(error)))
-        return
+class _Purge:
+    """What is taken away of one queue, a portion a turn. Implements :class:`Wakeable`."""
 
-    def written(error: QueueError | None) -> None:
-        on_done(count if error is None else error)
+    def __init__(self, queue: DurableQueue, agenda: Agenda, on_done: Purged) -> None:
+        self.wake_at = float("inf")
+        self._queue = queue
+        self._agenda = agenda
+        self._on_done = on_done
+        self._place = queue.partitions[0]
+        self._waiting: list[tuple[ConsumerGroup, PendingEntry]] = []
+        """What waits for a retry; the first one last."""
+        self._count = 0
 
-    joint = JointConfirm(written)
-    for group in queue.groups.values():
-        _purge_group(queue, group, ends, joint)
-    queue.limits.purge(ends)
-    count = before - queue.depth
-    queue.trim()
-    joint.close()
+    def begin(self) -> None:
+        """What is ready goes at once."""
+        queue = self._queue
+        ends = {
+            partition.index: partition.visible_end
+            if queue.volatile
+            else min(partition.visible_end, partition.log.durable_offset)
+            for partition in queue.partitions
+        }
+        before = queue.depth
+        try:
+            queue.remember_purge(ends)
+        except LogError as error:
+            self._on_done(QueueError(QueueErrorCode.STORAGE_FAILED, str(error)))
+            return
+        for group in queue.groups.values():
+            for place in group.every_place:
+                if place.waiting:
+                    self._waiting += [(group, entry) for entry in place.pending.values() if _waits(entry)]
+                group.counts.purged += queue.limits.pass_purged(group, place, ends[place.index])
+        self._waiting.reverse()
+        queue.limits.purge(ends)
+        self._count = before - queue.depth
+        self.pass_time(self._agenda.now)
 
-
-def _purge_group(queue: DurableQueue, group: ConsumerGroup, ends: dict[int, int], joint: JointConfirm) -> None:
-    for place in group.every_place:
-        for entry in list(place.pending.values()):
-            if entry.state is EntryState.WAITING:
+    def pass_time(self, now: float) -> None:
+        """See :class:`Wakeable`."""
+        queue, agenda = self._queue, self._agenda
+        if self._place not in agenda.owners:
+            text = "the queue was deleted while it was purged"
+            self._on_done(QueueError(QueueErrorCode.UNKNOWN_QUEUE, text))
+            return
+        before = queue.depth
+        while self._waiting and agenda.room > 0:
+            group, entry = self._waiting.pop()
+            if _waits(entry) and queue.groups.get(group.group_id) is group:
+                agenda.work += 1
                 group.counts.purged += 1
                 group.discard(entry, "purged")
-        group.counts.purged += queue.limits.pass_purged(group, place, ends[place.index])
-    group.confirm_when_written(joint.part())
+        self._count += before - queue.depth
+        if self._waiting:
+            agenda.wake(self, now)
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        queue = self._queue
+
+        def written(error: QueueError | None) -> None:
+            self._on_done(self._count if error is None else error)
+
+        joint = JointConfirm(written)
+        for group in queue.groups.values():
+            group.confirm_when_written(joint.part())
+        queue.trim()
+        joint.close()
+
+
+def _waits(entry: PendingEntry) -> bool:
+    return entry.state is EntryState.WAITING

@@ -363,7 +363,11 @@ class DurableQueue(QueueIntake):
 
     def low_watermarks(self) -> list[int]:
         """Per partition, the lowest offset that some group has not settled."""
-        return [min(group.low(index) for group in self.groups.values()) for index in range(len(self.partitions))]
+        return [self.low_watermark(index) for index in range(len(self.partitions))]
+
+    def low_watermark(self, index: int) -> int:
+        """Likewise, of one partition."""
+        return min(group.low(index) for group in self.groups.values())
 
     def move_head(self, partition: QueuePartition, end: int) -> None:
         """Limits or time took what is below: no group to come gets it, and a start knows it."""
@@ -424,6 +428,7 @@ class DurableQueue(QueueIntake):
         self, group: ConsumerGroup, entry: PendingEntry, reason: str, now: float, on_done: Confirm | None
     ) -> None:
         """Append to the dead-letter queue; the entry is settled once that is durable, so at least once."""
+        self._agenda.work += 1
         if not self.config.dead_letters:
             group.counts.discarded += 1
             group.discard(entry, f"{reason}; the queue keeps no dead letters", on_done)
@@ -505,10 +510,10 @@ class DurableQueue(QueueIntake):
         """See :meth:`QueueLimits.trim`."""
         self.limits.trim()
 
-    def retain(self, now: float) -> None:
+    def retain(self, now: float) -> bool:
         """See :meth:`QueueLimits.retain`."""
-        self.limits.retain(now)
         self._room = 0
+        return self.limits.retain(now)
 
     def count_bytes(self) -> None:
         """From now on; the stored messages are looked through. Raises :class:`LogError`."""

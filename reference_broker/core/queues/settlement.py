@@ -111,7 +111,9 @@ def _held_range(group: ConsumerGroup, partition: int, first: int, end: int, cons
 
 
 def _holds(entry: PendingEntry, consumer_id: str) -> bool:
-    return entry.consumer is not None and entry.consumer.consumer_id == consumer_id
+    holder = entry.consumer
+    # One that left holds nothing any more, even if it has not all been taken back yet.
+    return holder is not None and holder.consumer_id == consumer_id and holder.active
 
 
 def find_by_receipt(groups: Iterable[ConsumerGroup], queue: str, receipt: str) -> tuple[ConsumerGroup, PendingEntry]:

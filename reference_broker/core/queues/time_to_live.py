@@ -15,6 +15,8 @@ from reference_broker.core.queues.stored_message import HIDDEN
 from reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from reference_broker.core.queues.agenda import Agenda
     from reference_broker.core.queues.group import ConsumerGroup
     from reference_broker.core.queues.partition import QueuePartition
@@ -26,7 +28,7 @@ TTL_EXPIRED = "TTL_EXPIRED"
 RETRY_S = 1.0
 """What could not be read is looked at again so much later."""
 STEPS = 4_096
-"""Messages looked at in one go."""
+"""Messages that may be on their way to dead letters which do not take them, and copies of them looked at in one go."""
 _SWEEP_INTERVAL_S = 0.1
 """Expired messages nobody asks for are let go of this often at most."""
 _NEVER = float("inf")
@@ -43,6 +45,8 @@ class TimeToLive:
         """See :class:`Wakeable`: when something expires."""
         self.expired = 0
         """Messages that expired while the queue had no group."""
+        self._group_turn = 0
+        """Which group is looked at first."""
         self.loose_bytes = 0
         """Bytes held while there is no group. Only counted with ``max_bytes``, as the groups' are."""
 
@@ -54,29 +58,38 @@ class TimeToLive:
         """Let go of what has expired, also while nobody consumes."""
         self._queue.loose_letters.retry(now)
         next_at = min(self._pass_expired(now), self._expire_within(now), self._expire_waiting(now))
-        if next_at != _NEVER:
+        if self._agenda.room <= 0:
+            # There is more to do, for which this turn has no room.
+            self.arm(now)
+        elif next_at != _NEVER:
             self.arm(max(next_at, now + _SWEEP_INTERVAL_S))
 
     def _pass_expired(self, now: float) -> float:
         """Pass what is expired at the front; returns when the next will be, or ``now`` when there is more to do."""
-        steps, next_at = STEPS, _NEVER
-        groups = self._queue.groups
-        for group in groups.values():
-            for place in group.every_place:
+        next_at = _NEVER
+        groups, agenda = self._queue.groups, self._agenda
+        for group in _from(list(groups.values()), self._group_turn):
+            if agenda.room <= 0:
+                return now
+            places = group.every_place
+            agenda.work += len(places) >> 4
+            for place in places:
                 while (
                     stored := self._first(place, place.partition.visible_end)
                 ) is not None and stored.expires_at <= now:
-                    if steps <= 0:
+                    if agenda.room <= 0:
                         return now
-                    steps -= 1
+                    agenda.work += 1
                     self.expire_next(group, place, now)
                 if stored is not None:
                     next_at = min(next_at, stored.expires_at)
+            # Where this ends early, the next time begins with who had no turn.
+            self._group_turn += 1
         for partition in self._queue.partitions if not groups else ():
             while (found := self._load(partition, partition.head)) is not None and found[1].expires_at <= now:
-                if steps <= 0:
+                if agenda.room <= 0:
                     return now
-                steps -= 1
+                agenda.work += 1
                 self._expire_loose(partition, *found, now)
                 self._queue.move_head(partition, found[0] + 1)
             if found is not None:
@@ -92,7 +105,9 @@ class TimeToLive:
                 continue
             groups = self._queue.groups.values()
             low = min((group.low(partition.index) for group in groups), default=partition.head)
-            for offset in expiry.pop_due(now, STEPS):
+            due = expiry.pop_due(now, max(0, self._agenda.room))
+            self._agenda.work += len(due) * (1 + (len(groups) >> 2))
+            for offset in due:
                 if offset < low:
                     # Settled by everybody long ago.
                     continue
@@ -149,11 +164,14 @@ class TimeToLive:
 
     def _expire_waiting(self, now: float) -> float:
         """Discard what waits for a retry that it will not live to see."""
-        for group in self._queue.groups.values():
+        left = STEPS
+        for group in _from(list(self._queue.groups.values()), self._group_turn):
             for place in group.every_place:
-                if not place.waiting:
+                if not place.waiting or left <= 0 or self._agenda.room <= 0:
                     continue
-                waiting = [entry for _, _, entry in place.waiting[:STEPS] if entry.state is EntryState.WAITING]
+                waiting = [entry for _, _, entry in place.waiting[:left] if entry.state is EntryState.WAITING]
+                left -= len(waiting)
+                self._agenda.work += len(waiting) >> 2
                 for entry in waiting:
                     try:
                         stored = place.partition.get(entry.offset)
@@ -292,3 +310,10 @@ class TimeToLive:
         self._queue.trace_place(
             TraceKind.DISCARDED, place.index, offset, group.group_id if group is not None else "", detail
         )
+
+
+def _from(groups: Sequence[ConsumerGroup], turn: int) -> Iterator[ConsumerGroup]:
+    """All of them, beginning with the one whose turn it is."""
+    at = turn % len(groups) if groups else 0
+    yield from groups[at:]
+    yield from groups[:at]

@@ -354,8 +354,9 @@ class Transactions(ProducerNames):
 
     def tick(self, now: float) -> None:
         """Abort what has been open too long; try again to write what the disk refused."""
-        while self._deadlines and self._deadlines[0][0] <= now:
+        while self._deadlines and self._deadlines[0][0] <= now and self._agenda.room > 0:
             _, transaction_id = heapq.heappop(self._deadlines)
+            self._agenda.work += 1
             transaction = self._phases.open.get(transaction_id)
             if transaction is not None and transaction.state in UNDECIDED:
                 self._phases.abort(transaction, f"timed out after {transaction.ends_by - transaction.began_at:g} s")
@@ -365,6 +366,11 @@ class Transactions(ProducerNames):
     def is_busy(self) -> bool:
         """There is work for :meth:`step`."""
         return self._phases.is_busy or self.memory.has_snapshots
+
+    @property
+    def has_more(self) -> bool:
+        """The last turn had no room for all that was to be done."""
+        return self._phases.has_more
 
     def step(self, now: float) -> None:
         """At the end of a turn, when everything is written."""
