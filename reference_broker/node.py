@@ -38,9 +38,6 @@ from reference_broker.storage.session_store import SessionStore, set_sessions_as
 _NOTE_INTERVAL_S = 10.0
 """A disk that stays nearly full is mentioned that often."""
 
-_NOTE_INTERVAL_S = 10.0
-"""A disk that stays nearly full is mentioned that often."""
-
 
 class BrokerNode:
     """One broker process without its sockets and threads."""
@@ -76,10 +73,10 @@ class BrokerNode:
         if disk is not None and config.sessions.durability is not Durability.MEMORY:
             self._sessions = self._open_sessions(disk, now)
         self.recovery_notes: list[RecoveryNote] = self._store.recovery_notes()
+        """What opening the logs found: damage that was cut, quarantined or repaired."""
         if self._sessions is not None:
             self._look_at_room(self._sessions, now)
         self._store.notes.take_fresh()
-        """What opening the logs found: damage that was cut, quarantined or repaired."""
 
     def _open_sessions(self, disk: Disk, now: float) -> SessionStore:
         """Where they cannot be read the broker starts without them, and their folder is kept under another name.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from weakref import WeakSet
 
 import msgspec
 
@@ -82,17 +83,17 @@ def retained_for_every_client(patch: Patch) -> None:
 
 @variation("v3-malformed-login-gets-code-4", "a malformed user name or password is refused with CONNACK 4")
 def malformed_login_gets_code_4(patch: Patch) -> None:
-    bad_logins: set[int] = set()
+    bad_logins: WeakSet[MqttConnection] = WeakSet()
 
     def make_connect(original: _OnConnect) -> _OnConnect:
         def on_connect(connection: MqttConnection, header: int, data: bytes, body: int, end: int, now: float) -> None:
             flags = data[body + 7] if end - body > 7 else 0
             if flags & (_USER_NAME_FLAG | _PASSWORD_FLAG) and not flags & _WILL_FLAG:
-                bad_logins.add(id(connection))
+                bad_logins.add(connection)
             try:
                 original(connection, header, data, body, end, now)
             finally:
-                bad_logins.discard(id(connection))
+                bad_logins.discard(connection)
 
         return on_connect
 
@@ -100,7 +101,7 @@ def malformed_login_gets_code_4(patch: Patch) -> None:
         original: Callable[[MqttConnection, ProtocolError], None],
     ) -> Callable[[MqttConnection, ProtocolError], None]:
         def refuse(connection: MqttConnection, error: ProtocolError) -> None:
-            if id(connection) in bad_logins and connection.version != V5:
+            if connection in bad_logins and connection.version != V5:
                 connection.send_packet(Connack(reason=_BAD_LOGIN))
             else:
                 original(connection, error)

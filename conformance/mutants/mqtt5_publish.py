@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -200,15 +201,15 @@ def published_qos(patch: Patch) -> None:
 
 @mutant("v5-deliveries-swapped", "every two messages for a client change places")
 def deliveries_swapped(patch: Patch) -> None:
-    waiting: dict[int, Message] = {}
+    waiting: WeakKeyDictionary[Session, Message] = WeakKeyDictionary()
     original = Session.deliver
 
     def deliver(
         self: Session, message: Message, qos: int, retain: bool, identifiers: tuple[int, ...] = (), *, share: str = ""
     ) -> None:
-        earlier = waiting.pop(id(self), None)
+        earlier = waiting.pop(self, None)
         if earlier is None:
-            waiting[id(self)] = message
+            waiting[self] = message
         else:
             original(self, message, qos, retain, identifiers, share=share)
             original(self, earlier, qos, retain, identifiers, share=share)

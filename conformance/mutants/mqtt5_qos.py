@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -56,13 +58,13 @@ def repeat_delivered(patch: Patch) -> None:
 
 @mutant("v5-qos2-third-repeat-refused", "the second repetition of a QoS 2 PUBLISH is a protocol error")
 def third_repeat_refused(patch: Patch) -> None:
-    repeats: dict[tuple[int, int], int] = {}
+    repeats: WeakKeyDictionary[Inbound, Counter[int]] = WeakKeyDictionary()
     original = Inbound._is_repeated
 
     def is_repeated(self: Inbound, packet_id: int) -> bool:
-        key = (id(self), packet_id)
-        repeats[key] = repeats.get(key, -1) + 1
-        if repeats[key] == 2:
+        asked = repeats.setdefault(self, Counter())
+        asked[packet_id] += 1
+        if asked[packet_id] == 3:
             raise ProtocolError("repeated too often", "MQTT-4.3.3-10")
         return original(self, packet_id)
 
@@ -99,15 +101,15 @@ def unknown_pubrel(patch: Patch) -> None:
 
 @mutant("v5-expiry-breaks-received-qos2", "a received QoS 2 message that expires is forgotten before its PUBREL")
 def expiry_breaks_received(patch: Patch) -> None:
-    expires_at: dict[tuple[int, int], float] = {}
+    expires_at: WeakKeyDictionary[Inbound, dict[int, float]] = WeakKeyDictionary()
     publish, release = Inbound._publish_confirmed, Inbound.on_pubrel
 
     def publish_confirmed(self: Inbound, message: Message, packet_id: int, now: float) -> None:
-        expires_at[id(self), packet_id] = message.expires_at
+        expires_at.setdefault(self, {})[packet_id] = message.expires_at
         publish(self, message, packet_id, now)
 
     def on_pubrel(self: Inbound, packet_id: int) -> None:
-        if 0 < expires_at.get((id(self), packet_id), 0.0) <= self._broker.now:
+        if 0 < expires_at.get(self, {}).get(packet_id, 0.0) <= self._broker.now:
             self._connection.active_session.inbound_qos2.pop(packet_id, None)
         release(self, packet_id)
 
@@ -210,17 +212,17 @@ def freed_by_pubrec(patch: Patch) -> None:
 
 @mutant("v5-exhausted-quota-delays-acks", "while the client's quota is used up, its publishes are not acknowledged")
 def delays_acks(patch: Patch) -> None:
-    held: dict[int, list[bytes]] = {}
+    held: WeakKeyDictionary[MqttConnection, list[bytes]] = WeakKeyDictionary()
     acknowledge, go_on = Inbound.acknowledge, Outbound._go_on
 
     def hold(self: Inbound, data: bytes, qos1: int = 0) -> None:
         if self._connection.active_session.has_room:
             acknowledge(self, data, qos1)
         else:
-            held.setdefault(id(self._connection), []).append(data)
+            held.setdefault(self._connection, []).append(data)
 
     def release(self: Outbound, now: float) -> None:
-        for data in held.pop(id(self._connection), []):
+        for data in held.pop(self._connection, []):
             self._connection.send(data)
         go_on(self, now)
 

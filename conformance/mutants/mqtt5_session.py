@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 from typing import TypeAlias
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -246,7 +247,7 @@ def received_qos2_forgotten(patch: Patch) -> None:
 
 @mutant("v5-received-qos2-message-lost", "a QoS 2 message is held until PUBREL, and lost with the connection")
 def received_qos2_lost(patch: Patch) -> None:
-    held: dict[tuple[int, int], Message] = {}
+    held: WeakKeyDictionary[Inbound, dict[int, Message]] = WeakKeyDictionary()
     publish = Inbound._publish_confirmed
     release = Inbound.on_pubrel
 
@@ -254,12 +255,12 @@ def received_qos2_lost(patch: Patch) -> None:
         if message.qos < 2:
             publish(self, message, packet_id, now)
             return
-        held[id(self), packet_id] = message
+        held.setdefault(self, {})[packet_id] = message
         self._connection.active_session.inbound_qos2[packet_id] = True
         self.acknowledge(_PUBREC_START + packet_id.to_bytes(2, "big"))
 
     def on_pubrel(self: Inbound, packet_id: int) -> None:
-        message = held.pop((id(self), packet_id), None)
+        message = held.get(self, {}).pop(packet_id, None)
         if message is not None:
             self._broker.publish(message, self._connection.session, self._broker.now)
         release(self, packet_id)
@@ -289,16 +290,16 @@ def identifiers_restart(patch: Patch) -> None:
 
 @mutant("v5-expiry-drops-begun-deliveries", "on resuming, deliveries whose message has expired are dropped")
 def expiry_drops_begun(patch: Patch) -> None:
-    expires_at: dict[tuple[int, int], float] = {}
+    expires_at: WeakKeyDictionary[Session, dict[int, float]] = WeakKeyDictionary()
     original = Session._send
 
     def send(self: Session, connection: SessionConnection, outgoing: Outgoing) -> None:
         original(self, connection, outgoing)
-        expires_at[id(self), next(reversed(self.in_flight))] = outgoing.message.expires_at
+        expires_at.setdefault(self, {})[next(reversed(self.in_flight))] = outgoing.message.expires_at
 
     def drop(session: Session, now: float) -> None:
         for packet_id in list(session.in_flight):
-            if 0 < expires_at.get((id(session), packet_id), 0.0) <= now:
+            if 0 < expires_at.get(session, {}).get(packet_id, 0.0) <= now:
                 del session.in_flight[packet_id]
 
     patch.replace(Session, "_send", send)

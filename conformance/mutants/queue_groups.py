@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -282,16 +283,16 @@ def rebalance_dropped(patch: Patch) -> None:
         return request
 
     def make_wanted(original: _Call) -> _Call:
-        remembered: dict[int, list[Consumer | None]] = {}
+        remembered: WeakKeyDictionary[Rebalance, list[Consumer | None]] = WeakKeyDictionary()
 
         def wanted(self: Rebalance, count: int) -> list[Consumer | None]:
-            if self.moves and id(self) in remembered:
+            if self.moves and self in remembered:
                 return [
                     target if target is None or target.active else self.owner(index)
-                    for index, target in enumerate(remembered[id(self)])
+                    for index, target in enumerate(remembered[self])
                 ]
             found: list[Consumer | None] = original(self, count)
-            remembered[id(self)] = found
+            remembered[self] = found
             return found
 
         return wanted

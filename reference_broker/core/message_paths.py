@@ -161,8 +161,6 @@ class MessagePaths:
                 entry.identifiers,
             )
         for group in route.groups:
-            # Where no member has room, each of them is looked at.
-            self.work += len(group.members) >> 4
             self._share(group, message)
         if self.engine.captures is not None:
             self._capture(message, publisher)
@@ -178,6 +176,7 @@ class MessagePaths:
             return False
         member, subscription = chosen
         if not member.has_room:
+            # Each of them was looked at.
             self.work += len(group.members) >> 4
         member.deliver(
             message,

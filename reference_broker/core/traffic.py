@@ -11,6 +11,7 @@ class Traffic:
         "bytes_sent",
         "connected",
         "dropped",
+        "large_bytes",
         "max_connected",
         "payload_bytes_received",
         "payload_bytes_sent",
@@ -39,6 +40,8 @@ class Traffic:
         self.shared_subscriptions = 0
         self.unread_bytes = 0
         """Output that clients have not taken, of all connections, as their drivers saw it last."""
+        self.large_bytes = 0
+        """Of QoS 0 messages that were sent in this turn although clients leave too much unread."""
         self.turn_end = 0
         """What ``payload_bytes_sent`` may come to in this turn: large messages wait for the next one then."""
 

@@ -53,6 +53,8 @@ _SMALL_BYTES = 4_096
 _FILTERS = {0x82: PacketType.SUBSCRIBE, 0xA2: PacketType.UNSUBSCRIBE}
 _MANY_FILTERS_BYTES = 8_192
 """A SUBSCRIBE or UNSUBSCRIBE of more bytes, properties aside, is read in steps."""
+_SURE_BYTES = 65_536
+"""Output of one turn that may hold messages of QoS 0 without a look at what all clients leave unread."""
 _SOONEST_LOOK_S = 0.02
 _LATEST_LOOK_S = 1.0
 """Between two looks at a client that has been sent all that it may leave unread."""
@@ -106,6 +108,7 @@ class MqttConnection(Output):
         "qos0_room_bytes",
         "session",
         "session_expiry_asked_s",
+        "sure_room_bytes",
         "username",
         "version",
     )
@@ -164,6 +167,8 @@ class MqttConnection(Output):
         self._room_bytes = broker.config.mqtt.unread_high_water_bytes
         self.qos0_room_bytes = broker.config.mqtt.max_unread_bytes
         """What a turn's output may come to before messages of QoS 0 are dropped."""
+        self.sure_room_bytes = min(_SURE_BYTES, self.qos0_room_bytes)
+        """And before :meth:`has_room_for` is to be asked."""
         self._progress_at = now
         """When the client last took any of what it had not read."""
         self._unread_timer: Timer | None = None
@@ -180,9 +185,9 @@ class MqttConnection(Output):
         self._last_received = now
         """When the last whole packet came."""
         self._partial_seen = 0
-        self._partial_counted = 0
-        """Its bytes, as all connections together count them."""
         """Bytes there were of an unfinished packet when the keep alive was last looked at."""
+        self._partial_counted = 0
+        """Those that are counted among the bytes of all connections' unfinished packets."""
         self._limit = broker.config.mqtt.max_packet_bytes
         self._timer: Timer = broker.timers.schedule(now + broker.config.mqtt.connect_timeout_s, self._connect_timed_out)
 
@@ -201,7 +206,7 @@ class MqttConnection(Output):
     def forward(self, run: bytes, count: int) -> None:
         """Send ``count`` QoS 0 packets that are ready on the wire; a client too slow for them loses them."""
         size = self.out_bytes + len(run)
-        if size > self.qos0_room_bytes:
+        if size > self.sure_room_bytes and not self.has_room_for(size):
             self.outbound.drop(count)
             return
         # As send() does, without the call: this is done for every delivery.
@@ -210,6 +215,23 @@ class MqttConnection(Output):
         if not self._dirty:
             self._dirty = True
             self._wake(self)
+
+    def has_room_for(self, size: int) -> bool:
+        """Whether a message of QoS 0 may make this turn's output ``size`` bytes: it counts as unread until it is sent,
+        so that one large message to many clients does not take more than all of them may leave unread."""
+        if size > self.qos0_room_bytes:
+            return False
+        config, traffic = self.broker.config.mqtt, self._traffic
+        more = self.backlog_bytes + size - self.noted_unread_bytes
+        if traffic.unread_bytes + more > config.max_total_unread_bytes:
+            # Whoever reads everything at once still gets something.
+            if traffic.large_bytes + more > config.turn_bytes:
+                return False
+            traffic.large_bytes += more
+        traffic.unread_bytes += more
+        self.noted_unread_bytes += more
+        self.sure_room_bytes = min(size + _SURE_BYTES, self.qos0_room_bytes)
+        return True
 
     def rouse(self) -> None:
         """Have the driver look at this connection at the end of the turn."""
@@ -239,6 +261,7 @@ class MqttConnection(Output):
             high_water, qos0_water = 0, 0 if backlog else high_water
         self._room_bytes = high_water - backlog
         self.qos0_room_bytes = qos0_water - backlog
+        self.sure_room_bytes = min(_SURE_BYTES, self.qos0_room_bytes)
         if self.out_bytes > self._room_bytes:
             self._fill()
         elif self.is_full:
@@ -429,8 +452,13 @@ class MqttConnection(Output):
     def go_on(self, now: float) -> None:
         """Handle more of what an earlier turn had no room for."""
         rest, self._rest = self._rest, None
-        if rest is not None:
-            self._go_on_with(rest, now)
+        try:
+            if rest is not None:
+                self._go_on_with(rest, now)
+        except Exception:
+            # As its transport does when it raises over input: this connection ends, and nobody else's.
+            self.close_now(now)
+            raise
         if self._lost and self._rest is None:
             if self.phase is not Phase.CLOSED:
                 self.close_now(now)
@@ -759,7 +787,7 @@ class MqttConnection(Output):
     def _check_keep_alive(self, now: float) -> None:
         progress_bytes = self.broker.config.mqtt.keep_alive_progress_bytes
         seen, self._partial_seen = self._partial_seen, len(self._partial)
-        if self.wants_pause or self._rest is not None:
+        if self.wants_pause:
             # The client may be sending; it is the broker that does not read.
             self._last_received = now
         elif progress_bytes and self._partial_seen - seen >= progress_bytes:

@@ -70,9 +70,11 @@ class Outbound:
     ) -> bool:
         """As :meth:`SessionConnection.send_publish`."""
         connection = self._connection
-        if qos == 0 and connection.out_bytes + len(message.payload) > connection.qos0_room_bytes:
-            self.drop(1)
-            return False
+        if qos == 0:
+            size = connection.out_bytes + len(message.payload)
+            if size > connection.sure_room_bytes and not connection.has_room_for(size):
+                self.drop(1)
+                return False
         header = 0x30 | qos << 1
         if retain:
             header |= 0x01

@@ -25,6 +25,8 @@ from reference_broker.server.webhooks import WebhookSender
 log = logging.getLogger("assay.broker")
 LINGER_S = 5.0
 """Time for a closing connection to take what it was sent; then it is cut."""
+_AFTER_BUG_S = 1.0
+"""What a bug left undone in a turn is tried again then, or with the next input."""
 
 
 class MqttProtocol(asyncio.Protocol):
@@ -98,6 +100,11 @@ class MqttProtocol(asyncio.Protocol):
             self._driver.protocols.pop(connection, None)
             self._driver.node.connection_lost(connection, self._driver.clock.now())
             self._driver.schedule_turn()
+
+    def abort(self) -> None:
+        """Cut it; the loop calls :meth:`connection_lost` then."""
+        if self._transport is not None:
+            self._transport.abort()
 
     def resume_writing(self) -> None:
         if self._connection is not None:
@@ -210,7 +217,13 @@ class NodeDriver:
         self._turn_scheduled = False
         if self._closed:
             return
-        now = self.clock.now()
+        try:
+            self._take_turn(self.clock.now())
+        except Exception:
+            log.exception("a turn failed, by a bug of the broker")
+            self.loop.call_later(_AFTER_BUG_S, self.schedule_turn)
+
+    def _take_turn(self, now: float) -> None:
         if self._clock_moved:
             self._clock_moved = False
             self._timer_deadline = None
@@ -218,13 +231,21 @@ class NodeDriver:
         for connection in self.node.take_dirty(now):
             protocol = self.protocols.get(connection)
             if protocol is not None:
-                protocol.flush()
+                self._flush(protocol)
         for job in self.node.take_sync_jobs(now):
             self._syncs.start(job)
         if self.node.storage_notes:
             self._log_storage_notes(now)
         self._webhooks.pump()
         self.arm_timer()
+
+    def _flush(self, protocol: MqttProtocol) -> None:
+        try:
+            protocol.flush()
+        except Exception:
+            # The others have their output taken all the same.
+            log.exception("a connection is cut, by a bug of the broker")
+            protocol.abort()
 
     def _log_storage_notes(self, now: float) -> None:
         for note in self.node.take_storage_notes():
@@ -263,8 +284,9 @@ class NodeDriver:
     def _on_timer(self) -> None:
         self._timer_deadline = None
         self._timer = None
-        self.node.tick(self.clock.now())
+        # First, should a timer raise: the turn arms the next one.
         self.schedule_turn()
+        self.node.tick(self.clock.now())
 
     async def close(self) -> None:
         """Stop listening, say goodbye, wait for running syncs, close the queues."""

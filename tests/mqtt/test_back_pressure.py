@@ -6,6 +6,7 @@ import pytest
 
 from reference_broker.config import BrokerConfig, MqttConfig
 from reference_broker.mqtt import packets as p
+from reference_broker.mqtt.codec import encode_packet
 from reference_broker.mqtt.properties import Properties
 from tests.mqtt.conftest import Client, World
 
@@ -234,3 +235,27 @@ def test_a_turn_sends_no_more_than_its_share_to_all_together(make_world: type[Wo
     assert max(sent) <= share
     assert len(sent) >= (count - 5) * size // share
     assert [len(client.publishes()) for client in clients] == [1] * count
+
+
+@pytest.mark.parametrize("forwarded", [True, False])
+def test_one_large_message_of_qos_0_for_many_takes_no_more_than_all_may_leave_unread(
+    make_world: type[World], forwarded: bool
+) -> None:
+    size, most, turn = 200_000, 2_000_000, 600_000
+    limits = MqttConfig(max_total_unread_bytes=most, turn_bytes=turn)
+    world = make_world(BrokerConfig(mqtt=limits))
+    clients = [world.subscribed("t") for _ in range(40)]
+    publisher = world.connect()
+    packet = p.Publish(topic="t", payload=_payload(0, size), retain=not forwarded)
+    traffic = world.node.state.traffic
+    world.node.receive(publisher.connection, encode_packet(packet, publisher.version), world.now)
+    waiting = sum(client.connection.out_bytes for client in clients)
+    assert most - size < waiting <= most + turn + 10 * len(clients), "as much as may be left unread, and a turn's share"
+    world.turn()
+    got = [client for client in clients if client.publishes()]
+    assert len(got) == waiting // size
+    assert traffic.dropped == len(clients) - len(got)
+    assert traffic.unread_bytes == 0, "all was read at once"
+    packet = p.Publish(topic="t", payload=_payload(1, 1_000), retain=not forwarded)
+    publisher.send(packet)
+    assert all(_numbers(client)[-1] == 1 for client in clients), "nobody is the worse for it"
