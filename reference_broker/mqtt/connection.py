@@ -53,8 +53,6 @@ _SMALL_BYTES = 4_096
 _FILTERS = {0x82: PacketType.SUBSCRIBE, 0xA2: PacketType.UNSUBSCRIBE}
 _MANY_FILTERS_BYTES = 8_192
 """A SUBSCRIBE or UNSUBSCRIBE of more bytes, properties aside, is read in steps."""
-_SURE_BYTES = 65_536
-"""Output of one turn that may hold messages of QoS 0 without a look at what all clients leave unread."""
 _SOONEST_LOOK_S = 0.02
 _LATEST_LOOK_S = 1.0
 """Between two looks at a client that has been sent all that it may leave unread."""
@@ -105,10 +103,8 @@ class MqttConnection(Output):
         "peer",
         "phase",
         "problem_information",
-        "qos0_room_bytes",
         "session",
         "session_expiry_asked_s",
-        "sure_room_bytes",
         "username",
         "version",
     )
@@ -124,7 +120,7 @@ class MqttConnection(Output):
         now: float,
         certificate_name: str | None = None,
     ) -> None:
-        super().__init__(broker.traffic)
+        super().__init__(broker.traffic, broker.config.mqtt)
         self.broker = broker
         self.authenticator = authenticator
         self.peer = peer
@@ -164,11 +160,6 @@ class MqttConnection(Output):
         self._throttle: Throttle | None = throttle_for(self, broker.config.limits, now)
         self._journal = broker.journal
         self._wake = wake
-        self._room_bytes = broker.config.mqtt.unread_high_water_bytes
-        self.qos0_room_bytes = broker.config.mqtt.max_unread_bytes
-        """What a turn's output may come to before messages of QoS 0 are dropped."""
-        self.sure_room_bytes = min(_SURE_BYTES, self.qos0_room_bytes)
-        """And before :meth:`has_room_for` is to be asked."""
         self._progress_at = now
         """When the client last took any of what it had not read."""
         self._unread_timer: Timer | None = None
@@ -216,23 +207,6 @@ class MqttConnection(Output):
             self._dirty = True
             self._wake(self)
 
-    def has_room_for(self, size: int) -> bool:
-        """Whether a message of QoS 0 may make this turn's output ``size`` bytes: it counts as unread until it is sent,
-        so that one large message to many clients does not take more than all of them may leave unread."""
-        if size > self.qos0_room_bytes:
-            return False
-        config, traffic = self.broker.config.mqtt, self._traffic
-        more = self.backlog_bytes + size - self.noted_unread_bytes
-        if traffic.unread_bytes + more > config.max_total_unread_bytes:
-            # Whoever reads everything at once still gets something.
-            if traffic.large_bytes + more > config.turn_bytes:
-                return False
-            traffic.large_bytes += more
-        traffic.unread_bytes += more
-        self.noted_unread_bytes += more
-        self.sure_room_bytes = min(size + _SURE_BYTES, self.qos0_room_bytes)
-        return True
-
     def rouse(self) -> None:
         """Have the driver look at this connection at the end of the turn."""
         if not self._dirty:
@@ -247,26 +221,14 @@ class MqttConnection(Output):
         The driver tells it after a write that left any, and each time it looks at the connection until there are
         none. A client that takes nothing for too long is disconnected.
         """
-        config, traffic = self.broker.config.mqtt, self._traffic
         if not self.backlog_bytes or backlog < self.backlog_bytes + written:
             self._progress_at = now
-        self.backlog_bytes = backlog
-        unread = backlog + self.out_bytes
-        traffic.unread_bytes += unread - self.noted_unread_bytes
-        self.noted_unread_bytes = unread
-        high_water = config.unread_high_water_bytes
-        qos0_water = config.max_unread_bytes
-        if traffic.unread_bytes > config.max_total_unread_bytes:
-            # All together leave too much: whoever reads everything at once is served on, and nobody else.
-            high_water, qos0_water = 0, 0 if backlog else high_water
-        self._room_bytes = high_water - backlog
-        self.qos0_room_bytes = qos0_water - backlog
-        self.sure_room_bytes = min(_SURE_BYTES, self.qos0_room_bytes)
+        self._count_unread(backlog)
         if self.out_bytes > self._room_bytes:
             self._fill()
         elif self.is_full:
             self._make_room()
-        if unread and self.phase is not Phase.CLOSED:
+        if self.noted_unread_bytes and self.phase is not Phase.CLOSED:
             self._watch_reader(now)
 
     def _fill(self) -> None:
@@ -309,11 +271,6 @@ class MqttConnection(Output):
     def _look_at_reader(self, now: float) -> None:
         self._unread_timer = None
         self.rouse()
-
-    def _forget_unread(self) -> None:
-        """The connection is over, and what is left unread with it."""
-        self._traffic.unread_bytes -= self.noted_unread_bytes
-        self.noted_unread_bytes = 0
 
     # -- packets -----------------------------------------------------------------------------------------------------
 

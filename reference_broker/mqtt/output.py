@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from reference_broker.config import MqttConfig
 from reference_broker.core.traffic import Traffic
 from reference_broker.mqtt.held_output import HeldOutput
+
+_SURE_BYTES = 65_536
+"""Output of one turn that may hold messages of QoS 0 without a look at what all clients leave unread."""
 
 
 class Output:
@@ -13,6 +17,7 @@ class Output:
         "_awaited_turn",
         "_dirty",
         "_held",
+        "_limits",
         "_out",
         "_room_bytes",
         "_traffic",
@@ -21,9 +26,11 @@ class Output:
         "is_full",
         "noted_unread_bytes",
         "out_bytes",
+        "qos0_room_bytes",
+        "sure_room_bytes",
     )
 
-    def __init__(self, traffic: Traffic) -> None:
+    def __init__(self, traffic: Traffic, limits: MqttConfig) -> None:
         self.closing = False
         """Close the transport once the output is sent."""
         self.backlog_bytes = 0
@@ -33,8 +40,13 @@ class Output:
         the backlog whenever it looks at this connection."""
         self.is_full = False
         """The client leaves too much unread: no more deliveries until it has read."""
-        self._room_bytes = 0
+        self._room_bytes = limits.unread_high_water_bytes
         """What a turn's output may come to before it is full."""
+        self.qos0_room_bytes = limits.max_unread_bytes
+        """What it may come to before messages of QoS 0 are dropped."""
+        self.sure_room_bytes = min(_SURE_BYTES, self.qos0_room_bytes)
+        """What it may come to before :meth:`has_room_for` is to be asked."""
+        self._limits = limits
         self._traffic = traffic
         self._out: list[bytes] = []
         self.out_bytes = 0
@@ -55,6 +67,44 @@ class Output:
     def unread_bytes(self) -> int:
         """Output the client has not taken yet."""
         return self.backlog_bytes + self.out_bytes
+
+    def has_room_for(self, size: int) -> bool:
+        """Whether a message of QoS 0 may make this turn's output ``size`` bytes: it counts as unread until it is sent,
+        so that one large message to many clients does not take more than all of them may leave unread."""
+        if size > self.qos0_room_bytes:
+            return False
+        limits, traffic = self._limits, self._traffic
+        more = self.backlog_bytes + size - self.noted_unread_bytes
+        if traffic.unread_bytes + more > limits.max_total_unread_bytes:
+            # Whoever reads everything at once still gets something.
+            if traffic.large_bytes + more > limits.turn_bytes:
+                return False
+            traffic.large_bytes += more
+        traffic.unread_bytes += more
+        self.noted_unread_bytes += more
+        self.sure_room_bytes = min(size + _SURE_BYTES, self.qos0_room_bytes)
+        return True
+
+    def _count_unread(self, backlog: int) -> None:
+        """The transport has so many bytes that the client did not take: they leave less room for more."""
+        limits, traffic = self._limits, self._traffic
+        self.backlog_bytes = backlog
+        unread = backlog + self.out_bytes
+        traffic.unread_bytes += unread - self.noted_unread_bytes
+        self.noted_unread_bytes = unread
+        high_water = limits.unread_high_water_bytes
+        qos0_water = limits.max_unread_bytes
+        if traffic.unread_bytes > limits.max_total_unread_bytes:
+            # All together leave too much: whoever reads everything at once is served on, and nobody else.
+            high_water, qos0_water = 0, 0 if backlog else high_water
+        self._room_bytes = high_water - backlog
+        self.qos0_room_bytes = qos0_water - backlog
+        self.sure_room_bytes = min(_SURE_BYTES, self.qos0_room_bytes)
+
+    def _forget_unread(self) -> None:
+        """The connection is over, and what is left unread with it."""
+        self._traffic.unread_bytes -= self.noted_unread_bytes
+        self.noted_unread_bytes = 0
 
     def take_output(self) -> bytes:
         """This turn's output in one piece. It counts as read, unless the driver says how much was not."""
