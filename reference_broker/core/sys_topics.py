@@ -65,6 +65,7 @@ _FIGURES: dict[str, Value] = {
     "queues/partitions/count": lambda state, uptime_s: state.engine.usage(lambda _: True).partitions,
     "queues/groups/count": lambda state, uptime_s: state.engine.usage(lambda _: True).groups,
     "queues/memory/bytes": lambda state, uptime_s: 0 if (memory := state.engine.memory) is None else memory.held_bytes,
+    "queues/known/bytes": lambda state, uptime_s: state.engine.known.used_bytes,
     "queues/count": lambda state, uptime_s: len(state.engine.queues()),
 }
 """Topic below the root -> its value. ``queues/count`` is ours; ``active`` and ``inactive`` are old names in use."""

@@ -18,6 +18,7 @@ from reference_broker.core.message import Message
 from reference_broker.core.queues.errors import LogError
 from reference_broker.core.queues.publish_options import OPTION_NAMES
 from reference_broker.core.queues.stored_message import MessageCodec, message_bytes
+from reference_broker.core.remembered import SharedMemory
 from reference_broker.mqtt import property_runs
 from reference_broker.mqtt.connection import MqttConnection
 from reference_broker.mqtt.property_runs import PropertyRunReader
@@ -236,7 +237,7 @@ def test_access_and_tenants_hold(queue: str) -> None:
 
 @given(st.lists(st.lists(st.one_of(own, st.tuples(st.just("partition-key"), keys)), max_size=3), max_size=5))
 def test_a_described_message_is_stored_as_any_other(named: list[list[tuple[str, str]]]) -> None:
-    codec = MessageCodec("q", 0.0)
+    codec = MessageCodec("q", 0.0, SharedMemory(1 << 20))
     for pairs in named * 2:
         message = Message(topic=QUEUE, payload=b"", publisher="p", user_properties=tuple(pairs))
         described = codec.describe(message.user_properties)

@@ -10,6 +10,7 @@ from reference_broker.config import Compression
 from reference_broker.core.queues.control_records import Outcome, control_record
 from reference_broker.core.queues.store import Headers, LogRecord, NewRecord
 from reference_broker.core.queues.stored_message import HIDDEN, MessageCodec
+from reference_broker.core.remembered import SharedMemory
 from reference_broker.storage.batch import BatchEncoder
 from reference_broker.storage.foreign.goqueue_log import SoundMessage, walk_folder, write_folder
 from reference_broker.storage.foreign.goqueue_message import (
@@ -133,7 +134,7 @@ def test_the_broker_delivers_imported_messages_and_nobody_poses_as_it() -> None:
         offset=4, timestamp_ns=2 * 10**9 + 5, key=b"k", value=b"payload", priority=Priority.LOW, headers=headers
     )
     record = LogRecord(0, *to_record(message))
-    stored = MessageCodec("orders", ttl_s=0).decode(record)
+    stored = MessageCodec("orders", 0.0, SharedMemory(1 << 20)).decode(record)
     assert stored.message.payload == b"payload"
     assert stored.message.publisher == ""
     assert stored.expires_at == float("inf")
@@ -288,5 +289,5 @@ def test_the_end_of_a_transaction_is_exported_as_goqueue_writes_it(outcome: Outc
     assert message.flags == GoQueueFlag.CONTROL | commit
     assert message.key == b"t-1"
     assert decode_marker(message.value) == ControlMarker(producer_id=5, epoch=2, transaction_id="t-1")
-    assert MessageCodec("orders", ttl_s=0).decode(record) is HIDDEN
+    assert MessageCodec("orders", 0.0, SharedMemory(1 << 20)).decode(record) is HIDDEN
     assert to_record(message) == NewRecord(*record[1:])

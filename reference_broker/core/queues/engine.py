@@ -96,6 +96,8 @@ class QueueEngine(QueueOperations):
         self.transactions = Transactions(config.transactions, store, self._agenda, self._queues)
         self._agenda.produce = self.transactions.publish
         self._registry.on_delete = self.transactions.forget_queue
+        self.known = self._registry.known
+        """Bytes that queues remember of how to store messages."""
         self.memory = self._registry.memory
         """What queues in memory hold and whether their publishers are to wait; None where that is not limited."""
         self._registry.open_all(now)

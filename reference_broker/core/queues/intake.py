@@ -20,6 +20,7 @@ from reference_broker.core.queues.publish_options import Priority, PublishOption
 from reference_broker.core.queues.queue_facts import LANES_FACT, TTL_FACT, QueueFacts
 from reference_broker.core.queues.store import NewRecord, QueueFiles
 from reference_broker.core.queues.stored_message import HIDDEN, MessageCodec, StoredMessage, is_plain, message_bytes
+from reference_broker.core.remembered import SharedMemory
 
 if TYPE_CHECKING:
     from reference_broker.core.queues.delays import Delays
@@ -45,15 +46,17 @@ class QueueIntake:
     limits: QueueLimits
     delays: Delays
 
-    def __init__(self, config: QueueConfig, files: QueueFiles, agenda: Agenda, rng: random.Random) -> None:
+    def __init__(
+        self, config: QueueConfig, files: QueueFiles, agenda: Agenda, rng: random.Random, known: SharedMemory
+    ) -> None:
         self.config = config
         self.name = config.name
         self.refused = 0
         self._files = files
         self._facts = QueueFacts(files)
-        self._partitioner = Partitioner(config.partitioner, rng)
+        self._partitioner = Partitioner(config.partitioner, rng, known)
         self._agenda = agenda
-        self._codec = MessageCodec(config.name, config.message_ttl_s)
+        self._codec = MessageCodec(config.name, config.message_ttl_s, known)
         self._confirm_when_synced = config.durability is Durability.FSYNC and not files.volatile
         self._has_priorities = config.priority.enabled and config.ordering is not Ordering.STRICT
         self._counts_bytes = config.max_bytes > 0
@@ -61,6 +64,11 @@ class QueueIntake:
         """Sum of the next offsets, those of unwritten messages included."""
         self._room = 0
         """Messages that certainly still fit; depth is only counted again when it is used up."""
+
+    def forget_known(self) -> None:
+        """It is gone: what it remembers of how to store messages is nobody's."""
+        self._partitioner.cache.let_go()
+        self._codec.let_go()
 
     @property
     def depth(self) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import mmh3
 
 from reference_broker.config import PartitionerKind
-from reference_broker.core.remembered import remember
+from reference_broker.core.remembered import Known, SharedMemory, remember
 
 PARTITION_KEY = "partition-key"
 """The user property that carries the key."""
@@ -16,7 +16,8 @@ _FNV_OFFSET_BASIS = 0x811C9DC5
 _FNV_PRIME = 0x01000193
 _UINT32 = 0xFFFFFFFF
 _MAX_KNOWN = 4_096
-
+_KEY_BYTES = 192
+"""What a key that is remembered takes beside its characters."""
 
 _KNOWN_HASHES: dict[str, int] = {}
 
@@ -52,13 +53,14 @@ class Partitioner:
     Where keys count, equal keys always meet in one partition while the number of partitions stays the same.
     """
 
-    __slots__ = ("_hash", "_in_turn", "_known", "_known_for", "_random", "_turn")
+    __slots__ = ("_hash", "_in_turn", "_known", "_known_for", "_random", "_turn", "cache")
 
-    def __init__(self, kind: PartitionerKind, rng: random.Random) -> None:
+    def __init__(self, kind: PartitionerKind, rng: random.Random, memory: SharedMemory) -> None:
         self._hash = HASHES.get(kind)
         self._in_turn = kind in _IN_TURN
         self._turn = 0
-        self._known: dict[str | None, int | None] = {}
+        self.cache: Known[str | None, int | None] = Known(memory, _MAX_KNOWN)
+        self._known = self.cache.answers
         """Key -> its partition among so many ..."""
         self._known_for = 0
         """... as there were at the last look."""
@@ -69,7 +71,8 @@ class Partitioner:
         if self._hash is None:
             return [None] * len(keys)
         if partitions != self._known_for:
-            self._known, self._known_for = {None: None}, partitions
+            self.cache.let_go()
+            self._known_for = partitions
         known = self._known
         try:
             return [known[key] for key in keys]
@@ -77,11 +80,13 @@ class Partitioner:
             return [self._of_key(self._hash, key, partitions) for key in keys]
 
     def _of_key(self, hashed: Callable[[str], int], key: str | None, partitions: int) -> int | None:
-        if key is None or key in self._known:
-            return self._known[key]
-        if len(self._known) >= _MAX_KNOWN:
-            self._known = {None: None}
-        return remember(self._known, key, hashed(key) % partitions, len(key), _MAX_KNOWN)
+        known = self._known
+        if key is None:
+            return known.setdefault(None, None)
+        if key in known:
+            return known[key]
+        length = len(key)
+        return self.cache.remember(key, hashed(key) % partitions, length, _KEY_BYTES + 4 * length)
 
     def choose(self, key: str | None, partitions: int) -> int:
         """A partition from 0 to ``partitions - 1``."""

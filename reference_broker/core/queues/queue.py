@@ -38,6 +38,7 @@ from reference_broker.core.queues.replay import inherit
 from reference_broker.core.queues.store import QueueFiles, SyncTask
 from reference_broker.core.queues.stored_message import HIDDEN, StoredMessage
 from reference_broker.core.queues.subscribe_options import EARLIEST, CursorPosition
+from reference_broker.core.remembered import SharedMemory
 from reference_broker.core.topics import TopicError, validate_filter
 from reference_broker.trace.schema import TraceKind
 
@@ -54,6 +55,7 @@ class DurableQueue(QueueIntake):
         files: QueueFiles,
         *,
         cache: MessageCache,
+        known: SharedMemory,
         agenda: Agenda,
         dead_letter_target: DeadLetterTarget,
         alerts: Alerts,
@@ -62,7 +64,7 @@ class DurableQueue(QueueIntake):
         now: float,
     ) -> None:
         """Open the partitions and groups. Raises :class:`LogError`."""
-        super().__init__(config, files, agenda, rng)
+        super().__init__(config, files, agenda, rng, known)
         self.groups = {}
         self.admit_group: Callable[[], None] = lambda: None
         """Asked before a group is created; raises :class:`QueueError` where there is no room for more."""
@@ -84,6 +86,7 @@ class DurableQueue(QueueIntake):
         self.limits = QueueLimits(self, agenda, volatile=files.volatile)
         self.loose_letters = LooseLetters(self, agenda)
         self._cache = cache
+        self._known = known
         self.partitions = [self._open_partition(index) for index in range(config.partitions)]
         self._facts.restore_purge(self.partitions)
         self.departures = Departures(files, agenda, self.partitions)
@@ -189,7 +192,8 @@ class DurableQueue(QueueIntake):
         """Change what may change while the queue is in use. Raises :class:`LogError`, with nothing changed."""
         self._files.update_description(settings=settings)
         if config.partitioner is not self.config.partitioner:
-            self._partitioner = Partitioner(config.partitioner, self._rng)
+            self._partitioner.cache.let_go()
+            self._partitioner = Partitioner(config.partitioner, self._rng, self._known)
         if config.max_bytes and not self._counts_bytes:
             self.count_bytes()
         self.config = config

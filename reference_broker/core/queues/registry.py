@@ -46,11 +46,13 @@ from reference_broker.core.queues.queue import DurableQueue
 from reference_broker.core.queues.removal import Removal, check_removable
 from reference_broker.core.queues.store import QueueStore, RecoveryNote
 from reference_broker.core.queues.sync_job import SyncJob
+from reference_broker.core.remembered import SharedMemory
 from reference_broker.trace.schema import TraceKind
 
 Tracer = Callable[[TraceKind, dict[str, str | int]], None]
 
 CACHE_BYTES: Final = 32 * 1024 * 1024
+MAX_KNOWN_BYTES: Final = 64 * 1024 * 1024
 MAX_PARTITIONS: Final = 1_024
 MAX_SETTINGS_BYTES: Final = 16 * 1024
 FIXED: Final = ("durability", "compression", "ordering", "ephemeral")
@@ -84,6 +86,8 @@ class QueueRegistry:
         """Told of each queue that goes, while its logs are still open."""
         limit_bytes = config.max_memory_bytes
         self._cache = MessageCache(min(CACHE_BYTES, limit_bytes // 4) if limit_bytes else CACHE_BYTES)
+        self.known: SharedMemory = SharedMemory(MAX_KNOWN_BYTES)
+        """What the queues remember of how to store messages."""
         self.memory: MemoryLimit | None = None
         """What queues in memory hold, where that is limited."""
         if limit_bytes:
@@ -135,6 +139,8 @@ class QueueRegistry:
         """Nothing is done any more with a queue that cannot be opened, or be relied on; only at opening."""
         self._store.set_aside(name, problem)
         queue = self.queues.pop(name, None)
+        if queue is not None:
+            queue.forget_known()
         kept = {point for other in self.queues.values() for point in other.points}
         dropped = self._agenda.forget_others(kept)
         for point in {*dropped, *(() if queue is None else queue.points)}:
@@ -202,6 +208,7 @@ class QueueRegistry:
             config,
             self._store.open_queue(config, settings),
             cache=self._cache,
+            known=self.known,
             agenda=self._agenda,
             dead_letter_target=lambda: self.dead_letter_queue(config.name),
             alerts=self._alerts,
@@ -402,6 +409,7 @@ class QueueRegistry:
         removal.on_removed = lambda: self._removed(name)
         self.removals[name] = removal
         del self.queues[name]
+        queue.forget_known()
         if self.on_delete is not None:
             self.on_delete(queue)
         self._used_at.pop(name, None)

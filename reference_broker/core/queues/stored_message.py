@@ -17,12 +17,18 @@ from reference_broker.core.queues.control_records import PRODUCER_HEADER, TRANSA
 from reference_broker.core.queues.lanes import LANES, NORMAL
 from reference_broker.core.queues.partitioner import PARTITION_KEY
 from reference_broker.core.queues.store import Headers, LogRecord
-from reference_broker.core.remembered import remember
+from reference_broker.core.remembered import Known, SharedMemory
 
 PRIORITY_HEADER = b"_priority"
 DELAY_HEADER = b"_delay"
 """Of a message that was delayed: its number among the delayed ones, so that a start sees that it fired."""
 _CACHE_LIMIT = 1_024
+_ENTRY_BYTES = 1_024
+"""What the headers of a plain message take that are remembered, with what they stand for."""
+_CHARACTER_BYTES = 16
+"""Of a topic and a publisher: each stands there a few times, as text and as bytes."""
+_PROPERTY_BYTES = 448
+"""Of a user property, beside its characters."""
 
 
 class StoredMessage(msgspec.Struct, eq=False, gc=False):
@@ -91,13 +97,21 @@ class Described(NamedTuple):
 class MessageCodec:
     """Turns the messages of one queue into record headers and back. Remembers the headers of plain messages."""
 
-    def __init__(self, queue: str, ttl_s: float) -> None:
+    def __init__(self, queue: str, ttl_s: float, memory: SharedMemory) -> None:
         self._queue = queue
         self.ttl_s = ttl_s
-        self._plain: dict[tuple[str, str, str], tuple[Headers, str]] = {}
-        self._decoded: dict[Headers, tuple[str, str, str, str, int]] = {}
+        self._plain: Known[tuple[str, str, str], tuple[Headers, str]] = Known(memory, _CACHE_LIMIT)
+        self._decoded: Known[Headers, tuple[str, str, str, str, int]] = Known(memory, _CACHE_LIMIT)
         """Headers of plain messages -> topic, publisher, delivery topic, routing key, bytes of headers."""
-        self._described: dict[tuple[tuple[str, str], ...], Described] = {}
+        self._described: Known[tuple[tuple[str, str], ...], Described] = Known(memory, _CACHE_LIMIT)
+        self._plain_known = self._plain.answers
+        self._decoded_known = self._decoded.answers
+        self._described_known = self._described.answers
+
+    def let_go(self) -> None:
+        """The queue is no more: remember nothing."""
+        for cache in (self._plain, self._decoded, self._described):
+            cache.let_go()
 
     def expiry(self, enqueued_at: float, message_expires_at: float) -> float:
         """The earlier of the message's own expiry and the queue's time to live."""
@@ -109,15 +123,17 @@ class MessageCodec:
         if lane != NORMAL or not is_plain(message):
             return self._encode(message, routing_key, lane)
         key = (message.topic, message.publisher, routing_key)
-        known = self._plain.get(key)
+        known = self._plain_known.get(key)
         if known is None:
             known = self._encode(message, routing_key, lane)
-            remember(self._plain, key, known, len(message.topic) + len(message.publisher), _CACHE_LIMIT)
+            length = len(message.topic) + len(message.publisher)
+            size = _ENTRY_BYTES + _CHARACTER_BYTES * length
+            self._plain.remember(key, known, length, size)
         return known
 
     def describe(self, properties: tuple[tuple[str, str], ...]) -> Described:
         """User properties, which follow the headers of a message that has nothing else."""
-        known = self._described.get(properties)
+        known = self._described_known.get(properties)
         if known is None:
             headers: list[tuple[bytes, bytes]] = []
             size, key, key_bytes = 0, None, b""
@@ -128,7 +144,8 @@ class MessageCodec:
                 if key is None and name == PARTITION_KEY:
                     key, key_bytes = value, content
             known = Described(tuple(headers), size, key, key_bytes)
-            remember(self._described, properties, known, size, _CACHE_LIMIT)
+            taken = _ENTRY_BYTES + _PROPERTY_BYTES * len(properties) + _CHARACTER_BYTES * size
+            self._described.remember(properties, known, size, taken)
         return known
 
     def _encode(self, message: Message, routing_key: str, lane: int) -> tuple[Headers, str]:
@@ -160,14 +177,16 @@ class MessageCodec:
         headers = record.headers
         payload = record.value or b""
         enqueued_at = record.timestamp_ms / 1000
-        known = self._decoded.get(headers)
+        known = self._decoded_known.get(headers)
         if known is None:
             stored = self._decode(record)
             message = stored.message
             if stored.expires_at >= 0.0 and is_plain(message):
                 size = stored.size - len(payload)
                 described = message.topic, message.publisher, stored.topic, stored.routing_key, size
-                remember(self._decoded, headers, described, len(message.topic) + len(message.publisher), _CACHE_LIMIT)
+                length = len(message.topic) + len(message.publisher)
+                taken = _ENTRY_BYTES + _CHARACTER_BYTES * length
+                self._decoded.remember(headers, described, length, taken)
             return stored
         own_topic, publisher, topic, routing_key, size = known
         message = Message(topic=own_topic, payload=payload, publisher=publisher)

@@ -22,6 +22,7 @@ from reference_broker.core.queues.address import (
 from reference_broker.core.queues.assignment import assign_ranges
 from reference_broker.core.queues.errors import QueueError, QueueErrorCode
 from reference_broker.core.queues.partitioner import Partitioner, fnv1a_32, murmur3_32
+from reference_broker.core.remembered import SharedMemory
 
 KNOWN = {"tasks/image", "tasks/image/large", "orders"}
 
@@ -115,10 +116,10 @@ def test_murmur3_vectors(key: str, value: int) -> None:
 
 
 def test_keys_stay_and_keyless_messages_spread() -> None:
-    first, second = (Partitioner(PartitionerKind.FNV1A, random.Random(seed)) for seed in (1, 2))
+    first, second = (Partitioner(PartitionerKind.FNV1A, random.Random(seed), SharedMemory(1 << 20)) for seed in (1, 2))
     assert [first.choose(f"k{i}", 10) for i in range(50)] == [second.choose(f"k{i}", 10) for i in range(50)]
     assert first.choose("foobar", 10) == 0xBF9CF968 % 10
-    goqueue = Partitioner(PartitionerKind.MURMUR3, random.Random(1))
+    goqueue = Partitioner(PartitionerKind.MURMUR3, random.Random(1), SharedMemory(1 << 20))
     assert goqueue.choose("hello", 1_000) == 0x248BFA47 % 1_000
     spread = [first.choose(None, 4) for _ in range(4_000)]
     assert all(800 < spread.count(partition) < 1_200 for partition in range(4))
@@ -142,7 +143,7 @@ def test_assignments_are_fair_and_complete(partitions: int, consumers: set[str])
 
 @pytest.mark.parametrize("kind", PartitionerKind)
 def test_many_keys_at_once_go_where_each_goes_alone_however_many_partitions_there_are(kind: PartitionerKind) -> None:
-    partitioner = Partitioner(kind, random.Random(1))
+    partitioner = Partitioner(kind, random.Random(1), SharedMemory(1 << 20))
     counted = kind in (PartitionerKind.FNV1A, PartitionerKind.MURMUR3)
     keys = [None, "", *(f"key-{number}" for number in range(5_000))]
     for partitions in (10, 12, 10, 1):

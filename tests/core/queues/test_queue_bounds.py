@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Callable
 
 import pytest
 
 from reference_broker.config import QueueConfig
 from reference_broker.config_queues import MAX_TOPICS, binding_problems
+from reference_broker.core.queues import registry
 from reference_broker.core.queues.address import MARK_GROUP
 from reference_broker.core.queues.admin import MAX_REQUEST_BYTES, AdminRequest, ListRequest
 from reference_broker.core.queues.errors import QueueError, QueueErrorCode
@@ -109,3 +112,50 @@ def test_bytes_of_a_request() -> None:
         else:
             assert len(request.payload) == MAX_REQUEST_BYTES
             assert request.read(ListRequest).prefix
+
+
+def test_what_all_queues_remember_is_bounded(bench_with: BenchWith, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "MAX_KNOWN_BYTES", 100_000)
+    bench = bench_with(partitions=4, partitioner="murmur3")
+    known = bench.engine.known
+    queues = [f"$queue/{name}" for name in "abc"]
+    peak = 0
+    for number in range(300):
+        for topic in queues:
+            properties = (("p", f"{number}"), ("partition-key", f"key-{number}"))
+            bench.publish(f"{topic}-{number}", topic=f"{topic}/{number}", user_properties=properties)
+            bench.publish("x", topic=f"{topic}/{number}")
+            assert known.used_bytes <= 100_000
+            peak = max(peak, known.used_bytes)
+        if number % 25 == 0:
+            codecs = [bench.engine._queues[name]._codec for name in bench.engine._queues]
+            held = sum(_size(getattr(codec, name).answers) for codec in codecs for name in ("_plain", "_described"))
+            assert held <= known.used_bytes + 3 * 300
+        if number % 50 == 0:
+            bench.turn()
+    assert peak > 90_000
+    bench.turn()
+    consumer = bench.consumer("c", queue="a", room=10_000)
+    bench.turn()
+    assert len(consumer.got) == 600
+    assert {len({d.partition for d in consumer.got if d.message.user_property("partition-key")})} == {4}
+    for name in ("b", "c"):
+        bench.engine.delete_queue(name, bench.now)
+    consumer.leave()
+    bench.turn()
+    bench.engine.update_queue("a", {"partitioner": "fnv1a"}, bench.now)
+    bench.engine.delete_queue("a", bench.now)
+    assert known.used_bytes == 0
+
+
+def _size(cache: object) -> int:
+    """Bytes of all objects of a cache."""
+    seen: set[int] = set()
+    stack, size = [cache], 0
+    while stack:
+        thing = stack.pop()
+        if id(thing) not in seen:
+            seen.add(id(thing))
+            size += sys.getsizeof(thing)
+            stack += gc.get_referents(thing) if not isinstance(thing, type) else []
+    return size

@@ -13,6 +13,7 @@ from reference_broker.core.queues import Delivery, QueueError, QueueErrorCode, V
 from reference_broker.core.queues.partitioner import murmur3_32
 from reference_broker.core.queues.store import LogRecord
 from reference_broker.core.queues.stored_message import MessageCodec
+from reference_broker.core.remembered import SharedMemory
 from reference_broker.storage.memory_disk import MemoryDisk
 from reference_broker.trace.schema import TraceKind
 
@@ -465,7 +466,7 @@ MESSAGES = [
 
 @pytest.mark.parametrize("message", MESSAGES)
 def test_stored_messages_come_back_equal(message: Message) -> None:
-    codec = MessageCodec("q", 60.0)
+    codec = MessageCodec("q", 60.0, SharedMemory(1 << 20))
     headers, topic = codec.headers(message, "a/b" if "a/b" in message.topic or "other" in message.topic else "")
     stored = codec.decode(LogRecord(0, 1_000_500, b"", message.payload, headers))
     for field in Message.__struct_fields__:
