@@ -109,8 +109,8 @@ class MessagePaths:
             self.advance_clock(message.payload)
             return True
         # Counted for whoever gets it: a turn has no time to find out, and the next one begins anew.
-        self.room_bytes -= len(message.payload)
-        if self.room_bytes < 0 and self.needs_room(message):
+        room_bytes = self.room_bytes = self.room_bytes - len(message.payload)
+        if room_bytes < 0 and self.needs_room(message):
             self.room_refusals += 1
             raise QueueError(QueueErrorCode.QUOTA, "the disk is nearly full: nothing more is kept for clients")
         if message.retain:
@@ -146,10 +146,12 @@ class MessagePaths:
         if self.tracer is not None:
             self.tracer(TraceKind.PUBLISHED, {"client_id": message.publisher, "topic": message.topic})
         route = self.tree.route(message.topic)
-        self.work += len(route.entries) >> 2
+        entries = route.entries
+        if len(entries) >= 4:
+            self.work += len(entries) >> 2
         qos = message.qos
         retain = message.retain
-        for merged in route.entries:
+        for merged in entries:
             session = merged.session
             entry = merged.own if session is publisher else merged
             if entry is None:

@@ -316,10 +316,13 @@ class MqttConnection(Output):
         if self.phase is Phase.CLOSED:
             return
         journal = self._journal
-        touches = journal.touches if journal is not None else 0
-        self._receive(data, now)
-        if journal is not None and journal.touches != touches:
-            self._awaited_turn = journal.turn
+        if journal is None:
+            self._receive(data, now)
+        else:
+            touches = journal.touches
+            self._receive(data, now)
+            if journal.touches != touches:
+                self._awaited_turn = journal.turn
         if self._partial or self._partial_counted:
             self._count_partial(now)
 
@@ -372,10 +375,9 @@ class MqttConnection(Output):
     def _handle(self, data: bytes, now: float) -> None:
         """Handle whole packets, as many as a turn has room for, and keep the rest."""
         self.broker.work = 0
-        self._postponed = False
-        todo, self._todo = self._todo, None
         try:
-            if todo is not None:
+            if self._todo is not None:
+                todo, self._todo = self._todo, None
                 self.work_through(todo)
             consumed = self._at if self._postponed else self._consume(data, now)
         except ProtocolError as error:
@@ -386,6 +388,7 @@ class MqttConnection(Output):
         if consumed:
             self._last_received = now
         if self._postponed:
+            self._postponed = False
             self._postpone(data, consumed)
             return
         if self.inbound.refused:

@@ -11,7 +11,7 @@ import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from reference_broker.core import transaction_requests
-from reference_broker.core.message import MESSAGE_OVERHEAD_BYTES, Message, text_bytes
+from reference_broker.core.message import Message, text_bytes
 from reference_broker.core.message_paths import is_queue_topic
 from reference_broker.core.queues import QueueError, QueueErrorCode
 from reference_broker.core.queues.address import QUEUE_PREFIX
@@ -40,6 +40,8 @@ _MAX_PLANS = 1_024
 MAX_PLAN_BYTES = 1024 * 1024
 """What the plans of one connection may take in memory; then they are made anew."""
 _PLAN_BYTES = 512
+_CLAIM_BYTES = 16_384
+"""Of this memory, the most that a connection claims at once."""
 _RECEIVER_BYTES = 16
 ALIAS_BYTES = 128
 """What a topic alias takes beside its topic."""
@@ -71,7 +73,7 @@ class _Targets(NamedTuple):
     sessions_epoch: int
     qos: int
     max_frame_bytes: int
-    targets: list[MqttConnection]
+    targets: list[MqttConnection] | None
 
 
 class Inbound(PublishAcks):
@@ -87,6 +89,8 @@ class Inbound(PublishAcks):
         self._alias_bytes = 0
         self._plans: dict[bytes, _Plan] = {}
         self._plan_bytes = 0
+        self._plan_room = 0
+        """What is left of these."""
         self._plan_memory = connection.broker.plan_memory
         self._last_targets: _Targets | None = None
         self._queue_lanes = QueueLanes(connection, self)
@@ -114,7 +118,7 @@ class Inbound(PublishAcks):
     def forget(self) -> None:
         """As :class:`Rememberer`: forget the plans."""
         self._plans.clear()
-        self._plan_bytes = 0
+        self._plan_bytes = self._plan_room = 0
         self._last_targets = None
 
     def _forget_plans(self) -> None:
@@ -123,17 +127,16 @@ class Inbound(PublishAcks):
 
     def _remember_plan(self, size: int) -> None:
         """Plans take so much more."""
-        memory = self._plan_memory
-        total = self._plan_bytes + size
-        if self._plan_bytes and total <= MAX_PLAN_BYTES and memory.used_bytes + size <= memory.limit_bytes:
-            # As take() does, without the call: this is done for most topics of clients that publish to many.
-            memory.used_bytes += size
-            self._plan_bytes = total
+        if size <= self._plan_room:
+            self._plan_room -= size
             return
-        if total > MAX_PLAN_BYTES:
+        if self._plan_bytes + size > MAX_PLAN_BYTES:
             self._forget_plans()
-        memory.take(self, size)
-        self._plan_bytes += size
+        # Some more than that at once: clients that publish to many topics need a new plan for most packets.
+        more = max(size, min(self._plan_bytes, _CLAIM_BYTES, MAX_PLAN_BYTES - self._plan_bytes))
+        self._plan_memory.take(self, more)
+        self._plan_bytes += more
+        self._plan_room += more - size
 
     # -- the fast lanes ------------------------------------------------------------------------------------------
 
@@ -205,7 +208,8 @@ class Inbound(PublishAcks):
             for target in targets:
                 target.forward(run, count)
             receivers = len(targets)
-            self._broker.work += receivers >> 5
+            if receivers >= 32:
+                self._broker.work += receivers >> 5
             sent = count * receivers - (traffic.dropped - dropped)
             traffic.publishes_sent += sent
             traffic.payload_bytes_sent += sent * payload_bytes
@@ -275,7 +279,11 @@ class Inbound(PublishAcks):
             # The general way refuses it.
             plan.as_it_is = plan.is_queue = False
         # Its key and its topic, whose characters may take four bytes each.
-        self._remember_plan(_PLAN_BYTES + 5 * len(prefix))
+        size = _PLAN_BYTES + 5 * len(prefix)
+        if size <= self._plan_room:
+            self._plan_room -= size
+        else:
+            self._remember_plan(size)
         self._plans[prefix] = plan
         return plan
 
@@ -309,7 +317,6 @@ class Inbound(PublishAcks):
             # Topics that nobody has sent before mostly go where others of their kind went.
             plan.targets = last.targets
             return
-        self._remember_plan(_RECEIVER_BYTES * len(route.entries))
         targets: list[MqttConnection] = []
         max_frame_bytes = self._max_payload_bytes
         for merged in route.entries:
@@ -317,12 +324,22 @@ class Inbound(PublishAcks):
             if entry is None:
                 continue
             target = entry.session.connection
-            if target is None or entry.identifiers or entry.qos < qos or not isinstance(target, type(connection)):
+            if (
+                target is None
+                or entry.identifiers
+                or entry.qos < qos
+                or not isinstance(target, type(connection))
+                or target.version != connection.version
+            ):
+                # Nor do others of its kind go as they are, of whatever size.
+                self._last_targets = _Targets(route.entries, tree.sessions_epoch, qos, self._max_payload_bytes, None)
                 return
-            if target.version != connection.version or target.max_packet_out < frame_bytes:
+            if target.max_packet_out < frame_bytes:
                 return
             targets.append(target)
             max_frame_bytes = min(max_frame_bytes, target.max_packet_out)
+        if targets:
+            self._remember_plan(_RECEIVER_BYTES * len(targets))
         plan.targets = targets
         self._last_targets = _Targets(route.entries, tree.sessions_epoch, qos, max_frame_bytes, targets)
 
@@ -335,14 +352,12 @@ class Inbound(PublishAcks):
         self._traffic.publishes_received += 1
         self._traffic.payload_bytes_received += end - payload_at
         overhead_bytes = plan.overhead_bytes
-        if not overhead_bytes:
-            overhead_bytes = plan.overhead_bytes = MESSAGE_OVERHEAD_BYTES + text_bytes(plan.topic)
         message = Message(
             topic=plan.topic,
             payload=data[payload_at:end],
             qos=qos,
             publisher=self._connection.client_id,
-            memory_bytes=overhead_bytes + end - payload_at,
+            memory_bytes=overhead_bytes + end - payload_at if overhead_bytes else 0,
         )
         if not qos:
             self._publish_qos0(message, now)
@@ -352,6 +367,9 @@ class Inbound(PublishAcks):
             raise self._no_packet_id()
         if qos == 1 or not self._is_repeated(packet_id):
             self._publish_confirmed(message, packet_id, now)
+        if not overhead_bytes and message.memory_bytes:
+            # Whoever holds messages has asked how large this one is.
+            plan.overhead_bytes = message.memory_bytes - (end - payload_at)
 
     def _on_publish(self, packet: Publish, now: float) -> None:
         """Any PUBLISH."""
@@ -456,35 +474,41 @@ class Inbound(PublishAcks):
         topic = message.topic
         allowed = grants is None or grants.may_publish(topic)
         fits = len(message.payload) <= self._max_payload_bytes and topic.count("/") < self._max_levels
-        if topic[:1] == "$" and allowed and fits and has_room and _is_served(topic):
-            self._publish_to_queue(session, message, packet_id, now)
-            return
         error: QueueError | None = None
         matched = False
         try:
-            if is_sys_topic(message.topic):
-                raise QueueError(QueueErrorCode.NOT_ALLOWED, "clients may not publish to $SYS topics")
-            if not allowed:
-                raise QueueError(QueueErrorCode.NOT_ALLOWED, "the access rules do not allow this topic")
-            if self.is_too_deep(topic):
-                text = f"a topic name may have at most {self._max_levels} levels here"
-                raise QueueError(QueueErrorCode.BAD_ADDRESS, text)
-            if not fits:
-                # Not 0x95, which PUBACK does not have and which is about Maximum Packet Size (5.0 section 3.4.2.1).
-                raise QueueError(
-                    QueueErrorCode.TOO_LARGE, f"a payload has at most {self._max_payload_bytes} bytes here"
-                )
-            if not has_room:
-                raise QueueError(QueueErrorCode.LIMIT, "the packet ids that are not released take too much memory")
+            if not (allowed and fits and has_room):
+                raise self._refusal(topic, allowed=allowed, fits=fits)
+            if topic[:1] == "$":
+                if _is_served(topic):
+                    self._publish_to_queue(session, message, packet_id, now)
+                    return
+                if is_sys_topic(topic):
+                    raise _sys_refusal()
             matched = self._broker.publish(message, session, now)
         except QueueError as refused:
             error = refused.bare()
-        _settle_inbound(session, message.qos, packet_id, error)
+        if message.qos == 2:
+            _settle_inbound(session, 2, packet_id, error)
         data = handlers.acknowledgement(self._connection, message.qos, packet_id, error, matched=matched)
         if data is None:
             self._connection.close_now(now)
         else:
             self.acknowledge(data, int(message.qos == 1))
+
+    def _refusal(self, topic: str, *, allowed: bool, fits: bool) -> QueueError:
+        """Why a message may not be published."""
+        if is_sys_topic(topic):
+            return _sys_refusal()
+        if not allowed:
+            return QueueError(QueueErrorCode.NOT_ALLOWED, "the access rules do not allow this topic")
+        if self.is_too_deep(topic):
+            text = f"a topic name may have at most {self._max_levels} levels here"
+            return QueueError(QueueErrorCode.BAD_ADDRESS, text)
+        if not fits:
+            # Not 0x95, which PUBACK does not have and which is about Maximum Packet Size (5.0 section 3.4.2.1).
+            return QueueError(QueueErrorCode.TOO_LARGE, f"a payload has at most {self._max_payload_bytes} bytes here")
+        return QueueError(QueueErrorCode.LIMIT, "the packet ids that are not released take too much memory")
 
     def _publish_to_queue(self, session: Session, message: Message, packet_id: int, now: float) -> None:
         qos = message.qos
@@ -541,6 +565,10 @@ def _settle_inbound(session: Session, qos: int, packet_id: int, error: QueueErro
             session.inbound_qos2[packet_id] = True
         else:
             session.inbound_qos2.pop(packet_id, None)
+
+
+def _sys_refusal() -> QueueError:
+    return QueueError(QueueErrorCode.NOT_ALLOWED, "clients may not publish to $SYS topics")
 
 
 def _anywhere(_topic: str) -> bool:
