@@ -214,8 +214,8 @@ def stop_in_a_callback(path: Path) -> None:
         broker.stop()
         done.set()
 
+    broker.queues.publish("q", b"x")  # not after the subscription: an earlier message may have ended it all by then
     subscription = broker.queues.subscribe("q", callback=callback).start()
-    broker.queues.publish("q", b"x")
     assert done.wait(60)
     subscription.cancel()
 
