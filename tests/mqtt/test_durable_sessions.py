@@ -11,6 +11,7 @@ import pytest
 from reference_broker.config import BrokerConfig, Durability, MqttConfig, SessionsConfig
 from reference_broker.core.session import FREE_IDS, ID_BYTES
 from reference_broker.mqtt import packets as p
+from reference_broker.mqtt.codec import encode_packet
 from reference_broker.node import BrokerNode
 from reference_broker.storage.memory_disk import MemoryDisk
 
@@ -436,3 +437,38 @@ def test_received_ids_count_as_memory_after_a_restart_too(start: Start) -> None:
     client.lose()
     machine.connect("c", version=p.V311)
     assert held.used == 0
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_output_that_waits_for_the_disk_is_bounded_as_what_is_unread(start: Start, qos: int) -> None:
+    limits = MqttConfig(unread_high_water_bytes=20_000, max_unread_bytes=50_000)
+    machine = start(BrokerConfig(sessions=SessionsConfig(durability=Durability.FSYNC), mqtt=limits))
+    world = machine.world
+    client, publisher = machine.connect("c"), machine.connect("p", expiry_s=0)
+    subscribe(client, "t", "kept")
+    packet = p.Publish(topic="kept", payload=b"x", qos=1, packet_id=1)
+    node, connection = world.node, client.connection
+    jobs = []
+
+    def turn() -> None:
+        for each in node.take_dirty(world.now):
+            world.clients[each].flush()
+        jobs.extend(node.take_sync_jobs(world.now))
+
+    node.receive(publisher.connection, encode_packet(packet, p.V5), world.now)
+    turn()
+    assert connection.holds_output
+    for number in range(200):
+        packet = p.Publish(topic="t", payload=b"%03d" % number + b"x" * 1_000, qos=qos, packet_id=2 if qos else 0)
+        node.receive(publisher.connection, encode_packet(packet, p.V5), world.now)
+        turn()
+        assert connection.out_bytes <= (22_000 if qos else 50_000)
+    assert connection.out_bytes > (19_000 if qos else 48_000)
+    dropped = node.state.traffic.dropped
+    assert (dropped > 100) == (not qos)
+    for job in jobs:
+        job.run()
+        node.sync_done(job, None, world.now)
+    world.turn()
+    assert connection.out_bytes == 0
+    assert node.state.traffic.unread_bytes == 0

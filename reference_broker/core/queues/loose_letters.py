@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from reference_broker.core.message import memory_bytes
 from reference_broker.core.queues.dead_letters import dead_letter_message
 from reference_broker.core.queues.errors import QueueError
 from reference_broker.core.queues.pending import GroupPartition, PendingEntry
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from reference_broker.core.queues.stored_message import StoredMessage
 
 _MAX_WAITING = 10_000
+_MAX_WAITING_BYTES = 16 * 1024 * 1024
+"""What these take in memory."""
 _RETRY_S = 1.0
 
 
@@ -40,6 +43,7 @@ class LooseLetters:
         self._queue = queue
         self._agenda = agenda
         self._waiting: list[_Letter] = []
+        self._waiting_bytes = 0
 
     @property
     def waiting(self) -> int:
@@ -64,6 +68,7 @@ class LooseLetters:
         """Try again what is due."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
+            self._waiting_bytes = 0
             for letter in waiting:
                 if letter.due_at <= now:
                     self._move(letter, now)
@@ -81,7 +86,7 @@ class LooseLetters:
                 queue.trace_place(TraceKind.DEAD_LETTERED, partition.index, offset, group, reason)
                 queue.alert(entry, stored, reason, self._agenda.now)
                 queue.departures.release(partition, offset)
-            elif len(self._waiting) < _MAX_WAITING:
+            elif self._has_room(stored):
                 wait_s = max(_RETRY_S, queue.config.retry.initial_backoff_s)
                 self._wait(letter._replace(due_at=self._agenda.now + wait_s))
             else:
@@ -93,6 +98,11 @@ class LooseLetters:
         except QueueError as error:
             moved(error)
 
+    def _has_room(self, stored: StoredMessage) -> bool:
+        more = memory_bytes(stored.message)
+        return len(self._waiting) < _MAX_WAITING and self._waiting_bytes + more <= _MAX_WAITING_BYTES
+
     def _wait(self, letter: _Letter) -> None:
         self._waiting.append(letter)
+        self._waiting_bytes += memory_bytes(letter.stored.message)
         self._queue.limits.arm(letter.due_at)

@@ -10,10 +10,14 @@ import pytest
 
 from reference_broker.config import QueueConfig
 from reference_broker.config_queues import MAX_TOPICS, binding_problems
-from reference_broker.core.queues import registry
+from reference_broker.core.message import Message, memory_bytes
+from reference_broker.core.queues import commit_phases, loose_letters, registry
 from reference_broker.core.queues.address import MARK_GROUP
 from reference_broker.core.queues.admin import MAX_REQUEST_BYTES, AdminRequest, ListRequest
 from reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from reference_broker.core.queues.producer_names import ProducerIdentity
+from reference_broker.core.queues.queue import DurableQueue
+from reference_broker.trace.schema import TraceKind
 
 from .conftest import QueueBench
 
@@ -159,3 +163,53 @@ def _size(cache: object) -> int:
             size += sys.getsizeof(thing)
             stack += gc.get_referents(thing) if not isinstance(thing, type) else []
     return size
+
+
+@pytest.mark.parametrize("limit", ["_MAX_WAITING", "_MAX_WAITING_BYTES"])
+def test_expired_messages_that_the_dead_letter_queue_refuses(
+    bench_with: BenchWith, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    size = memory_bytes(Message(topic="$queue/q", payload=b"0"))
+    monkeypatch.setattr(loose_letters, limit, 3 if limit == "_MAX_WAITING" else 3 * size)
+    bench = bench_with(message_ttl_s=10.0, expired_to_dead_letters=True)
+    bench.publish("0")
+    queue = bench.engine._queues["q"]
+    letters, target = queue.loose_letters, queue._dead_letter_target
+
+    def refuse() -> DurableQueue:
+        raise QueueError(QueueErrorCode.LIMIT, "there is no room")
+
+    queue._dead_letter_target = refuse
+    for number in (1, 2):
+        bench.publish(str(number))
+    bench.turn()
+    bench.advance(11.0)
+    assert letters.waiting == 3, "exactly as many as the limit"
+    assert not bench.kinds(TraceKind.DISCARDED)
+    bench.publish("3")
+    bench.turn()
+    bench.advance(11.0)
+    assert letters.waiting == 3
+    assert bench.kinds(TraceKind.DISCARDED) == [TraceKind.DISCARDED]
+    queue._dead_letter_target = target
+    bench.advance(11.0)
+    assert (letters.waiting, letters._waiting_bytes) == (0, 0)
+    assert bench.engine.stats("$dlq/q").depth == 3
+
+
+def test_ended_transactions_that_are_remembered(bench_with: BenchWith, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_phases, "_MAX_ENDED", 3)
+    bench = bench_with()
+    transactions = bench.engine.transactions
+    found: list[ProducerIdentity | None] = []
+    transactions.init_producer("t", bench.now, lambda _, identity: found.append(identity))
+    bench.turn()
+    assert found[0] is not None
+    begun: list[str] = []
+    for number in range(5):
+        transactions.begin(*found[0], bench.now, lambda _, name: begun.append(name))
+        bench.turn()
+        transactions.abort(*found[0], begun[number], bench.now, lambda _: None)
+        bench.turn()
+        assert len(transactions._phases.ended) == min(number + 1, 3)
+    assert list(transactions._phases.ended) == begun[2:], "those that ended last"
