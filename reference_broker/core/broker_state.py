@@ -325,9 +325,10 @@ class BrokerState(MessagePaths):
         moving: list[SharedOutgoing] = []
         if self.sessions.get(session.client_id) is session:
             del self.sessions[session.client_id]
-            moving, lost = session.shared_left()
-            for outgoing in lost:
-                self.discard_shared(outgoing, "it was sent to a client at QoS 2 whose session ended")
+            if session.in_flight or session.queued:
+                moving, lost = session.shared_left()
+                for outgoing in lost:
+                    self.discard_shared(outgoing, "it was sent to a client at QoS 2 whose session ended")
             session.let_all_go()
         session.ended = True
         if session.subscriptions:
@@ -340,7 +341,8 @@ class BrokerState(MessagePaths):
         session.subscriptions.clear()
         self._count_filter(session, -session.subscription_bytes)
         session.empty()
-        self.pass_on(moving, now)
+        if moving:
+            self.pass_on(moving, now)
         self._send_will(session, now)
 
     def _take_out(self, most_work: int) -> None:
@@ -509,8 +511,9 @@ class BrokerState(MessagePaths):
             self._take_out(MAX_TAKEN_OUT + self._leaving_count // 32)
             self.work = 0
         unfinished = self.unfinished
-        for _ in range(min(len(unfinished), MAX_SLICES)):
-            unfinished.popleft().go_on(now)
+        if unfinished:
+            for _ in range(min(len(unfinished), MAX_SLICES)):
+                unfinished.popleft().go_on(now)
 
     def next_deadline(self) -> float | None:
         if self.unfinished or self.leaving or self.sending.woken:

@@ -87,7 +87,7 @@ _IDS_AT_A_TIME = 1_024
 
 def session_bytes(client_id: str) -> int:
     """What a session takes in memory that others do not: that of a long client id. Sessions themselves are counted."""
-    return max(0, text_bytes(client_id) - _SHORT_ID_BYTES)
+    return 0 if 4 * len(client_id) <= _SHORT_ID_BYTES else max(0, text_bytes(client_id) - _SHORT_ID_BYTES)
 
 
 class Will(msgspec.Struct, frozen=True, kw_only=True):
@@ -432,8 +432,9 @@ class Session:
         return True
 
     def _stop_paying_for_ids(self) -> None:
-        self._budget.used -= ID_BYTES * (self.ids_paid - FREE_IDS)
-        self.ids_paid = FREE_IDS
+        if self.ids_paid > FREE_IDS:
+            self._budget.used -= ID_BYTES * (self.ids_paid - FREE_IDS)
+            self.ids_paid = FREE_IDS
 
     def recount_ids(self) -> None:
         """Of those that it has from before, at the start of the broker or of a connection."""
@@ -560,11 +561,6 @@ class Session:
         if not outgoing.left:
             self.let_go((outgoing,))
 
-    def released(self, packet_id: int) -> None:
-        """The client has the QoS 2 message: only the packet id is still in flight."""
-        self.finish(packet_id)
-        self.in_flight[packet_id] = RELEASED
-
     def let_go(self, finished: Iterable[InFlight]) -> None:
         """These were in flight under ids of which none is left: they are held no more."""
         size = 0
@@ -604,7 +600,8 @@ class Session:
 
     def let_all_go(self) -> None:
         """The session is over: what it still has counts no more."""
-        self.let_go(dict.fromkeys(self.in_flight.values()))
+        if self.in_flight:
+            self.let_go(dict.fromkeys(self.in_flight.values()))
         for outgoing in self.queued:
             self._unqueue(outgoing)
         self._stop_paying_for_ids()

@@ -372,14 +372,14 @@ class MqttConnection(Output):
         # Also for what it has sent: that may have to be held back until a write of this turn is on disk.
         self.rouse()
 
-    def _handle(self, data: bytes, now: float) -> None:
-        """Handle whole packets, as many as a turn has room for, and keep the rest."""
+    def _handle(self, data: bytes, now: float, todo: Iterator[None] | None = None) -> None:
+        """Handle whole packets, as many as a turn has room for, and keep the rest. ``todo``: what is left to do of the
+        packet before them."""
         self.broker.work = 0
         try:
-            if self._todo is not None:
-                todo, self._todo = self._todo, None
+            if todo is not None:
                 self.work_through(todo)
-            consumed = self._at if self._postponed else self._consume(data, now)
+            consumed = self._at if todo is not None and self._postponed else self._consume(data, now)
         except ProtocolError as error:
             self.fail(error, now)
             return
@@ -427,7 +427,8 @@ class MqttConnection(Output):
     def _go_on_with(self, rest: bytes, now: float) -> None:
         later, self._partial = self._partial, bytearray()
         touches = self._journal.touches if self._journal is not None else 0
-        self._handle(rest, now)
+        todo, self._todo = self._todo, None
+        self._handle(rest, now, todo)
         if self._journal is not None and self._journal.touches != touches:
             self._awaited_turn = self._journal.turn
         if self.closing:
@@ -443,7 +444,9 @@ class MqttConnection(Output):
 
     def _consume(self, data: bytes, now: float) -> int:
         """Handle the whole packets of ``data`` that have not been; returns where they end."""
-        position, self._at, size = self._at, 0, len(data)
+        position, size = self._at, len(data)
+        if position:
+            self._at = 0
         broker = self.broker
         for _ in _PACKETS:
             if position >= size:

@@ -104,10 +104,12 @@ class Inbound(PublishAcks):
     def end(self) -> None:
         """The connection is over."""
         self._broker.waiting_publishers.pop(self._connection, None)
-        self._forget_plans()
-        self._broker.alias_memory.used -= self._alias_bytes
-        self._alias_bytes = 0
-        self._aliases = {}
+        if self._plan_bytes:
+            self._forget_plans()
+        if self._alias_bytes:
+            self._broker.alias_memory.used -= self._alias_bytes
+            self._alias_bytes = 0
+            self._aliases = {}
         self.refused = b""
         self.forget_acks()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Delivery
 from reference_broker.core.queues.delivery_run import DeliveryRun
-from reference_broker.core.session import InFlight, OutgoingRun, OutgoingState
+from reference_broker.core.session import RELEASED, InFlight, OutgoingRun, OutgoingState
 from reference_broker.mqtt import runs
 from reference_broker.mqtt.errors import ProtocolError, Reason
 from reference_broker.mqtt.outgoing import PublishEncoder
@@ -202,7 +202,13 @@ class Outbound:
             return
         if outgoing.state is OutgoingState.WAIT_PUBACK:
             raise self._unexpected(PacketType.PUBREC, outgoing.state)
-        session.released(packet_id)
+        # The client has the message: only the packet id is still in flight, behind all others.
+        in_flight = session.in_flight
+        del in_flight[packet_id]
+        in_flight[packet_id] = RELEASED
+        outgoing.left -= 1
+        if not outgoing.left:
+            session.let_go((outgoing,))
         self.send_pubrel(packet_id)
 
     def _unexpected(self, kind: PacketType, state: OutgoingState) -> ProtocolError:
