@@ -61,6 +61,7 @@ _FIGURES: dict[str, Value] = {
     "partial packets/bytes": lambda state, uptime_s: state.partial_packets.used_bytes,
     "routes/bytes": lambda state, uptime_s: state.tree.route_bytes + state.plan_memory.used_bytes,
     "store/messages/bytes": lambda state, uptime_s: state.held.used,
+    "bytes/waiting": lambda state, uptime_s: state.traffic.waiting_bytes,
     "bytes/unread": lambda state, uptime_s: state.traffic.unread_bytes,
     "queues/partitions/count": lambda state, uptime_s: state.engine.usage(lambda _: True).partitions,
     "queues/groups/count": lambda state, uptime_s: state.engine.usage(lambda _: True).groups,

@@ -21,6 +21,7 @@ class Traffic:
         "subscriptions",
         "turn_end",
         "unread_bytes",
+        "waiting_bytes",
     )
 
     def __init__(self) -> None:
@@ -40,6 +41,8 @@ class Traffic:
         self.shared_subscriptions = 0
         self.unread_bytes = 0
         """Output that clients have not taken, of all connections, as their drivers saw it last."""
+        self.waiting_bytes = 0
+        """Input that has come and waits: for a later turn, or for the publish rate of its client."""
         self.large_bytes = 0
         """Of QoS 0 messages that were sent in this turn although clients leave too much unread."""
         self.turn_end = 0

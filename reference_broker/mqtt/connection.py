@@ -368,6 +368,7 @@ class MqttConnection(Output):
     def _postpone(self, data: bytes, at: int) -> None:
         """What is in ``data`` from ``at`` on waits for its turn, behind the others that do."""
         self._rest, self._at = data, at
+        self._traffic.waiting_bytes += len(data) - at
         self.broker.unfinished.append(self)
         # Also for what it has sent: that may have to be held back until a write of this turn is on disk.
         self.rouse()
@@ -411,7 +412,8 @@ class MqttConnection(Output):
 
     def go_on(self, now: float) -> None:
         """Handle more of what an earlier turn had no room for."""
-        rest, self._rest = self._rest, None
+        rest = self._rest
+        self._forget_rest()
         try:
             if rest is not None:
                 self._go_on_with(rest, now)
@@ -423,6 +425,11 @@ class MqttConnection(Output):
             if self.phase is not Phase.CLOSED:
                 self.close_now(now)
             self._let_go()
+
+    def _forget_rest(self) -> None:
+        if self._rest is not None:
+            self._traffic.waiting_bytes -= len(self._rest) - self._at
+            self._rest = None
 
     def _go_on_with(self, rest: bytes, now: float) -> None:
         later, self._partial = self._partial, bytearray()
@@ -724,7 +731,8 @@ class MqttConnection(Output):
         self._partial = bytearray()
         if self._partial_counted:
             self._count_partial(self.broker.now)
-        self._rest = self._todo = None
+        self._forget_rest()
+        self._todo = None
         self.inbound.end()
         if self.exchange is not None:
             self.exchange.cancel()

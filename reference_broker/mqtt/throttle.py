@@ -28,6 +28,7 @@ class Throttle:
 
     def __init__(self, connection: MqttConnection, messages: TokenBucket | None, octets: TokenBucket | None) -> None:
         self._connection = connection
+        self._traffic = connection.broker.traffic
         self._messages = messages
         self._octets = octets
         self._held = bytearray()
@@ -43,6 +44,7 @@ class Throttle:
     def admit(self, data: bytes, now: float) -> bytes:
         """Takes a chunk from the transport; returns what may be handled now, of this chunk or of earlier ones."""
         self._held += data
+        self._traffic.waiting_bytes += len(data)
         if self._timer is not None:
             return b""
         wait_s, end = self._pay(now)
@@ -50,6 +52,7 @@ class Throttle:
             self._timer = self._connection.broker.timers.schedule(now + max(wait_s, _MIN_WAIT_S), self._go_on)
         admitted = bytes(self._held[:end])
         del self._held[:end]
+        self._traffic.waiting_bytes -= end
         return admitted
 
     def end(self) -> None:
@@ -57,6 +60,7 @@ class Throttle:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._traffic.waiting_bytes -= len(self._held)
         self._held = bytearray()
 
     def _go_on(self, now: float) -> None:

@@ -80,8 +80,10 @@ def test_over_the_message_rate_the_rest_waits_in_order_and_nothing_is_lost(
     subscriber = world.subscribed("t", version=version)
     publisher = world.connect("p", version=version)
     packets = _publishes(35, qos)
+    traffic = world.node.state.traffic
     publisher.send(*packets)
     assert len(subscriber.publishes()) == 10, "the burst: a second's worth"
+    assert traffic.waiting_bytes == sum(len(encode_packet(packet, version)) for packet in packets[10:])
     assert publisher.connection.wants_pause
     world.wait(0.99)
     assert len(subscriber.publishes()) == 19
@@ -91,6 +93,11 @@ def test_over_the_message_rate_the_rest_waits_in_order_and_nothing_is_lost(
     assert [packet.payload for packet in subscriber.publishes()] == [packet.payload for packet in packets]
     assert not publisher.connection.wants_pause
     assert not publisher.closed
+    assert traffic.waiting_bytes == 0
+    publisher.send(*packets)
+    assert traffic.waiting_bytes
+    publisher.lose()
+    assert traffic.waiting_bytes == 0
 
 
 def test_others_and_other_packets_are_not_slowed(make_world: type[World]) -> None:

@@ -419,12 +419,19 @@ def test_many_busy_clients_take_turns() -> None:
     for client in clients:
         bench.node.receive(client, b"\xc0\0" * (3 * MAX_PACKETS), bench.now)
     first = {each: len(each.take_output()) for each in bench.node.take_dirty(bench.now)}
+    left = sum(len(client._rest) - client._at for client in clients if client._rest is not None)
+    assert bench.node.state.traffic.waiting_bytes == left > 0
     assert sum(first.values()) <= 2 * MAX_PACKETS * (1 + MAX_SLICES), "one was heard at once, four in this turn"
     bench.node.receive(waiting, b"\xc0\0", bench.now)
     assert waiting.take_output() == b"\xd0\0", "what is small is handled at once"
     bench.collect(clients)
     bench.settle(clients[0])
     assert all(first.get(each, 0) + len(bench.heard[each]) == 2 * 3 * MAX_PACKETS for each in clients)
+    assert bench.node.state.traffic.waiting_bytes == 0
+    for client in clients:
+        bench.node.receive(client, b"\xc0\0" * (3 * MAX_PACKETS), bench.now)
+        client.close_now(bench.now)
+    assert bench.node.state.traffic.waiting_bytes == 0
 
 
 def test_filters_beyond_what_anybody_may_have_are_refused_unseen() -> None:
