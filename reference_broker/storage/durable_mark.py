@@ -97,8 +97,10 @@ class DurableMarkFile:
 
     def _opened(self) -> DiskFile:
         if self._file is None:
-            self._file = self._disk.open(self._path, create=True)
-            if self._open_files is not None:
+            if self._open_files is None:
+                self._file = self._disk.open(self._path, create=True)
+            else:
+                self._file = self._open_files.open(self._disk, self._path, create=True)
                 self._open_files.opened(self)
         return self._file
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import Protocol
+
+from reference_broker.storage.disk import Disk, DiskFile
 
 DEFAULT_LIMIT = 256
 """Less where the process may open few."""
@@ -11,6 +14,7 @@ SPARE_FILES = 256
 """Of the limit on open files, for everything that is not a connection: logs, listeners, the event loop's own."""
 _LARGE_SPARE_FILES = 512
 """Where the limit is eight times as much."""
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _MOST_TRIED = 16
 """Files looked at for one that is opened."""
 
@@ -60,6 +64,15 @@ class OpenFiles:
 
     def __len__(self) -> int:
         return len(self._holders)
+
+    def open(self, disk: Disk, path: str, *, create: bool = False) -> DiskFile:
+        """Open a file; where the system has no descriptor left, others make room. Raises :class:`OSError`."""
+        try:
+            return disk.open(path, create=create)
+        except OSError as error:
+            if error.errno not in _NO_DESCRIPTOR or not self.make_room():
+                raise
+        return disk.open(path, create=create)
 
     def opened(self, holder: Closable) -> None:
         """Note it, and close others when there are too many."""

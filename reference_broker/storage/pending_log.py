@@ -25,11 +25,13 @@ from contextlib import suppress
 from reference_broker.core.queues.confirms import sync_now
 from reference_broker.core.queues.errors import LogError, is_passing, reason_of
 from reference_broker.core.queues.store import CursorRecord, PendingRecord
-from reference_broker.storage.disk import Disk, DiskFile
+from reference_broker.storage.disk import Disk
+from reference_broker.storage.open_files import OpenFiles
 from reference_broker.storage.pending_codec import encode_frames, read_header
 from reference_broker.storage.pending_operations import OperationCollector
 from reference_broker.storage.pending_recovery import GroupRecovery, Note, create_log
 from reference_broker.storage.pending_snapshot import GroupPaths, PendingSync, Snapshot, SnapshotPhase
+from reference_broker.storage.reopened_file import ReopenedFile
 
 __all__ = ["PendingLogFile", "read_header"]
 
@@ -42,8 +44,21 @@ SNAPSHOT_OPERATIONS_PER_ENTRY = 2
 class PendingLogFile(OperationCollector):
     """Implements :class:`reference_broker.core.queues.store.PendingLog`."""
 
-    def __init__(self, disk: Disk, path: str, *, group: str, pattern: str, volatile: bool, note: Note) -> None:
-        """Open and recover, or create; ``path`` ends in ``.pel.log``. Raises :class:`LogError`."""
+    def __init__(
+        self,
+        disk: Disk,
+        path: str,
+        *,
+        group: str,
+        pattern: str,
+        volatile: bool,
+        note: Note,
+        open_files: OpenFiles | None = None,
+    ) -> None:
+        """Open and recover, or create; ``path`` ends in ``.pel.log``. Raises :class:`LogError`.
+
+        ``open_files`` bounds the files that are open, together with those of other logs.
+        """
         super().__init__()
         self._disk = disk
         self._paths = GroupPaths(path)
@@ -54,7 +69,8 @@ class PendingLogFile(OperationCollector):
         self._failure = ""
         self._uncut: int | None = None
         """Where the last log ends, while a partial write behind that could not be cut off yet."""
-        self._unsynced: dict[DiskFile, None] = {}
+        self._open_files = open_files
+        self._unsynced: dict[ReopenedFile, None] = {}
         self._names_unsynced = self._parents_unsynced = not volatile
         self._syncing: PendingSync | None = None
         self._snapshot: Snapshot | None = None
@@ -62,7 +78,9 @@ class PendingLogFile(OperationCollector):
         self._snapshot_above = 0
         """After a failure, no snapshot before so many operations."""
         try:
-            opened = GroupRecovery(disk, self._paths, group=group, pattern=pattern, note=note).open()
+            opened = GroupRecovery(
+                disk, self._paths, group=group, pattern=pattern, note=note, open_files=open_files
+            ).open()
         except OSError as error:
             note(path, f"cannot be opened: {reason_of(error)}; whoever wants the group is refused, and may try again")
             message = f"cannot open {path}: {reason_of(error)}"
@@ -74,7 +92,11 @@ class PendingLogFile(OperationCollector):
         self._snapshot_due = opened.snapshot_due
         self.recovered = opened.state.records()
         self.recovered_cursors = dict(sorted(opened.state.cursors.items()))
-        if not volatile:
+        if volatile:
+            # Nobody will ever read them.
+            for file in self._logs:
+                file.close()
+        else:
             # A broker that was killed may have left writes to the operating system; the next sync covers them.
             self._unsynced.update(dict.fromkeys(self._logs))
 
@@ -150,12 +172,17 @@ class PendingLogFile(OperationCollector):
         self._names_unsynced = self._parents_unsynced = False
         # Logs in their order: what a later one holds counts only with all of the earlier one.
         ordered = [file for file in self._logs if file in files]
+        for file in ordered:
+            file.begin_sync()
         self._syncing = PendingSync(self._disk, self._paths, ordered, folders, snapshot)
         return self._syncing
 
     def finish_sync(self, error: OSError | None) -> None:
         """See :meth:`PendingLog.finish_sync`."""
         task, self._syncing = self._syncing, None
+        if task is not None:
+            for file in task.files:
+                file.end_sync(synced=error is None)
         if is_passing(error) and task is not None:
             # It was not tried: the next one covers all that it was to cover.
             self._unsynced = dict.fromkeys((*task.files, *self._unsynced))
@@ -220,6 +247,7 @@ class PendingLogFile(OperationCollector):
         file = create_log(
             self._disk,
             self._paths.next_log,
+            self._open_files,
             self._group,
             self._pattern,
             self._sequence + 1,
@@ -265,6 +293,7 @@ class PendingLogFile(OperationCollector):
             return
         replaced = self._logs.pop(0)
         replaced.close()
+        self._logs[0].path = self._paths.log
         self._unsynced.pop(replaced, None)
         self._logged.pop(0)
         self._snapshot_due = False

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from reference_broker.core.queues.errors import LogError
 from reference_broker.core.queues.store import CursorRecord, PendingRecord
-from reference_broker.storage.disk import Disk, DiskFile
+from reference_broker.storage.disk import Disk
 from reference_broker.storage.group_files import (
     MAX_FILE_BYTES,
     GroupFileError,
@@ -23,6 +23,7 @@ from reference_broker.storage.group_files import (
     decode_cursor_file,
     decode_pending_file,
 )
+from reference_broker.storage.open_files import OpenFiles
 from reference_broker.storage.pending_codec import (
     MAX_HEADER_BYTES,
     VERSION,
@@ -36,6 +37,7 @@ from reference_broker.storage.pending_codec import (
 from reference_broker.storage.pending_snapshot import GroupPaths
 from reference_broker.storage.pending_state import PendingState
 from reference_broker.storage.record import RecordError
+from reference_broker.storage.reopened_file import ReopenedFile
 
 Note = Callable[[str, str], None]
 """Called with (place, problem) for what people should know."""
@@ -51,7 +53,7 @@ class OpenedGroup(NamedTuple):
     """A group's files after recovery."""
 
     state: PendingState
-    logs: list[DiskFile]
+    logs: list[ReopenedFile]
     """One, or two while a snapshot is wanted; the last is written."""
     sequence: int
     """Of the last log."""
@@ -63,7 +65,7 @@ class OpenedGroup(NamedTuple):
 
 class _Log(NamedTuple):
     path: str
-    file: DiskFile
+    file: ReopenedFile
     header: LogHeader
 
 
@@ -76,16 +78,35 @@ class _Replayed(NamedTuple):
 class GroupRecovery:
     """Opens the files of one group. Raises :class:`LogError` for an unknown version and :class:`OSError`."""
 
-    def __init__(self, disk: Disk, paths: GroupPaths, *, group: str, pattern: str, note: Note) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        paths: GroupPaths,
+        *,
+        group: str,
+        pattern: str,
+        note: Note,
+        open_files: OpenFiles | None = None,
+    ) -> None:
         self._disk = disk
+        self._open_files = open_files
         self._paths = paths
         self._group = group
         self._pattern = pattern
         self._note = note
         self._snapshot_damaged = False
+        self._files: list[ReopenedFile] = []
 
     def open(self) -> OpenedGroup:
         """Recover what is there, or create the group's log."""
+        try:
+            return self._open()
+        except BaseException:
+            for file in self._files:
+                file.close()
+            raise
+
+    def _open(self) -> OpenedGroup:
         for path in self._paths.temporary:
             if self._disk.exists(path):
                 self._disk.remove(path)
@@ -129,7 +150,10 @@ class GroupRecovery:
         return OpenedGroup(state or PendingState(), [log.file], log.header.sequence, [0], self._snapshot_damaged)
 
     def _create(self, path: str, sequence: int, *, previous_bytes: int = 0) -> _Log:
-        file = create_log(self._disk, path, self._group, self._pattern, sequence, previous_bytes=previous_bytes)
+        file = create_log(
+            self._disk, path, self._open_files, self._group, self._pattern, sequence, previous_bytes=previous_bytes
+        )
+        self._files.append(file)
         header = LogHeader(
             version=VERSION,
             group=self._group,
@@ -144,7 +168,8 @@ class GroupRecovery:
         """A log with a sound header; None when there is none. A damaged one is kept beside and reported."""
         if not self._disk.exists(path):
             return None
-        file = self._disk.open(path)
+        file = ReopenedFile(self._disk, path, self._open_files)
+        self._files.append(file)
         data = file.read_at(0, min(file.size, MAX_HEADER_BYTES))
         try:
             header = decode_header(data)
@@ -204,7 +229,7 @@ class GroupRecovery:
     def _quarantine(self, log: _Log, damage: LogDamage) -> None:
         self._keep(log.path, log.file, damage.position, damage.problem)
 
-    def _keep(self, path: str, file: DiskFile, start: int, problem: str) -> None:
+    def _keep(self, path: str, file: ReopenedFile, start: int, problem: str) -> None:
         """Copy damaged bytes beside the log. Settlements among them are lost, so those messages come again."""
         place = path + CORRUPT_SUFFIX
         with closing(self._disk.open(place, create=True)) as kept:
@@ -271,9 +296,18 @@ class GroupRecovery:
             return None
 
 
-def create_log(disk: Disk, path: str, group: str, pattern: str, sequence: int, *, previous_bytes: int) -> DiskFile:
+def create_log(
+    disk: Disk,
+    path: str,
+    open_files: OpenFiles | None,
+    group: str,
+    pattern: str,
+    sequence: int,
+    *,
+    previous_bytes: int,
+) -> ReopenedFile:
     """An empty log, not synced. Raises :class:`OSError`, and then leaves no usable log of that name."""
-    file = disk.open(path, create=True)
+    file = ReopenedFile(disk, path, open_files, create=True)
     try:
         file.truncate(0)
         file.append(encode_header(group, pattern, sequence=sequence, previous_bytes=previous_bytes))

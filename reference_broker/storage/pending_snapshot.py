@@ -7,8 +7,9 @@ from enum import Enum
 from itertools import islice
 
 from reference_broker.core.queues.store import CursorRecord, PendingRecord
-from reference_broker.storage.disk import Disk, DiskFile
+from reference_broker.storage.disk import Disk
 from reference_broker.storage.group_files import MAX_FILE_BYTES, PendingFileEncoder, encode_cursor_file
+from reference_broker.storage.reopened_file import ReopenedFile
 
 LOG_SUFFIX = ".pel.log"
 _ENTRIES_PER_STEP = 1_000
@@ -96,7 +97,7 @@ class PendingSync:
         self,
         disk: Disk,
         paths: GroupPaths,
-        files: Sequence[DiskFile],
+        files: Sequence[ReopenedFile],
         folders: Sequence[str],
         snapshot: Snapshot | None,
     ) -> None:

@@ -515,4 +515,5 @@ class LogQueueFiles:
             pattern=pattern,
             volatile=self._volatile,
             note=self._note,
+            open_files=self._store.open_files,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
@@ -27,7 +26,6 @@ from reference_broker.storage.segment_scan import BatchPlace, Damage, Window, sc
 from reference_broker.storage.time_index import TimeIndex
 
 _FIRST_READ_BYTES = 64 * 1024
-_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _NOWHERE = (-1, 0)
 
 
@@ -80,13 +78,10 @@ class Segment:
 
     def file(self, *, create: bool = False) -> DiskFile:
         if self._file is None:
-            try:
+            if self._open_files is None:
                 self._file = self._disk.open(self.path, create=create)
-            except OSError as error:
-                if error.errno not in _NO_DESCRIPTOR or self._open_files is None or not self._open_files.make_room():
-                    raise
-                self._file = self._disk.open(self.path, create=create)
-            if self._open_files is not None:
+            else:
+                self._file = self._open_files.open(self._disk, self.path, create=create)
                 self._open_files.opened(self)
         return self._file
 
