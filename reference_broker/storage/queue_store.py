@@ -406,8 +406,7 @@ class LogQueueFiles:
     @property
     def has_delays(self) -> bool:
         """See :meth:`QueueFiles.has_delays`."""
-        with self._reads(f"{self._folder}/{DELAYS}"):
-            return bool(self._disk.list(f"{self._folder}/{DELAYS}"))
+        return self._holds_files(DELAYS)
 
     def open_delays(self) -> SparseLog:
         """See :meth:`QueueFiles.open_delays`."""
@@ -421,7 +420,7 @@ class LogQueueFiles:
     @property
     def has_departures(self) -> bool:
         """See :meth:`QueueFiles.has_departures`."""
-        return bool(self._disk.list(f"{self._folder}/{DEPARTURES}"))
+        return self._holds_files(DEPARTURES)
 
     def open_departures(self) -> SegmentedLog:
         """See :meth:`QueueFiles.open_departures`."""
@@ -456,6 +455,11 @@ class LogQueueFiles:
             yield
         except OSError as error:
             raise self._store.refusal(self._description.name, path, "read", error) from error
+
+    def _holds_files(self, name: str) -> bool:
+        path = f"{self._folder}/{name}"
+        with self._reads(path):
+            return bool(self._disk.list(path))
 
     def groups(self) -> list[StoredGroup]:
         """See :meth:`QueueFiles.groups`. A log whose header is unreadable is noted and left alone."""

@@ -60,6 +60,13 @@ def test_a_call_that_fails_costs_nothing_that_was_confirmed(
         assert wrong == [], f"seed {SEED}: {durability} {fault} {errno.errorcode[number]}"
 
 
+@pytest.mark.parametrize("call", ["list", "exists", "make_folder", "remove"])
+def test_each_of_the_rare_calls_may_fail(counts: dict[Durability, dict[str, int]], call: str) -> None:
+    for first in range(1, counts[Durability.FSYNC][call] + 1):
+        fault = Fault(call, first, errno.EIO)
+        assert complaints(fault, Durability.FSYNC) == [], fault
+
+
 class FailingOs:
     """The module ``os`` as the real disk sees it."""
 

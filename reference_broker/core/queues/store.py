@@ -308,7 +308,7 @@ class QueueFiles(Protocol):
 
     @property
     def has_delays(self) -> bool:
-        """:meth:`open_delays` would find a log."""
+        """:meth:`open_delays` would find a log. Raises :class:`LogError`."""
 
     def open_delays(self) -> SparseLog:
         """The log of delayed messages: open and recover, or create. Raises :class:`LogError`."""
@@ -318,7 +318,7 @@ class QueueFiles(Protocol):
 
     @property
     def has_departures(self) -> bool:
-        """:meth:`open_departures` would find a log."""
+        """:meth:`open_departures` would find a log. Raises :class:`LogError`."""
 
     def open_departures(self) -> PartitionLog:
         """The log of what left the queue and is still in its partitions: open and recover, or create.
