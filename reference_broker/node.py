@@ -188,6 +188,8 @@ class BrokerNode:
             self._store.note(
                 "", SESSIONS_FOLDER, f"{text}, and {room.reserve_bytes} bytes are kept for what makes some"
             )
+        if self.state.room_refusals:
+            self.engine.disk_is_full(now)
         self.state.room_refusals = 0
         sessions.make_room(now, is_low=spare_bytes < room.reserve_bytes // 4)
         self.state.take_room(spare_bytes, room.reserve_bytes)

@@ -13,6 +13,7 @@ from reference_broker.core import transaction_requests
 from reference_broker.core.broker_state import BrokerState
 from reference_broker.core.message import Message
 from reference_broker.core.queues.address import DEAD_LETTER_PREFIX, QUEUE_PREFIX
+from reference_broker.core.queues.limits import QueueLimits
 from reference_broker.core.rates import TokenBucket
 from reference_broker.core.session import Session
 from reference_broker.core.tenants import Tenant, Tenants
@@ -123,6 +124,11 @@ def groups_uncounted(patch: Patch) -> None:
 @mutant("queue-tenant-storage-unbounded", "what a tenant stores is not bounded")
 def storage_unbounded(patch: Patch) -> None:
     _without(patch, max_storage_bytes=0)
+
+
+@mutant("queue-tenant-storage-kept", "the segment that is written to is never freed, whatever is settled of it")
+def storage_kept(patch: Patch) -> None:
+    patch.replace(QueueLimits, "free_settled", lambda _self, _now: None)
 
 
 @mutant("queue-tenant-transactions-unknown", "a tenant's publishes name its transactions with the tenant before them")

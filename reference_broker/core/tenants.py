@@ -137,6 +137,8 @@ class Tenant:
             if now - self._looked_at >= _USAGE_INTERVAL_S:
                 self._looked_at = now
                 self._stored_bytes = engine.usage(self.owns).stored_bytes
+                if self._stored_bytes + size > quotas.max_storage_bytes:
+                    engine.free_settled(self.owns, now)
             if self._stored_bytes + size > quotas.max_storage_bytes:
                 raise self._over(f"it stores {quotas.max_storage_bytes} bytes at most")
         messages, octets = self.publish_messages, self.publish_bytes

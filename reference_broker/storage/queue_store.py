@@ -82,17 +82,18 @@ class LogQueueStore:
         self.open_files = OpenFiles()
         self._memory = MemoryDisk()
         self.notes = Notes()
+        self.on_full: Callable[[], None] = lambda: None
         self._unusable: dict[str, str] = {}
         """Folder of a queue -> why nothing is done with it."""
-        self.room = (
-            None
-            if disk is None
-            else DiskRoom(disk, self._options.reserve_bytes, lambda place, problem: self.note("", place, problem))
-        )
+        self.room = None if disk is None else DiskRoom(disk, self._options.reserve_bytes, self._refused)
         """For everything but settlements, and what queues keep in memory."""
         self._encoders = {compression: BatchEncoder(compression) for compression in Compression}
         if disk is not None:
             disk.lock()
+
+    def _refused(self, place: str, problem: str) -> None:
+        self.note("", place, problem)
+        self.on_full()
 
     def stored_queues(self) -> list[StoredQueue]:
         """See :meth:`QueueStore.stored_queues`. A folder without a readable description is noted and left alone."""

@@ -17,7 +17,7 @@ from reference_broker.config import (
     parse_config,
 )
 from reference_broker.core.message import Message
-from reference_broker.core.queues import QueueEngine, QueueError, QueueErrorCode
+from reference_broker.core.queues import Delivery, QueueEngine, QueueError, QueueErrorCode, Verb
 from reference_broker.core.queues.address import parse_address
 from reference_broker.core.tenants import Tenant, Tenants
 from reference_broker.storage.queue_store import LogQueueStore
@@ -151,6 +151,40 @@ def test_storage_messages_and_delays_are_bounded() -> None:
     admitted = sum(not refused(tenant, engine, START + step, bytes(900)) for step in range(40))
     assert 15 <= admitted <= 22
     assert engine.usage(tenant.owns).stored_bytes <= 22_000
+
+
+def test_a_tenant_that_consumes_all_it_stores_may_publish_again() -> None:
+    """Its queues are smaller than a segment each, and nothing more is written to them."""
+    _, tenant, engine = make(max_storage_bytes=20_000)
+    now = START
+    while not refused(tenant, engine, now, bytes(900)):
+        now += 1
+    taken: list[Delivery] = []
+    engine.subscribe(
+        "acme.q", pattern="", group="g", consumer_id="c", deliver=lambda one: taken.append(one) or True, now=now
+    )
+    engine.dispatch(now)
+    for delivery in taken:
+        engine.settle(
+            Verb.ACK,
+            queue="acme.q",
+            message_id=delivery.message_id,
+            partition=None,
+            offset=None,
+            group="g",
+            consumer_id="c",
+            reason="",
+            now=now,
+        )
+    assert len(taken) >= 15
+    refusals = 0
+    for _ in range(10):
+        now += 2
+        engine.tick(now)
+        engine.dispatch(now)
+        refusals += refused(tenant, engine, now, bytes(900))
+    assert refusals <= 3
+    assert engine.stats("acme.q").depth == 10 - refusals
 
 
 def test_queues_and_partitions_are_bounded() -> None:

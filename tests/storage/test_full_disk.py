@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -18,13 +19,16 @@ from sim.disk import DiskProfile, SimDisk
 CAPACITY_BYTES = 6_000_000
 RESERVE_BYTES = 2_000_000
 OPTIONS = LogOptions(segment_bytes=200_000, reserve_bytes=RESERVE_BYTES)
+ONE_SEGMENT = LogOptions(segment_bytes=10 * CAPACITY_BYTES, reserve_bytes=RESERVE_BYTES)
+"""It is never full, so that nothing but want of room can seal it."""
 CONFIG = QueuesConfig(defaults={"partitions": 1, "max_in_flight": 1_000_000})
 
 
 class FullDisk:
     """An engine on a disk with little room, and one consumer that takes all it is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: LogOptions = OPTIONS) -> None:
+        self.options = options
         self.disk = SimDisk(random.Random(3), DiskProfile(capacity_bytes=CAPACITY_BYTES, stall_rate=0))
         self.now = 1_700_000_000.0
         self.got: list[Delivery] = []
@@ -33,7 +37,7 @@ class FullDisk:
         self.open()
 
     def open(self) -> None:
-        self.engine = QueueEngine(CONFIG, LogQueueStore(self.disk, options=OPTIONS), random.Random(1), self.now)
+        self.engine = QueueEngine(CONFIG, LogQueueStore(self.disk, options=self.options), random.Random(1), self.now)
 
     def publish(self, size: int = 20_000) -> None:
         message = Message(topic="$queue/q", payload=bytes(size))
@@ -177,6 +181,85 @@ def test_reads_and_settlements_go_on_and_make_room() -> None:
     before = full.confirmed
     full.publish()
     assert (full.errors, full.confirmed) == ([], before + 1)
+
+
+def settle_all(full: FullDisk) -> None:
+    full.subscribe()
+    full.turn()
+    for delivery in full.got:
+        full.ack(delivery)
+
+
+def purge(full: FullDisk) -> None:
+    full.engine.purge_queue("q", full.now, lambda *_: None)
+
+
+@pytest.mark.parametrize("power_fails", [False, True])
+@pytest.mark.parametrize("leave", [settle_all, purge])
+def test_what_was_written_last_makes_room_too(leave: Callable[[FullDisk], None], power_fails: bool) -> None:
+    """A queue smaller than a segment was never sealed while publishes were refused, and never freed: for ever."""
+    full = FullDisk(ONE_SEGMENT)
+    full.fill()
+    leave(full)
+    full.turn()
+    other = Message(topic="$queue/other", payload=bytes(20_000))
+    for _ in range(5):
+        full.engine.publish(full.engine.address("$queue/other"), other, full.now)
+        full.turn()
+        if power_fails:
+            full.disk.power_loss()
+            full.open()
+    full.errors.clear()
+    full.got.clear()
+    before = full.confirmed
+    full.publish()
+    assert (full.errors, full.confirmed) == ([], before + 1)
+    assert full.disk.free_bytes() > CAPACITY_BYTES / 2
+    if power_fails or leave is purge:
+        full.subscribe()
+        full.turn()
+    assert len(full.got) == 1, "what left stays gone, and the new message is there"
+
+
+def test_a_segment_of_which_something_is_needed_stays() -> None:
+    full = FullDisk(ONE_SEGMENT)
+    full.fill()
+    full.subscribe()
+    full.turn()
+    for delivery in full.got[:-1]:
+        full.ack(delivery)
+    for _ in range(5):
+        full.publish()
+    assert full.errors[1:], "one message still waits in the only segment"
+    full.disk.power_loss()
+    last = full.got[-1].message_id
+    full.got = []
+    full.open()
+    full.subscribe()
+    full.turn()
+    assert [delivery.message_id for delivery in full.got] == [last]
+
+
+def test_delayed_messages_written_last_make_room_too() -> None:
+    full = FullDisk(ONE_SEGMENT)
+    told: list[str] = []
+    message = Message(topic="$queue/q", payload=bytes(20_000), user_properties=(("delay", "1h"),))
+    while not full.errors:
+        full.engine.publish(
+            full.engine.address("$queue/q"), message, full.now, full.confirm, lambda kind, name: told.append(name)
+        )
+        full.turn()
+        assert len(told) < 1_000, "the disk never filled up"
+    for name in told:
+        full.engine.cancel_delayed("q", name, full.now)
+        full.turn()
+    for _ in range(5):
+        full.publish()
+    full.errors.clear()
+    full.publish()
+    assert full.errors == []
+    assert full.disk.free_bytes() > CAPACITY_BYTES / 2
+    assert full.engine.delayed("q") == []
 
 
 def test_acks_made_on_a_full_disk_survive_power_loss() -> None:

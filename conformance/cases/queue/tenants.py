@@ -376,6 +376,34 @@ async def storage(ctx: CaseContext) -> None:
 
 
 @case(
+    "queue/tenants/storage-comes-back",
+    clauses=("Q-TENANT-19",),
+    requires=("queues", "clock"),
+    mutant="queue-tenant-storage-kept",
+    settings=_tenants(max_storage_bytes=20_000),
+)
+async def storage_comes_back(ctx: CaseContext) -> None:
+    """A tenant that consumes what it stores may publish again.
+
+    acme publishes 1 000 bytes at a time until it gets 0x97. Its only group acknowledges every message. Then it
+    publishes once every two seconds: within a minute one passes.
+    """
+    acme = await _client(ctx, "acme-1")
+    for _ in range(10):
+        if 0x97 in await _codes(acme, 10, bytes(1_000)):
+            break
+        await ctx.advance(2)
+    consumer = await consume(ctx, "q", name="consumer", client_id="acme-consumer")
+    for delivery in await deliveries(consumer):
+        await settle(ctx, consumer, "q", "ack", delivery)
+    codes: list[int] = []
+    while len(codes) < 30 and 0 not in codes:
+        await ctx.advance(2)
+        codes += await _codes(acme, 1, bytes(1_000))
+    ctx.must(0 in codes, f"acme: expected a publish to pass, as nothing is stored that anybody needs; seen {codes}")
+
+
+@case(
     "queue/tenants/no-queue-by-a-transaction",
     clauses=("Q-TENANT-18",),
     requires=("queues",),

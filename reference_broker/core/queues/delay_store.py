@@ -10,6 +10,7 @@ After a restart the wheel is filled from the two logs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
@@ -399,6 +400,16 @@ class DelayStore:
         lowest = self._waiting.lowest
         self._log.log.drop_before(self._armed_to if lowest is None else lowest)
         self._thinning.ask(now)
+
+    def free_settled(self) -> None:
+        """Free also what was written last, where nothing of it waits; see :meth:`QueueLimits.free_settled`."""
+        log = self._log.log
+        if self._waiting.lowest is None and self._armed_to >= log.next_offset > log.start_offset:
+            with suppress(LogError):  # which the log has told of
+                log.roll()
+            if log.needs_sync:
+                self._agenda.unsynced[self._log] = None
+            log.drop_before(self._armed_to)
 
     # -- cancelling and listing ----------------------------------------------------------------------------------
 

@@ -92,6 +92,11 @@ class Delays:
         """Of the log of delayed messages."""
         return 0 if self.store is None else self.store.stored_bytes
 
+    def free_settled(self) -> None:
+        """See :meth:`DelayStore.free_settled`."""
+        if self.store is not None:
+            self.store.free_settled()
+
     @property
     def failed(self) -> bool:
         return self.store is not None and self.store.failed

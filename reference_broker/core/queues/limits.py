@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from reference_broker.config import Overflow, QueueConfig
@@ -21,6 +22,9 @@ QUEUE_FULL = "QUEUE_FULL"
 _TRIM_INTERVAL_S = 1.0
 _LOOKED_AT = 4_096
 """Places of groups in partitions that one trim looks at."""
+_FREEING_S = 5.0
+"""So long after somebody was refused for want of room, what is settled is freed."""
+_NEVER = float("inf")
 _MORE_DROPS = 8
 """Messages that one new one may drop beside the one whose room it takes."""
 
@@ -36,6 +40,8 @@ class QueueLimits(TimeToLive):
         """The partition that was looked at last."""
         self._to_trim = 0
         """How many still are to be."""
+        self._free_at = _NEVER
+        self._frees_until = float("-inf")
         self._retain_turn = 0
         """The first partition that has not had its turn in this round of retention."""
         self.dropped = 0
@@ -213,16 +219,34 @@ class QueueLimits(TimeToLive):
             self._to_trim = len(queue.partitions)
             self._trim_some()
 
+    def free_settled(self, now: float) -> None:
+        """Somebody is refused for want of room: free also what was written last, where nobody needs any of it. A
+        segment that nothing is appended to would never be sealed. It goes once what follows it is on disk.
+        """
+        self._frees_until = now + _FREEING_S
+        self._free_at = now
+        self.arm(now)
+
+    def _seal(self, partition: QueuePartition) -> None:
+        with suppress(LogError):  # which the log has told of
+            partition.log.roll()
+        if partition.log.needs_sync and not self._volatile:
+            self._agenda.unsynced[partition] = None
+
     def _trim_some(self) -> None:
         """Of very many places some; the others have their turn at once after others have had theirs."""
         queue = self._queue
+        is_freeing = self._agenda.now <= self._frees_until
         groups, partitions = list(queue.groups.values()), queue.partitions
         count = min(self._to_trim, max(1, _LOOKED_AT // max(1, len(groups))))
         self._to_trim -= count
-        for _ in range(count if groups else 0):
+        for _ in range(count if groups or is_freeing else 0):
             self._trim_turn = (self._trim_turn + 1) % len(partitions)
             partition = partitions[self._trim_turn]
-            partition.drop_before(min(group.low(partition.index) for group in groups))
+            low = min((group.low(partition.index) for group in groups), default=queue.departures.free_to(partition))
+            if is_freeing and low >= partition.log.next_offset > partition.log.start_offset:
+                self._seal(partition)
+            partition.drop_before(low)
             partition.head = max(partition.head, partition.log.start_offset)
             if partition.lanes is not None:
                 self._follow(partition)
@@ -231,9 +255,15 @@ class QueueLimits(TimeToLive):
 
     def pass_time(self, now: float) -> None:
         """See :class:`Wakeable`."""
+        if now >= self._free_at:
+            self._to_trim = len(self._queue.partitions)
+            self._free_at = now + _TRIM_INTERVAL_S if now < self._frees_until else _NEVER
+            self._queue.delays.free_settled()
         if self._to_trim:
             self._trim_some()
         super().pass_time(now)
+        if self._free_at != _NEVER:
+            self.arm(self._free_at)
 
     def _follow(self, partition: QueuePartition) -> None:
         """Lanes forgot what the log does not keep: a cursor left before it would take it for messages of its lane."""

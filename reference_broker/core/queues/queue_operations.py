@@ -123,6 +123,14 @@ class QueueOperations:
         """What the queues whose names are wanted use together."""
         return self._registry.usage(wanted)
 
+    def free_settled(self, wanted: Callable[[str], bool], now: float) -> None:
+        """Somebody is refused for want of room: let these queues free what nobody needs, soon."""
+        self._registry.free_settled(wanted, now)
+
+    def disk_is_full(self, now: float) -> None:
+        """Likewise of all queues; not more often than is of use."""
+        self._registry.disk_is_full(now)
+
     def members(self, queue: str, group: str) -> Collection[str] | None:
         """Ids of a group's consumers; None when there is no such group."""
         found = self._queues.get(queue)

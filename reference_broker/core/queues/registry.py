@@ -54,6 +54,8 @@ Tracer = Callable[[TraceKind, dict[str, str | int]], None]
 CACHE_BYTES: Final = 32 * 1024 * 1024
 MAX_KNOWN_BYTES: Final = 64 * 1024 * 1024
 MAX_PARTITIONS: Final = 1_024
+_FREE_INTERVAL_S: Final = 1.0
+"""Between looks for what can be freed on a disk that is nearly full."""
 MAX_SETTINGS_BYTES: Final = 16 * 1024
 FIXED: Final = ("durability", "compression", "ordering", "ephemeral")
 """Settings that a queue keeps for life, since what is stored depends on them."""
@@ -81,6 +83,8 @@ class QueueRegistry:
         self._tracer = tracer
         if tracer is not None:
             store.on_note = self._trace_note
+        self._freed_at = float("-inf")
+        store.on_full = self._refused_by_disk
         self._on_change = on_change
         self.on_delete: Callable[[DurableQueue], None] | None = None
         """Told of each queue that goes, while its logs are still open."""
@@ -317,6 +321,21 @@ class QueueRegistry:
             raise QueueError(QueueErrorCode.EXISTS, text)
         self._check_room(self._config_of(name, settings).partitions)
         return self._create(name, settings)
+
+    def _refused_by_disk(self) -> None:
+        self.disk_is_full(self._agenda.now)
+
+    def disk_is_full(self, now: float) -> None:
+        """Let every queue free what nobody needs; not more often than is of use."""
+        if now >= self._freed_at + _FREE_INTERVAL_S:
+            self._freed_at = now
+            self.free_settled(lambda _: True, now)
+
+    def free_settled(self, wanted: Callable[[str], bool], now: float) -> None:
+        """Somebody is refused for want of room: let these queues free what nobody needs, soon."""
+        for name, queue in self.queues.items():
+            if wanted(name):
+                queue.limits.free_settled(now)
 
     def usage(self, wanted: Callable[[str], bool]) -> QueueUsage:
         """What the queues whose names are wanted use."""

@@ -121,6 +121,12 @@ class PartitionLog(Protocol):
     def finish_sync(self, error: OSError | None) -> None:
         """The task ended. An error makes the log refuse everything from now on."""
 
+    def roll(self) -> None:
+        """Let what is stored be freed as a whole, once a sync covers that something new begins behind it.
+
+        Raises :class:`LogError`.
+        """
+
     def drop_before(self, offset: int) -> None:
         """Free storage that only holds records below ``offset``; it may keep more than asked."""
 
@@ -374,6 +380,8 @@ class QueueStore(Protocol):
 
     on_note: Callable[[RecoveryNote], None] | None
     """Told of each note."""
+    on_full: Callable[[], None]
+    """Called when something is refused since the disk is nearly full."""
 
     def stored_queues(self) -> list[StoredQueue]:
         """Queues that exist in the store, by name."""
