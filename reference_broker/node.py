@@ -68,6 +68,7 @@ class BrokerNode:
         """Connections whose output waits for a sync of the sessions: a sync looks at no others."""
         self._sessions: SessionStore | None = None
         self._room_noted_at = -_NOTE_INTERVAL_S
+        self._room_is_low = False
         self._holds_output = config.sessions.durability is Durability.FSYNC
         """What depends on a write leaves once it is synced."""
         if disk is not None and config.sessions.durability is not Durability.MEMORY:
@@ -182,6 +183,10 @@ class BrokerNode:
         if room is None:
             return
         spare_bytes = room.spare_bytes()
+        was_low, self._room_is_low = self._room_is_low, spare_bytes < room.reserve_bytes // 4
+        if not (self._room_is_low or was_low or self.state.room_refusals):
+            self.state.room_bytes = spare_bytes
+            return
         if self.state.room_refusals and now >= self._room_noted_at + _NOTE_INTERVAL_S:
             self._room_noted_at = now
             text = "the disk is nearly full; messages for sessions, and retained ones, are refused until there is room"
@@ -191,7 +196,7 @@ class BrokerNode:
         if self.state.room_refusals:
             self.engine.disk_is_full(now)
         self.state.room_refusals = 0
-        sessions.make_room(now, is_low=spare_bytes < room.reserve_bytes // 4)
+        sessions.make_room(now, is_low=self._room_is_low)
         self.state.take_room(spare_bytes, room.reserve_bytes)
 
     def _write_sessions(self, store: SessionStore, now: float) -> None:

@@ -26,7 +26,6 @@ Tracer = Callable[[TraceKind, dict[str, str | int]], None]
 CLOCK_TOPIC = "$admin/clock/advance"
 """Where a test moves the clock of a broker that lets it (``testing.movable_clock``)."""
 QUEUE_PREFIXES = ("$queue/", "$dlq/")
-_NO_LIMIT = 1 << 62
 _NOT_ROUTED = (*QUEUE_PREFIXES, ADMIN_PREFIX, TRANSACTION_PREFIX)
 
 
@@ -77,9 +76,9 @@ class MessagePaths:
         """Time of the current turn; set by whoever drives the broker."""
         self.leaving: deque[tuple[Session, list[Subscription]]] = deque()
         """Sessions that ended, with subscriptions that are still in the tree."""
-        self.room_bytes = _NO_LIMIT
+        self.room_bytes: int | None = None
         """Of messages that sessions and retained messages may still take in this turn; negative while the disk is
-        nearly full, and what needs room is refused: see :meth:`take_room`."""
+        nearly full, and what needs room is refused: see :meth:`take_room`. None = nothing is kept on a disk."""
         self.room_refusals = 0
         self.room_is_scarce = False
         """Half of what is kept free is gone: nobody begins anything that would take some."""
@@ -108,16 +107,26 @@ class MessagePaths:
         if self.advance_clock is not None and message.topic == CLOCK_TOPIC:
             self.advance_clock(message.payload)
             return True
-        # Counted for whoever gets it: a turn has no time to find out, and the next one begins anew.
-        room_bytes = self.room_bytes = self.room_bytes - len(message.payload)
-        if room_bytes < 0 and self.needs_room(message):
-            self.room_refusals += 1
-            raise QueueError(QueueErrorCode.QUOTA, "the disk is nearly full: nothing more is kept for clients")
+        if self.room_bytes is not None:
+            self._use_room(message, self.room_bytes)
         if message.retain:
             self.work += len(message.topic) >> 5
             if not self.retained.store(message):
                 raise QueueError(QueueErrorCode.LIMIT, "the broker keeps no more retained messages")
         return self._fan_out(message, publisher)
+
+    @property
+    def has_no_room(self) -> bool:
+        """What needs room on the disk is refused in this turn."""
+        return self.room_bytes is not None and self.room_bytes < 0
+
+    def _use_room(self, message: Message, room_bytes: int) -> None:
+        """Raises :class:`QueueError` where it needs some and there is none."""
+        # Counted for whoever gets it: a turn has no time to find out, and the next one begins anew.
+        self.room_bytes = room_bytes = room_bytes - len(message.payload)
+        if room_bytes < 0 and self.needs_room(message):
+            self.room_refusals += 1
+            raise QueueError(QueueErrorCode.QUOTA, "the disk is nearly full: nothing more is kept for clients")
 
     def needs_room(self, message: Message) -> bool:
         """Whether something of it would be written: as a retained message, or for a session that is kept."""

@@ -166,11 +166,12 @@ class OutgoingDeliveries:
     entry: Entry | None = None
     state = OutgoingState.WAIT_PUBACK
 
-    def __init__(self, first_id: int, run: DeliveryRun) -> None:
+    def __init__(self, first_id: int, run: DeliveryRun, size: int) -> None:
+        """``size``: see :func:`run_bytes`."""
         self._first_id = first_id
         self._run = run
         self.left = len(run.stored)
-        self.size = run_bytes(run)
+        self.size = size
         self._first: Delivery | None = None
 
     @property
@@ -757,12 +758,13 @@ class Session:
             return 0
         if count < len(run.stored):
             run = run.first(count)
-        first = self.can_send_run(count, run_bytes(run))
+        size = run_bytes(run)
+        first = self.can_send_run(count, size)
         if not first:
             return 0
         if not connection.send_delivery_run(first, run):
             return 0
-        self.start_run(first, count, OutgoingDeliveries(first, run))
+        self.start_run(first, count, OutgoingDeliveries(first, run, size))
         return count
 
     def start_run(self, first: int, count: int, run: OutgoingRun | OutgoingDeliveries) -> None:

@@ -212,7 +212,7 @@ def _subscribe_one(
     )
     session = connection.session
     assert session is not None
-    if not queue and session.kept is not None and connection.broker.room_bytes < 0:
+    if not queue and session.kept is not None and connection.broker.has_no_room:
         # A consumer of a queue makes room; others would be sent retained messages, which are written down for them.
         is_new = request.topic_filter not in session.subscriptions
         if is_new or connection.broker.room_is_scarce:

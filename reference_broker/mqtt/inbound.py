@@ -222,10 +222,11 @@ class Inbound(PublishAcks):
         session = connection.session
         assert session is not None
         broker = self._broker
-        broker.room_bytes -= len(run)
-        if broker.room_bytes < 0:
-            # What needs room on the disk is refused, one by one.
-            return False
+        if broker.room_bytes is not None:
+            broker.room_bytes -= len(run)
+            if broker.room_bytes < 0:
+                # What needs room on the disk is refused, one by one.
+                return False
         count = len(run) // stride
         ids = runs.ids_of(run, stride, id_at)
         inbound: list[int] = []
