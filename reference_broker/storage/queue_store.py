@@ -145,10 +145,10 @@ class LogQueueStore:
             with contextlib.closing(self._disk.open(path)) as file:
                 data = file.read_at(0, _MAX_DESCRIPTION_BYTES)
         except FileNotFoundError:
-            if any(self._disk.list(f"{folder}/partitions")):
+            if _holds_messages(self._disk, f"{folder}/partitions"):
                 message = f"{path} is missing; restore it, or move {folder} away to give the queue up"
                 raise LogError(message) from None
-            # The queue was being created when the broker stopped: nothing was ever confirmed in it.
+            # The queue was being created when the broker stopped, or was deleted: there is nothing in it.
             return None
         except OSError as error:
             message = f"cannot open {path}: {reason_of(error)}"
@@ -227,6 +227,15 @@ class LogQueueStore:
         """Give the disk's lock back."""
         if self._disk is not None:
             self._disk.unlock()
+
+
+def _holds_messages(disk: Disk, partitions: str) -> bool:
+    """Whether something is stored in a queue's partitions. Their folders alone are what a queue that was deleted may
+    leave. Raises :class:`OSError`."""
+    try:
+        return any(disk.list(f"{partitions}/{name}") for name in disk.list(partitions))
+    except NotADirectoryError:
+        return True
 
 
 def _create(disk: Disk, folder: str, config: QueueConfig, settings: Mapping[str, Any] | None) -> QueueDescription:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import msgspec
@@ -120,6 +121,29 @@ def test_a_queue_that_was_being_created_is_passed_over() -> None:
     disk = MemoryDisk()
     disk.make_folder("queues/q/partitions")
     assert LogQueueStore(disk).stored_queues() == []
+
+
+def test_a_deleted_queue_whose_empty_folders_stay_gives_its_name_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Empty folders were taken for a queue without a description, which nobody may use."""
+    store = LogQueueStore(RealDisk(tmp_path))
+    files = store.open_queue(QueueConfig(name="q", partitions=2))
+    log = files.open_partition(0)
+    log.append([NewRecord(0, b"", b"m", ())])
+    log.close()
+
+    def busy(_self: RealDisk, path: str) -> None:
+        raise OSError(errno.EBUSY, "busy", path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RealDisk, "remove_folder", busy)
+        files.removal().run()
+    assert (tmp_path / "queues/q/partitions/0").is_dir()
+    store.close()
+    again = LogQueueStore(RealDisk(tmp_path))
+    assert (again.stored_queues(), again.unusable_queues()) == ([], [])
+    assert again.open_queue(QueueConfig(name="q")).open_partition(0).next_offset == 0
 
 
 def test_the_memory_disk_is_a_disk() -> None:
