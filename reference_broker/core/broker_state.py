@@ -26,8 +26,9 @@ from reference_broker.core.partial_packets import PartialPackets
 from reference_broker.core.queue_admin import QueueAdmin
 from reference_broker.core.queues import QueueEngine, QueueError, QueueErrorCode
 from reference_broker.core.remembered import SharedMemory
+from reference_broker.core.retained_sends import RetainedSends
 from reference_broker.core.routing import Subscription, subscription_bytes
-from reference_broker.core.sending import MESSAGE_WORK, RetainedSends, Sending
+from reference_broker.core.sending import MESSAGE_WORK, Sending
 from reference_broker.core.session import Session, SessionConnection, SharedOutgoing, Will
 from reference_broker.core.session_journal import SessionJournal
 from reference_broker.core.sys_topics import SysTopics

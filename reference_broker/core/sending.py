@@ -6,13 +6,10 @@ has done enough; the others, and those with more to get, have the next turn.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from reference_broker.core.message import Message
-from reference_broker.core.routing import Subscription
+from reference_broker.core.retained_sends import Walk
 
 if TYPE_CHECKING:
     from reference_broker.core.broker_state import BrokerState
@@ -23,50 +20,6 @@ TURN_WORK: Final = 8_192
 MESSAGE_WORK: Final = 8
 PORTION: Final = 512
 """Of one session, before others have their turn."""
-_Walk = Iterator[Message | None]
-
-
-class RetainedSends:
-    """Retained messages that a session is still to be sent, by the filter that it subscribed to; at least one."""
-
-    __slots__ = ("_waiting", "count", "walk")
-
-    def __init__(self) -> None:
-        self._waiting: dict[str, deque[Subscription]] = {}
-        self.count = 0
-        """Subscriptions that wait for theirs."""
-        self.walk: _Walk | None = None
-        """Through the messages for the first of them, once it has begun."""
-
-    def __contains__(self, topic_filter: str) -> bool:
-        return topic_filter in self._waiting
-
-    def add(self, subscription: Subscription) -> None:
-        """To be sent behind the others; those of the same filter belong together."""
-        self._waiting.setdefault(subscription.topic_filter, deque()).append(subscription)
-        self.count += 1
-
-    def first(self) -> Subscription:
-        """Whose turn it is."""
-        return next(iter(self._waiting.values()))[0]
-
-    def finish_first(self) -> str | None:
-        """It has all of them. Returns its filter if that was the last subscription with it."""
-        self.walk = None
-        topic_filter, subscriptions = next(iter(self._waiting.items()))
-        subscriptions.popleft()
-        self.count -= 1
-        if subscriptions:
-            return None
-        del self._waiting[topic_filter]
-        return topic_filter
-
-    def cancel(self, topic_filter: str) -> None:
-        """The session unsubscribed."""
-        if topic_filter in self._waiting:
-            if self.first().topic_filter == topic_filter:
-                self.walk = None
-            self.count -= len(self._waiting.pop(topic_filter))
 
 
 class Sending:
@@ -158,7 +111,7 @@ class Sending:
             self.wake(session)
         return steps
 
-    def _walk(self, topic_filter: str) -> _Walk:
+    def _walk(self, topic_filter: str) -> Walk:
         broker = self._broker
         figures = broker.sys_topics.match(topic_filter, broker.now)
         return chain(figures, broker.retained.walk(topic_filter, lambda: broker.now))

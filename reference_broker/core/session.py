@@ -22,7 +22,7 @@ from reference_broker.core.timers import Timer
 from reference_broker.core.traffic import Traffic
 
 if TYPE_CHECKING:
-    from reference_broker.core.sending import RetainedSends
+    from reference_broker.core.retained_sends import RetainedSends
     from reference_broker.core.session_journal import Entry, KeptSession
     from reference_broker.core.tenants import Tenant
 

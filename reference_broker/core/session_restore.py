@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from reference_broker.config import TenantConfig
 from reference_broker.core.message import Message
-from reference_broker.core.sending import RetainedSends
+from reference_broker.core.retained_sends import RetainedSends
 from reference_broker.core.session import RELEASED, Outgoing, Session, SharedOutgoing, Will
 from reference_broker.core.session_journal import Entry, KeptSession, SessionJournal
 from reference_broker.core.session_records import (

@@ -1,0 +1,54 @@
+"""Which retained messages a session is still to be sent."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from reference_broker.core.message import Message
+from reference_broker.core.routing import Subscription
+
+Walk = Iterator[Message | None]
+
+
+class RetainedSends:
+    """Retained messages that a session is still to be sent, by the filter that it subscribed to; at least one."""
+
+    __slots__ = ("_waiting", "count", "walk")
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[Subscription]] = {}
+        self.count = 0
+        """Subscriptions that wait for theirs."""
+        self.walk: Walk | None = None
+        """Through the messages for the first of them, once it has begun."""
+
+    def __contains__(self, topic_filter: str) -> bool:
+        return topic_filter in self._waiting
+
+    def add(self, subscription: Subscription) -> None:
+        """To be sent behind the others; those of the same filter belong together."""
+        self._waiting.setdefault(subscription.topic_filter, deque()).append(subscription)
+        self.count += 1
+
+    def first(self) -> Subscription:
+        """Whose turn it is."""
+        return next(iter(self._waiting.values()))[0]
+
+    def finish_first(self) -> str | None:
+        """It has all of them. Returns its filter if that was the last subscription with it."""
+        self.walk = None
+        topic_filter, subscriptions = next(iter(self._waiting.items()))
+        subscriptions.popleft()
+        self.count -= 1
+        if subscriptions:
+            return None
+        del self._waiting[topic_filter]
+        return topic_filter
+
+    def cancel(self, topic_filter: str) -> None:
+        """The session unsubscribed."""
+        if topic_filter in self._waiting:
+            if self.first().topic_filter == topic_filter:
+                self.walk = None
+            self.count -= len(self._waiting.pop(topic_filter))
