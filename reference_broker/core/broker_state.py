@@ -338,6 +338,8 @@ class BrokerState(MessagePaths):
             self._take_out(MAX_TAKEN_OUT)
         self.work += len(session.queued) >> 3
         if self.journal is not None:
+            if session.kept is not None:
+                self.work += session.kept.count >> 3
             self.journal.forget(session)
         session.subscriptions.clear()
         self._count_filter(session, -session.subscription_bytes)

@@ -17,6 +17,8 @@ class FilterChanges:
 
     def __init__(self) -> None:
         self.count = 0
+        self.compared = 0
+        """Levels of changes that were held against the last topic, at most."""
         self._forgotten = 0
         self._filed: dict[tuple[int, str], dict[str, tuple[int, list[str]]]] = {}
         """By index and text of a level: filter -> number of its latest change, and its levels."""
@@ -52,12 +54,16 @@ class FilterChanges:
 
     def concern(self, topic: str, since: int) -> bool:
         """Whether a change after number ``since`` may have changed who gets the topic."""
+        self.compared = 0
         if since < self._forgotten:
             return True
         levels = topic.split("/")
         filed = self._filed
         for place in (_ANYWHERE, *enumerate(levels)):
-            for number, changed in filed[place].values() if place in filed else ():
+            if place not in filed:
+                continue
+            self.compared += len(filed[place]) * len(levels)
+            for number, changed in filed[place].values():
                 if number > since and _may_match(changed, levels):
                     return True
         return False

@@ -16,10 +16,15 @@ class FilterNode(Protocol):
 NodeT = TypeVar("NodeT", bound=FilterNode)
 
 
+_MANY = 8
+
+
 class FilterTree(Generic[NodeT]):
     """Filters level by level. A base class, and no function, so that looking a topic up costs no call more."""
 
     _root: NodeT
+    walked = 0
+    """Nodes that were visited where many were, until somebody charges them to whoever made it necessary."""
 
     def _walk(self, topic: str) -> list[NodeT]:
         """Nodes whose filter matches the topic. Every topic that is not cached comes here."""
@@ -41,6 +46,8 @@ class FilterTree(Generic[NodeT]):
                 if (exact := children.get(level)) is not None:
                     below.append(exact)
             nodes = below
+            if len(nodes) > _MANY:
+                self.walked += len(nodes)
         matching += nodes
         # "a/#" matches "a" as well.
         matching += [rest for node in nodes if (rest := node.children.get("#")) is not None]

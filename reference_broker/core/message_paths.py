@@ -38,6 +38,7 @@ class MessagePaths:
     """Who gets a message, and what consumers say about it."""
 
     __slots__ = (
+        "_agenda",
         "advance_clock",
         "config",
         "engine",
@@ -61,6 +62,7 @@ class MessagePaths:
     def __init__(self, config: BrokerConfig, engine: QueueEngine, tracer: Tracer | None) -> None:
         self.config = config
         self.engine: QueueEngine = engine
+        self._agenda = engine.agenda
         self.tracer = tracer
         self.tree: SubscriptionTree = self.tree_class()
         engine.on_bindings_changed = self.tree.invalidate_plans
@@ -156,8 +158,10 @@ class MessagePaths:
             self.tracer(TraceKind.PUBLISHED, {"client_id": message.publisher, "topic": message.topic})
         route = self.tree.route(message.topic)
         entries = route.entries
-        if len(entries) >= 4:
-            self.work += len(entries) >> 2
+        if route.work:
+            self.work += route.work
+        if self.tree.walked:
+            self.work += self.tree.take_cost()
         qos = message.qos
         retain = message.retain
         for merged in entries:
@@ -250,7 +254,6 @@ class MessagePaths:
                 address, message, on_stored = self.tenants.enter(message, publisher, on_stored, now)
             if address.verb is None:
                 self.engine.publish(address, message, now, on_confirmed, on_stored)
-                self.work += self.engine.take_cost()
             elif address.verb in GROUP_VERBS:
                 self.engine.groups.request(
                     address.verb,
@@ -266,6 +269,9 @@ class MessagePaths:
                 self._settle(address.verb, address.queue, message, publisher, now, on_confirmed)
         except QueueError as error:
             on_confirmed(error.bare())
+        finally:
+            if self._agenda.cost:
+                self.work += self.engine.take_cost()
 
     def _settle(
         self,

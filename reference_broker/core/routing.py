@@ -148,13 +148,15 @@ class SharedGroup:
 class Route:
     """Receivers of one topic. The lists are shared by topics that match the same filters."""
 
-    __slots__ = ("entries", "groups", "known_right_at")
+    __slots__ = ("entries", "groups", "known_right_at", "work")
 
-    def __init__(self, entries: list[RouteEntry], groups: list[SharedGroup]) -> None:
+    def __init__(self, entries: list[RouteEntry], groups: list[SharedGroup], work: int) -> None:
         self.entries = entries
         self.groups = groups
         self.known_right_at = 0
         """How many changes of filters with wildcards the tree had seen when this was last known to be right."""
+        self.work = work
+        """What a message for them takes; see :attr:`MessagePaths.work`."""
 
 
 class _Node:
@@ -210,7 +212,7 @@ class SubscriptionTree(FilterTree[_Node]):
     def __init__(self) -> None:
         self._root = _Node()
         self._routes: dict[str, Route] = {}
-        self._receivers: dict[tuple[_Node, ...], tuple[list[RouteEntry], list[SharedGroup]]] = {}
+        self._receivers: dict[tuple[_Node, ...], tuple[list[RouteEntry], list[SharedGroup], int]] = {}
         """By the nodes that match: topics that match the same filters share these lists. Until the next change."""
         self._changes = FilterChanges()
         self.route_bytes = 0
@@ -285,7 +287,9 @@ class SubscriptionTree(FilterTree[_Node]):
         if route is not None:
             if route.known_right_at == changes.count:
                 return route
-            if not changes.concern(topic, route.known_right_at):
+            concerns = changes.concern(topic, route.known_right_at)
+            self.walked += changes.compared >> 1
+            if not concerns:
                 route.known_right_at = changes.count
                 return route
         if self.route_bytes >= MAX_CACHED_ROUTE_BYTES or (route is None and len(self._routes) >= MAX_CACHED_ROUTES):
@@ -294,6 +298,11 @@ class SubscriptionTree(FilterTree[_Node]):
         route.known_right_at = changes.count
         self.route_bytes += _ROUTE_BYTES + text_bytes(topic)
         return route
+
+    def take_cost(self) -> int:
+        """What it took lately to find out who gets topics; see :attr:`MessagePaths.work`."""
+        cost, self.walked = self.walked >> 5, 0
+        return cost
 
     def _forget_routes(self) -> None:
         self._routes.clear()
@@ -311,7 +320,7 @@ class SubscriptionTree(FilterTree[_Node]):
         return Route(*receivers)
 
 
-def _receivers_of(nodes: tuple[_Node, ...]) -> tuple[list[RouteEntry], list[SharedGroup]]:
+def _receivers_of(nodes: tuple[_Node, ...]) -> tuple[list[RouteEntry], list[SharedGroup], int]:
     found: dict[Session, RouteEntry] = {}
     overlapping: dict[Session, list[Subscription]] = {}
     groups: list[SharedGroup] = []
@@ -330,4 +339,5 @@ def _receivers_of(nodes: tuple[_Node, ...]) -> tuple[list[RouteEntry], list[Shar
             groups.extend(node.groups.values())
     for session, subscriptions in overlapping.items():
         found[session] = RouteEntry(session, subscriptions)
-    return list(found.values()), groups
+    identifiers = sum([len(entry.identifiers) for entry in found.values()])
+    return list(found.values()), groups, (len(found) >> 2) + (identifiers >> 5)

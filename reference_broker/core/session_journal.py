@@ -110,6 +110,11 @@ class KeptSession:
         # They hold this one, and it them.
         del self.in_flight, self.inbound, self.subscriptions
 
+    @property
+    def count(self) -> int:
+        """Of the records that the log has of it, about."""
+        return len(self._entries) + len(self._filters) + len(self._inbound_ids)
+
     def _touched(self) -> None:
         self._journal.touched(self)
 

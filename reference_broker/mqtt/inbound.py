@@ -295,6 +295,8 @@ class Inbound(PublishAcks):
         connection = self._connection
         tree = self._broker.tree
         route = tree.route(plan.topic)
+        if tree.walked:
+            self._broker.work += tree.take_cost()
         plan.epoch = tree.epoch
         if route is plan.route and plan.sessions_epoch == tree.sessions_epoch:
             return  # only subscriptions that do not concern this topic have changed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from enum import Enum, auto
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -95,6 +96,8 @@ _SUBSCRIPTION_IDENTIFIER = 0x0B
 _USER_PROPERTY = 0x26
 """May stand in every packet that has properties, any number of times."""
 _BY_IDENTIFIER = {rule.identifier: rule for rule in RULES}
+_MANY = 8
+"""Subscription Identifiers that are encoded anew each time."""
 MAX_PROPERTIES = 4_096
 """Most properties one packet may carry: more is refused as a protocol error."""
 
@@ -174,11 +177,21 @@ def encode_properties(properties: Properties) -> bytes:
         if rule.kind is Kind.PAIR:
             parts.append(encode_user_properties(value))
         elif rule.identifier == _SUBSCRIPTION_IDENTIFIER:
-            parts.extend(b"\x0b" + encode_variable_integer(identifier) for identifier in value)
+            parts.append(_encode_many(value) if len(value) > _MANY else _encode_identifiers(value))
         else:
             parts.append(bytes((rule.identifier,)) + _encode_value(rule.kind, value))
     body = b"".join(parts)
     return encode_variable_integer(len(body)) + body
+
+
+def _encode_identifiers(identifiers: tuple[int, ...]) -> bytes:
+    return b"".join([b"\x0b" + encode_variable_integer(identifier) for identifier in identifiers])
+
+
+@lru_cache(maxsize=64)
+def _encode_many(identifiers: tuple[int, ...]) -> bytes:
+    """Those of one subscriber are the same for every message of a topic: encoded once for many."""
+    return _encode_identifiers(identifiers)
 
 
 _TWO_BYTES = [number.to_bytes(2, "big") for number in range(256)]

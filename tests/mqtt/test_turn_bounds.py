@@ -11,7 +11,7 @@ from itertools import product
 
 import pytest
 
-from reference_broker.config import BrokerConfig
+from reference_broker.config import BrokerConfig, QueuesConfig
 from reference_broker.config_mqtt import MqttConfig
 from reference_broker.core.broker_state import MAX_SLICES, MAX_TIMERS
 from reference_broker.mqtt.connection import MAX_PACKETS, MqttConnection
@@ -539,3 +539,72 @@ def test_ids_left_over_from_an_earlier_connection_cost_nothing() -> None:
         steps.append(bench.measure(again, data)[0])
         assert again.inbound._unfinished(again.session) == 501
     assert steps[1] <= 1.1 * steps[0]
+
+
+@pytest.mark.parametrize("kind", ["captured", "bound"])
+def test_one_message_for_many_queues_is_work_for_each_of_them(kind: str) -> None:
+    bench = Bench()
+    topic, topics = ("a/b", "a/#") if kind == "captured" else ("$queue/source/b", "$queue/source/#")
+    for number in range(100):
+        bench.node.engine.create_queue(f"q{number}", {"topics": [topics]}, bench.now)
+    publisher = bench.connect("publisher", 5)
+    bench.measure(publisher, b"".join(publish(5, topic, 1, 1 + number) for number in range(50)))
+    assert bench.worst_turn <= _MOST_PER_TURN
+    assert bench.node.engine.stats("q99").enqueued == 50
+
+
+def test_a_full_queue_of_many_partitions_is_work_for_its_publisher() -> None:
+    """Who is the oldest of all partitions' messages is found out for each that is dropped."""
+    limits = {"partitions": 256, "max_depth": 10, "overflow": "drop_oldest"}
+    bench = Bench(BrokerConfig(queues=QueuesConfig(defaults=limits)))
+    bench.feed(bench.connect("group", 5, receive_maximum=1), subscribe(5, "$queue/q", qos=1))
+    publisher = bench.connect("publisher", 5)
+    total, _ = bench.measure(publisher, b"".join(publish(5, "$queue/q", 1, 1 + number) for number in range(200)))
+    assert total > 2 * _MOST_PER_TURN
+    assert bench.worst_turn <= _MOST_PER_TURN
+    assert bench.node.engine.stats("q").enqueued == 200
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_settlements_that_name_what_is_not_there_are_work(holds: bool) -> None:
+    bench = Bench()
+    client = bench.connect("client", 5)
+    bench.feed(client, subscribe(5, "$queue/q", qos=1))
+    if holds:
+        bench.feed(bench.connect("publisher", 5), publish(5, "$queue/q", 1, 1))
+    named = user_property("partition", "0") + user_property("offsets", "1-10000")
+    flood = b"".join(publish(5, "$queue/q/$ack", 1, 1 + number, properties=named) for number in range(20))
+    bench.measure(client, flood)
+    assert bench.worst_turn <= _MOST_PER_TURN // 4
+
+
+def test_many_subscription_identifiers_are_encoded_once_and_are_work() -> None:
+    bench = Bench()
+    subscriber = bench.connect("subscriber", 5)
+    filters = ["/".join(levels) + "/#" for levels in product("a+", repeat=12)][:2_000]
+    for number, topic_filter in enumerate(filters):
+        bench.feed(subscriber, subscribe(5, topic_filter, identifier=1 + number))
+    topic = "/".join("a" * 12)
+    publisher = bench.connect("publisher", 5)
+    total, _ = bench.measure(publisher, b"".join(publish(5, topic, payload=b"x" * (each % 7)) for each in range(300)))
+    assert total <= 250_000
+    route = bench.node.state.tree.route(topic)
+    assert route.work >= len(filters) >> 5
+
+
+def test_finding_out_anew_who_gets_a_topic_is_work() -> None:
+    """Filters of many levels that match all but the last one of topics that are known."""
+    bench = Bench()
+    client, publisher = bench.connect("client", 5), bench.connect("publisher", 5)
+    bench.feed(client, subscribe(5, "#"))
+    topics = ["/".join("b" * 40) + f"/{number}" for number in range(100)]
+    data = b"".join(publish(5, topic) for topic in topics)
+    bench.feed(publisher, data)
+    filters = ["/".join("b" * 30 + "".join(levels)) for levels in product("b+", repeat=10)][:1_000]
+    for topic_filter in filters:
+        bench.feed(client, subscribe(5, topic_filter + "/z"))
+    before = bench.node.state.traffic.publishes_sent
+    total, _ = bench.measure(publisher, data)
+    assert total > 2 * _MOST_PER_TURN, "there is much to find out"
+    assert bench.worst_turn <= _MOST_PER_TURN
+    assert bench.node.state.traffic.publishes_sent == before + len(topics)

@@ -69,7 +69,7 @@ class QueueEngine(QueueOperations):
         self._store = store
         self.alerts = Alerts(allow_private=config.alert_allow_private)
         """Of dead letters; the driver sends them."""
-        self._agenda = Agenda()
+        self._agenda = self.agenda = Agenda()
         self._agenda.now = now
         self._partition_queue = self._agenda.owners
         self._addresses: dict[str, QueueAddress] = {}

@@ -171,6 +171,9 @@ def settle_request(
         group, entry = find_entry(groups, queue, partition, at, consumer_id)
         settle(group, entry, request.verb, request.reason or REJECTED, now, on_done)
         return
+    if groups:
+        named = sum([end - first for first, end in request.ranges]) + 2 * (len(ids) + len(request.receipts))
+        groups[0].agenda.cost += named >> 3
     found: _Found = {}
     missing: _Missing = {}
     problem: QueueError | None = None
@@ -185,14 +188,21 @@ def settle_request(
             missing.setdefault(partition, []).append(offset)
         else:
             found[entry] = group
+    if consumer_id is not None:
+        groups = [group for group in groups if _may_hold(group, consumer_id)]
     alone = groups[0] if len(groups) == 1 and consumer_id is not None else None
     for partition, first, end in _places(queue, request):
         held = 0
+        pending = _pending_of(alone, partition) if groups else {}
         if alone is not None and consumer_id is not None and end - first > 1:
             entries = _held_range(alone, partition, first, end, consumer_id)
             held = len(entries)
             found.update(dict.fromkeys(entries, alone))
         for offset in range(first + held, end):
+            if pending is not None and problem is not None and offset not in pending:
+                # What is to be said of one that is not there is known.
+                missing.setdefault(partition, []).append(offset)
+                continue
             try:
                 group, entry = find_entry(groups, queue, partition, offset, consumer_id)
             except QueueError as error:
@@ -214,6 +224,18 @@ def settle_request(
     if missing:
         joint.part()(_not_pending(queue, len(found), missing))
     joint.close()
+
+
+def _may_hold(group: ConsumerGroup, consumer_id: str) -> bool:
+    consumer = group.consumers.get(consumer_id)
+    return consumer is not None and consumer.in_flight > 0
+
+
+def _pending_of(group: ConsumerGroup | None, partition: int) -> dict[int, PendingEntry] | None:
+    """All entries that a group has in a partition, where they are in one place."""
+    if group is None or partition >= len(group.places) or group.places[partition].lanes is not None:
+        return None
+    return group.places[partition].pending
 
 
 def _places(queue: str, request: SettleRequest) -> Iterator[tuple[int, int, int]]:
