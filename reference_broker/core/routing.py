@@ -150,7 +150,7 @@ class Route:
 
     __slots__ = ("entries", "groups", "known_right_at", "work")
 
-    def __init__(self, entries: list[RouteEntry], groups: list[SharedGroup], work: int) -> None:
+    def __init__(self, entries: list[RouteEntry], groups: list[SharedGroup], work: int = 0) -> None:
         self.entries = entries
         self.groups = groups
         self.known_right_at = 0
