@@ -23,7 +23,7 @@ def fed_by_bytes(patch: Patch) -> None:
 
         return receive
 
-    patch.wrap(MqttConnection, "_receive", make)
+    patch.wrap(MqttConnection, "receive", make)
 
 
 @mutant("v3-unsubscribe-filters-unchecked", "UNSUBSCRIBE of what is no filter is acknowledged")

@@ -316,13 +316,19 @@ class MqttConnection(Output):
         if self.phase is Phase.CLOSED:
             return
         journal = self._journal
-        if journal is None:
-            self._receive(data, now)
-        else:
-            touches = journal.touches
-            self._receive(data, now)
-            if journal.touches != touches:
-                self._awaited_turn = journal.turn
+        touches = 0 if journal is None else journal.touches
+        self._traffic.bytes_received += len(data)
+        if self._throttle is not None:
+            data = self._throttle.admit(data, now)
+        if self._partial or self._rest is not None or self.phase is Phase.VERIFYING:
+            data = self._collect(data)
+        if data:
+            if self.broker.unfinished and len(data) > _SMALL_BYTES:
+                self._postpone(data, 0)
+            else:
+                self._handle(data, now)
+        if journal is not None and journal.touches != touches:
+            self._awaited_turn = journal.turn
         if self._partial or self._partial_counted:
             self._count_partial(now)
 
@@ -346,24 +352,14 @@ class MqttConnection(Output):
             text = "too many connections wait for CONNECT, and this one for the longest time"
             self._send_off(text, Reason.QUOTA_EXCEEDED, now)
 
-    def _receive(self, data: bytes, now: float) -> None:
-        self._traffic.bytes_received += len(data)
-        if self._throttle is not None:
-            data = self._throttle.admit(data, now)
-        if self._rest is not None:
-            self._partial += data
-            return
+    def _collect(self, data: bytes) -> bytes:
+        """Put it behind what there is already. Returns all of that once it may be handled, nothing before."""
         partial = self._partial
-        if partial or self.phase is Phase.VERIFYING:
-            partial += data
-            if len(partial) < self._needed or self.phase is Phase.VERIFYING:
-                return
-            data = bytes(partial)
-            self._partial = bytearray()
-        if self.broker.unfinished and len(data) > _SMALL_BYTES:
-            self._postpone(data, 0)
-        else:
-            self._handle(data, now)
+        partial += data
+        if self._rest is not None or len(partial) < self._needed or self.phase is Phase.VERIFYING:
+            return b""
+        self._partial = bytearray()
+        return bytes(partial)
 
     def _postpone(self, data: bytes, at: int) -> None:
         """What is in ``data`` from ``at`` on waits for its turn, behind the others that do."""
