@@ -171,9 +171,6 @@ def settle_request(
         group, entry = find_entry(groups, queue, partition, at, consumer_id)
         settle(group, entry, request.verb, request.reason or REJECTED, now, on_done)
         return
-    if groups:
-        named = sum([end - first for first, end in request.ranges]) + 2 * (len(ids) + len(request.receipts))
-        groups[0].agenda.cost += named >> 3
     found: _Found = {}
     missing: _Missing = {}
     problem: QueueError | None = None
@@ -188,11 +185,14 @@ def settle_request(
             missing.setdefault(partition, []).append(offset)
         else:
             found[entry] = group
-    if consumer_id is not None:
+    first_group = groups[0] if groups else None
+    if consumer_id is not None and len(groups) > 1:
         groups = [group for group in groups if _may_hold(group, consumer_id)]
     alone = groups[0] if len(groups) == 1 and consumer_id is not None else None
     for partition, first, end in _places(queue, request):
         held = 0
+        if end - first > 8 and first_group is not None:
+            first_group.agenda.cost += (end - first) >> 3
         pending = _pending_of(alone, partition) if groups else {}
         if alone is not None and consumer_id is not None and end - first > 1:
             entries = _held_range(alone, partition, first, end, consumer_id)
