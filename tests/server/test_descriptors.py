@@ -16,6 +16,7 @@ import pytest
 from reference_broker.core.newcomers import Newcomers
 from reference_broker.server.accepting import Acceptor
 from reference_broker.server.file_limit import connection_descriptors
+from reference_broker.server.log_lines import MOST_OF_A_KIND
 from reference_broker.storage.open_files import SPARE_FILES, reserve_of
 from tests.server.test_refusing_disk import Client, numbered, numbers
 
@@ -106,7 +107,7 @@ def test_silent_connections_cost_no_message(few: Few) -> None:
         connection.close()
     publish(10)
     said = few.kill()
-    assert said.count("connection refused") == 1, said
+    assert 1 <= said.count("connection refused") <= MOST_OF_A_KIND, said
     assert "storage" in said
     assert "Traceback" not in said
     few.start(limit=1_024)
