@@ -152,17 +152,17 @@ class _ForgetfulDisk:
 
 @mutant("storage-swap-without-folder-sync", "originals are removed before the name of their copy is durable")
 def swap_without_folder_sync(patch: Patch) -> None:
-    def make(original: Callable[..., None]) -> Callable[..., None]:
-        def copy(self: CompactionTask, group: list[Segment], latest: dict[bytes, int]) -> None:
+    def make(original: Callable[[CompactionTask], None]) -> Callable[[CompactionTask], None]:
+        def run(self: CompactionTask) -> None:
             disk, self._disk = self._disk, _ForgetfulDisk(self._disk)
             try:
-                original(self, group, latest)
+                original(self)
             finally:
                 self._disk = disk
 
-        return copy
+        return run
 
-    patch.wrap(CompactionTask, "_copy", make)
+    patch.wrap(CompactionTask, "run", make)
 
 
 @mutant("storage-swap-order-not-kept", "a copy is renamed while the removals of its originals are not durable yet")
