@@ -183,10 +183,12 @@ class BrokerNode:
         if room is None:
             return
         spare_bytes = room.spare_bytes()
-        was_low, self._room_is_low = self._room_is_low, spare_bytes < room.reserve_bytes // 4
-        if not (self._room_is_low or was_low or self.state.room_refusals):
-            self.state.room_bytes = spare_bytes
+        state = self.state
+        is_low = spare_bytes < room.reserve_bytes // 4
+        if not (is_low or self._room_is_low or state.room_refusals):
+            state.room_bytes = spare_bytes
             return
+        self._room_is_low = is_low
         if self.state.room_refusals and now >= self._room_noted_at + _NOTE_INTERVAL_S:
             self._room_noted_at = now
             text = "the disk is nearly full; messages for sessions, and retained ones, are refused until there is room"

@@ -54,6 +54,9 @@ class DiskRoom:
 
     def spare_bytes(self) -> int:
         """How much may be written before the reserve is touched; negative within it."""
+        spare_bytes = self._free_bytes - self._unchecked_bytes - self.reserve_bytes
+        if self._unchecked_bytes < self._check_every_bytes < spare_bytes:
+            return spare_bytes  # as _is_known, without the call: this is done in every turn
         if not self.reserve_bytes:
             return _UNKNOWN_BYTES
         if not self._is_known:
