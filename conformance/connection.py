@@ -197,9 +197,7 @@ class Connection(asyncio.Protocol):
         self.ctx.transcript.add(self.name, "event", decoded="the case stops reading")
         if self._transport is not None:
             self._transport.pause_reading()
-            sock = self._transport.get_extra_info("socket")
-            if sock is not None:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BUFFER_BYTES)
+            self._set_option(socket.SO_RCVBUF, _SMALL_BUFFER_BYTES)
 
     def end_stream(self) -> None:
         """Half-close: the broker learns that nothing more will come, and may still answer."""
@@ -211,12 +209,16 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """End the network connection without DISCONNECT, by a reset."""
         self.ctx.transcript.add(self.name, "event", decoded="reset by the case")
-        if self._transport is None:
-            return
-        sock = self._transport.get_extra_info("socket")
+        if self._transport is not None:
+            self._set_option(socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self._transport.abort()
+
+    def _set_option(self, name: int, value: int | bytes) -> None:
+        """Of the socket, while there is one: the broker may have ended the connection a moment ago."""
+        sock = self._transport.get_extra_info("socket") if self._transport is not None else None
         if sock is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self._transport.abort()
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, name, value)
 
     def close(self) -> None:
         """Close without a word; used when the case is over."""

@@ -125,16 +125,17 @@ def unannounced(patch: Patch) -> None:
 @mutant("queue-purge-takes-what-is-in-flight", "a purge also takes away what consumers hold")
 def takes_in_flight(patch: Patch) -> None:
     def make(original: Callable[..., None]) -> Callable[..., None]:
-        def purge_group(queue: DurableQueue, group: Any, ends: dict[int, int], joint: Any) -> None:
-            for place in group.every_place:
-                for entry in list(place.pending.values()):
-                    if entry.state is EntryState.DELIVERED:
-                        group.discard(entry, "purged")
-            original(queue, group, ends, joint)
+        def begin(self: purge._Purge) -> None:
+            for group in self._queue.groups.values():
+                for place in group.every_place:
+                    for entry in list(place.pending.values()):
+                        if entry.state is EntryState.DELIVERED:
+                            group.discard(entry, "purged")
+            original(self)
 
-        return purge_group
+        return begin
 
-    patch.wrap(purge, "_purge_group", make)
+    patch.wrap(purge._Purge, "begin", make)
 
 
 @mutant("queue-purge-forgotten", "what was purged is only known in memory")

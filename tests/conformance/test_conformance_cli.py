@@ -160,7 +160,7 @@ def test_explain_refuses_what_is_no_report(tmp_path: Path) -> None:
     path.write_text('{"type": "something else"}\n', encoding="utf-8")
     done = invoke("explain", str(path), PING)
     assert done.exit_code == 2
-    assert "is not a conformance report" in done.output
+    assert "is not a whole conformance report" in done.output
 
 
 def test_self_check_kills_a_mutant_and_passes_a_near_miss(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ MUTANTS = [
     Run(scenario="crash-restart", seed=31, mutant="queue-confirms-before-write", checker="lost"),
     Run(scenario="crash-restart", seed=32, mutant="queue-ack-not-persisted", checker="resurrection"),
     Run(scenario="slow-consumer", seed=33, mutant="queue-reject-discards", checker="dlq_loss"),
-    Run(scenario="crash-restart", seed=34, mutant="queue-key-ignored", checker="order"),
+    Run(scenario="flaky-network", seed=34, mutant="queue-key-ignored", checker="order"),
     Run(scenario="flaky-network", seed=35, mutant="queue-lost-session-settles", checker="lost"),
 ]
 CLEAN = [
