@@ -30,6 +30,7 @@ from reference_broker.mqtt.farewell import reference_reason
 from reference_broker.mqtt.phase import Phase
 from reference_broker.quirks import node_classes
 from reference_broker.storage.disk import Disk
+from reference_broker.storage.disk_room import DiskRoom
 from reference_broker.storage.log import LogOptions
 from reference_broker.storage.queue_store import LogQueueStore
 from reference_broker.storage.session_store import FOLDER as SESSIONS_FOLDER
@@ -69,14 +70,17 @@ class BrokerNode:
         self._sessions: SessionStore | None = None
         self._room_noted_at = -_NOTE_INTERVAL_S
         self._room_is_low = False
+        self._room = self._store.room
+        self._sure_bytes = 0
+        """What sessions and retained messages may take in any turn, until the room is looked at again."""
         self._holds_output = config.sessions.durability is Durability.FSYNC
         """What depends on a write leaves once it is synced."""
         if disk is not None and config.sessions.durability is not Durability.MEMORY:
             self._sessions = self._open_sessions(disk, now)
         self.recovery_notes: list[RecoveryNote] = self._store.recovery_notes()
         """What opening the logs found: damage that was cut, quarantined or repaired."""
-        if self._sessions is not None:
-            self._look_at_room(self._sessions, now)
+        if self._sessions is not None and self._room is not None:
+            self._look_at_room(self._sessions, self._room, now)
         self._store.notes.take_fresh()
 
     def _open_sessions(self, disk: Disk, now: float) -> SessionStore:
@@ -163,26 +167,32 @@ class BrokerNode:
 
     def take_dirty(self, now: float) -> list[MqttConnection]:
         """End of the turn: dispatch the queues, then every connection that has output or wants to close."""
-        self.state.now = now
-        self.state.go_on(now)
-        sending = self.state.sending
+        state = self.state
+        state.now = now
+        state.work = 0
+        if state.leaving or state.unfinished:
+            state.go_on(now)
+        sending = state.sending
         if sending.woken:
             sending.go_on(now)
         self.engine.dispatch(now)
         sending.begin_turn()
-        if self._sessions is not None:
-            self._write_sessions(self._sessions, now)
-            self._look_at_room(self._sessions, now)
+        sessions = self._sessions
+        if sessions is not None:
+            self._write_sessions(sessions, now)
+            room = self._room
+            if room is not None:
+                if room.written_bytes >= room.look_at_bytes or state.room_refusals:
+                    self._look_at_room(sessions, room, now)
+                else:
+                    state.room_bytes = self._sure_bytes
         dirty = self._dirty[:]
         self._dirty.clear()
         return dirty
 
-    def _look_at_room(self, sessions: SessionStore, now: float) -> None:
+    def _look_at_room(self, sessions: SessionStore, room: DiskRoom, now: float) -> None:
         """What sessions and retained messages may take in the next turn; within the reserve nothing that waits."""
-        room = self._store.room
-        if room is None:
-            return
-        spare_bytes = room.spare_bytes()
+        spare_bytes = self._sure_bytes = room.sure_bytes()
         state = self.state
         is_low = spare_bytes < room.reserve_bytes // 4
         if not (is_low or self._room_is_low or state.room_refusals):

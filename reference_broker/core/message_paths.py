@@ -109,8 +109,12 @@ class MessagePaths:
         if self.advance_clock is not None and message.topic == CLOCK_TOPIC:
             self.advance_clock(message.payload)
             return True
-        if self.room_bytes is not None:
-            self._use_room(message, self.room_bytes)
+        room_bytes = self.room_bytes
+        if room_bytes is not None:
+            # Counted for whoever gets it: a turn has no time to find out, and the next one begins anew.
+            self.room_bytes = room_bytes = room_bytes - len(message.payload)
+            if room_bytes < 0:
+                self._refuse_without_room(message)
         if message.retain:
             self.work += len(message.topic) >> 5
             if not self.retained.store(message):
@@ -122,11 +126,9 @@ class MessagePaths:
         """What needs room on the disk is refused in this turn."""
         return self.room_bytes is not None and self.room_bytes < 0
 
-    def _use_room(self, message: Message, room_bytes: int) -> None:
-        """Raises :class:`QueueError` where it needs some and there is none."""
-        # Counted for whoever gets it: a turn has no time to find out, and the next one begins anew.
-        self.room_bytes = room_bytes = room_bytes - len(message.payload)
-        if room_bytes < 0 and self.needs_room(message):
+    def _refuse_without_room(self, message: Message) -> None:
+        """Raises :class:`QueueError` where it needs some."""
+        if self.needs_room(message):
             self.room_refusals += 1
             raise QueueError(QueueErrorCode.QUOTA, "the disk is nearly full: nothing more is kept for clients")
 

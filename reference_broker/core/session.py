@@ -6,7 +6,7 @@ A session knows no bytes. When connected it drives a :class:`SessionConnection`,
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
 
@@ -560,13 +560,10 @@ class Session:
         outgoing = self.in_flight.pop(packet_id)
         outgoing.left -= 1
         if not outgoing.left:
-            self.let_go((outgoing,))
+            self.let_go(outgoing.size)
 
-    def let_go(self, finished: Iterable[InFlight]) -> None:
-        """These were in flight under ids of which none is left: they are held no more."""
-        size = 0
-        for outgoing in finished:
-            size += outgoing.size
+    def let_go(self, size: int) -> None:
+        """So many bytes were in flight under ids of which none is left: they are held no more."""
         self.in_flight_bytes -= size
         self._budget.used -= size
 
@@ -602,7 +599,7 @@ class Session:
     def let_all_go(self) -> None:
         """The session is over: what it still has counts no more."""
         if self.in_flight:
-            self.let_go(dict.fromkeys(self.in_flight.values()))
+            self.let_go(sum(outgoing.size for outgoing in dict.fromkeys(self.in_flight.values())))
         for outgoing in self.queued:
             self._unqueue(outgoing)
         self._stop_paying_for_ids()

@@ -374,9 +374,16 @@ class MqttConnection(Output):
         packet before them."""
         self.broker.work = 0
         try:
-            if todo is not None:
+            if todo is None:
+                consumed = self._consume(data, now)
+            else:
                 self.work_through(todo)
-            consumed = self._at if todo is not None and self._postponed else self._consume(data, now)
+                consumed = self._at
+                if not self._postponed:
+                    if consumed < len(data):
+                        consumed = self._consume(data, now)
+                    else:
+                        self._at = 0
         except ProtocolError as error:
             self.fail(error, now)
             return
@@ -446,14 +453,11 @@ class MqttConnection(Output):
         self.rouse()
 
     def _consume(self, data: bytes, now: float) -> int:
-        """Handle the whole packets of ``data`` that have not been; returns where they end."""
+        """Handle the whole packets of ``data`` that have not been, of which there is some; returns where they end."""
         position, size = self._at, len(data)
         if position:
             self._at = 0
-        broker = self.broker
         for _ in _PACKETS:
-            if position >= size:
-                break
             header = data[position]
             connected = self.phase is Phase.CONNECTED
             if not connected:
@@ -485,11 +489,13 @@ class MqttConnection(Output):
                     break
             if self.closing:
                 return size
-            if broker.work >= MAX_WORK:
-                self._postponed = self._todo is not None or position < size
+            if position >= size:
+                return position
+            if self.broker.work >= MAX_WORK:
+                self._postponed = True
                 break
         else:
-            self._postponed = position < size
+            self._postponed = True
         return position
 
     def go_on_connecting(self, packet: Connect, allowed: bool) -> None:

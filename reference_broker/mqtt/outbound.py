@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Delivery
 from reference_broker.core.queues.delivery_run import DeliveryRun
-from reference_broker.core.session import RELEASED, InFlight, OutgoingRun, OutgoingState
+from reference_broker.core.session import RELEASED, OutgoingRun, OutgoingState
 from reference_broker.mqtt import runs
 from reference_broker.mqtt.errors import ProtocolError, Reason
 from reference_broker.mqtt.outgoing import PublishEncoder
@@ -137,13 +137,14 @@ class Outbound:
 
     def on_run(self, kind: PacketType, ids: bytes, now: float) -> None:
         """Acknowledgements in their short form, successful all. Raises :class:`ProtocolError`."""
-        in_flight = self._connection.active_session.in_flight
+        session = self._connection.active_session
+        in_flight = session.in_flight
         expected = _FINISHED_BY.get(kind)
         # To a 5.0 client without automatic commit, the acknowledgement of a delivery says nothing more than that of
         # any message: it settles on its own.
-        settles = self._connection.version != V5 or bool(self._connection.active_session.auto_consumers)
-        finished: list[InFlight] = []
-        unsent = self._connection.active_session.unsent
+        settles = self._connection.version != V5 or bool(session.auto_consumers)
+        finished_bytes = 0
+        unsent = session.unsent
         if unsent:
             for packet_id in runs.numbers(ids):
                 unsent.pop(packet_id, None)
@@ -154,12 +155,13 @@ class Outbound:
                     del in_flight[packet_id]
                     outgoing.left -= 1
                     if not outgoing.left:
-                        finished.append(outgoing)
+                        finished_bytes += outgoing.size
                 else:
                     self._on_one(kind, packet_id, now)
         finally:
-            self._connection.active_session.let_go(finished)
-        self._go_on(now)
+            session.let_go(finished_bytes)
+        if session.queued or session.stalled_consumers or session.unsent or session.retained is not None:
+            self._broker.room_appeared(session, now)
 
     def _on_one(self, kind: PacketType, packet_id: int, now: float) -> None:
         if kind is PacketType.PUBACK:
@@ -208,7 +210,7 @@ class Outbound:
         in_flight[packet_id] = RELEASED
         outgoing.left -= 1
         if not outgoing.left:
-            session.let_go((outgoing,))
+            session.let_go(outgoing.size)
         self.send_pubrel(packet_id)
 
     def _unexpected(self, kind: PacketType, state: OutgoingState) -> ProtocolError:

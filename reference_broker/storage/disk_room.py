@@ -23,8 +23,11 @@ class DiskRoom:
         self._disk = disk
         self.reserve_bytes = reserve_bytes
         self._note = note
-        self._check_every_bytes = min(_CHECK_EVERY_BYTES, reserve_bytes // 4)
-        self._unchecked_bytes = self._check_every_bytes
+        self.check_every_bytes = min(_CHECK_EVERY_BYTES, reserve_bytes // 4)
+        self.written_bytes = self.check_every_bytes
+        """Since the disk was asked. Who writes what is never refused here adds to it."""
+        self.look_at_bytes = 0
+        """With so many of these, somebody is to see what is spare."""
         self._free_bytes = 0
         """When the disk was last asked."""
 
@@ -33,13 +36,13 @@ class DiskRoom:
 
         Raises :class:`LogError`. When the disk cannot tell, the append will show.
         """
-        self._unchecked_bytes += size
+        self.written_bytes += size
         if self._is_known:
             return
         free_bytes = self._ask()
-        self._unchecked_bytes = size
+        self.written_bytes = size
         if free_bytes - size < self.reserve_bytes:
-            self._unchecked_bytes = 0
+            self.written_bytes = 0
             message = (
                 f"the disk is nearly full: {free_bytes} bytes are free and {self.reserve_bytes} are kept for "
                 "settlements; consume messages or make room"
@@ -48,25 +51,28 @@ class DiskRoom:
                 self._note("disk", f"{message}; publishes are refused until then")
             raise LogError(message)
 
-    def wrote(self, size: int) -> None:
-        """So much was written that is never refused here."""
-        self._unchecked_bytes += size
-
     def spare_bytes(self) -> int:
         """How much may be written before the reserve is touched; negative within it."""
-        spare_bytes = self._free_bytes - self._unchecked_bytes - self.reserve_bytes
-        if self._unchecked_bytes < self._check_every_bytes < spare_bytes:
-            return spare_bytes  # as _is_known, without the call: this is done in every turn
         if not self.reserve_bytes:
             return _UNKNOWN_BYTES
         if not self._is_known:
             self._ask()
-        return self._free_bytes - self._unchecked_bytes - self.reserve_bytes
+        return self._free_bytes - self.written_bytes - self.reserve_bytes
+
+    def sure_bytes(self) -> int:
+        """Likewise, and it stays true until :attr:`written_bytes` comes to :attr:`look_at_bytes`."""
+        spare_bytes = self.spare_bytes()
+        sure_bytes = spare_bytes - self.check_every_bytes
+        if sure_bytes >= self.reserve_bytes // 4:
+            self.look_at_bytes = self.check_every_bytes if self.reserve_bytes else _UNKNOWN_BYTES
+            return sure_bytes
+        self.look_at_bytes = 0
+        return spare_bytes
 
     @property
     def _is_known(self) -> bool:
         """Little was written since the disk was asked, and it is not nearly full."""
-        unchecked_bytes, little_bytes = self._unchecked_bytes, self._check_every_bytes
+        unchecked_bytes, little_bytes = self.written_bytes, self.check_every_bytes
         return unchecked_bytes < little_bytes and self._free_bytes - unchecked_bytes - self.reserve_bytes > little_bytes
 
     def _ask(self) -> int:
@@ -75,5 +81,5 @@ class DiskRoom:
             self._free_bytes = self._disk.free_bytes()
         except OSError:
             self._free_bytes = _UNKNOWN_BYTES
-        self._unchecked_bytes = 0
+        self.written_bytes = self.look_at_bytes = 0
         return self._free_bytes

@@ -161,25 +161,23 @@ class SegmentedLog:
         data, batches = batches_of(
             self._encoder, base_offset, records, self.options.batch_records, transactional=transactional
         )
-        if self._room is not None:
-            self._claim_room(self._room, len(data))
+        room = self._room
+        if room is not None:
+            if self.options.reserve_bytes:
+                room.check(len(data))
+            else:
+                room.written_bytes += len(data)
         if not self._segments or self._is_full(len(data), records[0][0]):
             self.roll()
         self._write(data, batches)
         self._next_offset = base_offset + len(records)
         return base_offset
 
-    def _claim_room(self, room: DiskRoom, size: int) -> None:
-        """Raises :class:`LogError` where the disk is nearly full and the log has to keep its reserve."""
-        if self.options.reserve_bytes:
-            room.check(size)
-        else:
-            room.wrote(size)
-
     def _write(self, data: bytes, batches: list[AppendedBatch]) -> None:
         """To the active segment, all or nothing. Raises :class:`LogError`."""
         segment = self._segments[-1]
-        self._cut_rest()
+        if self._uncut is not None:
+            self._cut_rest()
         before, end_before = segment.size, segment.end_offset
         try:
             if segment.has_index_files:
@@ -235,8 +233,12 @@ class SegmentedLog:
     def _collect(self, records: Sequence[NewRecord], *, transactional: bool) -> None:
         """Put records into the buffer; what cannot be taken is refused now, not when it is written."""
         size = bound_of(records)
-        if self._room is not None:
-            self._claim_room(self._room, size)
+        room = self._room
+        if room is not None:
+            if self.options.reserve_bytes:
+                room.check(size)
+            else:
+                room.written_bytes += size
         if not self._segments or self._is_full(size, records[0][0]):
             self.roll()
         if self._roll_at_ms == _NEVER and self.options.segment_age_ms:

@@ -421,8 +421,8 @@ class QueueEngine(QueueOperations):
             self._confirm(MAX_CONFIRMS)
         if agenda.partitions_to_write:
             self._write_partitions()
-        agenda.work = 0
         if agenda.groups_to_serve:
+            agenda.work = 0
             served, agenda.groups_to_serve = agenda.groups_to_serve, {}
             for group in served:
                 if agenda.work >= MAX_WORK:
@@ -435,8 +435,8 @@ class QueueEngine(QueueOperations):
             written, agenda.groups_to_write = agenda.groups_to_write, {}
             for state in written:
                 state.write(now)
-        agenda.work = 0
         if agenda.written_produced or self.transactions.is_busy:
+            agenda.work = 0
             self.transactions.step(now)
             self._write_partitions()
         agenda.work = 0
