@@ -35,8 +35,9 @@ class Sending:
 
     def begin_turn(self) -> None:
         """The turn's output is taken: there is room for the next one's."""
-        self._traffic.large_bytes = 0
-        self._traffic.turn_end = self._traffic.payload_bytes_sent + self._turn_bytes
+        traffic = self._traffic
+        traffic.large_bytes = 0
+        traffic.turn_end = traffic.payload_bytes_sent + self._turn_bytes
 
     @property
     def turn_is_over(self) -> bool:

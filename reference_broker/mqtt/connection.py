@@ -313,14 +313,16 @@ class MqttConnection(Output):
 
     def receive(self, data: bytes, now: float) -> None:
         """Handle a chunk. Never raises for bad input: the connection answers and closes itself."""
-        if self.phase is Phase.CLOSED:
+        phase = self.phase
+        if phase is Phase.CLOSED:
             return
         journal = self._journal
-        touches = 0 if journal is None else journal.touches
+        if journal is not None:
+            touches = journal.touches
         self._traffic.bytes_received += len(data)
         if self._throttle is not None:
             data = self._throttle.admit(data, now)
-        if self._partial or self._rest is not None or self.phase is Phase.VERIFYING:
+        if self._partial or self._rest is not None or phase is Phase.VERIFYING:
             data = self._collect(data)
         if data:
             if self.broker.unfinished and len(data) > _SMALL_BYTES:
@@ -542,13 +544,15 @@ class MqttConnection(Output):
 
     def _on_short_acknowledgements(self, header: int, data: bytes, position: int, now: float) -> int:
         ids = runs.acknowledgement_run(data, position)
-        self.broker.work += len(ids) >> 2
+        size = len(ids)
+        if size > 2:
+            self.broker.work += size >> 2
         kind = _ACKNOWLEDGEMENTS[header]
         if kind is PacketType.PUBREL:
             self.inbound.on_pubrel_run(ids)
         else:
             self.outbound.on_run(kind, ids, now)
-        return position + 2 * len(ids)
+        return position + 2 * size
 
     def _on_packet(self, header: int, data: bytes, body: int, end: int, now: float) -> None:
         if self.phase is Phase.WAIT_CONNECT:

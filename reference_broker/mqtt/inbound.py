@@ -468,14 +468,17 @@ class Inbound(PublishAcks):
 
     def _publish_confirmed(self, message: Message, packet_id: int, now: float) -> None:
         """Publish at QoS 1 or 2; the acknowledgement leaves when the broker has taken responsibility."""
-        session = self._connection.active_session
-        if message.qos == 2 or self._pending_acks:
+        connection = self._connection
+        session = connection.session
+        assert session is not None
+        qos = message.qos
+        if qos == 2 or self._pending_acks:
             self._check_receive_maximum(session)
         has_room = True
-        if message.qos == 2:
+        if qos == 2:
             has_room = session.pays_for_ids(len(session.inbound_qos2) + 1)
             session.inbound_qos2[packet_id] = False
-        grants = self._connection.grants
+        grants = connection.grants
         topic = message.topic
         allowed = grants is None or grants.may_publish(topic)
         fits = len(message.payload) <= self._max_payload_bytes and topic.count("/") < self._max_levels
@@ -493,13 +496,15 @@ class Inbound(PublishAcks):
             matched = self._broker.publish(message, session, now)
         except QueueError as refused:
             error = refused.bare()
-        if message.qos == 2:
+        if qos == 2:
             _settle_inbound(session, 2, packet_id, error)
-        data = handlers.acknowledgement(self._connection, message.qos, packet_id, error, matched=matched)
+        data = handlers.acknowledgement(connection, qos, packet_id, error, matched=matched)
         if data is None:
-            self._connection.close_now(now)
+            connection.close_now(now)
+        elif self._pending_acks:
+            self._wait(data, int(qos == 1))
         else:
-            self.acknowledge(data, int(message.qos == 1))
+            connection.send(data)
 
     def _refusal(self, topic: str, *, allowed: bool, fits: bool) -> QueueError:
         """Why a message may not be published."""

@@ -137,12 +137,14 @@ class Outbound:
 
     def on_run(self, kind: PacketType, ids: bytes, now: float) -> None:
         """Acknowledgements in their short form, successful all. Raises :class:`ProtocolError`."""
-        session = self._connection.active_session
+        connection = self._connection
+        session = connection.session
+        assert session is not None
         in_flight = session.in_flight
         expected = _FINISHED_BY.get(kind)
         # To a 5.0 client without automatic commit, the acknowledgement of a delivery says nothing more than that of
         # any message: it settles on its own.
-        settles = self._connection.version != V5 or bool(session.auto_consumers)
+        settles = connection.version != V5 or bool(session.auto_consumers)
         finished_bytes = 0
         unsent = session.unsent
         if unsent:

@@ -39,6 +39,8 @@ def with_ids(run: bytes, stride: int, offset: int, ids: bytes) -> bytes:
 
 def numbers(ids: bytes) -> list[int]:
     """Packet ids as numbers."""
+    if len(ids) == 2:
+        return [ids[0] << 8 | ids[1]]
     return [high << 8 | low for high, low in zip(ids[0::2], ids[1::2], strict=True)]
 
 
@@ -54,6 +56,9 @@ def acknowledgements(start: bytes, ids: bytes) -> bytes:
 def acknowledgement_run(data: bytes, position: int) -> bytes:
     """Packet ids of the 4-byte acknowledgements of one type that stand one behind the other at ``position``: of all,
     or of many."""
+    if len(data) < position + 8:
+        # No other one is behind it.
+        return data[position + 2 : position + 4]
     kind, length = data[position : position + 1], data[position + 1 : position + 2]
     end = position
     window_bytes = _FIRST_WINDOW_BYTES

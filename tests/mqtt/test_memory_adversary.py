@@ -188,7 +188,8 @@ def test_what_is_held_stays_below_the_sum_of_the_bounds(
     gc.collect()
     accounted = _accounted(world.node) - accounted_empty
     grown = _walk(world.node) - empty
-    assert accounted > 40_000, "the attack reaches something"
+    # Not much more where what is remembered was just forgotten as a whole.
+    assert accounted > 10_000, "the attack reaches something"
     assert accounted <= bounds
     assert grown <= bounds
     # Beside what is counted there are only connections and sessions, whose number is bounded.

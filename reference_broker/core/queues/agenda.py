@@ -55,6 +55,8 @@ class Agenda:
         """Takes the messages that name a producer or a transaction: :meth:`Transactions.publish`."""
         self.written_produced: dict[QueuePartition, None] = {}
         """Partitions with producers that were written to; their snapshots may be due."""
+        self.is_committing = False
+        """Transactions are being committed or aborted, or such snapshots wait: :meth:`Transactions.step` has work."""
         self._wakes: list[tuple[float, int, Wakeable]] = []
         self._wake_count = 0
         self.now = 0.0

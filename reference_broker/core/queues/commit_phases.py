@@ -59,6 +59,7 @@ class CommitPhases:
             self._decide(transaction)
         else:
             self._preparing[transaction] = None
+            self._agenda.is_committing = True
 
     def resume(self, transaction: Transaction) -> None:
         """Found when the broker started: tell the parts how it ended."""
@@ -69,6 +70,7 @@ class CommitPhases:
             group.remove(entry, None)
         if committed:
             self._completing[transaction] = None
+            self._agenda.is_committing = True
 
     def abort(self, transaction: Transaction, reason: str) -> None:
         """To be aborted."""
@@ -76,6 +78,7 @@ class CommitPhases:
         transaction.move(TransactionState.ABORTING)
         self._preparing.pop(transaction, None)
         self._aborting[transaction] = None
+        self._agenda.is_committing = True
 
     @property
     def is_busy(self) -> bool:
@@ -198,6 +201,7 @@ class CommitPhases:
                 group.retry(entry, now, now, "transaction aborted")
         if committed and transaction.id in coordinator.decisions:
             self._completing[transaction] = None
+            self._agenda.is_committing = True
         self.tell(transaction, None if committed else aborted_error(transaction.id, transaction.reason))
 
     def tell(self, transaction: Transaction, error: QueueError | None) -> None:

@@ -435,9 +435,10 @@ class QueueEngine(QueueOperations):
             written, agenda.groups_to_write = agenda.groups_to_write, {}
             for state in written:
                 state.write(now)
-        if agenda.written_produced or self.transactions.is_busy:
+        if agenda.is_committing or agenda.written_produced:
             agenda.work = 0
             self.transactions.step(now)
+            agenda.is_committing = self.transactions.is_busy
             self._write_partitions()
         agenda.work = 0
         if agenda.unsynced and self._sync_due_at is None:
