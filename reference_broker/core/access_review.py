@@ -120,6 +120,8 @@ class AccessReview:
         if session.reviewed != self.version:
             self.review(session, now, connection.may_read, resend=True)
             return
+        if not session.subscriptions:
+            return
         for topic_filter in [one for one in session.subscriptions if reaches_admin(one)]:
             if not connection.may_read(topic_filter):
                 self._revoke(session, topic_filter, now)

@@ -336,14 +336,16 @@ class BrokerState(MessagePaths):
             self.leaving.append((session, list(session.subscriptions.values())))
             self._leaving_count += len(session.subscriptions)
             self._take_out(MAX_TAKEN_OUT)
-        self.work += len(session.queued) >> 3
         if self.journal is not None:
             if session.kept is not None:
                 self.work += session.kept.count >> 3
             self.journal.forget(session)
-        session.subscriptions.clear()
-        self._count_filter(session, -session.subscription_bytes)
-        session.empty()
+        if session.subscriptions:
+            session.subscriptions.clear()
+            self._count_filter(session, -session.subscription_bytes)
+        if session.in_flight or session.queued:
+            self.work += len(session.queued) >> 3
+            session.empty()
         if moving:
             self.pass_on(moving, now)
         self._send_will(session, now)

@@ -95,20 +95,28 @@ class RetainedStore:
             return True
         level = self._root
         names = message.topic.split("/")
-        at = 0
-        while at < len(names) and level.children is not None and names[at] in level.children:
-            level = level.children[names[at]]
-            at += 1
-        last = level.message if at == len(names) else None
-        size = memory_bytes(message) - (0 if last is None else memory_bytes(last))
-        size += sum([LEVEL_BYTES + text_bytes(name) for name in names[at:]])
-        if (last is None and self._count >= self._max_messages) or self.held_bytes + max(0, size) > self._max_bytes:
-            return False
+        known = 0
+        for name in names:
+            children = level.children
+            if children is None or name not in children:
+                break
+            level = children[name]
+            known += 1
+        size = message.memory_bytes or memory_bytes(message)
+        if known == len(names) and (last := level.message) is not None:
+            size -= last.memory_bytes or memory_bytes(last)
+            if self.held_bytes + (size if size > 0 else 0) > self._max_bytes:
+                return False
+        else:
+            missing = names[known:]
+            size += sum([LEVEL_BYTES + text_bytes(name) for name in missing])
+            if self._count >= self._max_messages or self.held_bytes + size > self._max_bytes:
+                return False
+            for name in missing:
+                self._levels += 1
+                level = level.add(name, self._levels)
+            self._count += 1
         self.held_bytes += size
-        for name in names[at:]:
-            self._levels += 1
-            level = level.add(name, self._levels)
-        self._count += level.message is None
         level.message = message
         if self.on_change is not None:
             self.on_change(message.topic)

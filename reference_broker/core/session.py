@@ -433,13 +433,13 @@ class Session:
         return True
 
     def _stop_paying_for_ids(self) -> None:
-        if self.ids_paid > FREE_IDS:
-            self._budget.used -= ID_BYTES * (self.ids_paid - FREE_IDS)
-            self.ids_paid = FREE_IDS
+        self._budget.used -= ID_BYTES * (self.ids_paid - FREE_IDS)
+        self.ids_paid = FREE_IDS
 
     def recount_ids(self) -> None:
         """Of those that it has from before, at the start of the broker or of a connection."""
-        self._stop_paying_for_ids()
+        if self.ids_paid > FREE_IDS:
+            self._stop_paying_for_ids()
         if len(self.inbound_qos2) > FREE_IDS:
             self.ids_paid = len(self.inbound_qos2)
             self._budget.used += ID_BYTES * (self.ids_paid - FREE_IDS)
@@ -602,7 +602,8 @@ class Session:
             self.let_go(sum(outgoing.size for outgoing in dict.fromkeys(self.in_flight.values())))
         for outgoing in self.queued:
             self._unqueue(outgoing)
-        self._stop_paying_for_ids()
+        if self.ids_paid > FREE_IDS:
+            self._stop_paying_for_ids()
         self._budget.used -= session_bytes(self.client_id)
 
     def _send(self, connection: SessionConnection, outgoing: Outgoing) -> None:

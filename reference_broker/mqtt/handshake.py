@@ -167,10 +167,10 @@ def _establish(connection: MqttConnection, packet: Connect, authentication_data:
     five = packet.version == V5
     properties = packet.properties
     client_id, assigned = _client_id(connection, packet)
-    if client_id not in broker.sessions and len(broker.sessions) >= config.max_sessions:
+    previous = broker.sessions.get(client_id)
+    if previous is None and len(broker.sessions) >= config.max_sessions:
         reason = Reason.QUOTA_EXCEEDED if five else Reason.SERVER_UNAVAILABLE
         raise _refusal(connection, f"the broker remembers no more than {config.max_sessions} clients", reason)
-    previous = broker.sessions.get(client_id)
     if broker.tenants is not None and broker.tenants.is_full(connection.username, client_id, previous):
         reason = Reason.QUOTA_EXCEEDED if five else Reason.SERVER_UNAVAILABLE
         raise _refusal(connection, "the tenant of this client has no connection left", reason)
