@@ -162,8 +162,7 @@ class Outbound:
                     self._on_one(kind, packet_id, now)
         finally:
             session.let_go(finished_bytes)
-        if session.queued or session.stalled_consumers or session.unsent or session.retained is not None:
-            self._broker.room_appeared(session, now)
+        self._go_on(now)
 
     def _on_one(self, kind: PacketType, packet_id: int, now: float) -> None:
         if kind is PacketType.PUBACK:
