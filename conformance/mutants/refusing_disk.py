@@ -11,7 +11,6 @@ from reference_broker.core.queues import confirms, engine
 from reference_broker.core.queues.store import NewRecord
 from reference_broker.server import file_limit
 from reference_broker.storage import log, pending_log
-from reference_broker.storage.disk_room import DiskRoom
 from reference_broker.storage.log import SegmentedLog
 from reference_broker.storage.notes import Notes
 
@@ -60,10 +59,18 @@ def reserve_not_for_sessions(patch: Patch) -> None:
 
 @mutant("refused-reserve-forgets-others", "what is written without a check is not counted towards the reserve")
 def reserve_forgets_others(patch: Patch) -> None:
-    def wrote(self: DiskRoom, size: int) -> None:
-        """Forget it."""
+    def make(original: Callable[..., int]) -> Callable[..., int]:
+        def append(self: SegmentedLog, records: list[NewRecord], *, transactional: bool = False) -> int:
+            room = self._room
+            before = room.written_bytes if room is not None else 0
+            offset = original(self, records, transactional=transactional)
+            if room is not None and not self.options.reserve_bytes:
+                room.written_bytes = before
+            return offset
 
-    patch.replace(DiskRoom, "wrote", wrote)
+        return append
+
+    patch.wrap(SegmentedLog, "append", make)
 
 
 @mutant("refused-no-descriptors-kept", "connections may take every descriptor")

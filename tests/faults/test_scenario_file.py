@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
+from narrow_pipe import output_of
 
 from faults.runner import check_runnable
 from faults.scenario import (
@@ -132,3 +133,9 @@ def test_the_runner_refuses_what_it_cannot_do() -> None:
     assert "assay sim run" in problems
     assert "happiness" in problems
     assert "data_dir" in problems
+
+
+def test_the_scenarios_are_all_named_in_a_narrow_pipe() -> None:
+    listed = output_of("faults", "list")
+    assert "flaky-network" in listed
+    assert "…" not in listed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from narrow_pipe import output_of
 from typer.testing import CliRunner
 
 from assay.cli import build_app
@@ -69,3 +70,9 @@ def test_profiles_are_listed() -> None:
     assert status == 0
     assert "smoke" in output
     assert "ramp" in output
+
+
+def test_the_profiles_are_all_named_in_a_narrow_pipe() -> None:
+    listed = output_of("load", "profiles")
+    assert "smoke" in listed
+    assert "…" not in listed

@@ -169,6 +169,19 @@ def test_a_commit_of_nothing_is_known_after_a_restart() -> None:
     life.rest()
 
 
+def test_a_commit_that_is_told_again_after_a_kill_is_safe_from_a_loss_of_power() -> None:
+    """The decision was found, but on no disk: it was confirmed a second time, and then it had never been."""
+    life = QueueLife(Setup())
+    producer = begun(life)
+    producer.commit()
+    life.kill()
+    producer.commit()
+    life.rest()
+    life.lose_power(Persistence.NONE)
+    producer.commit()
+    life.rest()
+
+
 def test_a_commit_is_answered_although_another_transaction_is_aborted_in_its_turn() -> None:
     """Its partition had a record to write, the end of the other one, so that it waited for a turn that did not come."""
     life = QueueLife(Setup(durability="interval"))

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from narrow_pipe import output_of
 
 from conformance.checkers import check_history
 from faults.scenario import (
@@ -277,3 +278,9 @@ def test_a_run_leaves_history_trace_and_result(tmp_path: Path) -> None:
 def test_the_trace_does_not_change_the_run(tmp_path: Path) -> None:
     traced = run_scenario(SMALL, seed=3, out=tmp_path, trace=True)
     assert traced.metrics["trace_hash"] == simulate(SMALL, 3).run.trace_hash
+
+
+def test_the_scenarios_are_all_named_in_a_narrow_pipe() -> None:
+    listed = output_of("sim", "list")
+    assert "crash-restart" in listed
+    assert "…" not in listed
