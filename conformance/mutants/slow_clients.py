@@ -26,7 +26,7 @@ _SMALL_WINDOW = 20
 _EARLY_BYTES = 10_000
 _PIECE_BYTES = 7
 _MOST_PACKETS = 20
-_TIMES = 3
+_TIMES = 8
 """What takes the square of the time is done so often that it takes seconds on a fast machine, too."""
 
 

@@ -171,6 +171,13 @@ class Coordinator(SyncPoint):
         else:
             confirm(None)
 
+    def when_verified(self, confirm: Confirm) -> None:
+        """Call it once what was found at opening is durable: a broker that was killed need not have synced it."""
+        if self._timed.is_unverified:
+            self.when_durable(confirm)
+        else:
+            confirm(None)
+
     def sync_now(self) -> None:
         """Blocks until all changes so far are durable; only at opening. Raises :class:`LogError`."""
         failure = sync_now(self)

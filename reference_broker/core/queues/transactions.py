@@ -293,8 +293,7 @@ class Transactions(ProducerNames):
             transaction = self._find(producer_id, epoch, transaction_id)
         except QueueError as error:
             if error.code is QueueErrorCode.TRANSACTION_STATE and self._was_committed(transaction_id):
-                # A broker that was killed may have found the decision without its being on disk.
-                self.memory.coordinator.when_durable(on_done)
+                self.memory.coordinator.when_verified(on_done)
                 return
             raise
         if transaction.state is TransactionState.ABORTING or transaction.reason:

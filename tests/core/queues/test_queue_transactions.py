@@ -114,7 +114,9 @@ def test_a_commit_twice_is_told_the_same_also_after_a_restart(durable: QueueBenc
     assert refused.value.code is QueueErrorCode.TRANSACTION_STATE
     durable.advance(5)
     durable.restart()
-    assert actor.commit(transaction).confirmed
+    again = actor.commit(transaction)
+    durable.turn()
+    assert again.confirmed
 
 
 def test_a_commit_after_an_abort_names_what_happened(either: QueueBench) -> None:
