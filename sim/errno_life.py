@@ -455,8 +455,13 @@ def complaints(
     noted = life.driver.notes
     # An open file that may be closed makes room for one that has to be opened at once.
     made_room = fault.call == "open" and fault.number in PASSING and len(failed) == 1
-    # What a system may answer to who removes a folder as if it were a file: then what is in it is removed.
-    is_a_folder = fault.call == "remove" and fault.number in (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOENT)
+    # What a system may answer to who removes a folder as if it were a file: then what is in it is removed. All files of
+    # a data directory have a suffix, and no folder of this life has.
+    is_a_folder = (
+        fault.call == "remove"
+        and fault.number in (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOENT)
+        and all("." not in each.rpartition("/")[2] for each in failed)
+    )
     if (
         failed
         and not noted
