@@ -30,6 +30,7 @@ def delivery(
     group: bytes = b"g",
     dup: bool = False,
     key: bytes | None = None,
+    last: bytes = b"delivery-count",
 ) -> bytes:
     place = (b"%d" % partition, b"%d" % (number if offset is None else offset))
     pairs = (
@@ -40,7 +41,7 @@ def delivery(
         (b"delivery-count", b"1"),
         *([] if key is None else [(b"partition-key", key)]),
     )
-    section = property_section(b"".join(user_property(*pair) for pair in pairs), 5)
+    section = property_section(b"".join(user_property(*pair) for pair in sorted(pairs, key=lambda p: p[0] == last)), 5)
     payload = number.to_bytes(8, "big") + b"&" * (PAYLOAD_BYTES - 8)
     made = publish_frame(1, TOPIC, number % PACKET_IDS + 1, section, payload)
     return bytes((made[0] | 8,)) + made[1:] if dup else made
@@ -50,9 +51,10 @@ def confirm(number: int) -> bytes:
     return acknowledgement(PUBACK, (number % PACKET_IDS + 1).to_bytes(2, "big"))
 
 
-def test_deliveries_and_confirms_are_read_wherever_the_stream_is_cut() -> None:
+@pytest.mark.parametrize("last", [b"message-id", b"group-id", b"partition", b"offset", b"delivery-count"])
+def test_deliveries_and_confirms_are_read_wherever_the_stream_is_cut(last: bytes) -> None:
     numbers = [0, 1, 9, 10, 0x4001, 12_345_678]  # one packet id looks like a PUBACK's start
-    stream = b"".join(delivery(number, partition=number % 12) + confirm(number) for number in numbers)
+    stream = b"".join(delivery(number, partition=number % 12, last=last) + confirm(number) for number in numbers)
     for cut in range(len(stream) + 1):
         reader = DeliveryReader(PAYLOAD_BYTES)
         first = reader.read(stream[:cut])
