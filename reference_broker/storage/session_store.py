@@ -32,6 +32,8 @@ from reference_broker.storage.notes import Notes
 FOLDER = "sessions"
 HERE = "sessions.mark"
 """An empty file that says that there is such a folder, so that a start misses it."""
+LOST = "sessions.lost"
+"""An empty file that says that a start did miss it: a check tells so until a repair takes note of it."""
 _GROUP_KEY = b"t"
 """Key of the record that a turn of several batches begins with."""
 _RETRY_S = 1.0
@@ -89,6 +91,9 @@ def set_sessions_aside(disk: Disk) -> str:
     """
     names = disk.list("")
     place = next(name for number in count(1) if (name := f"{FOLDER}.damaged-{number}") not in names)
+    if HERE in names:
+        # Nobody shall miss it.
+        disk.remove(HERE)
     disk.rename(FOLDER, place)
     disk.sync_folder("")
     return place
@@ -109,6 +114,7 @@ class SessionStore(SyncPoint):
         try:
             if disk.exists(HERE) and not disk.exists(FOLDER):
                 self._note(FOLDER, "the folder is missing, with all sessions and retained messages; a new one begins")
+                disk.open(LOST, create=True).close()
             disk.make_folder(FOLDER)
             disk.sync_folder("")
             if not disk.exists(HERE):

@@ -14,6 +14,7 @@ from reference_broker.storage.foreign.fluxmq_files import (
 from reference_broker.storage.queue_store import ROOT, QueueDescription
 from reference_broker.storage.session_store import FOLDER as SESSIONS_FOLDER
 from reference_broker.storage.session_store import HERE as SESSIONS_MARK
+from reference_broker.storage.session_store import LOST as SESSIONS_LOST
 from reference_broker.storage_tools.findings import Finding, FindingKind, Findings, Severity
 from reference_broker.storage_tools.group_info import position_in
 from reference_broker.storage_tools.layout import (
@@ -35,6 +36,14 @@ def check_descriptions(disk: ReadOnlyDisk, layout: StoreLayout, findings: Findin
         if disk.exists(SESSIONS_MARK) and not disk.is_folder(SESSIONS_FOLDER):
             meaning = "all sessions and retained messages were in it; restore it, or a broker begins a new one"
             _add(findings, Severity.FAULT, FindingKind.MISSING_OFFSETS, SESSIONS_FOLDER, "it is missing", meaning)
+        if disk.exists(SESSIONS_LOST):
+            problem = "the folder of sessions was missing at a start, and a new one was begun"
+            meaning = "the sessions and retained messages of before are lost; repair takes note of it by dropping the file"
+            _add(findings, Severity.FAULT, FindingKind.SESSIONS_LOST, SESSIONS_LOST, problem, meaning)
+        for name in disk.list(""):
+            if name.startswith(f"{SESSIONS_FOLDER}.damaged-"):
+                meaning = "a start put it aside and began a new one; delete it when nobody wants to look at it"
+                _add(findings, Severity.NOTE, FindingKind.QUARANTINE, name, "sessions that could not be read", meaning)
         for queue in layout.queues:
             if not queue.is_internal:
                 _check_assay(disk, queue, findings)

@@ -62,6 +62,8 @@ class FindingKind(StrEnum):
     """A delayed message without a due time."""
     DELAY_INDEX_WRONG = "delay_index_wrong"
     """What is known of delayed messages does not fit to them, or cannot be understood."""
+    SESSIONS_LOST = "sessions_lost"
+    """A start missed the folder of sessions and retained messages, and began a new one."""
     SNAPSHOT_DAMAGED = "snapshot_damaged"
     LEFTOVER = "leftover"
     """A temporary file of a write that never finished."""

@@ -68,7 +68,12 @@ class RepairReport(msgspec.Struct, frozen=True, kw_only=True):
 
 _DAMAGED = (FindingKind.CORRUPT_BATCH, FindingKind.BAD_RECORDS, FindingKind.LOST_CONFIRMED)
 _GROUP = (FindingKind.GROUP_DAMAGED, FindingKind.GROUP_TORN_TAIL)
-_DROPPED = (FindingKind.INDEX_ORPHAN, FindingKind.LEFTOVER, FindingKind.SNAPSHOT_DAMAGED)
+_DROPPED = (
+    FindingKind.INDEX_ORPHAN,
+    FindingKind.LEFTOVER,
+    FindingKind.SESSIONS_LOST,
+    FindingKind.SNAPSHOT_DAMAGED,
+)
 _BY_PEOPLE = (
     FindingKind.OVERLAP,
     FindingKind.UNREADABLE,

@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from reference_broker.broker import Broker
 from reference_broker.config import BrokerConfig
+from reference_broker.storage_tools.findings import FindingKind, Severity
+from reference_broker.storage_tools.layout import find_layout, open_directory
+from reference_broker.storage_tools.verify import verify_directory
 
 
 def config(data_dir: Path) -> BrokerConfig:
@@ -16,7 +20,7 @@ def config(data_dir: Path) -> BrokerConfig:
     return msgspec.convert(fields, BrokerConfig)
 
 
-def test_the_broker_starts_without_them(tmp_path: Path) -> None:
+def test_the_broker_starts_without_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Broker(config(tmp_path)) as broker:
         broker.queues.publish("q", b"kept")
     sessions = tmp_path / "sessions"
@@ -27,8 +31,15 @@ def test_the_broker_starts_without_them(tmp_path: Path) -> None:
     (sessions / f"{0:020d}-{0:020d}.swap").mkdir()
     with Broker(config(tmp_path)) as broker:
         assert broker.queues.stats("q").depth == 1
+    assert "kept as sessions.damaged-1" in caplog.text
+    assert "missing" not in caplog.text
     assert (tmp_path / "sessions.damaged-1" / f"{0:020d}.seg").exists()
     assert not (sessions / f"{0:020d}-{0:020d}.swap").exists()
     with Broker(config(tmp_path)) as broker:
         broker.queues.publish("q", b"more")
     assert not (tmp_path / "sessions.damaged-2").exists()
+    disk = open_directory(tmp_path)
+    report = verify_directory(disk, find_layout(disk))
+    assert [(one.severity, one.kind, one.path) for one in report.findings] == [
+        (Severity.NOTE, FindingKind.QUARANTINE, "sessions.damaged-1")
+    ]

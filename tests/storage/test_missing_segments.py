@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from reference_broker.storage.log import LogOptions, SegmentedLog
 from reference_broker.storage.queue_store import LogQueueStore
 from reference_broker.storage.session_store import SessionStore
 from reference_broker.storage_tools.layout import find_layout, open_directory
+from reference_broker.storage_tools.repair import apply_repair
+from reference_broker.storage_tools.repair_plan import ActionKind
 from reference_broker.storage_tools.verify import verify_directory
 
 Damage = Callable[[Path], None]
@@ -38,6 +41,7 @@ def halved(path: Path) -> None:
 
 DAMAGES = (deleted, emptied, halved)
 PLACES = (0, 1, -1)
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def record(number: int, key: bytes = b"") -> NewRecord:
@@ -133,7 +137,22 @@ def test_of_all_sessions(tmp_path: Path) -> None:
     assert faults(tmp_path) == 1
     assert any("the folder is missing" in note for note in open_sessions(tmp_path))
     assert open_sessions(tmp_path) == []
+    # A check tells of it for as long as nobody took note.
+    assert faults(tmp_path) == 1
+    report = apply_repair(tmp_path, None, now=NOW)
+    assert [(action.kind, action.path) for action in report.actions] == [(ActionKind.DROP, "sessions.lost")]
     assert faults(tmp_path) == 0
+    assert open_sessions(tmp_path) == []
+
+
+def test_of_all_sessions_that_nobody_opened_since(tmp_path: Path) -> None:
+    filled_sessions(tmp_path)
+    (tmp_path / "queues").mkdir()
+    shutil.rmtree(tmp_path / "sessions")
+    # A repair cannot bring them back, and says nothing to the next start.
+    apply_repair(tmp_path, None, now=NOW)
+    assert any("the folder is missing" in note for note in open_sessions(tmp_path))
+    assert faults(tmp_path) == 1
 
 
 def test_a_damaged_hint_accuses_nobody(tmp_path: Path) -> None:
