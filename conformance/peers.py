@@ -33,7 +33,19 @@ from conformance.targets import (
 from reference_broker.trace.conformance import CaseVerdict
 from reference_broker.trace.results import RunKind, RunResult, Verdict, write_result
 
-PEERS = ("reference", "mosquitto", "rabbitmq", "nats", "amqtt", "aedes")
+PEERS = (
+    "reference",
+    "mosquitto",
+    "rabbitmq",
+    "nats",
+    "amqtt",
+    "aedes",
+    "mochi",
+    "fluxmq-v3",
+    "fluxmq-v5",
+    "rumqttd-v4",
+    "rumqttd-v5",
+)
 """Target files that make the matrix; the reference broker is the control."""
 
 _INSTALL_TIMEOUT_S = 300.0

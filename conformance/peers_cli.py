@@ -90,7 +90,7 @@ def _print(outcomes: Sequence[PeerOutcome], out: Path) -> None:
         if outcome.message:
             console.print(f"[yellow]{outcome.state.value}[/] {escape(outcome.message)}", soft_wrap=True)
     console.print(
-        "fail: a MUST is broken; non_strict: a SHOULD is missed, or a debated reaction; xfail: publicly known"
+        "fail: a MUST is broken; non_strict: a SHOULD is missed, or a debated reaction; xfail: known and explained"
     )
     console.print(f"matrix: assay report {shlex.quote(str(out))}", soft_wrap=True)
 

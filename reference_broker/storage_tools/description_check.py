@@ -38,7 +38,9 @@ def check_descriptions(disk: ReadOnlyDisk, layout: StoreLayout, findings: Findin
             _add(findings, Severity.FAULT, FindingKind.MISSING_OFFSETS, SESSIONS_FOLDER, "it is missing", meaning)
         if disk.exists(SESSIONS_LOST):
             problem = "the folder of sessions was missing at a start, and a new one was begun"
-            meaning = "the sessions and retained messages of before are lost; repair takes note of it by dropping the file"
+            meaning = (
+                "the sessions and retained messages of before are lost; repair takes note of it by dropping the file"
+            )
             _add(findings, Severity.FAULT, FindingKind.SESSIONS_LOST, SESSIONS_LOST, problem, meaning)
         for name in disk.list(""):
             if name.startswith(f"{SESSIONS_FOLDER}.damaged-"):
