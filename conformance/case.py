@@ -33,7 +33,7 @@ import msgspec
 
 from conformance.connection import Connection, Transcript
 from conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
-from conformance.targets import PRIVATE, CapabilityValue, Endpoint, ProbeError, RunningTarget, handshake
+from conformance.targets import PRIVATE, CapabilityValue, Endpoint, ProbeError, TargetStartError, handshake
 from conformance.websocket import WebSocketConnection
 from conformance.wire import (
     Connack,
@@ -84,6 +84,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of the broker that the case has to itself, beyond that of its target; texts may hold {dir}."""
     judged_on: str = "reference"
     """The shipped target whose broker is broken, or varied, to prove this case."""
+    together: bool = False
+    """It may share its private broker, and the restarts of that, with other such cases of the same settings."""
     limit_s: float
     module: str
     run: CaseFunction
@@ -120,6 +122,7 @@ def case(
     near_miss: str = "",
     settings: dict[str, Any] | None = None,
     judged_on: str = "reference",
+    together: bool = False,
     limit_s: float = DEFAULT_LIMIT_S,
 ) -> Callable[[CaseFunction], CaseFunction]:
     """Register an async function as a case. Raises :class:`ValueError` for a bad or repeated id, or no docstring.
@@ -152,6 +155,7 @@ def case(
             near_miss=near_miss,
             settings=settings or {},
             judged_on=judged_on,
+            together=together,
             limit_s=limit_s,
             module=function.__module__,
             run=function,
@@ -193,9 +197,12 @@ class CaseContext:
         run_token: str,
         seed: int,
         patience_s: float | None = None,
-        broker: RunningTarget | None = None,
+        restart: Callable[[float], Awaitable[Endpoint]] | None = None,
     ) -> None:
-        """``run_token`` (0-9, a-z) keeps the names of two runs apart; ``broker`` is one that only this case uses."""
+        """``run_token`` (0-9, a-z) keeps the names of two runs apart.
+
+        ``restart`` kills a private broker and starts it again, its clock so far ahead.
+        """
         self.case, self.endpoint, self.capabilities = case, endpoint, capabilities
         self.transcript = Transcript()
         self.rng = random.Random(f"{seed}/{case.id}")
@@ -210,7 +217,7 @@ class CaseContext:
         self._token = f"{run_token}{zlib.crc32(case.id.encode()):08x}"
         self._connections: list[Connection] = []
         self._names = 0
-        self._broker = broker
+        self._restart = restart
         self._clock: Connection | None = None
         self._ahead_s = 0.0
         self._deadline = asyncio.get_running_loop().time() + case.limit_s
@@ -374,10 +381,20 @@ class CaseContext:
         await self._clock.publish(CLOCK_TOPIC, repr(seconds).encode(), qos=1)
 
     async def restart(self) -> None:
-        """kill -9 the broker and start it again on its data; the clock goes on, the connections are lost."""
-        if self._broker is None:
+        """kill -9 the broker and start it again on its data; the clock goes on, the connections are lost.
+
+        Other cases may share the broker and be waited for: the time limit of this one begins anew.
+        """
+        if self._restart is None:
             self.unsupported("the broker is not private to this case")
-        self.endpoint = await asyncio.to_thread(self._broker.restart, self._ahead_s)
+        if self._limit is not None:
+            self._limit.reschedule(None)
+        try:
+            self.endpoint = await self._restart(self._ahead_s)
+        except TargetStartError as error:
+            self.fail(f"the broker was killed, and does not start again: {error}")
+        finally:
+            self._move_deadline(asyncio.get_running_loop().time() + self.case.limit_s)
         for connection in self._connections:
             connection.close()
         self._clock = None
@@ -420,9 +437,9 @@ class CaseContext:
         return True
 
     def _move_deadline(self, deadline: float) -> None:
-        if self._limit is not None and deadline > self._deadline:
-            self._deadline = deadline
-            self._limit.reschedule(deadline)
+        if self._limit is not None:
+            self._deadline = max(deadline, self._deadline)
+            self._limit.reschedule(self._deadline)
 
     def close(self) -> None:
         """Drop every connection of the case."""

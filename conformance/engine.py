@@ -21,12 +21,13 @@ import contextlib
 import random
 import secrets
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from conformance.bystander import Bystander, BystanderError
 from conformance.case import ABSENT, Case, CaseContext
+from conformance.cohort import RestartGate
 from conformance.connection import Connection
 from conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
 from conformance.stall import StallWatch
@@ -40,7 +41,7 @@ _ALIVE_TIMEOUT_S = 5.0
 _MAX_ATTEMPTS = 3
 _STALL_S = 0.25
 """A harness that was held up for longer than this may have missed a deadline of the protocol, such as a keep alive."""
-_BAD = (CaseVerdict.FAIL, CaseVerdict.ERROR)
+BAD = (CaseVerdict.FAIL, CaseVerdict.ERROR)
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,8 +122,11 @@ class Engine:
         # Sessions and retained messages may outlive a run of a broker that is not ours: a fresh token keeps runs apart.
         self._run_token = f"{secrets.randbelow(16**4):04x}"
         self._slots = asyncio.Semaphore(options.concurrency)
+        self._being_alone = asyncio.Lock()
         self._stalls = StallWatch()
         self._attempts = 0
+        self._gate = RestartGate(1, lambda ahead_s: asyncio.to_thread(broker.restart, ahead_s))
+        """Of the cases that have the broker to themselves."""
         self._bystander: Bystander | None = None
         """Present while many cases run; None for a broker that does not even serve a client that nobody disturbs."""
 
@@ -146,6 +150,34 @@ class Engine:
         finally:
             self.dismiss_bystander()
 
+    @contextlib.asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """Wait for the cases that run, and let none begin within the block: their broker is killed there."""
+        async with self._being_alone:
+            for _ in range(self.options.concurrency):
+                await self._slots.acquire()
+            had_bystander = self._bystander is not None
+            self.dismiss_bystander()
+            try:
+                yield
+            finally:
+                if had_bystander:
+                    await self.invite_bystander()
+                for _ in range(self.options.concurrency):
+                    self._slots.release()
+
+    async def run_together(self, cases: Sequence[Case]) -> list[Outcome]:
+        """Run cases that share the broker and its restarts; ``concurrency`` must not be lower than their number."""
+        self._gate = RestartGate(len(cases), lambda ahead_s: asyncio.to_thread(self.broker.restart, ahead_s))
+
+        async def one(case: Case) -> Outcome:
+            try:
+                return await self.run(case)
+            finally:
+                self._gate.leave()
+
+        return list(await asyncio.gather(*(one(case) for case in self.in_order(cases))))
+
     async def run(self, case: Case) -> Outcome:
         """Run one case to its verdict; never raises for what the broker or the case does."""
         lacking = missing_capability(case, self.capabilities)
@@ -165,7 +197,7 @@ class Engine:
             run_token=f"{self._run_token}{self._attempts:03x}",
             seed=self.options.seed,
             patience_s=self.options.patience_s,
-            broker=self.broker if case.is_private else None,
+            restart=self._gate.pass_through if case.is_private else None,
         )
 
     async def _execute(self, case: Case) -> Outcome:
@@ -177,11 +209,11 @@ class Engine:
                 ctx.note(f"attempt {attempt}: in the one before, the harness was held up for {stall_s:.2f} s")
             with self._stalls:
                 verdict, detail = await _judge(case, ctx)
-                if ctx.disturbed and verdict not in _BAD:
+                if ctx.disturbed and verdict not in BAD:
                     verdict, detail = await self._judge_effect_on_others(verdict, detail)
                 stall_s = self._stalls.longest_since(began)
             ctx.close()
-            if verdict not in _BAD or stall_s < _STALL_S or attempt == _MAX_ATTEMPTS:
+            if verdict not in BAD or stall_s < _STALL_S or attempt == _MAX_ATTEMPTS:
                 break
             # The harness was held up, so that timing means nothing: this attempt does not count.
             if not await self._why_gone(case.version):

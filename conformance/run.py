@@ -7,6 +7,7 @@ while the cases run at the same time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shlex
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +20,8 @@ from typing import Self
 import msgspec
 
 from conformance.case import Case, load_cases
-from conformance.engine import Engine, Outcome, RunOptions, blank_result, missing_capability
+from conformance.cohort import cohorts
+from conformance.engine import BAD, Engine, Outcome, RunOptions, blank_result, missing_capability
 from conformance.nursery import Nursery
 from conformance.registry import SPECS, clauses
 from conformance.report import (
@@ -135,43 +137,70 @@ class Run:
         self._loop.close()
 
     def _broker_for(self, case: Case) -> AbstractContextManager[RunningTarget]:
-        if not case.is_private:
+        if not case.is_private or not self.plan.target.is_ours:
             return running(self.plan.target)
         with self._lock:
             if self._nursery is None:
                 self._nursery = self._stack.enter_context(Nursery())
         return self._nursery.broker(self.plan.target, "", case)
 
-    async def _run_apart(self, case: Case) -> Outcome:
-        """Run a case on a broker that is started for it and stopped after it."""
-        async with self._brokers:
+    async def _run_apart(self, cases: Sequence[Case]) -> list[Outcome]:
+        """Run cases on a broker that is started for them and stopped after them; a hosted one is left to them alone."""
+        is_hosted = self.plan.target.start is None
+        async with self._brokers, self.engine.alone() if is_hosted else contextlib.nullcontext():
             with ExitStack() as stack:
                 try:
-                    broker = await asyncio.to_thread(lambda: stack.enter_context(self._broker_for(case)))
+                    broker = await asyncio.to_thread(lambda: stack.enter_context(self._broker_for(cases[0])))
                 except TargetStartError as error:
-                    return Outcome(result=blank_result(case, CaseVerdict.ERROR, str(error)))
-                engine = Engine(broker, self.engine.capabilities, self.plan.options, reproduce=self.plan.reproduce)
-                outcome = await engine.run(case)
+                    return [Outcome(result=blank_result(case, CaseVerdict.ERROR, str(error))) for case in cases]
+                options = msgspec.structs.replace(self.plan.options, concurrency=len(cases))
+                engine = Engine(broker, self.engine.capabilities, options, reproduce=self.plan.reproduce)
+                outcomes = await engine.run_together(cases)
                 await asyncio.to_thread(stack.close)
-                return outcome
+                return outcomes
 
-    async def _run_one(self, case: Case) -> Outcome:
-        apart = case.is_private or self.plan.target.broker_per_case
-        possible = not missing_capability(case, self.engine.capabilities)
-        outcome = await (self._run_apart(case) if apart and possible else self.engine.run(case))
+    async def _run_cohort(self, cases: Sequence[Case]) -> dict[str, Outcome]:
+        """The outcomes of cases that share a broker; one that was bad there is judged by itself."""
+        outcomes = {outcome.result.case: outcome for outcome in await self._run_apart(cases)}
+        if len(cases) > 1:
+            doubtful = [case for case in cases if outcomes[case.id].result.verdict in BAD]
+            for again in await asyncio.gather(*(self._run_apart([case]) for case in doubtful)):
+                outcomes[again[0].result.case] = again[0]
+        return outcomes
+
+    async def _run_one(self, case: Case, shared: Future[dict[str, Outcome]] | None) -> Outcome:
+        if not self._is_apart(case):
+            outcome = await self.engine.run(case)
+        elif shared is None:
+            outcome = (await self._run_apart([case]))[0]
+        else:
+            outcome = (await asyncio.wrap_future(shared))[case.id]
         if self._writer is not None:
             outcome = msgspec.structs.replace(outcome, result=self._writer.add(outcome))
         self.results.append(outcome.result)
         self._on_outcome(outcome)
         return outcome
 
-    def submit(self, case: Case) -> Future[Outcome]:
-        """Run a case as soon as there is room; the future never raises for what the broker does."""
-        return asyncio.run_coroutine_threadsafe(self._run_one(case), self._loop)
+    def _is_apart(self, case: Case) -> bool:
+        """It gets a broker that is started for it (and perhaps some others)."""
+        apart = case.is_private or self.plan.target.broker_per_case
+        return apart and not missing_capability(case, self.engine.capabilities)
+
+    def submit(self, case: Case, shared: Future[dict[str, Outcome]] | None = None) -> Future[Outcome]:
+        """Run a case as soon as there is room; the future never raises for what the broker does.
+
+        ``shared`` are the outcomes of cases that run together, this one among them.
+        """
+        return asyncio.run_coroutine_threadsafe(self._run_one(case, shared), self._loop)
 
     def submit_all(self, cases: Sequence[Case]) -> dict[str, Future[Outcome]]:
         """Submit cases in the order of the run's seed."""
-        return {case.id: self.submit(case) for case in self.engine.in_order(cases)}
+        ordered = self.engine.in_order(cases)
+        shared: dict[str, Future[dict[str, Outcome]]] = {}
+        for group in cohorts(case for case in ordered if case.together and self._is_apart(case)):
+            task = asyncio.run_coroutine_threadsafe(self._run_cohort(group), self._loop)
+            shared.update((case.id, task) for case in group)
+        return {case.id: self.submit(case, shared.get(case.id)) for case in ordered}
 
     def finish(self) -> ExitCode:
         """Footer and ``result.json``; returns the exit status of the run."""

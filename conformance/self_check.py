@@ -18,6 +18,7 @@ from rich.markup import escape
 
 from conformance import mutants
 from conformance.case import Case
+from conformance.cohort import cohorts
 from conformance.engine import Engine, Outcome, RunOptions
 from conformance.nursery import Nursery
 from conformance.report import ExitCode, this_machine, utc_now
@@ -80,11 +81,6 @@ class SelfCheck(msgspec.Struct, frozen=True, kw_only=True):
         return ExitCode.FAILED if self.without_mutant else ExitCode.OK
 
 
-async def _run_alone(engine: Engine, case: Case) -> list[Outcome]:
-    """Without a bystander: a broker that is killed serves nobody."""
-    return [await engine.run(case)]
-
-
 def _run_cases(
     nursery: Nursery, target: Target, mutant: str, cases: Sequence[Case], options: RunOptions
 ) -> tuple[list[Outcome], str]:
@@ -93,11 +89,14 @@ def _run_cases(
     problem = ""
     together = [case for case in cases if not case.is_private]
     groups: list[tuple[Case | None, list[Case]]] = [(None, together)] if together else []
-    groups += [(case, [case]) for case in cases if case.is_private]
+    groups += [(group[0], group) for group in cohorts(case for case in cases if case.is_private)]
     for owner, group in groups:
         with nursery.broker(target, mutant, owner) as broker:
-            engine = Engine(broker, probe(broker.target, broker.endpoint), options)
-            run = engine.run_all(group, lambda _outcome: None) if owner is None else _run_alone(engine, owner)
+            at_once = max(options.concurrency, len(group)) if owner is not None else options.concurrency
+            own_options = msgspec.structs.replace(options, concurrency=at_once)
+            engine = Engine(broker, probe(broker.target, broker.endpoint), own_options)
+            # Without a bystander: a broker that is killed serves nobody.
+            run = engine.run_all(group, lambda _outcome: None) if owner is None else engine.run_together(group)
             outcomes += asyncio.run(run)
             _, crash, text = broker.log_tail(LOG_BYTES).partition(CRASH)
         problem = problem or (f"the broker crashed: {crash}{text[:LOG_SHOWN]}" if crash else "")

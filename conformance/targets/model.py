@@ -39,7 +39,8 @@ CAPABILITIES: dict[str, str] = {
     "queues": "durable queues addressed as $queue/<name> with $ack, $nack and $reject",
     "clock": "its clock is moved by a publish to $admin/clock/advance (the reference broker)",
     "settings": "a case may start it with settings of its own (the reference broker)",
-    "restart": "a case may kill it and start it again on its data (the reference broker)",
+    "restart": "a case may kill it and start it again on its data (declared by the table [restart])",
+    "persistence": "sessions, messages and retained messages that it acknowledged survive such a restart",
 }
 """Every capability a target file may declare and a case may require."""
 
@@ -67,6 +68,7 @@ DEFAULT_CAPABILITIES: dict[str, CapabilityValue] = {
     "clock": False,
     "settings": False,
     "restart": False,
+    "persistence": False,
 }
 """What holds of a target that neither declares nor shows otherwise."""
 
@@ -118,6 +120,21 @@ class StartHook(_Part, frozen=True, kw_only=True):
     """npm packages that it is made of; ``assay conformance peers`` installs them into ``{packages}``."""
 
 
+class RestartHook(_Part, frozen=True, kw_only=True):
+    """How a broker ends suddenly and begins again on its data, again and again.
+
+    One with a ``[start]`` table is sent ``signal`` (all processes of its group are), and started again in the same
+    ``{dir}`` on the same ports, without writing ``files`` anew; any other one is restarted by ``command``.
+    """
+
+    signal: Literal["KILL", "TERM"] = "KILL"
+    """``TERM`` for a broker that promises to keep only what it could write down in peace."""
+    command: tuple[str, ...] = ()
+    """Kills a broker that runs already, and starts it again. Other cases do not run meanwhile."""
+    timeout_s: float = 15.0
+    """Of the command, and again until an MQTT handshake must succeed."""
+
+
 class ExpectedFailure(_Part, frozen=True, kw_only=True):
     """A known deviation: the case is reported as ``xfail``, and as ``xpass`` (failing the run) once it passes."""
 
@@ -137,6 +154,7 @@ class Target(_Part, frozen=True, kw_only=True):
     """Of a broker that already runs; with ``start``, only the credentials are read."""
     capabilities: dict[str, CapabilityValue] = {}
     start: StartHook | None = None
+    restart: RestartHook | None = None
     broker_per_case: bool = False
     """Each case gets a broker of its own: for one in which a case leaves traces that no client can remove."""
     expect_fail: tuple[ExpectedFailure, ...] = ()
@@ -144,6 +162,11 @@ class Target(_Part, frozen=True, kw_only=True):
     """Patterns (``mqtt311/*``) of cases that must be run: ``unsupported`` counts as a failure for them."""
     optional: tuple[str, ...] = ()
     """Patterns of cases that ``required`` does not mean."""
+
+    @property
+    def is_ours(self) -> bool:
+        """The reference broker, started by our adapter."""
+        return self.start is not None and "conformance.adapter" in self.start.command
 
     def expected_failure(self, case_id: str) -> ExpectedFailure | None:
         """The entry for this case."""
@@ -162,9 +185,12 @@ def _problems(target: Target) -> list[str]:
             problems.append(f"capabilities.{name} must be ASCII: the suite does not prepare names and passwords")
         elif name == "websocket_url" and value and not str(value).startswith("ws://"):
             problems.append(f"capabilities.websocket_url must begin with ws://, not {value!r}")
-    ours = target.start is not None and "conformance.adapter" in target.start.command
-    if not ours and any(target.capabilities.get(name, False) for name in PRIVATE):
-        problems.append(f"capabilities: {', '.join(sorted(PRIVATE))} are those of the reference broker")
+    if not target.is_ours and any(target.capabilities.get(name, False) for name in PRIVATE - {"restart"}):
+        problems.append(f"capabilities: {', '.join(sorted(PRIVATE - {'restart'}))} are those of the reference broker")
+    if not target.is_ours and target.capabilities.get("restart", False) and target.restart is None:
+        problems.append("capabilities.restart needs a [restart] table that says how")
+    if target.restart is not None and (target.start is None) is not bool(target.restart.command):
+        problems.append("restart.command is for a broker that is not started by a [start] table, which needs one")
     seen: set[str] = set()
     for index, entry in enumerate(target.expect_fail):
         if not entry.reason.strip() or not entry.link.strip():
@@ -188,6 +214,8 @@ def parse_target(text: str, *, where: str = "target") -> Target:
     except msgspec.MsgspecError as error:
         message = f"{where}: {error}"
         raise TargetError(message) from error
+    if target.restart is not None:
+        target = msgspec.structs.replace(target, capabilities={"restart": True, **target.capabilities})
     problems = _problems(target)
     if problems:
         message = f"{where}: " + "; ".join(problems)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from typing import IO
 
 import msgspec
 
-from conformance.targets.model import Endpoint, StartHook, Target
+from conformance.targets.model import Endpoint, RestartHook, StartHook, Target
 from conformance.targets.probe import ProbeError, handshake
 
 _STOP_TIMEOUT_S = 5.0
@@ -58,6 +59,10 @@ class RunningTarget:
         """What ``{websocket_port}`` stood for; 0 = unknown."""
         self._restart = restart
         self.process = process
+
+    def restart_by(self, restart: Callable[[], Endpoint]) -> None:
+        """How this broker is restarted; its clock is that of the machine."""
+        self._restart = lambda _clock_ahead_s: restart()
 
     def restart(self, clock_ahead_s: float) -> Endpoint:
         """kill -9 and start again on its data; the clock begins that far ahead of the wall clock.
@@ -162,7 +167,7 @@ def _drain(stdout: IO[bytes], log: Path) -> None:
     threading.Thread(target=copy, name="broker output", daemon=True).start()
 
 
-def _await_handshake(endpoint: Endpoint, process: subprocess.Popen[bytes], deadline: float) -> None:
+def _await_handshake(endpoint: Endpoint, process: subprocess.Popen[bytes] | None, deadline: float) -> None:
     while True:
         problem = "no MQTT handshake was tried"
         for version in (4, 5):
@@ -172,7 +177,7 @@ def _await_handshake(endpoint: Endpoint, process: subprocess.Popen[bytes], deadl
                 problem = str(error)
             else:
                 return
-        if process.poll() is not None:
+        if process is not None and process.poll() is not None:
             message = f"it ended with status {process.returncode}"
             raise TargetStartError(message)
         if time.monotonic() > deadline:
@@ -220,24 +225,35 @@ def installed_version(target: Target) -> str:
     return ""
 
 
-def _launch(target: Target, hook: StartHook, folder: Path, extra_arguments: tuple[str, ...]) -> RunningTarget:
+def _launch(
+    target: Target,
+    hook: StartHook,
+    folder: Path,
+    extra_arguments: tuple[str, ...],
+    before: RunningTarget | None = None,
+) -> RunningTarget:
+    """``before``: the life of the broker that this one follows, on its ports and files."""
     host = target.endpoint.host
-    picked = hook.port_from == "free"
-    port, websocket_port = (free_port(host), free_port(host)) if picked else (0, 0)
+    if before is not None:
+        port, websocket_port = before.endpoint.port, before.second_port
+    else:
+        picked = hook.port_from == "free"
+        port, websocket_port = (free_port(host), free_port(host)) if picked else (0, 0)
     values = placeholders(folder, target.name, port=port, websocket_port=websocket_port)
-    for name, text in hook.files.items():
+    for name, text in hook.files.items() if before is None else ():
         (folder / name).write_text(fill(text, values), encoding="utf-8")
     command = [fill(part, values) for part in (*hook.command, *extra_arguments)]
     log = folder / "broker.log"
     deadline = time.monotonic() + hook.ready_timeout_s
     try:
-        with log.open("wb") as sink:
+        with log.open("ab") as sink:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if hook.port_from == "stdout" else sink,
                 stderr=sink,
                 env={**os.environ, "PATH": search_path()},
+                start_new_session=target.restart is not None,
             )
     except OSError as error:
         message = f"cannot run {command[0]!r}: {error.strerror}; is it installed and on the PATH?"
@@ -271,6 +287,52 @@ def _launch(target: Target, hook: StartHook, folder: Path, extra_arguments: tupl
     )
 
 
+def _run_restart_command(target: Target, how: RestartHook) -> Endpoint:
+    """Raises :class:`TargetStartError` unless the command succeeds and the broker answers in time."""
+    values = placeholders(Path(), target.name, port=target.endpoint.port)
+    command = [fill(part, values) for part in how.command]
+    try:
+        done = subprocess.run(
+            command,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=how.timeout_s,
+            env={**os.environ, "PATH": search_path()},
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        message = f"cannot restart the broker by {command[0]!r}: {error}"
+        raise TargetStartError(message) from error
+    if done.returncode:
+        said = done.stdout[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
+        message = f"{command[0]!r} ended with status {done.returncode}: {said}"
+        raise TargetStartError(message)
+    _await_handshake(target.endpoint, None, time.monotonic() + how.timeout_s)
+    return target.endpoint
+
+
+def _restart_process(
+    broker: RunningTarget, how: RestartHook, hook: StartHook, folder: Path, extra_arguments: tuple[str, ...]
+) -> Endpoint:
+    """End the broker's process and start another on its files and ports. Raises :class:`TargetStartError`."""
+    process = broker.process
+    if process is not None:
+        # The group may outlive its leader: a script that started the broker, say.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.Signals[f"SIG{how.signal}"])
+        try:
+            process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(_STOP_TIMEOUT_S)
+        if process.stdin is not None:
+            process.stdin.close()
+    following = _launch(broker.target, hook, folder, extra_arguments, before=broker)
+    broker.process, broker.endpoint = following.process, following.endpoint
+    return broker.endpoint
+
+
 @contextmanager
 def running(target: Target, *, extra_arguments: tuple[str, ...] = ()) -> Iterator[RunningTarget]:
     """The target's broker, started if its file says how, and stopped at the end.
@@ -284,7 +346,10 @@ def running(target: Target, *, extra_arguments: tuple[str, ...] = ()) -> Iterato
             handshake(target.endpoint, 4)
         except ProbeError:
             handshake(target.endpoint, 5)
-        yield RunningTarget(target, target.endpoint)
+        hosted, command = RunningTarget(target, target.endpoint), target.restart
+        if command is not None:
+            hosted.restart_by(lambda: _run_restart_command(target, command))
+        yield hosted
         return
     with tempfile.TemporaryDirectory(prefix="assay-") as name:
         folder = Path(name)
@@ -297,6 +362,9 @@ def running(target: Target, *, extra_arguments: tuple[str, ...] = ()) -> Iterato
                 # Somebody else may have taken the port that was free a moment ago.
                 if attempt == attempts:
                     raise
+        how = target.restart
+        if how is not None:
+            broker.restart_by(lambda: _restart_process(broker, how, hook, folder, extra_arguments))
         try:
             yield broker
         finally:

@@ -81,6 +81,10 @@ def test_shipped_targets_are_valid_and_named_like_their_file(name: str) -> None:
         ("name = 'x'\n[[expect_fail]]\ncase = 'a/b/c'\nreason = 'r'\n", "link"),
         ("name = 'x'\n[[expect_fail]]\ncase = 'a/b/c'\nreason = ' '\nlink = 'l'\n", "needs a reason and a link"),
         ("name = 'x'\n" + "[[expect_fail]]\ncase = 'a/b/c'\nreason = 'r'\nlink = 'l'\n" * 2, "listed twice"),
+        ("name = 'x'\n[capabilities]\nclock = true\n", "clock, settings are those of the reference broker"),
+        ("name = 'x'\n[capabilities]\nrestart = true\n", "capabilities.restart needs a [restart] table"),
+        ("name = 'x'\n[restart]\nsignal = 'KILL'\n", "restart.command"),
+        ("name = 'x'\n[restart]\ncommand = ['a']\n[start]\ncommand = ['a']\n", "restart.command"),
         ("name = x\n", "target"),
     ],
 )

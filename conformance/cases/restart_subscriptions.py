@@ -1,0 +1,219 @@
+"""Subscriptions over restarts: made, replaced by each option, removed, shared; each change has a restart of its own.
+
+Every case goes the same way: subscribe, kill the broker under the open connection, come back, change what was
+subscribed, kill again, look, leave by DISCONNECT, kill once more, look again. Both directions of a change are walked.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from conformance.case import CaseContext
+from conformance.cases.restart_support import V5, come_back, gone_for_good, stay, survives
+from conformance.connection import Connection
+from conformance.wire import NO_PROPERTIES, Properties, Publish, Subscription, describe
+
+_KEPT_311 = ("3.1.2-4", "4.1.0-1")
+_KEPT_5 = ("3.1.2-5", "3.1.2-23")
+
+
+class _Filter(msgspec.Struct, frozen=True, kw_only=True):
+    """A subscription; at QoS ``-1`` there is none."""
+
+    qos: int = 1
+    no_local: bool = False
+    retain_as_published: bool = False
+    identifier: int = 0
+
+
+_NONE = _Filter(qos=-1)
+
+
+class _Cell:
+    """One client with one filter, first made as ``before``, then changed to ``after``."""
+
+    def __init__(self, ctx: CaseContext, number: int, before: _Filter, after: _Filter, share: str) -> None:
+        self.ctx, self.number, self.before, self.after = ctx, number, before, after
+        self.topic = ctx.topic(f"cell/{number}")
+        self.filter = f"$share/{share}{number}/{self.topic}" if share else self.topic
+        self.client: Connection
+        self.looks = 0
+
+    async def make(self, wanted: _Filter) -> None:
+        """Subscribe as wanted, or remove what there is."""
+        if wanted.qos < 0:
+            await self.client.unsubscribe(self.filter)
+            return
+        subscription = Subscription(
+            filter=self.filter,
+            qos=wanted.qos,
+            no_local=wanted.no_local,
+            retain_as_published=wanted.retain_as_published,
+            retain_handling=2 if self.client.version >= V5 else 0,
+        )
+        identifier = (wanted.identifier,) if wanted.identifier else ()
+        properties = Properties(subscription_identifier=identifier) if identifier else NO_PROPERTIES
+        granted = await self.client.subscribe(subscription, properties=properties)
+        if granted[0] != wanted.qos:
+            self.ctx.unsupported(f"the broker grants QoS {granted[0]} where QoS {wanted.qos} is asked for")
+
+    async def look(self, publisher: Connection, wanted: _Filter) -> None:
+        """One message of somebody else's, flagged as retained, and one of its own must come as the options say."""
+        self.looks += 1
+        theirs, own = f"theirs {self.looks}".encode(), f"own {self.looks}".encode()
+        is_flagged = self.before.retain_as_published or self.after.retain_as_published
+        await publisher.publish(self.topic, theirs, qos=2, retain=is_flagged)
+        await self.client.publish(self.topic, own, qos=2)
+        payloads = [] if wanted.qos < 0 else [theirs] if wanted.no_local else [theirs, own]
+        flag = wanted.retain_as_published
+        expected = {
+            payload: (wanted.qos, flag and payload is theirs, self._identifiers(wanted)) for payload in payloads
+        }
+        name = f"{self.client.name}, look {self.looks} at {wanted}"
+        seen: dict[bytes, tuple[int, bool, tuple[int, ...]]] = {}
+        while expected.keys() - seen.keys():
+            packet = await self.client.receive(f"{name}: {len(expected)} messages")
+            await self._note(packet, seen, name)
+        for packet in await self.client.barrier():
+            await self._note(packet, seen, name)
+        self.ctx.must(seen == expected, f"{name}: expected (QoS, RETAIN, identifiers) {expected}; seen {seen}")
+
+    @staticmethod
+    def _identifiers(wanted: _Filter) -> tuple[int, ...]:
+        return (wanted.identifier,) if wanted.identifier else ()
+
+    async def _note(self, packet: object, seen: dict[bytes, tuple[int, bool, tuple[int, ...]]], name: str) -> None:
+        if not isinstance(packet, Publish) or packet.payload in seen:
+            self.ctx.fail(f"{name}: expected each message once; seen {packet}")
+        await self.client.acknowledge(packet)
+        self.ctx.must(packet.topic == self.topic, f"{name}: expected the topic {self.topic}; seen {describe(packet)}")
+        seen[packet.payload] = (packet.qos, packet.retain, packet.properties.subscription_identifier)
+
+
+async def _walk(ctx: CaseContext, *changes: tuple[_Filter, _Filter], share: str = "") -> None:
+    cells = [_Cell(ctx, number, before, after, share) for number, (before, after) in enumerate(changes)]
+    for cell in cells:
+        cell.client = await stay(ctx, f"client {cell.number}")
+        await cell.make(cell.before)
+    await ctx.restart()
+    publisher = await ctx.connect(name="publisher")
+    for cell in cells:
+        cell.client = await come_back(ctx, cell.client)
+        await cell.look(publisher, cell.before)
+        await cell.make(cell.after)
+    await ctx.restart()
+    publisher = await ctx.connect(name="publisher 2")
+    for cell in cells:
+        cell.client = await come_back(ctx, cell.client)
+        await cell.look(publisher, cell.after)
+    for cell in cells[:-1]:
+        await cell.client.disconnect()
+    await gone_for_good(ctx, cells[-1].client)
+    publisher = await ctx.connect(name="publisher 3")
+    for cell in cells:
+        cell.client = await come_back(ctx, cell.client)
+        await cell.look(publisher, cell.after)
+
+
+@survives(
+    "replaced-qos-of-a-subscription",
+    in_311=(*_KEPT_311, "3.8.4-3", "3.8.4-6"),
+    in_5=(*_KEPT_5, "3.8.4-3", "3.8.4-8"),
+    requires=("qos2",),
+    mutant="restart-undoes-replaced-subscriptions",
+)
+async def replaced_qos(ctx: CaseContext) -> None:
+    """The QoS of a subscription, and the one that replaced it, hold after the broker was killed.
+
+    Filters go from QoS 1 to 0 and to 2, and from 0 to 2. After each restart messages published at QoS 2 come at the QoS
+    that was granted last.
+    """
+    await _walk(
+        ctx, (_Filter(qos=1), _Filter(qos=0)), (_Filter(qos=1), _Filter(qos=2)), (_Filter(qos=0), _Filter(qos=2))
+    )
+
+
+@survives(
+    "removed-subscriptions",
+    in_311=(*_KEPT_311, "3.10.4-2"),
+    in_5=(*_KEPT_5, "3.10.4-2"),
+    requires=("qos2",),
+    mutant="restart-brings-unsubscribed-filters-back",
+)
+async def removed(ctx: CaseContext) -> None:
+    """A subscription that outlived one restart and was then removed does not come back with the next two.
+
+    Beside it one is kept, so that the session is the same.
+    """
+    await _walk(ctx, (_Filter(), _NONE), (_Filter(), _Filter()))
+
+
+@survives(
+    "replaced-no-local",
+    in_5=(*_KEPT_5, "3.8.3-3", "3.8.4-3"),
+    requires=("qos2",),
+    mutant="restart-forgets-no-local",
+)
+async def no_local(ctx: CaseContext) -> None:
+    """No Local of a subscription, and its change in either direction, hold after the broker was killed.
+
+    After each restart the client gets its own messages if and only if the last SUBSCRIBE said so.
+    """
+    await _walk(ctx, (_Filter(no_local=True), _Filter()), (_Filter(), _Filter(no_local=True)))
+
+
+@survives(
+    "replaced-retain-as-published",
+    in_5=(*_KEPT_5, "3.3.1-12", "3.3.1-13", "3.8.4-3"),
+    requires=("qos2", "retain"),
+    mutant="restart-forgets-retain-as-published",
+)
+async def retain_as_published(ctx: CaseContext) -> None:
+    """Retain As Published of a subscription, and its change in either direction, hold after the broker was killed.
+
+    After each restart a message that was published with RETAIN 1 comes with the flag if and only if the last SUBSCRIBE
+    said so; one without never has it.
+    """
+    flagged = _Filter(retain_as_published=True)
+    await _walk(ctx, (flagged, _Filter()), (_Filter(), flagged))
+
+
+@survives(
+    "replaced-subscription-identifier",
+    in_5=(*_KEPT_5, "3.3.4-3", "3.8.4-3"),
+    requires=("qos2", "subscription_identifiers"),
+    mutant="restart-forgets-subscription-identifiers",
+)
+async def identifiers(ctx: CaseContext) -> None:
+    """The identifier of a subscription, another one, and none hold after the broker was killed.
+
+    After each restart messages carry what the last SUBSCRIBE said, also a number of four bytes.
+    """
+    await _walk(
+        ctx,
+        (_Filter(identifier=7), _Filter(identifier=200_000_000)),
+        (_Filter(identifier=128), _Filter()),
+        (_Filter(), _Filter(identifier=1)),
+    )
+
+
+@survives(
+    "shared-subscriptions",
+    in_5=(*_KEPT_5, "4.8.2-3", "3.8.4-3", "3.10.4-2"),
+    requires=("qos2", "retain", "shared", "subscription_identifiers"),
+    mutant="restart-undoes-replaced-shares",
+)
+async def shared(ctx: CaseContext) -> None:
+    """Shared subscriptions, replaced by each option or removed, hold after the broker was killed.
+
+    Each has one member, which gets every message at the QoS, with the flag and the identifier of its last SUBSCRIBE,
+    and nothing after UNSUBSCRIBE.
+    """
+    await _walk(
+        ctx,
+        (_Filter(qos=2), _Filter(qos=1)),
+        (_Filter(qos=0, identifier=5), _Filter(qos=1)),
+        (_Filter(), _Filter(retain_as_published=True)),
+        (_Filter(), _NONE),
+        share="g",
+    )

@@ -1,0 +1,117 @@
+"""What the cases of killed brokers share: a declared promise, clients that come back, and taking what is delivered.
+
+The standards leave it to the server what survives its own failure (3.1.1 4.1 and 5.0 4.1.1, both non-normative). So
+these cases are for brokers whose target file declares ``persistence``, and judge the rules of the state by what is left
+of it. All run together on one broker (:mod:`conformance.cohort`): the more of them, the less each restart costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from conformance.case import CaseContext, CaseFunction, Level, case
+from conformance.connection import Connection
+from conformance.wire import NO_PROPERTIES, Packet, Properties, Publish, Will, describe
+
+V5 = 5
+LASTING_S = 600
+_LIMIT_S = 10.0
+
+
+def survives(
+    slug: str,
+    *,
+    in_311: tuple[str, ...] = (),
+    in_5: tuple[str, ...] = (),
+    requires: tuple[str, ...] = (),
+    mutant: str,
+    near_miss: str = "sessions-are-written-record-by-record",
+    level: Level = "MUST",
+    limit_s: float = _LIMIT_S,
+) -> Callable[[CaseFunction], CaseFunction]:
+    """Register a case for each version that has clauses."""
+
+    def register(function: CaseFunction) -> CaseFunction:
+        for spec, clauses in (("mqtt311", in_311), ("mqtt5", in_5)):
+            if clauses:
+                case(
+                    f"{spec}/restart/{slug}",
+                    clauses=tuple(f"MQTT-{clause}" for clause in clauses),
+                    requires=("restart", "persistence", *requires),
+                    mutant=mutant,
+                    near_miss=near_miss,
+                    level=level,
+                    together=True,
+                    limit_s=limit_s,
+                )(function)
+        return function
+
+    return register
+
+
+def lasting(ctx: CaseContext, expiry_s: int = LASTING_S, receive_maximum: int | None = None) -> Properties:
+    """Properties of a CONNECT whose session outlives its connection; 3.1.1 has none."""
+    if ctx.case.version < V5:
+        return NO_PROPERTIES
+    return Properties(session_expiry_interval=expiry_s, receive_maximum=receive_maximum)
+
+
+async def stay(
+    ctx: CaseContext,
+    name: str,
+    *,
+    will: Will | None = None,
+    expiry_s: int = LASTING_S,
+    receive_maximum: int | None = None,
+) -> Connection:
+    """A new client whose session lasts."""
+    return await ctx.connect(name=name, clean=False, will=will, properties=lasting(ctx, expiry_s, receive_maximum))
+
+
+async def come_back(
+    ctx: CaseContext, before: Connection, *, name: str = "", will: Will | None = None, expiry_s: int = LASTING_S
+) -> Connection:
+    """The client connects again, without a clean start; its session must be there."""
+    back = await ctx.connect(
+        client_id=before.client_id,
+        clean=False,
+        name=name or f"{before.name} again",
+        will=will,
+        properties=lasting(ctx, expiry_s),
+    )
+    ctx.must(back.connack.session_present, f"{back.name}: expected Session Present 1; seen {describe(back.connack)}")
+    return back
+
+
+async def take(ctx: CaseContext, client: Connection, wanted: Collection[bytes], what: str) -> list[Publish]:
+    """Acknowledge messages until those with the ``wanted`` payloads have come, and what a PINGREQ shows behind them.
+
+    Any message that is not wanted, or comes a second time, fails the case.
+    """
+    found: list[Publish] = []
+    missing = set(wanted)
+    while missing:
+        packet = await client.receive(f"{what}: {len(missing)} of {len(wanted)} messages")
+        found.append(await _taken(ctx, client, packet, missing, what))
+    found += [await _taken(ctx, client, packet, missing, what) for packet in await client.barrier()]
+    return found
+
+
+async def _taken(
+    ctx: CaseContext, client: Connection, packet: Packet | None, missing: set[bytes], what: str
+) -> Publish:
+    if not isinstance(packet, Publish) or packet.payload not in missing:
+        ctx.fail(f"{client.name}: {what}: expected {_some(missing)}; seen {packet and describe(packet)}")
+    missing.discard(packet.payload)
+    await client.acknowledge(packet)
+    return packet
+
+
+def _some(payloads: Collection[bytes]) -> str:
+    return ", ".join(repr(payload[:20]) for payload in sorted(payloads)[:5]) or "nothing more"
+
+
+async def gone_for_good(ctx: CaseContext, client: Connection) -> None:
+    """The client leaves by DISCONNECT, and the broker is killed behind it."""
+    await client.disconnect()
+    await ctx.restart()
