@@ -1,4 +1,4 @@
-"""Judge every peer that this machine has: install what is an npm package, run the cases, keep one folder for each.
+"""Judge every peer that this machine has: install what is of npm or Maven, run the cases, keep one folder for each.
 
 A peer is a foreign broker with a target file of ours. One that is not installed leaves a ``result.json`` that says so
 and what to do about it, so that no report of the peers passes over it in silence.
@@ -45,9 +45,18 @@ PEERS = (
     "fluxmq-v5",
     "rumqttd-v4",
     "rumqttd-v5",
+    "hivemq",
+    "artemis",
+    "moquette",
 )
 """Target files that make the matrix; the reference broker is the control."""
 
+_POM = """\
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+<modelVersion>4.0.0</modelVersion><groupId>assay</groupId><artifactId>peer</artifactId><version>1</version>
+<dependencies>{dependencies}</dependencies>
+</project>
+"""
 _INSTALL_TIMEOUT_S = 300.0
 _POLL_S = 0.25
 _MESSAGE_CHARACTERS = 600
@@ -85,21 +94,19 @@ class PeerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Gets one folder for each peer."""
     options: RunOptions = RunOptions()
     install: bool = True
-    """Whether npm packages may be installed into the cache folder."""
+    """Whether packages of npm and Maven may be installed into the cache folder."""
     command: str = ""
 
 
-def npm_install(target: Target, folder: Path, environment: Mapping[str, str]) -> str:
-    """Install the target's npm packages below ``folder``; returns what went wrong, empty if nothing did."""
-    assert target.start is not None
-    npm = shutil.which("npm", path=environment.get("PATH"))
-    if npm is None:
-        return "npm is not on the PATH"
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(folder)]
+def _installed(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Run the command of a package manager; returns what went wrong, empty if nothing did."""
+    name, *arguments = command
+    program = shutil.which(name, path=environment.get("PATH"))
+    if program is None:
+        return f"{name} is not on the PATH"
     try:
         done = subprocess.run(
-            [*command, *target.start.npm],
+            [program, *arguments],
             check=False,
             capture_output=True,
             text=True,
@@ -107,22 +114,54 @@ def npm_install(target: Target, folder: Path, environment: Mapping[str, str]) ->
             env=dict(environment),
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"npm install failed: {error}"
-    return "" if done.returncode == 0 else f"npm install failed: {done.stderr.strip()[-_MESSAGE_CHARACTERS:]}"
+        return f"{name} failed: {error}"
+    said = (done.stderr or done.stdout).strip()
+    return "" if done.returncode == 0 else f"{name} failed: {said[-_MESSAGE_CHARACTERS:]}"
+
+
+def npm_install(target: Target, folder: Path, environment: Mapping[str, str]) -> str:
+    """Install the target's npm packages below ``folder``; returns what went wrong, empty if nothing did."""
+    assert target.start is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    options = ("--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(folder))
+    return _installed(("npm", "install", *options, *target.start.npm), environment)
+
+
+def maven_install(target: Target, folder: Path, environment: Mapping[str, str]) -> str:
+    """Copy the target's Maven artifacts, and all that they need, to ``folder/lib``; returns what went wrong."""
+    assert target.start is not None
+    if shutil.which("javac", path=environment.get("PATH")) is None:
+        return "javac is not on the PATH"
+    folder.mkdir(parents=True, exist_ok=True)
+    dependencies = "".join(
+        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version></dependency>"
+        for group, artifact, version in (coordinates.split(":") for coordinates in target.start.maven)
+    )
+    (folder / "pom.xml").write_text(_POM.format(dependencies=dependencies), encoding="utf-8")
+    # Renamed when it is whole, so that a copy that was cut is not taken for an installed broker.
+    whole, part = folder / "lib", folder / "lib.part"
+    for old in (whole, part):
+        shutil.rmtree(old, ignore_errors=True)
+    goal = ("dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={part}")
+    problem = _installed(("mvn", "--batch-mode", "--quiet", "--file", str(folder / "pom.xml"), *goal), environment)
+    if not problem:
+        part.rename(whole)
+    return problem
 
 
 def make_ready(target: Target, *, install: bool) -> tuple[str, str]:
-    """Version of an installed peer, or empty and what is missing. Installs npm packages first where that may be done.
+    """Version of an installed peer, or empty and what is missing. Installs its packages first where that may be done.
 
     A target without a version command is taken as installed, with the version ``?``.
     """
     hook = target.start
-    if hook is None or not hook.version:
+    if hook is None or not (hook.version or hook.maven):
         return "?", ""
     version = installed_version(target)
     problem = ""
-    if not version and hook.npm and install:
-        problem = npm_install(target, packages_folder(target.name), {**os.environ, "PATH": search_path()})
+    if not version and (hook.npm or hook.maven) and install:
+        get = npm_install if hook.npm else maven_install
+        problem = get(target, packages_folder(target.name), {**os.environ, "PATH": search_path()})
         version = "" if problem else installed_version(target)
     if version:
         return version, ""

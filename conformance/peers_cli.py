@@ -110,13 +110,13 @@ def peers(
         int, typer.Option("--at-once", min=1, max=8, help="Peers that are judged at the same time.")
     ] = 2,
     install: Annotated[
-        bool, typer.Option("--install/--no-install", help="Install missing npm packages into the cache folder.")
+        bool, typer.Option("--install/--no-install", help="Install missing packages of npm and Maven in the cache.")
     ] = True,
 ) -> None:
     """Start every peer broker on loopback, run the cases on it, and keep what the matrix is drawn from.
 
-    A peer that is not installed is reported, with what to do, and holds up no other. npm packages go below
-    $ASSAY_CACHE, by default ~/.cache/assay.
+    A peer that is not installed is reported, with what to do, and holds up no other. Packages of npm and Maven go
+    below $ASSAY_CACHE, by default ~/.cache/assay.
 
     Exit status: 0 every installed peer was judged, whatever the verdicts; 2 wrong usage; 3 a peer does not start, or
     none is installed; 4 the bench failed on a case; 5 no case was selected.

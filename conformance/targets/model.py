@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
@@ -13,6 +14,8 @@ from reference_broker.trace.integrity import why
 TARGET_SCHEMA: Literal["assay.target/1"] = "assay.target/1"
 
 CapabilityValue = bool | int | str
+
+_MAVEN_ARTIFACT = re.compile(r"[\w.-]+:[\w.-]+:[\w.-]+", re.ASCII)
 
 CAPABILITIES: dict[str, str] = {
     "mqtt311": "speaks MQTT 3.1.1 (probed)",
@@ -99,7 +102,7 @@ class StartHook(_Part, frozen=True, kw_only=True):
     """How to start the broker.
 
     In ``command``, ``files`` and the texts of the capabilities, ``{port}``, ``{websocket_port}`` (both free),
-    ``{dir}``, ``{python}`` and ``{packages}`` (where ``npm`` is installed) are filled in.
+    ``{dir}``, ``{python}`` and ``{packages}`` (where ``npm`` and ``maven`` are installed) are filled in.
     """
 
     command: tuple[str, ...]
@@ -118,6 +121,9 @@ class StartHook(_Part, frozen=True, kw_only=True):
     """What to do where the broker is not installed."""
     npm: tuple[str, ...] = ()
     """npm packages that it is made of; ``assay conformance peers`` installs them into ``{packages}``."""
+    maven: tuple[str, ...] = ()
+    """Maven artifacts (``group:artifact:version``) that it is made of, the broker first; ``assay conformance peers``
+    copies them and what they need into ``{packages}/lib``. The version of the first is that of the broker."""
 
 
 class RestartHook(_Part, frozen=True, kw_only=True):
@@ -202,6 +208,11 @@ def _problems(target: Target) -> list[str]:
         problems.append("broker_per_case needs a [start] table")
     if target.start is not None and not target.start.command:
         problems.append("start.command is empty")
+    problems.extend(
+        f"start.maven: {artifact!r} is not group:artifact:version"
+        for artifact in (target.start.maven if target.start is not None else ())
+        if not _MAVEN_ARTIFACT.fullmatch(artifact)
+    )
     if not 0 < target.endpoint.port <= 65_535:
         problems.append("endpoint.port must be 1 to 65535")
     return problems

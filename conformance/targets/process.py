@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -101,7 +102,7 @@ def search_path() -> str:
 
 
 def packages_folder(target_name: str) -> Path:
-    """Where npm packages of a target are installed: below ``$ASSAY_CACHE``, or else the user's cache folder."""
+    """Where packages of a target are installed: below ``$ASSAY_CACHE``, or else the user's cache folder."""
     cache = os.environ.get("ASSAY_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "assay"
     return Path(cache).absolute() / "packages" / target_name
 
@@ -203,9 +204,19 @@ def _stop(hook: StartHook, process: subprocess.Popen[bytes], values: Mapping[str
         process.wait(_STOP_TIMEOUT_S)
 
 
+def maven_version(target: Target) -> str:
+    """The version of the first Maven artifact, if its jar is there and a compiler for the launcher beside it."""
+    assert target.start is not None
+    _, artifact, version = target.start.maven[0].split(":")
+    jar = packages_folder(target.name) / "lib" / f"{artifact}-{version}.jar"
+    return version if jar.exists() and shutil.which("javac", path=search_path()) else ""
+
+
 def installed_version(target: Target) -> str:
     """The version that the target's command prints; empty if it has none, or the broker is not installed."""
     hook = target.start
+    if hook is not None and hook.maven:
+        return maven_version(target)
     if hook is None or not hook.version:
         return ""
     command = [fill(part, placeholders(Path(), target.name)) for part in hook.version]

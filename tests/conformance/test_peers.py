@@ -14,7 +14,17 @@ from typer.testing import CliRunner
 
 from conformance.case import load_cases
 from conformance.cli import app
-from conformance.peers import PEERS, PeerOutcome, PeerPlan, PeerState, judge_peer, make_ready, npm_install, overall
+from conformance.peers import (
+    PEERS,
+    PeerOutcome,
+    PeerPlan,
+    PeerState,
+    judge_peer,
+    make_ready,
+    maven_install,
+    npm_install,
+    overall,
+)
 from conformance.report import ExitCode
 from conformance.targets import StartHook, Target, load_target, shipped_targets
 from reference_broker.trace.conformance import CaseResult, CaseVerdict, read_report
@@ -40,7 +50,7 @@ def test_every_peer_has_a_target_that_says_how_to_get_it(name: str) -> None:
     assert name in shipped_targets()
     hook = load_target(name).start
     assert hook is not None
-    assert hook.version
+    assert hook.version or hook.maven
     assert hook.advice
 
 
@@ -117,13 +127,13 @@ def test_the_status_says_whether_all_were_judged(
     assert overall([PeerOutcome(name="x", state=state, counts=counts) for state, counts in outcomes]) is code
 
 
-def fake_npm(folder: Path, script: str) -> dict[str, str]:
-    """An environment whose npm is a script of ours."""
-    npm = folder / "bin" / "npm"
-    npm.parent.mkdir()
-    npm.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
-    npm.chmod(0o755)
-    return {"PATH": f"{npm.parent}:{os.defpath}"}
+def fake_npm(folder: Path, script: str, name: str = "npm") -> dict[str, str]:
+    """An environment whose npm, or another program, is a script of ours."""
+    program = folder / "bin" / name
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    program.chmod(0o755)
+    return {"PATH": f"{program.parent}:{os.defpath}"}
 
 
 def test_npm_packages_are_installed_below_the_cache_and_nowhere_else(
@@ -152,13 +162,46 @@ def test_a_failed_npm_install_says_why(tmp_path: Path) -> None:
     assert npm_install(target, tmp_path / "packages", {"PATH": str(tmp_path)}) == "npm is not on the PATH"
 
 
+MAVEN = """\
+cat "$4" > "$PWD/asked"
+for word; do case $word in -DoutputDirectory=*) folder="${word#*=}" ;; esac; done
+mkdir "$folder" && touch "$folder/broker-1.2.3.jar"
+"""
+ARTIFACTS = ("org.example:broker:1.2.3", "org.example:log:2")
+JAVA = Target(name="java", start=StartHook(command=("broker",), maven=ARTIFACTS))
+
+
+def test_maven_artifacts_are_copied_below_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_npm(tmp_path, MAVEN, "mvn")
+    monkeypatch.setenv("PATH", fake_npm(tmp_path, "", "javac")["PATH"])
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    assert make_ready(JAVA, install=False) == ("", "java is not installed")
+    assert make_ready(JAVA, install=True) == ("1.2.3", "")
+    assert make_ready(JAVA, install=False) == ("1.2.3", "")
+    asked = (tmp_path / "asked").read_text(encoding="utf-8")
+    assert "<artifactId>log</artifactId><version>2</version>" in asked
+    assert [path.name for path in (tmp_path / "cache" / "packages" / "java").iterdir() if path.is_dir()] == ["lib"]
+
+
+def test_a_maven_copy_that_was_cut_is_no_installed_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_npm(tmp_path, MAVEN + "echo 'no such artifact' && exit 1", "mvn")
+    monkeypatch.setenv("PATH", fake_npm(tmp_path, "", "javac")["PATH"])
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    version, missing = make_ready(JAVA, install=True)
+    assert version == ""
+    assert "no such artifact" in missing
+    assert maven_install(JAVA, tmp_path / "packages", {"PATH": str(tmp_path)}) == "javac is not on the PATH"
+
+
 def found(name: str) -> bool:
     hook = load_target(name).start
     return hook is not None and bool(make_ready(load_target(name), install=False)[0])
 
 
 @pytest.mark.peer
-@pytest.mark.parametrize("name", ["mosquitto", "nats", "amqtt", "aedes"])
+@pytest.mark.parametrize("name", ["mosquitto", "nats", "amqtt", "aedes", "hivemq", "artemis", "moquette"])
 def test_a_peer_is_started_judged_and_ended(name: str, tmp_path: Path) -> None:
     if not found(name):
         pytest.skip(f"{name} is not installed")

@@ -78,6 +78,7 @@ def test_shipped_targets_are_valid_and_named_like_their_file(name: str) -> None:
         ("name = 'x'\n[endpoint]\nport = '1883'\n", "$.endpoint.port"),
         ("name = 'x'\n[start]\ncommand = []\n", "start.command is empty"),
         ("name = 'x'\n[start]\ncommand = ['a']\nsleep_s = 3\n", "sleep_s"),
+        ("name = 'x'\n[start]\ncommand = ['x']\nmaven = ['group:artifact']\n", "is not group:artifact:version"),
         ("name = 'x'\n[[expect_fail]]\ncase = 'a/b/c'\nreason = 'r'\n", "link"),
         ("name = 'x'\n[[expect_fail]]\ncase = 'a/b/c'\nreason = ' '\nlink = 'l'\n", "needs a reason and a link"),
         ("name = 'x'\n" + "[[expect_fail]]\ncase = 'a/b/c'\nreason = 'r'\nlink = 'l'\n" * 2, "listed twice"),
