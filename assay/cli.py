@@ -1,4 +1,7 @@
-"""``assay``: one command for the whole bench. Each part is imported only when it is asked for."""
+"""``assay``: one command for the whole bench. Each part is imported only when it is asked for.
+
+A part whose extra is not installed says so in one line, with the command that installs it, and exit status 2.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,13 @@ _COMMANDS: dict[str, tuple[str, str, str]] = {
     "report": ("reports.cli", "report", "Make a static site, JUnit, Markdown and a badge from a run folder."),
     "demo": ("assay.demo", "demo", "The main job: assess the reference broker and open the report."),
 }
+_EXTRAS = {part: part for part in ("conformance", "sim", "faults", "load", "spark")} | {
+    "bench": "load",
+    "report": "reports",
+    "demo": "all",
+}
+"""The extra of the package that a part needs."""
+_OWN = frozenset(("assay", *(module.partition(".")[0] for module, *_ in (*_PARTS.values(), *_COMMANDS.values()))))
 
 
 def build_app(wanted: str | None) -> typer.Typer:
@@ -74,7 +84,19 @@ def _placeholder() -> None:
 def main() -> None:
     """Console script."""
     wanted = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
-    build_app(wanted)()
+    try:
+        build_app(wanted)()
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get(wanted or "")
+        missing = (error.name or "").partition(".")[0]
+        if extra is None or not missing or missing in _OWN:
+            raise
+        print(
+            f"assay {wanted}: {missing} is not installed; install what this part needs: "
+            f"pip install 'assay-mq[{extra}]', or from a checkout: pip install '.[{extra}]'",
+            file=sys.stderr,
+        )
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ to ``<step>.log`` in the run folder.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -27,6 +28,8 @@ from reference_broker.trace.terminal import WholeConsole, WholeTable
 
 STEP_TIMEOUT_S = 240.0
 ATTEMPTS = 3
+_NEEDED = ("pytest", "simpy", "toxiproxy", "locust", "pyspark", "jinja2")
+"""One module of each extra: steps are processes, and would fail one by one."""
 _STYLES = {
     Verdict.PASS: "[green]✔ pass[/]",
     Verdict.FAIL: "[red]✘ fail[/]",
@@ -192,8 +195,11 @@ def demo(
     """Assess the reference broker with everything there is, and write the report.
 
     Conformance suites, one fault scenario in simulation and on real processes, a load run, the Spark analysis. Takes
-    about two minutes on two cores; needs no network and no root. Exit status: 0 all passed, 1 otherwise.
+    about two minutes on two cores; needs no network and no root. Exit status: 0 all passed, 1 otherwise, 2 usage.
     """
+    for module in _NEEDED:
+        if importlib.util.find_spec(module) is None:
+            raise ModuleNotFoundError(name=module)
     console = WholeConsole()
     prepare(out)
     outcomes: list[Outcome] = []
