@@ -343,6 +343,11 @@ class CaseContext:
             self.fail(f"{subscriber.name}: expected no message; seen {describe(packet)}")
 
     @property
+    def connected(self) -> bool:
+        """A network connection was opened."""
+        return bool(self._connections)
+
+    @property
     def disturbed(self) -> bool:
         """Malformed bytes were sent, or a connection has ended: nobody else may have suffered from that."""
         return self.sent_raw or any(connection.closed for connection in self._connections)

@@ -19,7 +19,7 @@ from conformance.peers_cli import peers
 from conformance.pytest_runner import run_with_pytest
 from conformance.registry import SPECS, coverage, home_of, load_statements
 from conformance.report import ExitCode, missing_required, read_transcript
-from conformance.run import Run, RunPlan, select
+from conformance.run import DEFAULT_RESTARTS, Run, RunPlan, select
 from conformance.self_check import Check, check_mutants, print_table, write_self_check
 from conformance.targets import Target, TargetError, hosted_target, load_target, shipped_targets
 from reference_broker.trace.conformance import CaseResult, CaseVerdict, read_report
@@ -125,6 +125,10 @@ def _print_results(run: Run, code: ExitCode) -> None:
             console.print(f"    repeat: {result.reproduce}", highlight=False, markup=False, soft_wrap=True)
     for result in missing_required(results, run.plan.target.required, run.plan.target.optional):
         console.print(f"[bold red]required[/] {result.case}: {escape(result.detail)}", soft_wrap=True)
+    for death in run.deaths:
+        if not death.killers:
+            text = f"{death.status} during {', '.join(death.during)}; none of them repeats that by itself {death.log}"
+            console.print(f"[bold red]died[/] {escape(text.rstrip())}", soft_wrap=True)
     reasons = {result.detail for result in results if result.verdict is CaseVerdict.UNSUPPORTED}
     for reason in sorted(reasons):
         console.print(f"[dim]unsupported: {escape(reason)}[/]", soft_wrap=True)
@@ -173,6 +177,9 @@ def run(
     jobs: Annotated[
         int, typer.Option("--jobs", min=1, max=256, help="Cases that run at the same time.")
     ] = DEFAULT_CONCURRENCY,
+    restarts: Annotated[
+        int, typer.Option("--restarts", min=0, max=1_000, help="Times that a broker which dies is started again.")
+    ] = DEFAULT_RESTARTS,
 ) -> None:
     """Run the cases against a broker and say which rules it breaks.
 
@@ -181,7 +188,7 @@ def run(
 
     For example: assay conformance run --target mosquitto --spec mqtt311 --out out/mosquitto
     """
-    plan = _plan(target, host, port, seed, jobs, report, out)
+    plan = msgspec.structs.replace(_plan(target, host, port, seed, jobs, report, out), restarts=restarts)
     _check_expectations(plan.target)
     cases = _selected(spec, area, text)
     if not cases:

@@ -10,7 +10,8 @@ the target lacks a required capability         ``unsupported``; known before the
 anything else was raised, or the limit passed  ``error``: the harness failed
 the harness itself was held up meanwhile       a ``fail`` or ``error`` does not count: the case is run again
 others are not served any more afterwards      ``fail``: bad input and lost connections are their client's affair
-the broker died meanwhile                      ``not_run`` for the cases that had not started
+the broker died meanwhile                      ``fail`` of a case that was alone with it; all others are ``not_run``,
+                                               and :class:`conformance.run.Run` runs them again where it can
 =============================================  ============================================================
 """
 
@@ -59,6 +60,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     result: CaseResult
     transcript: tuple[WireLine, ...] = ()
+    beside_a_death: bool = False
+    """It was begun, but the broker died, and not surely of it."""
 
 
 def missing_capability(case: Case, capabilities: Mapping[str, CapabilityValue]) -> str:
@@ -115,10 +118,18 @@ class Engine:
         options: RunOptions,
         *,
         reproduce: Callable[[Case], str] = lambda _case: "",
+        solo: bool = False,
     ) -> None:
+        """``solo``: whichever case runs when the broker dies has killed it; else only one that runs by itself has."""
         self.broker, self.capabilities, self.options, self.reproduce = broker, capabilities, options, reproduce
+        self.solo = solo
         self.broker_died = ""
         """Why no further case is started; empty while the broker answers."""
+        self.died_during: tuple[str, ...] = ()
+        """The cases that ran when it died."""
+        self._gone = self._ending = ""
+        self._begun: list[str] = []
+        self._alive_timeout_s = _ALIVE_TIMEOUT_S if options.patience_s is None else options.patience_s
         # Sessions and retained messages may outlive a run of a broker that is not ours: a fresh token keeps runs apart.
         self._run_token = f"{secrets.randbelow(16**4):04x}"
         self._slots = asyncio.Semaphore(options.concurrency)
@@ -186,7 +197,11 @@ class Engine:
         async with self._slots:
             if self.broker_died:
                 return Outcome(result=blank_result(case, CaseVerdict.NOT_RUN, self.broker_died))
-            return await self._execute(case)
+            self._begun.append(case.id)
+            try:
+                return await self._execute(case)
+            finally:
+                self._begun.remove(case.id)
 
     def _context(self, case: Case) -> CaseContext:
         self._attempts += 1
@@ -219,23 +234,23 @@ class Engine:
             if not await self._why_gone(case.version):
                 await _clean_up(ctx)
         duration_ms = (asyncio.get_running_loop().time() - began) * 1_000
-        if ctx.sent_raw or verdict is CaseVerdict.ERROR:
-            gone = await self._why_gone(case.version)
-            if gone:
-                self.broker_died = f"not started: the broker stopped answering during {case.id} or a case beside it"
-                if verdict is not CaseVerdict.ERROR:
-                    verdict, detail = CaseVerdict.FAIL, f"the broker does not answer any more: {gone}. {detail}".strip()
-        if not self.broker_died:
+        gone = await self._why_dead(ctx, verdict)
+        if gone:
+            verdict, detail = await self._judge_death(ctx, gone, detail)
+        else:
             await _clean_up(ctx)
         result = blank_result(case, verdict, detail, reproduce=self.reproduce(case))
         result = msgspec.structs.replace(result, duration_ms=round(duration_ms, 3))
-        return Outcome(result=with_expectation(result, self.broker.target), transcript=tuple(ctx.transcript.lines))
+        return Outcome(
+            result=with_expectation(result, self.broker.target),
+            transcript=tuple(ctx.transcript.lines),
+            beside_a_death=bool(gone) and verdict is CaseVerdict.NOT_RUN,
+        )
 
     async def invite_bystander(self) -> None:
         """Connect the client that must not suffer from what the cases do."""
         version = 5 if self.capabilities.get("mqtt5", False) else 4
-        timeout_s = _ALIVE_TIMEOUT_S if self.options.patience_s is None else self.options.patience_s
-        bystander = Bystander(self.broker.endpoint, version, timeout_s=timeout_s)
+        bystander = Bystander(self.broker.endpoint, version, timeout_s=self._alive_timeout_s)
         with contextlib.suppress(BystanderError):
             await bystander.join()
             self._bystander = bystander
@@ -257,13 +272,75 @@ class Engine:
             return CaseVerdict.FAIL, f"after this case, or one beside it, others are not served: {error}"
         return verdict, detail
 
+    async def _why_dead(self, ctx: CaseContext, verdict: CaseVerdict) -> str:
+        """Why the broker is taken for dead after a case, or one beside it; empty if it lives."""
+        if self.broker_died:
+            return self._gone
+        lost = ctx.disturbed
+        # A port may be held open by others than the broker, such as a container's proxy.
+        if ctx.sent_raw or verdict is CaseVerdict.ERROR or (verdict in BAD and lost and self.broker.is_hosted):
+            return await self._why_gone(ctx.case.version)
+        if not lost and verdict not in BAD:
+            return ""
+        # A broker that answers a handshake in another way than it should is alive.
+        gone, silent = await self._handshake(ctx.case.version)
+        if not gone or silent:
+            return gone
+        if self.broker.process is None:
+            return await self._why_refused()
+        self._ending = await asyncio.to_thread(self.broker.ending)
+        return self._ending and gone
+
+    async def _judge_death(self, ctx: CaseContext, gone: str, detail: str) -> tuple[CaseVerdict, str]:
+        """The verdict on one of the cases that ran when the broker died."""
+        if not self.broker_died:
+            self.died_during, self._gone = tuple(sorted(self._begun)), gone
+            self.broker_died = f"not started: the broker stopped answering during {', '.join(self.died_during)}"
+        text = await self.how_it_died()
+        if not ctx.connected:
+            return CaseVerdict.NOT_RUN, f"{text} before this case could do anything. {detail}".strip()
+        if not self.solo and len(self.died_during) > 1:
+            beside = len(self.died_during) - 1
+            return CaseVerdict.NOT_RUN, f"{text}; {beside} other case(s) ran beside this one. {detail}".strip()
+        words = self.broker.last_words()
+        wrote = f"\nits log ends with:\n{words}" if words else ""
+        return CaseVerdict.FAIL, f"{text}. {detail}".strip() + wrote
+
+    async def how_it_died(self) -> str:
+        """How the process of a dead broker ended, or else how it fails to answer."""
+        self._ending = self._ending or await asyncio.to_thread(self.broker.ending)
+        return f"the broker died ({self._ending})" if self._ending else f"the broker does not answer: {self._gone}"
+
+    async def _why_refused(self) -> str:
+        """Why no connection is taken; empty if one is."""
+        endpoint = self.broker.endpoint
+        try:
+            async with asyncio.timeout(self._alive_timeout_s):
+                _, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
+        except TimeoutError:
+            return ""  # slow, and so not dead
+        except OSError as error:
+            return f"{endpoint.host}:{endpoint.port} cannot be reached: {error.strerror or error}"
+        writer.transport.abort()
+        return ""
+
     async def _why_gone(self, version: int) -> str:
         """Why a fresh handshake fails; empty if the broker is alive."""
-        try:
-            await asyncio.to_thread(handshake, self.broker.endpoint, version, timeout_s=_ALIVE_TIMEOUT_S)
-        except ProbeError as error:
-            return str(error)
-        return ""
+        return (await self._handshake(version))[0]
+
+    async def _handshake(self, version: int) -> tuple[str, bool]:
+        """Why a fresh handshake fails, and whether that is for lack of any answer; a slow broker gets two chances."""
+        problem: ProbeError | None = None
+        for _ in range(2):
+            try:
+                await asyncio.to_thread(handshake, self.broker.endpoint, version, timeout_s=self._alive_timeout_s)
+            except ProbeError as error:
+                problem = error
+                if not isinstance(error.__cause__, TimeoutError):
+                    return str(error), False
+            else:
+                return "", False
+        return str(problem), True
 
 
 async def _judge(case: Case, ctx: CaseContext) -> tuple[CaseVerdict, str]:

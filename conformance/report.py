@@ -22,6 +22,7 @@ import msgspec
 
 from conformance.engine import Outcome
 from reference_broker.trace.conformance import (
+    BrokerDeath,
     CaseResult,
     CaseVerdict,
     Clause,
@@ -47,7 +48,12 @@ class ExitCode(IntEnum):
     NOTHING_SELECTED = 5
 
 
-def exit_code(results: Sequence[CaseResult], required: Sequence[str] = (), optional: Sequence[str] = ()) -> ExitCode:
+def exit_code(
+    results: Sequence[CaseResult],
+    required: Sequence[str] = (),
+    optional: Sequence[str] = (),
+    deaths: Iterable[BrokerDeath] = (),
+) -> ExitCode:
     """The exit status that these results deserve.
 
     ``required`` are patterns of cases that must have been run, ``optional`` are exceptions from them.
@@ -59,7 +65,7 @@ def exit_code(results: Sequence[CaseResult], required: Sequence[str] = (), optio
         return ExitCode.FAILED
     if CaseVerdict.ERROR in verdicts:
         return ExitCode.HARNESS
-    if CaseVerdict.NOT_RUN in verdicts:
+    if CaseVerdict.NOT_RUN in verdicts or not all(death.killers for death in deaths):
         return ExitCode.UNREACHABLE
     return ExitCode.OK
 
@@ -163,12 +169,20 @@ class ReportWriter:
         self.results.append(result)
         return result
 
-    def finish(self, code: ExitCode) -> Footer:
-        """The footer: counts by verdict."""
+    def keep_log(self, name: str, data: bytes) -> str:
+        """Keep what a broker wrote; returns the path relative to the report."""
+        path = self.folder / "brokers" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        return Path(os.path.relpath(path, self.path.parent)).as_posix()
+
+    def finish(self, code: ExitCode, deaths: Sequence[BrokerDeath] = ()) -> Footer:
+        """The footer: counts by verdict, and the brokers that died."""
         footer = Footer(
             counts=dict(sorted(Counter(result.verdict.value for result in self.results).items())),
             exit_code=int(code),
             duration_s=round(time.monotonic() - self._began, 3),
+            deaths=list(deaths),
         )
         self._write(footer)
         return footer

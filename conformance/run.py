@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 import shlex
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -33,11 +34,18 @@ from conformance.report import (
     utc_now,
     write_run_result,
 )
-from conformance.targets import SECRETS, RunningTarget, Target, TargetStartError, probe, running
-from reference_broker.trace.conformance import CaseResult, CaseVerdict, Header
+from conformance.targets import SECRETS, ProbeError, RunningTarget, Target, TargetStartError, probe, running
+from reference_broker.trace.conformance import BrokerDeath, CaseResult, CaseVerdict, Header
+
+_T = TypeVar("_T")
 
 _BROKERS_AT_ONCE = 4
-"""Of a target that gets a broker for each case. Starting one keeps a processor busy."""
+"""Of brokers that cases have to themselves. Starting one keeps a processor busy."""
+DEFAULT_RESTARTS = 20
+"""Times that a broker which died is started again."""
+_KEPT_LOG_BYTES = 1_000_000
+RETURN_TIMEOUT_S = 10.0
+_RETURN_POLL_S = 0.25
 
 
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +59,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path | None = None
     """Folder of ``result.json`` and ``transcripts``; None = the folder of the report."""
     command: str = ""
+    restarts: int = DEFAULT_RESTARTS
+    """How often a broker that died is started again (or may come back, where it is not ours) until the run gives up."""
 
     def reproduce(self, case: Case) -> str:
         """The command that runs this case alone."""
@@ -86,6 +96,12 @@ class Run:
         self._nursery: Nursery | None = None
         """Of the brokers that cases have to themselves; begun with the first of them."""
         self._lock = threading.Lock()
+        self._own = ExitStack()
+        """Ends the shared broker."""
+        self._reviving = asyncio.Lock()
+        self._given_up = False
+        self._lives = 0
+        self.deaths: list[BrokerDeath] = []
         self._brokers = asyncio.Semaphore(min(_BROKERS_AT_ONCE, plan.options.concurrency))
         self.broker: RunningTarget
         self.engine: Engine
@@ -94,7 +110,8 @@ class Run:
     def __enter__(self) -> Self:
         plan = self.plan
         with ExitStack() as stack:
-            self.broker = stack.enter_context(running(plan.target))
+            self._own = stack.enter_context(ExitStack())
+            self.broker = self._own.enter_context(running(plan.target))
             capabilities = probe(self.broker.target, self.broker.endpoint)
             self.engine = Engine(self.broker, capabilities, plan.options, reproduce=plan.reproduce)
             self.header = Header(
@@ -144,33 +161,110 @@ class Run:
                 self._nursery = self._stack.enter_context(Nursery())
         return self._nursery.broker(self.plan.target, "", case)
 
+    def _engine(self, broker: RunningTarget, options: RunOptions, *, solo: bool) -> Engine:
+        """For a further broker of the same target: it can the same, on ports of its own."""
+        texts = {name: value for name, value in broker.target.capabilities.items() if isinstance(value, str)}
+        capabilities = {**self.engine.capabilities, **texts}
+        return Engine(broker, capabilities, options, reproduce=self.plan.reproduce, solo=solo)
+
     async def _run_apart(self, cases: Sequence[Case]) -> list[Outcome]:
         """Run cases on a broker that is started for them and stopped after them; a hosted one is left to them alone."""
         is_hosted = self.plan.target.start is None
         async with self._brokers, self.engine.alone() if is_hosted else contextlib.nullcontext():
             with ExitStack() as stack:
                 try:
-                    broker = await asyncio.to_thread(lambda: stack.enter_context(self._broker_for(cases[0])))
-                except TargetStartError as error:
+                    broker = await _to_its_end(lambda: stack.enter_context(self._broker_for(cases[0])))
+                except (TargetStartError, ProbeError) as error:
                     return [Outcome(result=blank_result(case, CaseVerdict.ERROR, str(error))) for case in cases]
                 options = msgspec.structs.replace(self.plan.options, concurrency=len(cases))
-                engine = Engine(broker, self.engine.capabilities, options, reproduce=self.plan.reproduce)
+                engine = self._engine(broker, options, solo=len(cases) == 1)
                 outcomes = await engine.run_together(cases)
-                await asyncio.to_thread(stack.close)
+                if engine.broker_died and engine.solo:
+                    outcomes = [self._note_killer(cases[0], engine, await engine.how_it_died(), outcomes[0])]
+                await _to_its_end(stack.close)
                 return outcomes
 
     async def _run_cohort(self, cases: Sequence[Case]) -> dict[str, Outcome]:
         """The outcomes of cases that share a broker; one that was bad there is judged by itself."""
         outcomes = {outcome.result.case: outcome for outcome in await self._run_apart(cases)}
         if len(cases) > 1:
-            doubtful = [case for case in cases if outcomes[case.id].result.verdict in BAD]
+            doubtful = [case for case in cases if outcomes[case.id].result.verdict in (*BAD, CaseVerdict.NOT_RUN)]
             for again in await asyncio.gather(*(self._run_apart([case]) for case in doubtful)):
                 outcomes[again[0].result.case] = again[0]
         return outcomes
 
+    def _note_killer(self, case: Case, engine: Engine, status: str, outcome: Outcome) -> Outcome:
+        """The case has killed a broker that it had to itself: keep the log, and say where it is."""
+        log = self._keep_log(engine.broker, f"{case.id.replace('/', '-')}.log")
+        beside = next((index for index, death in enumerate(self.deaths) if case.id in death.during), None)
+        if beside is None:
+            self.deaths.append(BrokerDeath(during=[case.id], status=status, killers=[case.id], log=log))
+        else:
+            death = self.deaths[beside]
+            self.deaths[beside] = msgspec.structs.replace(death, killers=sorted({*death.killers, case.id}))
+        detail = f"{outcome.result.detail}\nits whole log: {log}" if log else outcome.result.detail
+        return msgspec.structs.replace(outcome, result=msgspec.structs.replace(outcome.result, detail=detail))
+
+    def _keep_log(self, broker: RunningTarget, name: str) -> str:
+        if self._writer is None or broker.log is None or not broker.log.exists():
+            return ""
+        return self._writer.keep_log(name, broker.log_tail(_KEPT_LOG_BYTES).encode())
+
+    async def _run_shared(self, case: Case) -> Outcome:
+        """Run a case on the broker that all share; if that dies meanwhile, by itself or on the next one."""
+        while True:
+            engine = self.engine
+            outcome = await engine.run(case)
+            verdict = outcome.result.verdict
+            if not engine.broker_died or verdict is CaseVerdict.UNSUPPORTED:
+                return outcome
+            revived = await self._revive(engine)
+            if self.plan.target.start is not None and (outcome.beside_a_death or verdict is not CaseVerdict.NOT_RUN):
+                return (await self._run_apart([case]))[0]
+            if verdict is not CaseVerdict.NOT_RUN or (outcome.beside_a_death and not revived):
+                return outcome
+            if not revived:
+                return Outcome(result=blank_result(case, CaseVerdict.NOT_RUN, engine.broker_died))
+
+    async def _revive(self, dead: Engine) -> bool:
+        """Have a broker again in place of the dead one; False when the run gives up. The first who comes does it."""
+        async with self._reviving:
+            if self.engine is not dead or self._given_up:
+                return not self._given_up
+            dead.dismiss_bystander()
+            self._lives += 1
+            status, during = await dead.how_it_died(), list(dead.died_during)
+            sure = self.plan.target.start is None and len(during) == 1
+            log = self._keep_log(dead.broker, f"shared-{self._lives}.log")
+            self.deaths.append(BrokerDeath(during=during, status=status, killers=during if sure else [], log=log))
+            problem = ""
+            if self._lives > self.plan.restarts:
+                problem = f"the run gives up after {self.plan.restarts} restart(s); --restarts allows more"
+            else:
+                try:
+                    await self._start_again(dead)
+                except (TargetStartError, ProbeError) as error:
+                    problem = f"it does not start again: {error}"
+            if problem:
+                self._given_up = True
+                dead.broker_died = f"{status} during {', '.join(during)}; {problem}"
+            return not problem
+
+    async def _start_again(self, dead: Engine) -> None:
+        options = self.plan.options
+        if self.plan.target.start is None:
+            # Somebody else's to start. From now on one case at a time, so that the next death has one cause.
+            await _to_its_end(lambda: await_return(self.plan.target))
+            broker, options = dead.broker, msgspec.structs.replace(options, concurrency=1)
+        else:
+            await _to_its_end(self._own.close)
+            broker = await _to_its_end(lambda: self._own.enter_context(running(self.plan.target)))
+        self.broker, self.engine = broker, self._engine(broker, options, solo=self.plan.target.start is None)
+        await self.engine.invite_bystander()
+
     async def _run_one(self, case: Case, shared: Future[dict[str, Outcome]] | None) -> Outcome:
         if not self._is_apart(case):
-            outcome = await self.engine.run(case)
+            outcome = await self._run_shared(case)
         elif shared is None:
             outcome = (await self._run_apart([case]))[0]
         else:
@@ -204,15 +298,39 @@ class Run:
 
     def finish(self) -> ExitCode:
         """Footer and ``result.json``; returns the exit status of the run."""
-        code = exit_code(self.results, self.plan.target.required, self.plan.target.optional)
+        code = exit_code(self.results, self.plan.target.required, self.plan.target.optional, self.deaths)
         if self._writer is not None:
             write_run_result(
                 self._writer.folder,
                 self.header,
                 self.results,
                 clauses(load_cases().values(), SPECS),
-                self._writer.finish(code),
+                self._writer.finish(code, self.deaths),
                 report=self._writer.path,
                 command=self.plan.command,
             )
         return code
+
+
+async def _to_its_end(function: Callable[[], _T]) -> _T:
+    """Call a function in a thread. Unlike :func:`asyncio.to_thread`, a cancelled caller waits until it has returned."""
+    work = asyncio.ensure_future(asyncio.to_thread(function))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        raise
+
+
+def await_return(target: Target) -> None:
+    """Wait until a broker that is not ours answers again, started by whoever watches over it. Raises ProbeError."""
+    deadline = time.monotonic() + RETURN_TIMEOUT_S
+    while True:
+        try:
+            probe(target, target.endpoint)
+        except ProbeError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_RETURN_POLL_S)  # the only way to learn that a foreign process listens
+        else:
+            return

@@ -94,7 +94,8 @@ def _run_cases(
         with nursery.broker(target, mutant, owner) as broker:
             at_once = max(options.concurrency, len(group)) if owner is not None else options.concurrency
             own_options = msgspec.structs.replace(options, concurrency=at_once)
-            engine = Engine(broker, probe(broker.target, broker.endpoint), own_options)
+            # All these cases must notice one bug: if the broker dies of it, each of them has.
+            engine = Engine(broker, probe(broker.target, broker.endpoint), own_options, solo=True)
             # Without a bystander: a broker that is killed serves nobody.
             run = engine.run_all(group, lambda _outcome: None) if owner is None else engine.run_together(group)
             outcomes += asyncio.run(run)

@@ -29,6 +29,7 @@ from conformance.targets.probe import ProbeError, handshake, probe
 from conformance.targets.process import (
     RunningTarget,
     TargetStartError,
+    free_port,
     installed_version,
     packages_folder,
     running,
@@ -50,6 +51,7 @@ __all__ = [
     "Target",
     "TargetError",
     "TargetStartError",
+    "free_port",
     "handshake",
     "hosted_target",
     "installed_version",

@@ -102,8 +102,7 @@ class StartHook(_Part, frozen=True, kw_only=True):
     """How to start the broker.
 
     In ``command``, ``files`` and the texts of the capabilities, ``{port}``, ``{websocket_port}`` (both free),
-    ``{spare_port}`` (free too, for what the broker says to itself), ``{dir}``, ``{python}`` and ``{packages}`` (where
-    ``npm`` and ``maven`` are installed) are filled in.
+    ``{dir}``, ``{python}`` and ``{packages}`` (where ``npm`` and ``maven`` are installed) are filled in.
     """
 
     command: tuple[str, ...]

@@ -29,6 +29,17 @@ _VERSION_TIMEOUT_S = 10.0
 _START_ATTEMPTS = 3
 _POLL_S = 0.02
 _LOG_TAIL_BYTES = 2_000
+_ENDING_TIMEOUT_S = 2.0
+"""Between the moment when a process closes its sockets and the one when it has ended (a core may be written)."""
+_SEARCHED_LOG_BYTES = 200_000
+_QUOTED_LINES = 8
+_QUOTED_CHARACTERS = 300
+"""Of one line."""
+_LAST_WORDS = re.compile(
+    r"panic: |fatal error: |Traceback |Exception in thread |.*\bpanicked at |.*\b[Aa]ssertion\b|.*\bFATAL\b"
+    r"|.*Sanitizer: |.*OutOfMemoryError"
+)
+"""A line where the report of a crash begins, in what Go, Python, Java, Rust and C programs write."""
 _DAEMON_FOLDERS = ("/usr/sbin", "/usr/local/sbin")
 """Where brokers are installed, though not on the PATH of ordinary users."""
 _VERSION = re.compile(r"\d+(?:\.\d+)+\S*")
@@ -54,8 +65,10 @@ class RunningTarget:
         log: Path | None = None,
         second_port: int = 0,
         restart: Callable[[float], Endpoint] | None = None,
+        drain: threading.Thread | None = None,
     ) -> None:
         self.target, self.endpoint, self.version, self.log = target, endpoint, version, log
+        self._drain = drain
         self.second_port = second_port
         """What ``{websocket_port}`` stood for; 0 = unknown."""
         self._restart = restart
@@ -64,6 +77,10 @@ class RunningTarget:
     def restart_by(self, restart: Callable[[], Endpoint]) -> None:
         """How this broker is restarted; its clock is that of the machine."""
         self._restart = lambda _clock_ahead_s: restart()
+
+    def follow(self, following: RunningTarget) -> None:
+        """Be the next life of the same broker."""
+        self.process, self.endpoint, self._drain = following.process, following.endpoint, following._drain
 
     def restart(self, clock_ahead_s: float) -> Endpoint:
         """kill -9 and start again on its data; the clock begins that far ahead of the wall clock.
@@ -80,11 +97,47 @@ class RunningTarget:
     def pid(self) -> int | None:
         return None if self.process is None else self.process.pid
 
+    @property
+    def is_hosted(self) -> bool:
+        """It was running before, and is not ours to start."""
+        return self.process is None and self.log is None
+
+    def ending(self) -> str:
+        """How its process ended, e.g. ``exit status 2``; empty for one that runs on, or that is not ours.
+
+        Waits a moment: a process that has just closed its sockets is about to end.
+        """
+        if self.process is None:
+            return ""
+        try:
+            status = self.process.wait(_ENDING_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return ""
+        if self._drain is not None:
+            self._drain.join(_ENDING_TIMEOUT_S)
+        if status >= 0:
+            return f"exit status {status}"
+        try:
+            return f"ended by {signal.Signals(-status).name}"
+        except ValueError:
+            return f"ended by signal {-status}"
+
+    def last_words(self) -> str:
+        """What its log says of the end: from the line where a crash is reported, or else the last lines."""
+        lines = [line.rstrip()[:_QUOTED_CHARACTERS] for line in self.log_tail(_SEARCHED_LOG_BYTES).splitlines()]
+        lines = [line for line in lines if line]
+        begins = max((index for index, line in enumerate(lines) if _LAST_WORDS.match(line)), default=None)
+        lines = lines[-_QUOTED_LINES:] if begins is None else lines[begins:]
+        half = _QUOTED_LINES // 2  # a Go panic begins with what matters, a traceback of Python ends with it
+        return "\n".join(lines if len(lines) <= _QUOTED_LINES else (*lines[:half], "...", *lines[-half:]))
+
     def log_tail(self, size_bytes: int = _LOG_TAIL_BYTES) -> str:
         """The end of what the process wrote."""
         if self.log is None or not self.log.exists():
             return ""
-        return self.log.read_bytes()[-size_bytes:].decode(errors="replace").strip()
+        with self.log.open("rb") as log:
+            log.seek(max(0, self.log.stat().st_size - size_bytes))
+            return log.read(size_bytes).decode(errors="replace").strip()
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -156,7 +209,7 @@ def _read_ready_line(stdout: IO[bytes], process: subprocess.Popen[bytes], deadli
         raise TargetStartError(message) from error
 
 
-def _drain(stdout: IO[bytes], log: Path) -> None:
+def _drain(stdout: IO[bytes], log: Path) -> threading.Thread:
     """Keep the pipe of a process empty, so that it never blocks on its own output; closes the pipe at its end."""
 
     def copy() -> None:
@@ -165,7 +218,9 @@ def _drain(stdout: IO[bytes], log: Path) -> None:
                 sink.write(line)
                 sink.flush()
 
-    threading.Thread(target=copy, name="broker output", daemon=True).start()
+    thread = threading.Thread(target=copy, name="broker output", daemon=True)
+    thread.start()
+    return thread
 
 
 def _await_handshake(endpoint: Endpoint, process: subprocess.Popen[bytes] | None, deadline: float) -> None:
@@ -197,11 +252,11 @@ def _stop(hook: StartHook, process: subprocess.Popen[bytes], values: Mapping[str
             subprocess.run(command, check=False, capture_output=True, timeout=_STOP_TIMEOUT_S)
     elif process.poll() is None:
         process.terminate()
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(_STOP_TIMEOUT_S)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)  # what it started and left behind, and itself if it does not end
+    process.wait(_STOP_TIMEOUT_S)
 
 
 def maven_version(target: Target) -> str:
@@ -251,7 +306,6 @@ def _launch(
         picked = hook.port_from == "free"
         port, websocket_port = (free_port(host), free_port(host)) if picked else (0, 0)
     values = placeholders(folder, target.name, port=port, websocket_port=websocket_port)
-    values["{spare_port}"] = str(free_port(host))
     for name, text in hook.files.items() if before is None else ():
         (folder / name).write_text(fill(text, values), encoding="utf-8")
     command = [fill(part, values) for part in (*hook.command, *extra_arguments)]
@@ -265,12 +319,12 @@ def _launch(
                 stdout=subprocess.PIPE if hook.port_from == "stdout" else sink,
                 stderr=sink,
                 env={**os.environ, "PATH": search_path()},
-                start_new_session=target.restart is not None,
+                start_new_session=True,  # a Ctrl-C at the terminal is ours to handle
             )
     except OSError as error:
         message = f"cannot run {command[0]!r}: {error.strerror}; is it installed and on the PATH?"
         raise TargetStartError(message) from error
-    version = ""
+    version, drain = "", None
     try:
         if process.stdout is not None:
             try:
@@ -280,7 +334,7 @@ def _launch(
                 raise
             host, port, version = ready.host, ready.port, ready.version
             values = placeholders(folder, target.name, port=port, websocket_port=ready.websocket_port)
-            _drain(process.stdout, log)
+            drain = _drain(process.stdout, log)
         endpoint = Endpoint(host=host, port=port, username=target.endpoint.username, password=target.endpoint.password)
         _await_handshake(endpoint, process, deadline)
     except TargetStartError as error:
@@ -288,6 +342,9 @@ def _launch(
         tail = log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
         message = f"{' '.join(command)}: {error}" + (f"\n{tail}" if tail else "")
         raise TargetStartError(message) from error
+    except BaseException:  # the user stops the run
+        _stop(hook, process, values)
+        raise
     target = with_ports(target, values)
     return RunningTarget(
         target,
@@ -296,6 +353,7 @@ def _launch(
         version=version or installed_version(target),
         log=log,
         second_port=int(values["{websocket_port}"]),
+        drain=drain,
     )
 
 
@@ -341,7 +399,7 @@ def _restart_process(
         if process.stdin is not None:
             process.stdin.close()
     following = _launch(broker.target, hook, folder, extra_arguments, before=broker)
-    broker.process, broker.endpoint = following.process, following.endpoint
+    broker.follow(following)
     return broker.endpoint
 
 

@@ -97,10 +97,24 @@ class CaseResult(Record, frozen=True, kw_only=True, tag="result", tag_field="typ
     reproduce: str = ""
 
 
+class BrokerDeath(Record, frozen=True, kw_only=True):
+    """A broker that ended, or answered no more, while cases ran on it."""
+
+    during: list[str]
+    """The cases that ran on it."""
+    status: str
+    """How its process ended, or how it failed to answer."""
+    killers: list[str] = []
+    """Those of the cases that kill the broker when they have one to themselves."""
+    log: str = ""
+    """Path of what it wrote, relative to the report; empty if it was not ours to start."""
+
+
 class Footer(Record, frozen=True, kw_only=True, tag="footer", tag_field="type"):
     counts: dict[str, int]
     exit_code: int
     duration_s: float
+    deaths: list[BrokerDeath] = []
 
 
 Line = Header | Clause | CaseResult | Footer

@@ -270,7 +270,7 @@ def test_a_broker_killed_by_malformed_input_fails_the_case_and_stops_the_run() -
 
     killer, later = asyncio.run(main())
     assert killer.result.verdict is CaseVerdict.FAIL
-    assert "does not answer any more" in killer.result.detail
+    assert "does not answer" in killer.result.detail
     assert later.result.verdict is CaseVerdict.NOT_RUN
     assert "mqtt311/area/rule" in later.result.detail
 
@@ -284,7 +284,7 @@ def test_an_unreachable_broker_is_no_failure_of_it() -> None:
             return await Engine(running, CAPABILITIES, RunOptions()).run(a_case(passes))
 
     result = asyncio.run(main()).result
-    assert result.verdict is CaseVerdict.ERROR
+    assert result.verdict is CaseVerdict.NOT_RUN
     assert "cannot connect" in result.detail
 
 
