@@ -33,6 +33,7 @@ import msgspec
 
 from conformance.connection import Connection, Transcript
 from conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
+from conformance.rules import Incident, Rule, StepFailureError, shape
 from conformance.targets import PRIVATE, CapabilityValue, Endpoint, ProbeError, TargetStartError, handshake
 from conformance.websocket import WebSocketConnection
 from conformance.wire import (
@@ -41,6 +42,7 @@ from conformance.wire import (
     Packet,
     Properties,
     Publish,
+    Subscribe,
     Subscription,
     Will,
     describe,
@@ -52,6 +54,7 @@ _C = TypeVar("_C", bound=Connection)
 CaseFunction = Callable[["CaseContext"], Awaitable[None]]
 
 DEFAULT_LIMIT_S = 5.0
+MARKER_PREFIX = "assay-marker/"
 CLOCK_TOPIC = "$admin/clock/advance"
 ABSENT = "not "
 """Begins a requirement that the target lacks a capability."""
@@ -208,9 +211,13 @@ class CaseContext:
         self.rng = random.Random(f"{seed}/{case.id}")
         self.missed: list[str] = []
         """SHOULDs missed and debated reactions seen."""
+        self.incidents: list[Incident] = []
+        """Rules seen broken that the case is not about."""
         self.sent_raw = False
         """Malformed bytes were sent: the runner checks that the broker still takes connections."""
         self.patience_s = case.limit_s if patience_s is None else patience_s
+        self._asked: set[str] = set()
+        self._last_publish: Publish | None = None
         self.persistent_clients: dict[str, int] = {}
         """Client ids whose session may outlive the case, with the protocol version."""
         self.retained_topics: set[str] = set()
@@ -298,7 +305,7 @@ class CaseContext:
         connection.send(packet)
         connection.connack = await connection.expect(Connack)
         if connection.connack.reason_code != 0:
-            self.fail(f"{connection.name}: expected to be accepted; seen {describe(connection.connack)}")
+            raise connection.step_failed(Rule.ACCEPT, f"expected to be accepted; seen {describe(connection.connack)}")
         if not connection.client_id and connection.connack.properties.assigned_client_identifier:
             connection.client_id = connection.connack.properties.assigned_client_identifier
         return connection
@@ -308,10 +315,22 @@ class CaseContext:
         if isinstance(packet, Connect):
             if not packet.clean or packet.properties.session_expiry_interval:
                 self.persistent_clients[packet.client_id] = packet.version
-            if packet.will is not None and packet.will.retain:
-                self.retained_topics.add(packet.will.topic)
-        elif isinstance(packet, Publish) and packet.retain and packet.payload:
-            self.retained_topics.add(packet.topic)
+                self._asked.add("kept session")
+            if packet.will is not None:
+                self._asked.add("will")
+                if packet.will.retain:
+                    self.retained_topics.add(packet.will.topic)
+        elif isinstance(packet, Subscribe):
+            self._asked |= {"shared" for entry in packet.subscriptions if entry.filter.startswith("$share/")}
+        elif isinstance(packet, Publish):
+            if not packet.topic.startswith(MARKER_PREFIX):
+                self._last_publish = packet
+            if packet.retain and packet.payload:
+                self.retained_topics.add(packet.topic)
+
+    def delivery_shape(self) -> frozenset[str]:
+        """What is special about the message that the case waits for, as far as that can be told."""
+        return frozenset(self._asked) | (frozenset() if self._last_publish is None else shape(self._last_publish))
 
     async def messages_before_marker(
         self, publisher: Connection, subscriber: Connection, *, qos: int = 1
@@ -324,14 +343,12 @@ class CaseContext:
         """
         qos = qos if qos == 0 or self.capabilities.get(f"qos{qos}", True) else 0
         self._names += 1
-        topic = f"assay-marker/{self._token}/{self._names}"
+        topic = f"{MARKER_PREFIX}{self._token}/{self._names}"
         await subscriber.subscribe(Subscription(filter=topic, qos=qos))
         await publisher.publish(topic, b"marker", qos=qos)
         before: list[Packet] = []
         while True:
-            packet = await subscriber.receive("the marker")
-            if packet is None:
-                self.fail(f"{subscriber.name}: the broker ended the connection")
+            packet = await subscriber.receive_marker(qos)
             if isinstance(packet, Publish) and packet.topic == topic:
                 await subscriber.acknowledge(packet)
                 return before
@@ -362,6 +379,17 @@ class CaseContext:
         """Fail with ``text`` unless ``condition`` holds."""
         if not condition:
             raise CaseFailureError(text)
+
+    def step(self, rule: Rule, condition: bool, text: str) -> None:
+        """A step that other cases are about must work: unless ``condition`` holds, the case fails or is blocked."""
+        if not condition:
+            raise StepFailureError(Incident(rule=rule, text=text))
+
+    def breach(self, rule: Rule, text: str) -> None:
+        """A rule was seen broken that does not keep the case from going on, unless it is about that rule."""
+        if rule.is_subject_of(self.case.clauses, self.case.version):
+            self.fail(text)
+        self.incidents.append(Incident(rule=rule, text=text))
 
     def should(self, condition: bool, text: str) -> None:
         """Report ``text`` as a missed SHOULD or a debated reaction unless ``condition`` holds (``non_strict``)."""

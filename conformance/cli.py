@@ -37,6 +37,7 @@ errors = WholeConsole(stderr=True)
 STYLES = {
     CaseVerdict.PASS: "green",
     CaseVerdict.FAIL: "bold red",
+    CaseVerdict.BLOCKED: "cyan",
     CaseVerdict.NON_STRICT: "yellow",
     CaseVerdict.UNSUPPORTED: "dim",
     CaseVerdict.XFAIL: "magenta",

@@ -15,6 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from conformance.outcome import CaseFailureError
+from conformance.rules import ANSWERS, Incident, Rule, StepFailureError, request_shape
 from conformance.wire import (
     Connack,
     Connect,
@@ -49,6 +50,15 @@ _P = TypeVar("_P", bound=Packet)
 _MAX_INBOX_PACKETS = 100_000
 FIRST_FAILURE_CODE = 0x80
 _SMALL_BUFFER_BYTES = 4_096
+
+
+_FLAGS: dict[tuple[str, object], Rule] = {
+    ("retain", True): Rule.RETAIN_SET,
+    ("retain", False): Rule.RETAIN_CLEAR,
+    ("dup", True): Rule.DUP_SET,
+    ("dup", False): Rule.DUP_CLEAR,
+}
+"""The rule that a flag of a delivery follows, by what it must be."""
 
 
 class Transcript:
@@ -96,6 +106,8 @@ class Connection(asyncio.Protocol):
         self._malformed: MalformedPacketError | None = None
         self._transport: asyncio.Transport | None = None
         self._last_packet_id = 0
+        self._sent: dict[type[Packet], Packet] = {}
+        """The last packet of each type."""
 
     # asyncio.Protocol
 
@@ -168,6 +180,7 @@ class Connection(asyncio.Protocol):
         data = b""
         for packet in packets:
             self.ctx.will_send(packet)
+            self._sent[type(packet)] = packet
             frame = encode(packet, packet.version if isinstance(packet, Connect) else self.version)
             self.ctx.transcript.add(self.name, "send", frame, describe(packet))
             data += frame
@@ -227,6 +240,11 @@ class Connection(asyncio.Protocol):
 
     # Receiving
 
+    def step_failed(self, rule: Rule, text: str, *, soft: bool = False) -> StepFailureError:
+        """What to raise where a step fails that may not be what the case is about."""
+        shape = self.ctx.delivery_shape() if rule is Rule.DELIVERY else request_shape(rule, self._sent)
+        return StepFailureError(Incident(rule=rule, shape=shape, text=f"{self.name}: {text}", soft=soft))
+
     async def _arrival(self, expected: str, within_s: float | None = None) -> None:
         """Wait until something new may be in the inbox or the connection ends."""
         self._wake.clear()
@@ -248,7 +266,8 @@ class Connection(asyncio.Protocol):
         while not self._inbox:
             if self._malformed is not None:
                 message = f"{self.name}: expected {expected}; the broker sent a malformed packet: {self._malformed}"
-                raise CaseFailureError(message)
+                fault = frozenset({str(self._malformed)})
+                raise StepFailureError(Incident(rule=Rule.FORM, shape=fault, text=message))
             if self.closed:
                 return None
             await self._arrival(expected, within_s)
@@ -261,17 +280,31 @@ class Connection(asyncio.Protocol):
         expected = kind.type.name
         skipped: list[Packet] = []
         while True:
-            packet = await self.receive(expected, within_s=within_s)
-            if packet is None:
-                message = f"{self.name}: expected {expected}; the broker ended the connection"
-                raise CaseFailureError(message)
+            packet = await self._receive_for(kind, expected, within_s=within_s)
             if isinstance(packet, kind):
                 self._inbox.extendleft(reversed(skipped))
                 return packet
             if not isinstance(packet, skipping):
-                message = f"{self.name}: expected {expected}; seen {describe(packet)}"
-                raise CaseFailureError(message)
+                raise self._missing(kind, f"expected {expected}; seen {describe(packet)}")
             skipped.append(packet)
+
+    async def _receive_for(self, kind: type[Packet], expected: str, *, within_s: float | None = None) -> Packet:
+        """The next packet, where one of ``kind`` is due."""
+        try:
+            packet = await self.receive(expected, within_s=within_s)
+        except StepFailureError:
+            raise
+        except CaseFailureError as error:
+            raise self._missing(kind, str(error).removeprefix(f"{self.name}: ")) from error
+        if packet is None:
+            raise self._missing(kind, f"expected {expected}; the broker ended the connection")
+        return packet
+
+    def _missing(self, kind: type[Packet], text: str) -> CaseFailureError:
+        rule = ANSWERS.get(kind)
+        if rule is None:
+            return CaseFailureError(f"{self.name}: {text}")
+        return self.step_failed(rule, text, soft=kind is Publish)
 
     async def expect_close(
         self, *, allowed: tuple[type[Packet], ...] | None = None, within_s: float | None = None
@@ -334,13 +367,25 @@ class Connection(asyncio.Protocol):
         self.send(Pingreq())
         before: list[Packet] = []
         while True:
-            packet = await self.receive("PINGRESP")
-            if packet is None:
-                message = f"{self.name}: expected PINGRESP; the broker ended the connection"
-                raise CaseFailureError(message)
+            packet = await self._receive_for(Pingresp, "PINGRESP")
             if isinstance(packet, Pingresp):
                 return before
             before.append(packet)
+
+    async def receive_marker(self, qos: int) -> Packet:
+        """The next packet, where a marker is due: a message like any other, published and delivered at ``qos``."""
+        try:
+            packet = await self.receive("the marker")
+        except StepFailureError:
+            raise
+        except CaseFailureError as error:
+            raise self._no_marker(str(error), qos) from error
+        if packet is None:
+            raise self._no_marker(f"{self.name}: expected the marker; the broker ended the connection", qos)
+        return packet
+
+    def _no_marker(self, text: str, qos: int) -> StepFailureError:
+        return StepFailureError(Incident(rule=Rule.DELIVERY, shape=frozenset({f"qos {qos}"} if qos else ()), text=text))
 
     async def expect_nothing(self) -> None:
         """Nothing may be waiting: the next packet after a PINGREQ must be its PINGRESP."""
@@ -361,11 +406,11 @@ class Connection(asyncio.Protocol):
         self.send(Subscribe(packet_id=packet_id, subscriptions=entries, properties=properties))
         suback = await self.expect(Suback, skipping=(Publish, Pubrel))
         if suback.packet_id != packet_id:
-            message = f"{self.name}: expected SUBACK for packet identifier {packet_id}; seen {describe(suback)}"
-            raise CaseFailureError(message)
+            raise self._missing(Suback, f"expected SUBACK for packet identifier {packet_id}; seen {describe(suback)}")
         if len(suback.reason_codes) != len(entries) or max(suback.reason_codes) >= FIRST_FAILURE_CODE:
-            message = f"{self.name}: expected {len(entries)} subscription(s) to be accepted; seen {describe(suback)}"
-            raise CaseFailureError(message)
+            raise self._missing(
+                Suback, f"expected {len(entries)} subscription(s) to be accepted; seen {describe(suback)}"
+            )
         return suback.reason_codes
 
     async def unsubscribe(self, *filters: str) -> Unsuback:
@@ -374,8 +419,9 @@ class Connection(asyncio.Protocol):
         self.send(Unsubscribe(packet_id=packet_id, filters=filters))
         unsuback = await self.expect(Unsuback, skipping=(Publish, Pubrel))
         if unsuback.packet_id != packet_id:
-            message = f"{self.name}: expected UNSUBACK for packet identifier {packet_id}; seen {describe(unsuback)}"
-            raise CaseFailureError(message)
+            raise self._missing(
+                Unsuback, f"expected UNSUBACK for packet identifier {packet_id}; seen {describe(unsuback)}"
+            )
         return unsuback
 
     async def publish(
@@ -402,8 +448,9 @@ class Connection(asyncio.Protocol):
 
     def _check_ack(self, ack: Puback | Pubrec | Pubrel | Pubcomp, packet_id: int) -> None:
         if ack.packet_id != packet_id or ack.reason_code >= FIRST_FAILURE_CODE:
-            message = f"{self.name}: expected {ack.type.name} for packet identifier {packet_id}; seen {describe(ack)}"
-            raise CaseFailureError(message)
+            raise self._missing(
+                type(ack), f"expected {ack.type.name} for packet identifier {packet_id}; seen {describe(ack)}"
+            )
 
     async def expect_publish(
         self,
@@ -415,14 +462,20 @@ class Connection(asyncio.Protocol):
         dup: bool | None = None,
         ack: bool = True,
     ) -> Publish:
-        """The next packet must be a PUBLISH with the given fields; ``ack`` runs its QoS exchange to the end."""
+        """The next packet must be a PUBLISH with the given fields; ``ack`` runs its QoS exchange to the end.
+
+        A wrong flag (``retain``, ``dup``) decides only cases that are about it.
+        """
         packet = await self.expect(Publish)
         wanted = {"topic": topic, "payload": payload, "qos": qos, "retain": retain, "dup": dup}
         for name, value in wanted.items():
             if value is not None and getattr(packet, name) != value:
                 shown = ", ".join(f"{key}={item!r}" for key, item in wanted.items() if item is not None)
-                message = f"{self.name}: expected PUBLISH {shown}; seen {describe(packet)}"
-                raise CaseFailureError(message)
+                text = f"{self.name}: expected PUBLISH {shown}; seen {describe(packet)}"
+                rule = _FLAGS.get((name, value))
+                if rule is None:
+                    raise CaseFailureError(text)
+                self.ctx.breach(rule, text)
         if ack:
             await self.acknowledge(packet)
         return packet

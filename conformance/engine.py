@@ -1,10 +1,11 @@
-"""Runs cases against a broker, many at a time, and turns the way each ends into one of the eight verdicts.
+"""Runs cases against a broker, many at a time, and turns the way each ends into one of the nine verdicts.
 
 How verdicts come about (:class:`~reference_broker.trace.conformance.CaseVerdict`):
 
 =============================================  ============================================================
 the case returned                              ``pass``, or ``non_strict`` if it reported something
 a MUST was seen to be violated                 ``fail``
+a step failed that the case is not about       ``blocked`` (:mod:`conformance.booking`)
 the target lacks a required capability         ``unsupported``; known before the case starts, or said by it
 ``fail`` of a case in ``expect_fail``          ``xfail``; if it passes instead, ``xpass``
 anything else was raised, or the limit passed  ``error``: the harness failed
@@ -26,11 +27,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
+from conformance.booking import settle
 from conformance.bystander import Bystander, BystanderError
 from conformance.case import ABSENT, Case, CaseContext
 from conformance.cohort import RestartGate
 from conformance.connection import Connection
 from conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
+from conformance.rules import Incident, StepFailureError
 from conformance.stall import StallWatch
 from conformance.targets import CapabilityValue, ProbeError, RunningTarget, Target, handshake
 from conformance.wire import Connack, Publish
@@ -42,7 +45,7 @@ _ALIVE_TIMEOUT_S = 5.0
 _MAX_ATTEMPTS = 3
 _STALL_S = 0.25
 """A harness that was held up for longer than this may have missed a deadline of the protocol, such as a keep alive."""
-BAD = (CaseVerdict.FAIL, CaseVerdict.ERROR)
+BAD = (CaseVerdict.FAIL, CaseVerdict.BLOCKED, CaseVerdict.ERROR)
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +65,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     transcript: tuple[WireLine, ...] = ()
     beside_a_death: bool = False
     """It was begun, but the broker died, and not surely of it."""
+    incidents: tuple[Incident, ...] = ()
+    """Steps that failed: those that the case is not about, and the one that it failed on."""
 
 
 def missing_capability(case: Case, capabilities: Mapping[str, CapabilityValue]) -> str:
@@ -151,15 +156,24 @@ class Engine:
         """Run cases at the same time, within ``concurrency``; ``report`` gets each outcome as it is known."""
 
         async def one(case: Case) -> Outcome:
-            outcome = await self.run(case)
-            report(outcome)
+            outcome = await self.judge(case)
+            if not outcome.incidents:
+                report(outcome)
             return outcome
 
         await self.invite_bystander()
         try:
-            return list(await asyncio.gather(*(one(case) for case in self.in_order(cases))))
+            outcomes = settle(await asyncio.gather(*(one(case) for case in self.in_order(cases))), self.expected)
         finally:
             self.dismiss_bystander()
+        for outcome in outcomes:
+            if outcome.incidents:
+                report(outcome)
+        return outcomes
+
+    def expected(self, result: CaseResult) -> CaseResult:
+        """The verdict as the target file sees it."""
+        return with_expectation(result, self.broker.target)
 
     @contextlib.asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
@@ -183,14 +197,18 @@ class Engine:
 
         async def one(case: Case) -> Outcome:
             try:
-                return await self.run(case)
+                return await self.judge(case)
             finally:
                 self._gate.leave()
 
         return list(await asyncio.gather(*(one(case) for case in self.in_order(cases))))
 
     async def run(self, case: Case) -> Outcome:
-        """Run one case to its verdict; never raises for what the broker or the case does."""
+        """Run one case by itself: a step that fails is then the only thing known, so that it decides."""
+        return settle([await self.judge(case)], self.expected)[0]
+
+    async def judge(self, case: Case) -> Outcome:
+        """Run one case; never raises for what the broker or the case does. Incidents are still to be settled."""
         lacking = missing_capability(case, self.capabilities)
         if lacking:
             return Outcome(result=blank_result(case, CaseVerdict.UNSUPPORTED, lacking))
@@ -242,8 +260,9 @@ class Engine:
         result = blank_result(case, verdict, detail, reproduce=self.reproduce(case))
         result = msgspec.structs.replace(result, duration_ms=round(duration_ms, 3))
         return Outcome(
-            result=with_expectation(result, self.broker.target),
+            result=self.expected(result),
             transcript=tuple(ctx.transcript.lines),
+            incidents=() if gone else tuple(ctx.incidents),
             beside_a_death=bool(gone) and verdict is CaseVerdict.NOT_RUN,
         )
 
@@ -348,6 +367,11 @@ async def _judge(case: Case, ctx: CaseContext) -> tuple[CaseVerdict, str]:
     try:
         async with ctx.time_limit(case.limit_s):
             await case.run(ctx)
+    except StepFailureError as error:
+        incident = error.incident
+        ctx.incidents.append(incident)
+        about = incident.soft or incident.rule.is_subject_of(case.clauses, case.version)
+        return CaseVerdict.FAIL if about else CaseVerdict.BLOCKED, str(error)
     except CaseFailureError as error:
         return CaseVerdict.FAIL, str(error)
     except UnsupportedError as error:

@@ -59,7 +59,7 @@ class CaseItem(pytest.Item):
         outcome = self.config.stash[_PLUGIN].outcome_of(self.case)
         result = outcome.result
         self.user_properties += [("verdict", result.verdict.value), ("clauses", " ".join(result.clauses))]
-        if result.verdict in (CaseVerdict.UNSUPPORTED, CaseVerdict.NOT_RUN):
+        if result.verdict in (CaseVerdict.BLOCKED, CaseVerdict.UNSUPPORTED, CaseVerdict.NOT_RUN):
             pytest.skip(f"{result.verdict.value}: {result.detail}")
         if result.verdict is CaseVerdict.XFAIL:
             pytest.xfail(f"{result.detail} ({result.link})")

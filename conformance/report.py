@@ -77,7 +77,7 @@ def missing_required(
     return [
         result
         for result in results
-        if result.verdict in (CaseVerdict.UNSUPPORTED, CaseVerdict.NOT_RUN)
+        if result.verdict in (CaseVerdict.BLOCKED, CaseVerdict.UNSUPPORTED, CaseVerdict.NOT_RUN)
         and any(fnmatchcase(result.case, pattern) for pattern in required)
         and not any(fnmatchcase(result.case, pattern) for pattern in optional)
     ]

@@ -20,6 +20,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
+from conformance.booking import settle
 from conformance.case import Case, load_cases
 from conformance.cohort import cohorts
 from conformance.engine import BAD, Engine, Outcome, RunOptions, blank_result, missing_capability
@@ -90,6 +91,11 @@ class Run:
         self.plan = plan
         self.results: list[CaseResult] = []
         self._on_outcome = on_outcome
+        self._under_way = 0
+        """Cases that were submitted and have not ended."""
+        self._unsettled: dict[asyncio.Future[Outcome], Outcome] = {}
+        """What depends on how the others end."""
+        self._judged: list[Outcome] = []
         self._stack = ExitStack()
         self._loop: asyncio.AbstractEventLoop
         self._writer: ReportWriter | None = None
@@ -142,6 +148,7 @@ class Run:
     def _stop_loop(self, thread: threading.Thread) -> None:
         async def cancel_rest() -> None:
             self.engine.dismiss_bystander()
+            self._settle()
             tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
             for task in tasks:
                 task.cancel()
@@ -214,7 +221,7 @@ class Run:
         """Run a case on the broker that all share; if that dies meanwhile, by itself or on the next one."""
         while True:
             engine = self.engine
-            outcome = await engine.run(case)
+            outcome = await engine.judge(case)
             verdict = outcome.result.verdict
             if not engine.broker_died or verdict is CaseVerdict.UNSUPPORTED:
                 return outcome
@@ -263,12 +270,40 @@ class Run:
         await self.engine.invite_bystander()
 
     async def _run_one(self, case: Case, shared: Future[dict[str, Outcome]] | None) -> Outcome:
-        if not self._is_apart(case):
-            outcome = await self._run_shared(case)
-        elif shared is None:
-            outcome = (await self._run_apart([case]))[0]
-        else:
-            outcome = (await asyncio.wrap_future(shared))[case.id]
+        try:
+            if not self._is_apart(case):
+                outcome = await self._run_shared(case)
+            elif shared is None:
+                outcome = (await self._run_apart([case]))[0]
+            else:
+                outcome = (await asyncio.wrap_future(shared))[case.id]
+        except BaseException:
+            self._end_one()
+            raise
+        self._judged.append(outcome)
+        if not outcome.incidents:
+            self._end_one()
+            return self._record(outcome)
+        settled: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._unsettled[settled] = outcome
+        self._end_one()
+        return await settled
+
+    def _end_one(self) -> None:
+        """One case less is under way; the last settles what depended on all."""
+        self._under_way -= 1
+        if not self._under_way:
+            self._settle()
+
+    def _settle(self) -> None:
+        if self._unsettled:
+            self._judged = settle(self._judged, self.engine.expected)
+            by_case = {outcome.result.case: outcome for outcome in self._judged}
+            waiting, self._unsettled = self._unsettled, {}
+            for settled, outcome in waiting.items():
+                settled.set_result(self._record(by_case[outcome.result.case]))
+
+    def _record(self, outcome: Outcome) -> Outcome:
         if self._writer is not None:
             outcome = msgspec.structs.replace(outcome, result=self._writer.add(outcome))
         self.results.append(outcome.result)
@@ -280,21 +315,28 @@ class Run:
         apart = case.is_private or self.plan.target.broker_per_case
         return apart and not missing_capability(case, self.engine.capabilities)
 
-    def submit(self, case: Case, shared: Future[dict[str, Outcome]] | None = None) -> Future[Outcome]:
+    def submit(self, case: Case) -> Future[Outcome]:
         """Run a case as soon as there is room; the future never raises for what the broker does.
 
-        ``shared`` are the outcomes of cases that run together, this one among them.
+        The outcome of a case that depends on others comes when no case is under way any more.
         """
-        return asyncio.run_coroutine_threadsafe(self._run_one(case, shared), self._loop)
+        return self.submit_all([case])[case.id]
 
     def submit_all(self, cases: Sequence[Case]) -> dict[str, Future[Outcome]]:
         """Submit cases in the order of the run's seed."""
         ordered = self.engine.in_order(cases)
         shared: dict[str, Future[dict[str, Outcome]]] = {}
+        self._loop.call_soon_threadsafe(self._count_in, len(ordered))
         for group in cohorts(case for case in ordered if case.together and self._is_apart(case)):
             task = asyncio.run_coroutine_threadsafe(self._run_cohort(group), self._loop)
             shared.update((case.id, task) for case in group)
-        return {case.id: self.submit(case, shared.get(case.id)) for case in ordered}
+        return {
+            case.id: asyncio.run_coroutine_threadsafe(self._run_one(case, shared.get(case.id)), self._loop)
+            for case in ordered
+        }
+
+    def _count_in(self, cases: int) -> None:
+        self._under_way += cases
 
     def finish(self) -> ExitCode:
         """Footer and ``result.json``; returns the exit status of the run."""

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from conformance import mutants
+from conformance.booking import settle
 from conformance.case import Case
 from conformance.cohort import cohorts
 from conformance.engine import Engine, Outcome, RunOptions
@@ -98,7 +99,8 @@ def _run_cases(
             engine = Engine(broker, probe(broker.target, broker.endpoint), own_options, solo=True)
             # Without a bystander: a broker that is killed serves nobody.
             run = engine.run_all(group, lambda _outcome: None) if owner is None else engine.run_together(group)
-            outcomes += asyncio.run(run)
+            # Each by itself: that another case has seen the same bug excuses none from seeing it.
+            outcomes += (settle([outcome])[0] for outcome in asyncio.run(run))
             _, crash, text = broker.log_tail(LOG_BYTES).partition(CRASH)
         problem = problem or (f"the broker crashed: {crash}{text[:LOG_SHOWN]}" if crash else "")
     return outcomes, problem

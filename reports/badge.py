@@ -38,7 +38,7 @@ def badge(collection: Collection) -> Badge:
         judged += sum(
             count
             for case_verdict, count in counts.items()
-            if case_verdict not in {CaseVerdict.UNSUPPORTED, CaseVerdict.NOT_RUN}
+            if case_verdict not in {CaseVerdict.BLOCKED, CaseVerdict.UNSUPPORTED, CaseVerdict.NOT_RUN}
         )
     scope = f"{passed}/{judged} cases" if judged else plural(len(collection.deciding), "run")
     return Badge(

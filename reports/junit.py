@@ -21,6 +21,7 @@ _CASE_TAGS: dict[CaseVerdict, str] = {
     CaseVerdict.FAIL: "failure",
     CaseVerdict.XPASS: "failure",
     CaseVerdict.ERROR: "error",
+    CaseVerdict.BLOCKED: "skipped",
     CaseVerdict.XFAIL: "skipped",
     CaseVerdict.UNSUPPORTED: "skipped",
     CaseVerdict.NOT_RUN: "skipped",

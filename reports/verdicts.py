@@ -63,6 +63,14 @@ CASE_LOOKS: dict[CaseVerdict, Look] = {
     CaseVerdict.FAIL: Look(
         tone="fail", label="Fail", symbol="cross", glyph="✗", meaning="A MUST was seen to be violated. Fails the run."
     ),
+    CaseVerdict.BLOCKED: Look(
+        tone="blocked",
+        label="Blocked",
+        symbol="bar",
+        glyph="⊟",
+        meaning="A step failed that the case is not about, so that it says nothing. The case that failed on this step "
+        "is named.",
+    ),
     CaseVerdict.NON_STRICT: Look(
         tone="non-strict",
         label="Non-strict",
@@ -131,6 +139,7 @@ CASE_GRAVITY: tuple[CaseVerdict, ...] = (
     CaseVerdict.XFAIL,
     CaseVerdict.NON_STRICT,
     CaseVerdict.NOT_RUN,
+    CaseVerdict.BLOCKED,
     CaseVerdict.ERROR,
     CaseVerdict.XPASS,
     CaseVerdict.FAIL,

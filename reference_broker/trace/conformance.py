@@ -20,11 +20,13 @@ CONFORMANCE_SCHEMA: Literal["assay.conformance/1"] = "assay.conformance/1"
 
 
 class CaseVerdict(StrEnum):
-    """The eight verdicts."""
+    """The nine verdicts."""
 
     PASS = "pass"  # noqa: S105 - a verdict, not a password
     FAIL = "fail"
     """A MUST was seen to be violated."""
+    BLOCKED = "blocked"
+    """A step failed that the case is not about, so that it says nothing; ``blocked_by`` names the case that does."""
     NON_STRICT = "non_strict"
     """A SHOULD was missed, or a debated reaction chosen; never fails a run."""
     UNSUPPORTED = "unsupported"
@@ -84,11 +86,14 @@ class CaseResult(Record, frozen=True, kw_only=True, tag="result", tag_field="typ
     spec: str
     area: str
     clauses: list[str]
+    """What the case is about; of a failure on a step that no failing case is about, the statements of that step."""
     level: str
     verdict: CaseVerdict
     detail: str = ""
-    """What was expected, what was seen; the reason of ``unsupported``, ``xfail`` and ``not_run``."""
+    """What was expected, what was seen; the reason of ``blocked``, ``unsupported``, ``xfail`` and ``not_run``."""
     link: str = ""
+    blocked_by: str = ""
+    """Of a ``blocked`` case: the case of the same run that failed on the step."""
     duration_ms: float = 0.0
     requires: list[str] = []
     mutant: str = ""

@@ -5,13 +5,15 @@ from __future__ import annotations
 from conformance.case import CaseContext, case
 from conformance.cases.mqtt5.support import completion, delivered, qos_levels
 from conformance.connection import Connection
+from conformance.rules import Rule
 from conformance.wire import Puback, Pubcomp, Publish, Pubrec, Pubrel, describe
 
 
 async def resume(ctx: CaseContext, client_id: str, *, name: str = "back") -> Connection:
     """Connect with Clean Session 0; the session must be there."""
     connection = await ctx.connect(client_id=client_id, clean=False, name=name)
-    ctx.must(
+    ctx.step(
+        Rule.SESSION_KEPT,
         connection.connack.session_present,
         f"{name}: expected Session Present 1; seen {describe(connection.connack)}",
     )

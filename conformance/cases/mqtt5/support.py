@@ -8,6 +8,7 @@ import contextlib
 from conformance.case import CaseContext
 from conformance.connection import Connection
 from conformance.outcome import CaseFailureError
+from conformance.rules import Rule
 from conformance.wire import (
     Connack,
     Disconnect,
@@ -94,7 +95,8 @@ async def delivered(ctx: CaseContext, publisher: Connection, subscriber: Connect
 async def resume(ctx: CaseContext, client_id: str, *, name: str = "", properties: Properties = LASTING) -> Connection:
     """Connect with Clean Start 0; the session must be there."""
     connection = await ctx.connect(client_id=client_id, clean=False, name=name, properties=properties)
-    ctx.must(
+    ctx.step(
+        Rule.SESSION_KEPT,
         connection.connack.session_present,
         f"{connection.name}: expected Session Present 1; seen {describe(connection.connack)}",
     )

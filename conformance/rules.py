@@ -1,0 +1,155 @@
+"""What every case relies on: the steps that it may not be about, each with the statements that it rests on.
+
+A step that fails is booked on its own rule, once: a case that is about something else is ``blocked`` by it
+(:mod:`conformance.booking`). A case is about a rule when it cites one of its statements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from enum import Enum
+
+import msgspec
+
+from conformance.outcome import CaseFailureError
+from conformance.wire import (
+    Connack,
+    Connect,
+    Packet,
+    Pingreq,
+    Pingresp,
+    Properties,
+    Puback,
+    Pubcomp,
+    Publish,
+    Pubrec,
+    Pubrel,
+    Suback,
+    Subscribe,
+    Unsuback,
+    Unsubscribe,
+)
+
+_V5 = 5
+
+
+class Basis(msgspec.Struct, frozen=True, kw_only=True):
+    """Statements (without ``MQTT-``) on which a step rests, in both versions."""
+
+    what: str
+    in_311: tuple[str, ...]
+    in_5: tuple[str, ...]
+    judged: bool = True
+    """Cases that cite one of the statements are about it."""
+    shaped: bool = False
+    """Whether it fails may depend on what was asked: only a request that was as plain explains another's failure."""
+
+
+def _shaped(what: str, *, in_311: tuple[str, ...], in_5: tuple[str, ...]) -> Basis:
+    return Basis(what=what, in_311=in_311, in_5=in_5, shaped=True)
+
+
+class Rule(Enum):
+    """The steps."""
+
+    ACCEPT = _shaped("a CONNECT is accepted", in_311=("3.1.4-4",), in_5=("3.1.4-5",))
+    SUBACK = _shaped("SUBSCRIBE is answered", in_311=("3.8.4-1", "3.8.4-2"), in_5=("3.8.4-1", "3.8.4-2"))
+    UNSUBACK = _shaped("UNSUBSCRIBE is answered", in_311=("3.10.4-4", "3.10.4-5"), in_5=("3.10.4-4", "3.10.4-5"))
+    PUBACK = _shaped("QoS 1 is acknowledged", in_311=("3.3.4-1", "4.3.2-2"), in_5=("3.3.4-1", "4.3.2-4"))
+    PUBREC = _shaped("QoS 2 is answered by PUBREC", in_311=("3.3.4-1", "4.3.3-2"), in_5=("3.3.4-1", "4.3.3-8"))
+    PUBREL = Basis(what="PUBREC is answered by PUBREL", in_311=("4.3.3-1",), in_5=("4.3.3-4", "4.3.3-5"))
+    PUBCOMP = Basis(what="PUBREL is answered by PUBCOMP", in_311=("4.3.3-2",), in_5=("4.3.3-11",))
+    PINGRESP = Basis(what="PINGREQ is answered", in_311=("3.12.4-1",), in_5=("3.12.4-1",))
+    DELIVERY = Basis(
+        what="a message reaches its subscriber", in_311=("4.5.0-1",), in_5=("4.5.0-1",), judged=False, shaped=True
+    )
+    FORM = Basis(
+        what="what the broker sends is well-formed", in_311=("2.2.2-1",), in_5=("2.1.3-1",), judged=False, shaped=True
+    )
+    SESSION_KEPT = Basis(what="a session is kept, and said so", in_311=("3.2.2-2",), in_5=("3.2.2-3",))
+    SESSION_NEW = Basis(what="a new session is said to be new", in_311=("3.2.2-1", "3.2.2-3"), in_5=("3.2.2-2",))
+    RETAIN_SET = Basis(what="RETAIN is 1 on a retained message", in_311=("3.3.1-8",), in_5=("3.3.1-9", "3.3.1-13"))
+    RETAIN_CLEAR = Basis(what="RETAIN is 0 on a live message", in_311=("3.3.1-9",), in_5=("3.3.1-12",))
+    DUP_SET = Basis(what="DUP is 1 on what is sent again", in_311=("3.3.1-1",), in_5=("3.3.1-1",))
+    DUP_CLEAR = Basis(what="DUP is 0 on what is sent first", in_311=("3.3.1-2", "3.3.1-3"), in_5=("3.3.1-2", "3.3.1-3"))
+    FOREIGN = Basis(what="only who subscribes gets messages", in_311=("3.3.2-3",), in_5=("3.3.2-3",))
+
+    def clauses(self, version: int) -> tuple[str, ...]:
+        """Ids of the statements, for reports."""
+        return tuple(f"MQTT-{name}" for name in (self.value.in_5 if version >= _V5 else self.value.in_311))
+
+    def is_subject_of(self, clauses: Collection[str], version: int) -> bool:
+        """Whether a case that cites ``clauses`` is about this rule."""
+        return self.value.judged and not set(self.clauses(version)).isdisjoint(clauses)
+
+
+ANSWERS: dict[type[Packet], Rule] = {
+    Connack: Rule.ACCEPT,
+    Suback: Rule.SUBACK,
+    Unsuback: Rule.UNSUBACK,
+    Puback: Rule.PUBACK,
+    Pubrec: Rule.PUBREC,
+    Pubrel: Rule.PUBREL,
+    Pubcomp: Rule.PUBCOMP,
+    Pingresp: Rule.PINGRESP,
+    Publish: Rule.DELIVERY,
+}
+"""The rule that is broken when a packet of this type does not come."""
+
+_REQUESTS: dict[Rule, type[Packet]] = {
+    Rule.ACCEPT: Connect,
+    Rule.SUBACK: Subscribe,
+    Rule.UNSUBACK: Unsubscribe,
+    Rule.PUBACK: Publish,
+    Rule.PUBREC: Publish,
+    Rule.PINGRESP: Pingreq,
+}
+
+
+class Incident(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule that was seen broken in a case that may be about something else."""
+
+    rule: Rule
+    shape: frozenset[str] = frozenset()
+    """What was special about the request; a broker that fails a plain one fails every other, too."""
+    text: str
+    soft: bool = False
+    """The case may well be about it, and fails unless one that is about nothing else fails, too."""
+
+
+class StepFailureError(CaseFailureError):
+    """A step of a case failed; whether the case is about that step is for the engine to say."""
+
+    def __init__(self, incident: Incident) -> None:
+        super().__init__(incident.text)
+        self.incident = incident
+
+
+_NAMES = frozenset({"topic", "payload", "client_id", "packet_id", "version", "username", "password", "filter"})
+"""Fields that differ from packet to packet and make none special."""
+
+
+def shape(record: msgspec.Struct) -> frozenset[str]:
+    """What is special about a packet: the names of all fields that are not at their defaults, with small values."""
+    found: set[str] = set()
+    for field in msgspec.structs.fields(type(record)):
+        value = getattr(record, field.name)
+        if field.name in _NAMES or value == field.default:
+            continue
+        if isinstance(value, Properties):
+            found |= {name for name in value.__struct_fields__ if getattr(value, name) not in (None, ())}
+        elif isinstance(value, msgspec.Struct):
+            found |= {field.name} | {f"{field.name} {part}" for part in shape(value)}
+        elif field.name == "subscriptions":
+            found |= {part for entry in value for part in shape(entry)} | ({"many"} if len(value) > 1 else set())
+        elif field.name == "filters":
+            found |= {"many"} if len(value) > 1 else set()
+        else:
+            found.add(f"{field.name} {value}")
+    return frozenset(found)
+
+
+def request_shape(rule: Rule, sent: Mapping[type[Packet], Packet]) -> frozenset[str]:
+    """The shape of the request whose answer is missing; ``sent`` are the last packets of each type."""
+    packet = sent.get(_REQUESTS.get(rule, Packet))
+    return frozenset() if packet is None else shape(packet)
