@@ -102,7 +102,8 @@ class StartHook(_Part, frozen=True, kw_only=True):
     """How to start the broker.
 
     In ``command``, ``files`` and the texts of the capabilities, ``{port}``, ``{websocket_port}`` (both free),
-    ``{dir}``, ``{python}`` and ``{packages}`` (where ``npm`` and ``maven`` are installed) are filled in.
+    ``{spare_port}`` (free too, for what the broker says to itself), ``{dir}``, ``{python}`` and ``{packages}`` (where
+    ``npm`` and ``maven`` are installed) are filled in.
     """
 
     command: tuple[str, ...]

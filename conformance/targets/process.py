@@ -306,6 +306,7 @@ def _launch(
         picked = hook.port_from == "free"
         port, websocket_port = (free_port(host), free_port(host)) if picked else (0, 0)
     values = placeholders(folder, target.name, port=port, websocket_port=websocket_port)
+    values["{spare_port}"] = str(free_port(host))
     for name, text in hook.files.items() if before is None else ():
         (folder / name).write_text(fill(text, values), encoding="utf-8")
     command = [fill(part, values) for part in (*hook.command, *extra_arguments)]

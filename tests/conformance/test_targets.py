@@ -131,9 +131,10 @@ def test_a_broker_is_started_probed_and_stopped(tiny_broker: str, port_from: str
         socket.create_connection((endpoint.host, endpoint.port), timeout=1)
 
 
-def test_placeholders_in_capabilities_are_filled_in(tiny_broker: str) -> None:
+@pytest.mark.parametrize("placeholder", ["{websocket_port}", "{spare_port}"])
+def test_placeholders_in_capabilities_are_filled_in(placeholder: str, tiny_broker: str) -> None:
     hook = StartHook(command=("{python}", tiny_broker, "{port}", "quiet"))
-    wanted: dict[str, CapabilityValue] = {"websocket_url": "ws://127.0.0.1:{websocket_port}/mqtt", "queues": False}
+    wanted: dict[str, CapabilityValue] = {"websocket_url": f"ws://127.0.0.1:{placeholder}/mqtt", "queues": False}
     with running(Target(name="tiny", start=hook, capabilities=wanted)) as broker:
         found = probe(broker.target, broker.endpoint)
     port = str(found["websocket_url"]).removeprefix("ws://127.0.0.1:").removesuffix("/mqtt")
