@@ -1,0 +1,71 @@
+"""Brokers that remember wrongly who gets a topic, or look retained messages up by other rules than new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from conformance.mutants import Patch, mutant
+from reference_broker.core.message import Message
+from reference_broker.core.message_paths import MessagePaths
+from reference_broker.core.retained import RetainedStore
+from reference_broker.core.routing import Route, SharedGroup, Subscription, SubscriptionTree
+
+
+@mutant("retained-parent-of-a-hash-is-missed", "x/# does not bring the retained message of x")
+def parent_missed(patch: Patch) -> None:
+    def make(original: Callable[..., Iterator[Message | None]]) -> Callable[..., Iterator[Message | None]]:
+        def walk(self: RetainedStore, topic_filter: str, clock: Callable[[], float]) -> Iterator[Message | None]:
+            depth = topic_filter.count("/")
+            for message in original(self, topic_filter, clock):
+                is_parent = message is not None and message.topic.count("/") < depth
+                yield None if is_parent else message
+
+        return walk
+
+    patch.wrap(RetainedStore, "walk", make)
+
+
+@mutant("dots-separate-levels", "a full stop in a topic is taken for a slash, as a foreign broker's subjects have it")
+def dots(patch: Patch) -> None:
+    def make(original: Callable[..., Route]) -> Callable[..., Route]:
+        return lambda self, topic: original(self, topic.replace(".", "/"))
+
+    patch.wrap(SubscriptionTree, "route", make)
+
+
+def _unseen(patch: Patch, concerned: Callable[[Subscription], bool]) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def add(self: SubscriptionTree, session: Any, subscription: Subscription) -> None:
+            known = self._routes.get(subscription.topic_filter)
+            original(self, session, subscription)
+            if known is not None and concerned(subscription):
+                self._routes[subscription.topic_filter] = known
+
+        return add
+
+    patch.wrap(SubscriptionTree, "add", make)
+
+
+@mutant("new-filters-unseen-by-known-topics", "who gets a topic is remembered beyond a new filter without wildcards")
+def filters_unseen(patch: Patch) -> None:
+    _unseen(patch, lambda subscription: subscription.share_name is None)
+
+
+@mutant("new-shares-unseen-by-known-topics", "who gets a topic is remembered beyond a new share without wildcards")
+def shares_unseen(patch: Patch) -> None:
+    _unseen(patch, lambda subscription: subscription.share_name is not None)
+
+
+@mutant("shares-clear-the-retain-flag", "messages of shared subscriptions never have RETAIN 1")
+def shares_clear_flag(patch: Patch) -> None:
+    def share(self: MessagePaths, group: SharedGroup, message: Message) -> bool:
+        chosen = group.choose()
+        if chosen is None:
+            return False
+        member, subscription = chosen
+        identifiers = (subscription.identifier,) if subscription.identifier else ()
+        member.deliver(message, min(message.qos, subscription.qos), False, identifiers, share=group.share)
+        return True
+
+    patch.replace(MessagePaths, "_share", share)
