@@ -72,6 +72,8 @@ class Rule(Enum):
     RETAIN_CLEAR = Basis(what="RETAIN is 0 on a live message", in_311=("3.3.1-9",), in_5=("3.3.1-12",))
     DUP_SET = Basis(what="DUP is 1 on what is sent again", in_311=("3.3.1-1",), in_5=("3.3.1-1",))
     DUP_CLEAR = Basis(what="DUP is 0 on what is sent first", in_311=("3.3.1-2", "3.3.1-3"), in_5=("3.3.1-2", "3.3.1-3"))
+    ORDER = Basis(what="messages of a topic come in order", in_311=("4.6.0-5", "4.6.0-6"), in_5=("4.6.0-5", "4.6.0-6"))
+    PACKET_SIZE = Basis(what="no packet is larger than the client takes", in_311=(), in_5=("3.1.2-24",))
     FOREIGN = Basis(what="only who subscribes gets messages", in_311=("3.3.2-3",), in_5=("3.3.2-3",))
 
     def clauses(self, version: int) -> tuple[str, ...]:

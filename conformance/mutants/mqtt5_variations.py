@@ -21,10 +21,13 @@ from reference_broker.mqtt.errors import ProtocolError
 from reference_broker.mqtt.inbound import Inbound
 from reference_broker.mqtt.outbound import Outbound
 from reference_broker.mqtt.packets import (
+    V5,
+    Acknowledgement,
     Connack,
     Connect,
     Disconnect,
     Packet,
+    PacketType,
     Properties,
     Suback,
     Subscribe,
@@ -47,6 +50,30 @@ def closes_silently(patch: Patch) -> None:
     patch.replace(MqttConnection, "fail", fail)
     patch.replace(MqttConnection, "close_for_takeover", lambda self, _now: self._end())
     patch.replace(handshake, "refuse", lambda _connection, _error: None)
+
+
+@variation("v5-disconnect-is-answered", "a DISCONNECT of the client is answered by DISCONNECT 0x00")
+def disconnect_is_answered(patch: Patch) -> None:
+    original = handlers._on_disconnect
+
+    def on_disconnect(connection: MqttConnection, packet: Disconnect, now: float) -> None:
+        if connection.version == V5:
+            connection.send_packet(Disconnect())
+        original(connection, packet, now)
+
+    patch.replace(handlers, "_on_disconnect", on_disconnect)
+
+
+@variation("v5-pubrel-after-refusal", "PUBREC with a failure code is answered by PUBREL, like any other")
+def pubrel_after_refusal(patch: Patch) -> None:
+    original = Outbound.on_acknowledgement
+
+    def on_acknowledgement(self: Outbound, packet: Acknowledgement, now: float) -> None:
+        if packet.type is PacketType.PUBREC:
+            packet = msgspec.structs.replace(packet, reason=0)
+        original(self, packet, now)
+
+    patch.replace(Outbound, "on_acknowledgement", on_acknowledgement)
 
 
 @variation("v5-connack-says-more", "CONNACK states every default, and has a reason string and user properties")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import expect_error, wire_size
+from conformance.cases.mqtt5.support import ends_without_complaint, expect_error, wire_size
 from conformance.wire import Auth, Disconnect, Properties, Publish, Subscribe, Will, describe
 from conformance.wire.encode import raw_packet
 
@@ -15,24 +15,26 @@ _REAUTHENTICATE = 0x19
 @case(
     "mqtt5/disconnect/normal-ends-the-connection",
     clauses=("MQTT-3.14.4-1", "MQTT-3.14.4-2"),
+    level="SHOULD",
     mutant="v5-disconnect-acts-late",
-    near_miss="v5-closes-silently",
+    near_miss="v5-disconnect-is-answered",
 )
 async def normal(ctx: CaseContext) -> None:
     """After a client's DISCONNECT nothing more is exchanged.
 
-    A client sends DISCONNECT and, in the same write, a PUBLISH to a topic with a subscriber. The broker ends the
-    connection without answering, and the PUBLISH, which comes after the end of the conversation, is not delivered.
+    A client sends DISCONNECT and, in the same write, a PUBLISH to a topic with a subscriber. The broker should end the
+    connection without answering, and the PUBLISH, which comes after the end of the conversation, should not be
+    delivered. The statements bind whoever sends DISCONNECT; of the server, 3.14.4 says only that it SHOULD close.
     """
     topic = ctx.topic()
     watcher = await ctx.connect(name="watcher")
     await watcher.subscribe(topic)
     connection = await ctx.connect(name="client")
     connection.send(Disconnect(), Publish(topic=topic, payload=b"too late"))
-    seen = await connection.expect_close()
-    ctx.must(not seen, f"client: expected the end without an answer; seen {seen}")
+    await ends_without_complaint(ctx, connection)
     control = await ctx.connect(name="control")
-    await ctx.expect_no_message(control, watcher)
+    for packet in await ctx.messages_before_marker(control, watcher):
+        ctx.should(False, f"watcher: expected nothing of what came behind a DISCONNECT; seen {describe(packet)}")
 
 
 @case(
@@ -109,7 +111,7 @@ async def reserved_bits(ctx: CaseContext) -> None:
     "mqtt5/disconnect/short-forms-accepted",
     clauses=("MQTT-3.14.4-3",),
     mutant="v5-disconnect-needs-property-length",
-    near_miss="v5-closes-silently",
+    near_miss="v5-disconnect-is-answered",
 )
 async def short_forms(ctx: CaseContext) -> None:
     """DISCONNECT may leave out its property length, and its reason code too.
@@ -123,8 +125,7 @@ async def short_forms(ctx: CaseContext) -> None:
     for body in (b"", b"\x00", b"\x00\x00"):
         client = await ctx.connect(name=f"body of {len(body)}", will=Will(topic=topic, payload=body))
         client.send_raw(raw_packet(0xE0, body))
-        seen = await client.expect_close()
-        ctx.must(not seen, f"{client.name}: expected the end without a complaint; seen {seen}")
+        await ends_without_complaint(ctx, client)
     control = await ctx.connect(name="control")
     await ctx.expect_no_message(control, watcher)
 

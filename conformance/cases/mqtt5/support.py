@@ -8,7 +8,7 @@ import contextlib
 from conformance.case import CaseContext
 from conformance.connection import Connection
 from conformance.outcome import CaseFailureError
-from conformance.rules import Rule
+from conformance.rules import Rule, StepFailureError
 from conformance.wire import (
     Connack,
     Disconnect,
@@ -30,6 +30,8 @@ TOPIC_ALIAS_INVALID = 0x94
 PACKET_TOO_LARGE = 0x95
 SESSION_TAKEN_OVER = 0x8E
 UNSPECIFIED_ERROR = 0x80
+
+_GOODBYE_S = 2.0
 
 LASTING = Properties(session_expiry_interval=60)
 """A session that outlives its connection by far more than a case takes."""
@@ -210,3 +212,25 @@ async def exchange_raw(ctx: CaseContext, data: bytes, *, name: str) -> bytes:
         writer.transport.abort()
         ctx.transcript.add(name, "recv", received, f"{len(received)} raw bytes, then the end")
     return received
+
+
+async def ends_without_complaint(ctx: CaseContext, connection: Connection) -> None:
+    """What follows a client's DISCONNECT is the end, not a complaint.
+
+    That the server closes the connection is a SHOULD, and so is that it does not say goodbye, too: DISCONNECT 0x00 is
+    a code for clients (3.14.2.1), but no statement forbids a server to repeat it.
+    """
+    while True:
+        try:
+            packet = await connection.receive("the end of the connection", within_s=_GOODBYE_S)
+        except StepFailureError:
+            raise
+        except CaseFailureError as error:
+            ctx.should(False, str(error))
+            return
+        if packet is None:
+            return
+        said = packet.reason_code if isinstance(packet, Disconnect) else UNSPECIFIED_ERROR
+        text = f"{connection.name}: expected the end without an answer; seen {describe(packet)}"
+        ctx.must(said < UNSPECIFIED_ERROR, text)
+        ctx.should(False, text)
