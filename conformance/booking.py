@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from conformance.rules import Incident, Rule
+from conformance.rules import VERSIONS, Incident, Rule
 from reference_broker.trace.conformance import CaseResult, CaseVerdict
 
 if TYPE_CHECKING:
     from conformance.engine import Outcome
 
 _FAILED = (CaseVerdict.FAIL, CaseVerdict.XFAIL)
-_VERSIONS = {"mqtt311": 4, "mqtt5": 5, "queue": 5}
 _SEEN = (CaseVerdict.BLOCKED, CaseVerdict.PASS, CaseVerdict.NON_STRICT, CaseVerdict.XPASS)
 """Verdicts under which an incident is still to be booked; the others have said worse, or nothing, of the broker."""
 
@@ -35,7 +34,7 @@ class _Root(msgspec.Struct, frozen=True, kw_only=True):
 
 def version_of(result: CaseResult) -> int:
     """The protocol version that the case speaks."""
-    return _VERSIONS[result.spec]
+    return VERSIONS[result.spec]
 
 
 class _Ledger:
@@ -53,9 +52,12 @@ class _Ledger:
         for incident in outcome.incidents:
             if result.case in BASIC_DELIVERIES if incident.soft else _is_about(incident.rule, result):
                 self.add(incident.rule, result, incident.shape)
+
+    def add_related(self, outcome: Outcome) -> None:
+        """A case that failed and is about a rule, though it did not fail on a step: a root where there is no better."""
         for rule in Rule:
-            if not rule.value.shaped and _is_about(rule, result):
-                self.add(rule, result, frozenset())
+            if not rule.value.shaped and _is_about(rule, outcome.result):
+                self.add(rule, outcome.result, frozenset())
 
     def root_of(self, incident: Incident, result: CaseResult) -> str:
         """The case that is the root of an incident; empty if there is none yet."""
@@ -80,7 +82,7 @@ BASIC_DELIVERIES = frozenset(
 
 
 def _is_about(rule: Rule, result: CaseResult) -> bool:
-    return rule.is_subject_of(result.clauses, version_of(result))
+    return rule.is_subject_of(result.case, result.clauses)
 
 
 def settle(
@@ -92,9 +94,11 @@ def settle(
     """
     given = list(outcomes)
     ledger = _Ledger()
-    for outcome in given:
-        if outcome.result.verdict in _FAILED:
-            ledger.add_failure(outcome)
+    failed = [outcome for outcome in given if outcome.result.verdict in _FAILED]
+    for outcome in failed:
+        ledger.add_failure(outcome)
+    for outcome in failed:
+        ledger.add_related(outcome)
     settled: dict[str, Outcome] = {}
     # The plainest request first: it explains those that asked for more.
     pending = [

@@ -387,7 +387,7 @@ class CaseContext:
 
     def breach(self, rule: Rule, text: str) -> None:
         """A rule was seen broken that does not keep the case from going on, unless it is about that rule."""
-        if rule.is_subject_of(self.case.clauses, self.case.version):
+        if rule.is_subject_of(self.case.id, self.case.clauses):
             self.fail(text)
         self.incidents.append(Incident(rule=rule, text=text))
 

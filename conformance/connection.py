@@ -52,13 +52,8 @@ FIRST_FAILURE_CODE = 0x80
 _SMALL_BUFFER_BYTES = 4_096
 
 
-_FLAGS: dict[tuple[str, object], Rule] = {
-    ("retain", True): Rule.RETAIN_SET,
-    ("retain", False): Rule.RETAIN_CLEAR,
-    ("dup", True): Rule.DUP_SET,
-    ("dup", False): Rule.DUP_CLEAR,
-}
-"""The rule that a flag of a delivery follows, by what it must be."""
+_FLAGS = {"retain": (Rule.RETAIN_CLEAR, Rule.RETAIN_SET), "dup": (Rule.DUP_CLEAR, Rule.DUP_SET)}
+"""The rules that a flag of a delivery follows where it must be 0, and 1."""
 
 
 class Transcript:
@@ -300,6 +295,15 @@ class Connection(asyncio.Protocol):
             raise self._missing(kind, f"expected {expected}; the broker ended the connection")
         return packet
 
+    async def receive_or_end(self, kind: type[Packet]) -> Packet | None:
+        """The next packet where one of ``kind`` is due, or the end of the connection (None)."""
+        try:
+            return await self.receive(f"{kind.type.name} or the end of the connection")
+        except StepFailureError:
+            raise
+        except CaseFailureError as error:
+            raise self._missing(kind, str(error).removeprefix(f"{self.name}: ")) from error
+
     def _missing(self, kind: type[Packet], text: str) -> CaseFailureError:
         rule = ANSWERS.get(kind)
         if rule is None:
@@ -467,18 +471,22 @@ class Connection(asyncio.Protocol):
         A wrong flag (``retain``, ``dup``) decides only cases that are about it.
         """
         packet = await self.expect(Publish)
-        wanted = {"topic": topic, "payload": payload, "qos": qos, "retain": retain, "dup": dup}
-        for name, value in wanted.items():
-            if value is not None and getattr(packet, name) != value:
-                shown = ", ".join(f"{key}={item!r}" for key, item in wanted.items() if item is not None)
-                text = f"{self.name}: expected PUBLISH {shown}; seen {describe(packet)}"
-                rule = _FLAGS.get((name, value))
-                if rule is None:
-                    raise CaseFailureError(text)
-                self.ctx.breach(rule, text)
+        wanted = {"topic": topic, "payload": payload, "qos": qos}
+        if any(value is not None and getattr(packet, name) != value for name, value in wanted.items()):
+            shown = ", ".join(f"{key}={item!r}" for key, item in wanted.items() if item is not None)
+            message = f"{self.name}: expected PUBLISH {shown}; seen {describe(packet)}"
+            raise CaseFailureError(message)
+        self.check_flag(packet, retain=retain, dup=dup)
         if ack:
             await self.acknowledge(packet)
         return packet
+
+    def check_flag(self, packet: Publish, *, retain: bool | None = None, dup: bool | None = None) -> None:
+        """A flag of a message must be so; that decides only cases that are about the flag."""
+        for name, value in {"retain": retain, "dup": dup}.items():
+            if value is not None and getattr(packet, name) != value:
+                text = f"{self.name}: expected {name.upper()} {int(value)}; seen {describe(packet)}"
+                self.ctx.breach(_FLAGS[name][int(value)], text)
 
     async def acknowledge(self, packet: Publish) -> None:
         """Acknowledge a received PUBLISH as its QoS asks, to the end."""

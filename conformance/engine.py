@@ -370,7 +370,7 @@ async def _judge(case: Case, ctx: CaseContext) -> tuple[CaseVerdict, str]:
     except StepFailureError as error:
         incident = error.incident
         ctx.incidents.append(incident)
-        about = incident.soft or incident.rule.is_subject_of(case.clauses, case.version)
+        about = incident.soft or incident.rule.is_subject_of(case.id, case.clauses)
         return CaseVerdict.FAIL if about else CaseVerdict.BLOCKED, str(error)
     except CaseFailureError as error:
         return CaseVerdict.FAIL, str(error)

@@ -31,6 +31,8 @@ from conformance.wire import (
 )
 
 _V5 = 5
+VERSIONS = {"mqtt311": 4, "mqtt5": 5, "queue": 5}
+"""Protocol version of the cases of a specification."""
 
 
 class Basis(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,8 +41,8 @@ class Basis(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     in_311: tuple[str, ...]
     in_5: tuple[str, ...]
-    judged: bool = True
-    """Cases that cite one of the statements are about it."""
+    judges: tuple[str, ...] | None = None
+    """``<area>/<slug>`` of the cases that are about it, or statements they cite; None = one of the statements above."""
     shaped: bool = False
     """Whether it fails may depend on what was asked: only a request that was as plain explains another's failure."""
 
@@ -61,15 +63,25 @@ class Rule(Enum):
     PUBCOMP = Basis(what="PUBREL is answered by PUBCOMP", in_311=("4.3.3-2",), in_5=("4.3.3-11",))
     PINGRESP = Basis(what="PINGREQ is answered", in_311=("3.12.4-1",), in_5=("3.12.4-1",))
     DELIVERY = Basis(
-        what="a message reaches its subscriber", in_311=("4.5.0-1",), in_5=("4.5.0-1",), judged=False, shaped=True
+        what="a message reaches its subscriber", in_311=("4.5.0-1",), in_5=("4.5.0-1",), judges=(), shaped=True
     )
     FORM = Basis(
-        what="what the broker sends is well-formed", in_311=("2.2.2-1",), in_5=("2.1.3-1",), judged=False, shaped=True
+        what="what the broker sends is well-formed", in_311=("2.2.2-1",), in_5=("2.1.3-1",), judges=(), shaped=True
     )
     SESSION_KEPT = Basis(what="a session is kept, and said so", in_311=("3.2.2-2",), in_5=("3.2.2-3",))
     SESSION_NEW = Basis(what="a new session is said to be new", in_311=("3.2.2-1", "3.2.2-3"), in_5=("3.2.2-2",))
-    RETAIN_SET = Basis(what="RETAIN is 1 on a retained message", in_311=("3.3.1-8",), in_5=("3.3.1-9", "3.3.1-13"))
-    RETAIN_CLEAR = Basis(what="RETAIN is 0 on a live message", in_311=("3.3.1-9",), in_5=("3.3.1-12",))
+    RETAIN_SET = Basis(
+        what="RETAIN is 1 on a retained message",
+        in_311=("3.3.1-8",),
+        in_5=("3.3.1-9",),
+        judges=("retained/new-subscriber-gets-the-last-one", "retained/sent-to-a-new-subscriber", "MQTT-3.3.1-13"),
+    )
+    RETAIN_CLEAR = Basis(
+        what="RETAIN is 0 on a live message",
+        in_311=("3.3.1-9",),
+        in_5=("3.3.1-12",),
+        judges=("retained/flag-is-clear-for-existing-subscribers", "MQTT-3.3.1-13"),
+    )
     DUP_SET = Basis(what="DUP is 1 on what is sent again", in_311=("3.3.1-1",), in_5=("3.3.1-1",))
     DUP_CLEAR = Basis(what="DUP is 0 on what is sent first", in_311=("3.3.1-2", "3.3.1-3"), in_5=("3.3.1-2", "3.3.1-3"))
     ORDER = Basis(what="messages of a topic come in order", in_311=("4.6.0-5", "4.6.0-6"), in_5=("4.6.0-5", "4.6.0-6"))
@@ -80,9 +92,11 @@ class Rule(Enum):
         """Ids of the statements, for reports."""
         return tuple(f"MQTT-{name}" for name in (self.value.in_5 if version >= _V5 else self.value.in_311))
 
-    def is_subject_of(self, clauses: Collection[str], version: int) -> bool:
-        """Whether a case that cites ``clauses`` is about this rule."""
-        return self.value.judged and not set(self.clauses(version)).isdisjoint(clauses)
+    def is_subject_of(self, case_id: str, clauses: Collection[str]) -> bool:
+        """Whether a case with this id, which cites ``clauses``, is about this rule."""
+        spec, _, slug = case_id.partition("/")
+        judges = self.clauses(VERSIONS[spec]) if self.value.judges is None else self.value.judges
+        return not {slug, *clauses}.isdisjoint(judges)
 
 
 ANSWERS: dict[type[Packet], Rule] = {

@@ -18,7 +18,8 @@ from conformance.case import CaseContext
 from conformance.cases.mqtt5.support import Stopwatch, pass_time
 from conformance.connection import Connection
 from conformance.outcome import CaseFailureError
-from conformance.wire import Disconnect, Properties, Publish, Subscription, Will, describe
+from conformance.rules import Incident, Rule, StepFailureError
+from conformance.wire import Disconnect, Properties, Publish, Subscription, Will
 
 _V5 = 5
 _DISCONNECT_WITH_WILL = 0x04
@@ -27,6 +28,7 @@ _SHORT_S = 3
 _SHORT_IS_SURE_S = 1.9
 """A broker that counts whole seconds may end a session of 3 s after 2 s."""
 _SHOWN_FAILURES = 4
+_WILLS_WITHIN_S = 2.0
 
 
 class Cut(Enum):
@@ -125,6 +127,8 @@ class Cell:
         self.kept = False
         """The broker said that the session is present."""
         self.failure = ""
+        self.incident: Incident | None = None
+        """Why the cell could not be walked: a step that the matrix is not about."""
 
     def must(self, condition: bool, text: str) -> None:
         """Fail this cell alone."""
@@ -168,7 +172,9 @@ class Cell:
         self.kept = self.back.connack.session_present
         wanted = plan.presence(watch.elapsed_s)
         seen = Presence.KEPT if self.kept else Presence.GONE
-        self.must(wanted in (seen, Presence.EITHER), f"expected Session Present {wanted.value}; seen {seen.value}")
+        rule = Rule.SESSION_NEW if self.kept else Rule.SESSION_KEPT
+        text = f"expected Session Present {wanted.value}; seen {seen.value}"
+        self.ctx.step(rule, wanted in (seen, Presence.EITHER), text)
 
 
 _C = TypeVar("_C", bound=Cell)
@@ -180,6 +186,8 @@ async def each(cells: Sequence[_C], step: Callable[[_C], Awaitable[None]]) -> No
     async def one(cell: _C) -> None:
         try:
             await step(cell)
+        except StepFailureError as error:
+            cell.failure, cell.incident = str(error), error.incident
         except CaseFailureError as error:
             cell.failure = str(error)
 
@@ -194,22 +202,44 @@ async def cut_and_come_back(ctx: CaseContext, cells: Sequence[_C]) -> None:
         await watcher.subscribe(*resets)
     watch = Stopwatch()
     await each(cells, Cell.cut)
-    while resets:
-        message = await watcher.receive(f"the wills of {len(resets)} clients whose connections were reset")
-        if not isinstance(message, Publish) or resets.pop(message.topic, None) is None:
-            ctx.fail(f"watcher: expected wills; seen {message and describe(message)}")
+    for cell in await _unnoticed(watcher, resets):
+        cell.plan = msgspec.structs.replace(cell.plan, cut=Cut.TAKEOVER)
     if any(cell.plan.lifetime is Lifetime.OVER for cell in cells):
         await pass_time(ctx, _ENOUGH_S)
     await each(cells, lambda cell: cell.come_back(watch))
 
 
+async def _unnoticed(watcher: Connection, resets: dict[str, _C]) -> list[_C]:
+    """The cells whose wills do not come soon, by ``will_topic``: their clients take over what the broker still holds.
+
+    Whether a will comes, and when, is for other cases to judge.
+    """
+    waiting = dict(resets)
+    while waiting:
+        try:
+            message = await watcher.receive(f"the wills of {len(waiting)} clients", within_s=_WILLS_WITHIN_S)
+        except CaseFailureError:
+            watcher.ctx.note(f"{len(waiting)} wills have not come: those clients take over their old connections")
+            break
+        if message is None:
+            break
+        if isinstance(message, Publish):
+            waiting.pop(message.topic, None)
+    return list(waiting.values())
+
+
 def conclude(ctx: CaseContext, cells: Sequence[Cell]) -> None:
-    """Fail if a cell has failed, with the names of all that have."""
+    """Fail if a cell has failed, with the names of all that have; those stopped by other steps count if all were."""
     failed = [cell for cell in cells if cell.failure]
+    if decided := [cell for cell in failed if cell.incident is None]:
+        failed = decided
     if failed:
         shown = "; ".join(f"[{cell.plan.name}] {cell.failure}" for cell in failed[:_SHOWN_FAILURES])
         more = f"; and {len(failed) - _SHOWN_FAILURES} cells more" if len(failed) > _SHOWN_FAILURES else ""
-        ctx.fail(f"{len(failed)} of {len(cells)} cells: {shown}{more}")
+        text = f"{len(failed)} of {len(cells)} cells: {shown}{more}"
+        if failed[0].incident is not None:
+            raise StepFailureError(msgspec.structs.replace(failed[0].incident, text=text))
+        ctx.fail(text)
 
 
 async def subscribe_each(ctx: CaseContext, watcher: Connection, topics: Sequence[str], qos: int) -> None:

@@ -91,7 +91,7 @@ class _DeliveryCell(Cell):
         """What came on the second connection, before and with the message that followed."""
         if not self.kept:
             message = await self.back.expect_publish(self.marker, _MARKER)
-            self.must(not message.dup, f"expected a new message; seen {describe(message)}")
+            self.back.check_flag(message, dup=False)
             await self.back.expect_nothing()
             return
         allowed = self.state.allowed(self.plan)
@@ -130,7 +130,8 @@ class _DeliveryCell(Cell):
             case [Publish() as message]:
                 same = (message.topic, message.payload, message.qos, message.packet_id)
                 wanted = (self.topic, _OPEN, self.state.qos, self.sent.packet_id)
-                return Owed.PUBLISH if message.dup and same == wanted else None
+                self.back.check_flag(message, dup=True)
+                return Owed.PUBLISH if same == wanted else None
             case [Pubrel() as pubrel]:
                 return Owed.PUBREL if pubrel.packet_id == self.sent.packet_id else None
         return None

@@ -281,9 +281,9 @@ async def all_retained(ctx: CaseContext) -> None:
             answered = True
         elif isinstance(packet, Publish):
             ctx.must(packet.topic in missing, f"client: expected each message once; seen {describe(packet)} again")
-            seen = (packet.payload, packet.qos, packet.retain)
-            wanted = (packet.topic.encode(), 1, True)
-            ctx.must(seen == wanted, f"client: expected payload, QoS and RETAIN {wanted}; seen {seen}")
+            seen, wanted = (packet.payload, packet.qos), (packet.topic.encode(), 1)
+            ctx.must(seen == wanted, f"client: expected payload and QoS {wanted}; seen {seen}")
+            client.check_flag(packet, retain=True)
             missing.discard(packet.topic)
             await client.acknowledge(packet)
         else:
@@ -293,8 +293,8 @@ async def all_retained(ctx: CaseContext) -> None:
 
 @_both_versions(
     "many-packets-in-one-segment",
-    in_311=("3.1.4-4", "3.8.4-1", "3.10.4-4", "3.12.4-1", "4.6.0-2"),
-    in_5=("4.2.0-1", "3.8.4-1", "3.10.4-4", "3.12.4-1"),
+    in_311=("4.6.0-2",),
+    in_5=("4.2.0-1",),
     requires=("qos1",),
     mutant="rest-of-a-segment-is-lost",
     near_miss="reads-in-small-pieces",

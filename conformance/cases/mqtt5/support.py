@@ -63,7 +63,7 @@ async def expect_error(
 async def ends(connection: Connection) -> bool:
     """Whether the broker ends the connection; False if it answers a PINGREQ instead. Other packets are passed over."""
     connection.send(Pingreq())
-    while (packet := await connection.receive("PINGRESP or the end of the connection")) is not None:
+    while (packet := await connection.receive_or_end(Pingresp)) is not None:
         if isinstance(packet, Pingresp):
             return False
     return True
@@ -75,7 +75,7 @@ async def expect_failure_or_error(ctx: CaseContext, connection: Connection, kind
     For reactions that the standard leaves open or that are argued over.
     """
     while True:
-        packet = await connection.receive(f"{kind.type.name} or the end of the connection")
+        packet = await connection.receive_or_end(kind)
         if packet is None or isinstance(packet, kind):
             return packet
         if not isinstance(packet, Disconnect):
