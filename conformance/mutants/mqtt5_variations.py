@@ -35,6 +35,7 @@ from reference_broker.mqtt.packets import (
     Unsuback,
 )
 from reference_broker.mqtt.wire_types import encode_string, encode_variable_integer
+from reference_broker.server import running
 
 _PUBCOMP_START = b"\x70\x02"
 _ROOMY_BYTES = 200
@@ -62,6 +63,34 @@ def disconnect_is_answered(patch: Patch) -> None:
         original(connection, packet, now)
 
     patch.replace(handlers, "_on_disconnect", on_disconnect)
+
+
+@variation(
+    "v5-client-closes-after-disconnect", "after DISCONNECT the server waits for the client to close the connection"
+)
+def client_closes(patch: Patch) -> None:
+    on_disconnect, handle, lost = handlers._on_disconnect, handlers.handle, MqttConnection.connection_lost
+    gone: WeakKeyDictionary[MqttConnection, Disconnect] = WeakKeyDictionary()
+
+    def later(connection: MqttConnection, packet: Disconnect, _now: float) -> None:
+        gone[connection] = packet
+
+    async def ready(*_address: object, **_settings: object) -> None:
+        """The broker's own first client waits for the end of its connection."""
+
+    def ignore(connection: MqttConnection, packet: Packet, now: float) -> None:
+        if connection not in gone:
+            handle(connection, packet, now)
+
+    def closed(self: MqttConnection, now: float) -> None:
+        if self in gone:
+            on_disconnect(self, gone.pop(self), now)
+        lost(self, now)
+
+    patch.replace(handlers, "_on_disconnect", later)
+    patch.replace(handlers, "handle", ignore)
+    patch.replace(MqttConnection, "connection_lost", closed)
+    patch.replace(running, "check_handshake", ready)
 
 
 @variation("v5-pubrel-after-refusal", "PUBREC with a failure code is answered by PUBREL, like any other")

@@ -17,7 +17,7 @@ _REAUTHENTICATE = 0x19
     clauses=("MQTT-3.14.4-1", "MQTT-3.14.4-2"),
     level="SHOULD",
     mutant="v5-disconnect-acts-late",
-    near_miss="v5-disconnect-is-answered",
+    near_miss="v5-client-closes-after-disconnect",
 )
 async def normal(ctx: CaseContext) -> None:
     """After a client's DISCONNECT nothing more is exchanged.

@@ -43,7 +43,7 @@ async def published(ctx: CaseContext) -> None:
     "mqtt5/will/withheld-after-normal-disconnect",
     clauses=("MQTT-3.14.4-3", "MQTT-3.1.2-10"),
     mutant="v5-will-published-after-disconnect",
-    near_miss="v5-connack-says-more",
+    near_miss="v5-client-closes-after-disconnect",
 )
 async def withheld(ctx: CaseContext) -> None:
     """DISCONNECT with reason code 0x00 deletes the will.
@@ -64,7 +64,7 @@ async def withheld(ctx: CaseContext) -> None:
     "mqtt5/will/published-after-disconnect-with-will",
     clauses=("MQTT-3.1.2-8", "MQTT-3.14.4-3"),
     mutant="v5-disconnect-with-will-drops-it",
-    near_miss="v5-connack-says-more",
+    near_miss="v5-client-closes-after-disconnect",
 )
 async def disconnect_with_will(ctx: CaseContext) -> None:
     """DISCONNECT with reason code 0x04 asks for the will to be published.
@@ -75,7 +75,7 @@ async def disconnect_with_will(ctx: CaseContext) -> None:
     watcher = await ctx.connect(name="watcher")
     await watcher.subscribe(topic)
     client = await ctx.connect(name="client", will=Will(topic=topic, payload=b"on request"))
-    client.send(Disconnect(reason_code=_DISCONNECT_WITH_WILL))
+    await client.disconnect(Disconnect(reason_code=_DISCONNECT_WITH_WILL))
     await watcher.expect_publish(topic, b"on request")
 
 
@@ -83,7 +83,7 @@ async def disconnect_with_will(ctx: CaseContext) -> None:
     "mqtt5/will/published-after-disconnect-with-error",
     clauses=("MQTT-3.1.2-8", "MQTT-3.1.2-10"),
     mutant="v5-any-disconnect-drops-the-will",
-    near_miss="v5-connack-says-more",
+    near_miss="v5-client-closes-after-disconnect",
 )
 async def disconnect_with_error(ctx: CaseContext) -> None:
     """Only DISCONNECT 0x00 deletes the will.
@@ -95,7 +95,7 @@ async def disconnect_with_error(ctx: CaseContext) -> None:
     watcher = await ctx.connect(name="watcher")
     await watcher.subscribe(topic)
     client = await ctx.connect(name="client", will=Will(topic=topic, payload=b"in trouble"))
-    client.send(Disconnect(reason_code=_UNSPECIFIED_ERROR))
+    await client.disconnect(Disconnect(reason_code=_UNSPECIFIED_ERROR))
     await watcher.expect_publish(topic, b"in trouble")
 
 
