@@ -62,6 +62,8 @@ _MAX_EXTENSIONS = 3
 _HANDSHAKE_TIMEOUT_S = 2.0
 _PACKET_OVERHEAD_BYTES = 200
 """Room for everything else in a packet of a case: topic, properties, header."""
+_SEND_AGAIN_S = 12.0
+"""A server may send again by a timer what a client that is back has not acknowledged; 5 s and 10 s are in use."""
 _SLOW_HANDSHAKE_S = 0.1
 """On an idle machine a handshake takes a few milliseconds."""
 _CASE_ID = re.compile(r"[a-z0-9]+/[a-z0-9-]+/[a-z0-9-]+")
@@ -229,6 +231,8 @@ class CaseContext:
         self._ahead_s = 0.0
         self._deadline = asyncio.get_running_loop().time() + case.limit_s
         self._extensions = 0
+        self._send_again_until: float | None = None
+        self._hurried = patience_s is not None
         self._limit: asyncio.Timeout | None = None
 
     # Names
@@ -468,6 +472,20 @@ class CaseContext:
         self._move_deadline(loop.time() + self.case.limit_s)
         self.note(f"a handshake took {took_s:.2f} s: the broker or the machine is slow, more time is given")
         return True
+
+    def more_time_to_send_again(self) -> bool:
+        """A wait on a resumed session has ended without its event: is there time left in which it may be sent again?
+
+        Once in a case the clock for this begins, unless the run is given less patience than the cases have.
+        """
+        now = asyncio.get_running_loop().time()
+        if self._hurried or self._limit is None:
+            return False
+        if self._send_again_until is None:
+            self._send_again_until = now + _SEND_AGAIN_S
+            self._move_deadline(self._send_again_until + self.case.limit_s)
+            self.note(f"no standard says how soon a broker sends again: {_SEND_AGAIN_S:g} s more are given")
+        return now < self._send_again_until
 
     def _move_deadline(self, deadline: float) -> None:
         if self._limit is not None:

@@ -250,6 +250,8 @@ class Connection(asyncio.Protocol):
         except TimeoutError as error:
             if await self.ctx.more_time_for_a_slow_broker() or self._wake.is_set():
                 return
+            if within_s is None and self.connack.session_present and self.ctx.more_time_to_send_again():
+                return
             message = f"{self.name}: expected {expected}; nothing arrived within {patience_s:.1f} s"
             raise CaseFailureError(message) from error
 
@@ -349,6 +351,14 @@ class Connection(asyncio.Protocol):
                     raise CaseFailureError(message)
                 return packet.reason_code
         return None
+
+    async def is_accepted(self) -> bool:
+        """Whether the answer to a CONNECT accepts it; silence as long as the patience lasts is no acceptance."""
+        try:
+            answer = await self.receive("an answer to the CONNECT")
+        except CaseFailureError:
+            return False
+        return isinstance(answer, Connack) and answer.reason_code == 0
 
     async def expect_refused_subscription(self) -> list[Packet]:
         """A SUBSCRIBE must be refused: by SUBACK with failure codes only, or by the end of the connection.

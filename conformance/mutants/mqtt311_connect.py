@@ -18,6 +18,7 @@ from reference_broker.mqtt.packets import V5, V311, Connack, Connect, Packet, Pa
 from reference_broker.mqtt.phase import Phase
 from reference_broker.mqtt.wire_types import Reader
 
+_CONNECT_PATIENCE_S = 1.0
 _ClientId = Callable[[MqttConnection, Connect], tuple[str, bool]]
 _Consume = Callable[[MqttConnection, bytes, float], int]
 _Handle = Callable[[MqttConnection, Packet, float], None]
@@ -38,6 +39,23 @@ def ping_before_connect(patch: Patch) -> None:
                 self.send(b"\xd0\x00")
                 return len(data)
             return original(self, data, now)
+
+        return consume
+
+    patch.wrap(MqttConnection, "_consume", make)
+
+
+@variation(
+    "closes-late-without-connect",
+    "what comes in place of CONNECT is passed over; the connection is ended when it has waited for one long enough",
+)
+def closes_late_without_connect(patch: Patch) -> None:
+    def make(original: _Consume) -> _Consume:
+        def consume(self: MqttConnection, data: bytes, now: float) -> int:
+            if self.phase is not Phase.WAIT_CONNECT or data[:1] == b"\x10":
+                return original(self, data, now)
+            self.broker.timers.schedule(now + _CONNECT_PATIENCE_S, self.close_now)
+            return len(data)
 
         return consume
 

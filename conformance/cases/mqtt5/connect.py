@@ -6,6 +6,7 @@ import string
 
 from conformance.case import CaseContext, case
 from conformance.cases.mqtt5.support import Stopwatch, exchange_raw, expect_error, imposed_keep_alive, pass_time
+from conformance.cases.unconnected import UNCONNECTED_LIMIT_S, expect_end_unconnected
 from conformance.wire import (
     Connack,
     Connect,
@@ -36,25 +37,25 @@ async def _expect_refused(ctx: CaseContext, data: bytes, *, name: str) -> None:
     "mqtt5/connect/first-packet-must-be-connect",
     clauses=("MQTT-3.1.0-1", "MQTT-3.2.0-1", "MQTT-4.13.1-1"),
     mutant="v5-answers-before-connect",
-    near_miss="v5-closes-silently",
+    near_miss="closes-late-without-connect",
+    limit_s=UNCONNECTED_LIMIT_S,
 )
 async def first_packet(ctx: CaseContext) -> None:
     """A connection that does not begin with CONNECT is ended.
 
     Each of PINGREQ, PUBLISH and DISCONNECT is sent as the first packet of a connection. The broker ends it and
-    answers nothing, above all no PINGRESP.
+    answers nothing, above all no PINGRESP; one that only does so when its patience with the missing CONNECT ends is
+    reported.
     """
-    for packet in (Pingreq(), Publish(topic=ctx.topic()), Disconnect()):
-        connection = await ctx.open(name=packet.type.name.lower())
-        connection.send(packet)
-        await connection.expect_close()
+    await expect_end_unconnected(ctx, Pingreq(), Publish(topic=ctx.topic()), Disconnect(), allowed=(Disconnect,))
 
 
 @case(
     "mqtt5/connect/no-disconnect-before-connack",
     clauses=("MQTT-3.14.0-1", "MQTT-3.2.0-1"),
     mutant="v5-disconnect-before-connack",
-    near_miss="v5-closes-silently",
+    near_miss="closes-late-without-connect",
+    limit_s=UNCONNECTED_LIMIT_S,
 )
 async def no_disconnect_before_connack(ctx: CaseContext) -> None:
     """A broker that never accepted the client sends it no DISCONNECT.
@@ -62,9 +63,7 @@ async def no_disconnect_before_connack(ctx: CaseContext) -> None:
     PINGREQ as first packet, and a CONNECT with its reserved flag set. The connection ends; a CONNACK that refuses may
     come for the CONNECT, but a DISCONNECT may not, since no CONNACK below 0x80 went before it.
     """
-    early = await ctx.open(name="early")
-    early.send(Pingreq())
-    await early.expect_close(allowed=())
+    await expect_end_unconnected(ctx, Pingreq())
     refused = await ctx.open(name="refused")
     packet = ctx.connect_packet()
     refused.send_raw(connect_raw(packet, flags=connect_flags(packet) | 0x01))

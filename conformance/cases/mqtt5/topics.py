@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import delivered, expect_failure_or_error
+from conformance.cases.mqtt5.support import delivered, ends, expect_failure_or_error
 from conformance.wire import Suback, Subscribe, Subscription, Unsuback, Unsubscribe, describe
 
 _FIRST_FAILURE = 0x80
@@ -57,8 +57,8 @@ async def dollar_topics(ctx: CaseContext) -> None:
     """A filter that begins with a wildcard does not match topics that begin with $.
 
     Clients subscribe to # and to +/... and a message is published to a topic that begins with $. Neither gets it. A
-    client whose filter begins with the same $ level shows whether the server delivers such topics at all; if not, the
-    case is unsupported.
+    client whose filter begins with the same $ level shows whether the server delivers such topics at all; if not, or
+    if it ends the connection of the publisher, the case is unsupported.
     """
     topic = "$assay/" + ctx.topic()
     everything = await ctx.connect(name="everything")
@@ -69,8 +69,7 @@ async def dollar_topics(ctx: CaseContext) -> None:
     await control.subscribe(topic)
     publisher = await ctx.connect(name="publisher")
     await publisher.publish(topic, b"dollar", qos=0)
-    found = await delivered(ctx, publisher, control)
-    if not found:
+    if await ends(publisher) or not await delivered(ctx, publisher, control):
         ctx.unsupported("the broker does not let clients publish to topics that begin with $")
     for subscriber in (everything, plus):
         for message in await delivered(ctx, publisher, subscriber):
@@ -87,7 +86,8 @@ async def dollar_topics(ctx: CaseContext) -> None:
 async def empty_filter(ctx: CaseContext) -> None:
     """A topic filter has at least one character.
 
-    A SUBSCRIBE and an UNSUBSCRIBE with an empty filter either end their connections or are answered by a failure.
+    A SUBSCRIBE with an empty filter either ends its connection or is answered by a failure; so should an UNSUBSCRIBE,
+    by which nothing can be granted.
     """
     subscriber = await ctx.connect(name="SUBSCRIBE")
     subscriber.send(Subscribe(packet_id=1, subscriptions=(Subscription(filter=""),)))
@@ -98,7 +98,7 @@ async def empty_filter(ctx: CaseContext) -> None:
     other.send(Unsubscribe(packet_id=1, filters=("",)))
     answer = await expect_failure_or_error(ctx, other, Unsuback)
     if isinstance(answer, Unsuback):
-        ctx.must(min(answer.reason_codes) > 0, f"expected a failure; seen {describe(answer)}")
+        ctx.should(min(answer.reason_codes) > 0, f"expected a failure; seen {describe(answer)}")
 
 
 @case(
