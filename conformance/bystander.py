@@ -86,7 +86,12 @@ class Bystander:
 
     async def _open(self) -> None:
         self._decoder, self._packets = Decoder(self._version), []
-        self._reader, self._writer = await asyncio.open_connection(self._endpoint.host, self._endpoint.port)
+        self._reader, self._writer = await asyncio.open_connection(
+            self._endpoint.host,
+            self._endpoint.port,
+            ssl=self._endpoint.tls_context,
+            server_hostname=self._endpoint.server_name,
+        )
         password = self._endpoint.password
         connect = Connect(
             version=self._version,

@@ -34,7 +34,7 @@ import msgspec
 from conformance.connection import Connection, Transcript
 from conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
 from conformance.rules import Incident, Rule, StepFailureError, shape
-from conformance.targets import PRIVATE, CapabilityValue, Endpoint, ProbeError, TargetStartError, handshake
+from conformance.targets import PRIVATE, CapabilityValue, Endpoint, ProbeError, TargetStartError, Tls, handshake
 from conformance.websocket import WebSocketConnection
 from conformance.wire import (
     Connack,
@@ -256,17 +256,27 @@ class CaseContext:
     async def open(self, *, version: int | None = None, name: str = "") -> Connection:
         """A network connection without CONNECT. Raises :class:`TargetUnreachableError`."""
         connection = Connection(self, name or f"c{len(self._connections) + 1}", version or self.case.version)
-        await self._establish(connection, self.endpoint.host, self.endpoint.port)
+        endpoint = self.endpoint
+        await self._establish(connection, endpoint.host, endpoint.port, endpoint.tls)
         return connection
 
-    async def _establish(self, connection: Connection, host: str, port: int) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(self.remaining_s()):
-                await loop.create_connection(lambda: connection, host, port)
-        except (OSError, TimeoutError) as error:
-            message = f"cannot connect to {host}:{port}: {error or 'timed out'}"
-            raise TargetUnreachableError(message) from error
+    async def _establish(self, connection: Connection, host: str, port: int, tls: Tls | None) -> None:
+        context = None if tls is None else tls.context()
+        server_name = None if tls is None else tls.server_name or host
+        while True:
+            try:
+                async with asyncio.timeout(self.remaining_s()):
+                    await asyncio.get_running_loop().create_connection(
+                        lambda: connection, host, port, ssl=context, server_hostname=server_name
+                    )
+                break
+            except TimeoutError as error:
+                if not await self.more_time_for_a_slow_broker():
+                    message = f"cannot connect to {host}:{port}: timed out"
+                    raise TargetUnreachableError(message) from error
+            except OSError as error:
+                message = f"cannot connect to {host}:{port}: {error or type(error).__name__}"
+                raise TargetUnreachableError(message) from error
         self._connections.append(connection)
 
     async def open_websocket(
@@ -279,7 +289,8 @@ class CaseContext:
         name = name or f"c{len(self._connections) + 1}"
         url = str(self.capabilities["websocket_url"])
         connection = WebSocketConnection(self, name, version or self.case.version, url)
-        await self._establish(connection, connection.host, connection.port)
+        tls = (self.endpoint.tls or Tls()) if connection.is_secure else None
+        await self._establish(connection, connection.host, connection.port, tls)
         if subprotocols is not None:
             connection.send_handshake(subprotocols=subprotocols)
             await connection.expect_upgrade()

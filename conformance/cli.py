@@ -13,15 +13,36 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from conformance.baseline import (
+    Baseline,
+    BaselineError,
+    as_rows,
+    difference,
+    read_baseline,
+    write_baseline,
+)
 from conformance.case import Case, load_cases
 from conformance.engine import DEFAULT_CONCURRENCY, Outcome, RunOptions
 from conformance.peers_cli import peers
 from conformance.pytest_runner import run_with_pytest
 from conformance.registry import SPECS, coverage, home_of, load_statements
 from conformance.report import ExitCode, missing_required, read_transcript
-from conformance.run import DEFAULT_RESTARTS, Run, RunPlan, select
+from conformance.run import DEFAULT_RESTARTS, Run, RunPlan
+from conformance.selection import (
+    QUEUES,
+    Selection,
+    SelectionError,
+    check_target,
+    for_target,
+    require,
+    results_of,
+    select,
+    split,
+    to_be_repeated,
+)
 from conformance.self_check import Check, check_mutants, print_table, write_self_check
-from conformance.targets import Target, TargetError, hosted_target, load_target, shipped_targets
+from conformance.signals import stopped_by_signals
+from conformance.targets import CAPABILITIES, Access, TargetError, choose_target, shipped_targets
 from reference_broker.trace.conformance import CaseResult, CaseVerdict, read_report
 from reference_broker.trace.integrity import READ_ERRORS, why
 from reference_broker.trace.terminal import WholeConsole, WholeTable
@@ -47,9 +68,29 @@ STYLES = {
 }
 _ORDER = list(STYLES)
 
-SpecOption = Annotated[str, typer.Option("--spec", help="Only one specification: mqtt311, mqtt5 or queue.")]
-AreaOption = Annotated[str, typer.Option("--area", help="Only one area, e.g. connect, publish, session.")]
-FilterOption = Annotated[str, typer.Option("-k", help="Only ids that hold this text; several separated by commas.")]
+_ONLY, _WHERE, _SECRETS = "Which cases", "The broker", "TLS and credentials"
+
+SpecOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--spec", help="Only one specification: mqtt311, mqtt5 or queue; may be given again.", rich_help_panel=_ONLY
+    ),
+]
+AreaOption = Annotated[
+    str, typer.Option("--area", help="Only one area, e.g. connect, publish, session.", rich_help_panel=_ONLY)
+]
+FilterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-k",
+        help="Only ids that hold this text, or match it (mqtt5/*/will-*); several separated by commas.",
+        rich_help_panel=_ONLY,
+    ),
+]
+ExcludeOption = Annotated[
+    list[str] | None,
+    typer.Option("--exclude", help="Not these ids; in the same forms as -k.", rich_help_panel=_ONLY),
+]
 
 
 def _stop(text: str, code: ExitCode) -> typer.Exit:
@@ -57,25 +98,36 @@ def _stop(text: str, code: ExitCode) -> typer.Exit:
     return typer.Exit(int(code))
 
 
-def _selected(spec: str, area: str, text: str) -> list[Case]:
-    if spec and spec not in SPECS:
-        raise _stop(f"unknown specification {spec!r}: use {', '.join(SPECS)}", ExitCode.USAGE)
-    cases = load_cases()
-    areas = sorted({case.area for case in cases.values()})
-    if area and area not in areas:
-        raise _stop(f"unknown area {area!r}: use {', '.join(areas)}", ExitCode.USAGE)
-    return select(cases.values(), text=text, spec=spec, area=area)
+def _selected(
+    spec: list[str] | None,
+    area: str,
+    text: list[str] | None,
+    exclude: list[str] | None = None,
+    only: frozenset[str] | None = None,
+) -> list[Case]:
+    selection = Selection(
+        specs=split(*spec or ()),
+        area=area,
+        names=split(*text or ()),
+        exclude=split(*exclude or ()),
+        only=only,
+    )
+    try:
+        return select(load_cases(), selection)
+    except SelectionError as error:
+        raise _stop(str(error), error.code) from error
 
 
 @app.command("list")
 def list_cases(
-    spec: SpecOption = "",
+    spec: SpecOption = None,
     area: AreaOption = "",
-    text: FilterOption = "",
+    text: FilterOption = None,
+    exclude: ExcludeOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
 ) -> None:
     """List the cases and the statements they test."""
-    cases = _selected(spec, area, text)
+    cases = _selected(spec, area, text, exclude)
     if as_json:
         for case in cases:
             row = {name: getattr(case, name) for name in ("id", "title", "clauses", "level", "requires", "mutant")}
@@ -130,6 +182,11 @@ def _print_results(run: Run, code: ExitCode) -> None:
         if not death.killers:
             text = f"{death.status} during {', '.join(death.during)}; none of them repeats that by itself {death.log}"
             console.print(f"[bold red]died[/] {escape(text.rstrip())}", soft_wrap=True)
+    if run.stopped:
+        left = sum(result.verdict is CaseVerdict.NOT_RUN for result in results)
+        console.print(f"[yellow]stopped[/] {escape(run.stopped)}; {left} cases have no verdict", soft_wrap=True)
+    for name, count in run.plan.left_out.items():
+        console.print(f"[dim]left out: {count} cases that need {name} ({CAPABILITIES[name]})[/]", soft_wrap=True)
     reasons = {result.detail for result in results if result.verdict is CaseVerdict.UNSUPPORTED}
     for reason in sorted(reasons):
         console.print(f"[dim]unsupported: {escape(reason)}[/]", soft_wrap=True)
@@ -140,60 +197,17 @@ def _print_results(run: Run, code: ExitCode) -> None:
     console.print(f"{verdict}  {run.header.target}{version}, seed {run.plan.options.seed}")
 
 
-def _plan(
-    target_name: str, host: str, port: int, seed: int, jobs: int, report: Path | None, out: Path | None
-) -> RunPlan:
-    try:
-        target = hosted_target(host, port) if host else load_target(target_name)
-    except TargetError as error:
-        raise _stop(str(error), ExitCode.USAGE) from error
-    argument = f"--host {shlex.quote(host)} --port {port}" if host else f"--target {shlex.quote(target_name)}"
-    return RunPlan(
-        target=target,
-        target_argument=argument,
-        options=RunOptions(seed=seed, concurrency=jobs),
-        report=report or (out / "report.jsonl" if out is not None else None),
-        folder=out,
-        command=f"assay {shlex.join(sys.argv[1:])}",
-    )
+def _check_folder(path: Path | None) -> None:
+    """Find out now, and not when the broker runs, that nothing can be written there."""
+    if path is not None:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _stop(f"cannot write to {path}: {error.strerror}", ExitCode.USAGE) from error
 
 
-def _check_expectations(target: Target) -> None:
-    unknown = [entry.case for entry in target.expect_fail if entry.case not in load_cases()]
-    if unknown:
-        raise _stop(f"target {target.name}: expect_fail names unknown cases: {', '.join(unknown)}", ExitCode.USAGE)
-
-
-@app.command()
-def run(
-    target: Annotated[str, typer.Option("--target", help="Shipped target or path of a target file.")] = "reference",
-    host: Annotated[str, typer.Option("--host", help="Host of a running broker, in place of --target.")] = "",
-    port: Annotated[int, typer.Option("--port", min=1, max=65_535, help="Port of that broker.")] = 1883,
-    report: Annotated[Path | None, typer.Option("--json", help="Write the JSON-lines report to this file.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for report, result.json and transcripts.")] = None,
-    text: FilterOption = "",
-    spec: SpecOption = "",
-    area: AreaOption = "",
-    seed: Annotated[int, typer.Option("--seed", help="Order of the cases and what they vary by chance.")] = 0,
-    jobs: Annotated[
-        int, typer.Option("--jobs", min=1, max=256, help="Cases that run at the same time.")
-    ] = DEFAULT_CONCURRENCY,
-    restarts: Annotated[
-        int, typer.Option("--restarts", min=0, max=1_000, help="Times that a broker which dies is started again.")
-    ] = DEFAULT_RESTARTS,
-) -> None:
-    """Run the cases against a broker and say which rules it breaks.
-
-    Exit status: 0 all is well, 1 a rule is broken (or a case passes that the target file expects to fail), 2 wrong
-    usage, 3 the broker cannot be reached, 4 the harness failed, 5 no case was selected.
-
-    For example: assay conformance run --target mosquitto --spec mqtt311 --out out/mosquitto
-    """
-    plan = msgspec.structs.replace(_plan(target, host, port, seed, jobs, report, out), restarts=restarts)
-    _check_expectations(plan.target)
-    cases = _selected(spec, area, text)
-    if not cases:
-        raise _stop("no case is selected; see: assay conformance list", ExitCode.NOTHING_SELECTED)
+def _run_cases(plan: RunPlan, cases: list[Case]) -> tuple[Run, ExitCode]:
+    """Run with progress on standard error, until the end or a signal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=errors, transient=True) as progress:
         task = progress.add_task(f"conformance of {plan.target.name}", total=len(cases))
@@ -202,12 +216,223 @@ def run(
             progress.update(task, advance=1, description=outcome.result.case)
 
         current = Run(plan, on_outcome=advance)
-        plugin = run_with_pytest(plan, current, cases)
+
+        def stop(signal_name: str) -> None:
+            if not current.is_open:
+                raise KeyboardInterrupt
+            current.stop(f"the run was stopped by {signal_name}")
+            progress.update(task, description=f"stopping after {signal_name}")
+
+        try:
+            with stopped_by_signals(stop):
+                plugin = run_with_pytest(plan, current, cases)
+        except KeyboardInterrupt as error:
+            raise _stop("the run was stopped before its end", ExitCode.STOPPED) from error
     code = ExitCode.HARNESS if plugin.code is None else plugin.code
     if plugin.unreachable:
         raise _stop(f"target {plan.target.name} cannot be reached: {plugin.unreachable}", code)
+    return current, code
+
+
+@app.command()
+def run(
+    target: Annotated[
+        str,
+        typer.Option(
+            "--target",
+            help="Shipped target or path of a target file; reference unless a broker is named.",
+            rich_help_panel=_WHERE,
+        ),
+    ] = "",
+    host: Annotated[
+        str,
+        typer.Option(
+            "--host",
+            help="Host of a broker that runs already. With --target, it replaces the address in that file.",
+            rich_help_panel=_WHERE,
+        ),
+    ] = "",
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port", min=1, max=65_535, help="Port of that broker; 1883, or 8883 with TLS.", rich_help_panel=_WHERE
+        ),
+    ] = None,
+    username: Annotated[
+        str, typer.Option("--username", help="User name of every client.", rich_help_panel=_SECRETS)
+    ] = "",
+    password_env: Annotated[
+        str,
+        typer.Option("--password-env", help="Environment variable that holds the password.", rich_help_panel=_SECRETS),
+    ] = "",
+    password_file: Annotated[
+        str,
+        typer.Option("--password-file", help="File whose first line is the password.", rich_help_panel=_SECRETS),
+    ] = "",
+    tls: Annotated[
+        bool, typer.Option("--tls", help="TLS, with the authorities of this system.", rich_help_panel=_SECRETS)
+    ] = False,
+    ca: Annotated[
+        str, typer.Option("--ca", help="TLS, with the authorities in this file (PEM).", rich_help_panel=_SECRETS)
+    ] = "",
+    cert: Annotated[str, typer.Option("--cert", help="Client certificate (PEM).", rich_help_panel=_SECRETS)] = "",
+    key: Annotated[str, typer.Option("--key", help="Key of that certificate (PEM).", rich_help_panel=_SECRETS)] = "",
+    server_name: Annotated[
+        str,
+        typer.Option(
+            "--server-name",
+            help="Name that the broker's certificate must hold, in place of the host.",
+            rich_help_panel=_SECRETS,
+        ),
+    ] = "",
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="TLS with any certificate: tests nothing.", rich_help_panel=_SECRETS)
+    ] = False,
+    report: Annotated[Path | None, typer.Option("--json", help="Write the JSON-lines report to this file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for report, result.json, transcripts and logs of dead brokers.")
+    ] = None,
+    text: FilterOption = None,
+    spec: SpecOption = None,
+    area: AreaOption = "",
+    exclude: ExcludeOption = None,
+    rerun_failed: Annotated[
+        Path | None,
+        typer.Option(
+            "--rerun-failed",
+            help="Only what failed, or got no verdict, in this report (or the folder of one).",
+            rich_help_panel=_ONLY,
+        ),
+    ] = None,
+    required: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--required",
+            help="Pattern (mqtt5/*) of cases that may be neither unsupported nor left out.",
+            rich_help_panel=_ONLY,
+        ),
+    ] = None,
+    baseline: Annotated[
+        Path | None, typer.Option("--baseline", help="File of known failures, which are accepted.")
+    ] = None,
+    write_to: Annotated[
+        Path | None,
+        typer.Option(
+            "--write-baseline", help="Write what fails to this file: a baseline, or a target file, which is added to."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Order of the cases and what they vary by chance.")] = 0,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=1, max=256, help="Cases that run at the same time.")
+    ] = DEFAULT_CONCURRENCY,
+    restarts: Annotated[
+        int, typer.Option("--restarts", min=0, max=1_000, help="Times that a broker which dies is started again.")
+    ] = DEFAULT_RESTARTS,
+    time_limit_s: Annotated[
+        float | None,
+        typer.Option("--time-limit", min=0.1, help="Seconds after which the run ends with what it has."),
+    ] = None,
+) -> None:
+    """Run the cases against a broker and say which rules it breaks.
+
+    Exit status:
+    0 all is well
+    1 a rule is broken, a case passes that is expected to fail, or a required one was not run
+    2 wrong usage
+    3 the broker cannot be reached, or it died and no case is to blame
+    4 the harness failed
+    5 no case was selected
+    6 stopped by Ctrl-C, SIGTERM or --time-limit before a failure was seen
+
+    A run that is stopped closes its report, with not_run for the rest, and ends every process that it started.
+
+    For example: assay conformance run --target mosquitto --spec mqtt311 --out out/mosquitto
+    """
+    access = Access(
+        target=target,
+        host=host,
+        port=port,
+        username=username,
+        password_env=password_env,
+        password_file=password_file,
+        tls=tls,
+        ca=ca,
+        cert=cert,
+        key=key,
+        server_name=server_name,
+        insecure=insecure,
+    )
+    known = Baseline()
+    try:
+        chosen = choose_target(access)
+        check_target(chosen, load_cases())
+        selected = _selected(spec, area, text, exclude, None if rerun_failed is None else to_be_repeated(rerun_failed))
+        own, chosen = chosen, require(chosen, required or (), selected)
+        cases = for_target(selected, chosen)
+        if baseline is not None:
+            known = read_baseline(baseline)
+            chosen = known.accepted_by(chosen, str(baseline))
+    except SelectionError as error:
+        raise _stop(str(error), error.code) from error
+    except (TargetError, BaselineError) as error:
+        raise _stop(str(error), ExitCode.USAGE) from error
+    report = report or (out / "report.jsonl" if out is not None else None)
+    _check_folder(out)
+    _check_folder(None if report is None else report.parent)
+    plan = RunPlan(
+        target=chosen,
+        target_argument=access.arguments(),
+        options=RunOptions(seed=seed, concurrency=jobs),
+        report=report,
+        folder=out,
+        command=f"assay {shlex.join(sys.argv[1:])}",
+        restarts=restarts,
+        time_limit_s=time_limit_s,
+        left_out={QUEUES: len(selected) - len(cases)} if len(cases) < len(selected) else {},
+    )
+    current, code = _run_cases(plan, cases)
     _print_results(current, code)
+    results = {result.case: result for result in current.results}
+    for entry in known.stale(results, load_cases()):
+        console.print(f"[yellow]stale[/] in {escape(str(baseline))}: {escape(entry)}", soft_wrap=True)
+    if write_to is not None:
+        try:
+            count = write_baseline(write_to, own, results)
+        except BaselineError as error:
+            raise _stop(str(error), ExitCode.USAGE) from error
+        console.print(f"baseline: {write_to}, {count} entries; accept them by --baseline {write_to}", soft_wrap=True)
     raise typer.Exit(int(code))
+
+
+@app.command()
+def diff(
+    before: Annotated[Path, typer.Argument(help="A report.jsonl of `run`, or the folder that holds it.")],
+    after: Annotated[Path, typer.Argument(help="A later one.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Compare two reports: what fails newly, what is fixed, what else has changed.
+
+    Exit status: 0 nothing fails newly; 1 something does; 2 a report cannot be read; 3 nothing fails newly, but cases
+    that had a verdict before were run without getting one.
+    """
+    try:
+        found = difference(results_of(before), results_of(after))
+    except SelectionError as error:
+        raise _stop(str(error), error.code) from error
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+        raise typer.Exit(int(found.exit_code))
+    for title, changes in as_rows(found):
+        for change in changes:
+            verdicts = " -> ".join(
+                "absent" if verdict is None else verdict for verdict in (change.before, change.after)
+            )
+            console.print(f"[bold]{title}[/] {change.case}  [dim]{verdicts}[/]", highlight=False, soft_wrap=True)
+            if change.detail and change.after is not CaseVerdict.PASS:
+                console.print(f"    {change.detail}", highlight=False, markup=False, soft_wrap=True)
+    counts = ", ".join(f"{len(changes)} {title}" for title, changes in as_rows(found))
+    console.print(f"{counts}, {found.same} the same", soft_wrap=True)
+    raise typer.Exit(int(found.exit_code))
 
 
 def _find_case(case_id: str) -> Case:
@@ -296,8 +521,8 @@ def _print_transcript(path: Path) -> None:
 
 @app.command("self-check")
 def self_check(
-    text: FilterOption = "",
-    spec: SpecOption = "",
+    text: FilterOption = None,
+    spec: SpecOption = None,
     area: AreaOption = "",
     mutant: Annotated[str, typer.Option("--mutant", help="Only this mutant or variation.")] = "",
     out: Annotated[Path | None, typer.Option("--out", help="Folder for result.json.")] = None,

@@ -209,6 +209,8 @@ class Connection(asyncio.Protocol):
 
     def end_stream(self) -> None:
         """Half-close: the broker learns that nothing more will come, and may still answer."""
+        if self._transport is not None and not self._transport.can_write_eof():
+            self.ctx.unsupported("one direction of a connection cannot be ended alone over TLS")
         self.ctx.transcript.add(self.name, "event", decoded="half-closed by the case")
         if self._transport is not None and not self._transport.is_closing():
             with contextlib.suppress(OSError):  # the broker may have reset the connection a moment ago

@@ -240,12 +240,19 @@ class Engine:
             ctx = self._context(case)
             if attempt > 1:
                 ctx.note(f"attempt {attempt}: in the one before, the harness was held up for {stall_s:.2f} s")
-            with self._stalls:
-                verdict, detail = await _judge(case, ctx)
-                if ctx.disturbed and verdict not in BAD:
-                    verdict, detail = await self._judge_effect_on_others(verdict, detail)
-                stall_s = self._stalls.longest_since(began)
-            ctx.close()
+            try:
+                with self._stalls:
+                    verdict, detail = await _judge(case, ctx)
+                    if ctx.disturbed and verdict not in BAD:
+                        verdict, detail = await self._judge_effect_on_others(verdict, detail)
+                    stall_s = self._stalls.longest_since(began)
+            except asyncio.CancelledError:
+                # The run is stopped. What is not ours to throw away is left as it was found.
+                if self.broker.is_hosted:
+                    await _clean_up(ctx)
+                raise
+            finally:
+                ctx.close()
             if verdict not in BAD or stall_s < _STALL_S or attempt == _MAX_ATTEMPTS:
                 break
             # The harness was held up, so that timing means nothing: this attempt does not count.

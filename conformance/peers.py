@@ -22,6 +22,7 @@ from conformance.case import Case
 from conformance.engine import Outcome, RunOptions
 from conformance.report import ExitCode, this_machine, utc_now
 from conformance.run import Run, RunPlan
+from conformance.selection import QUEUES, SelectionError, for_target
 from conformance.targets import (
     ProbeError,
     Target,
@@ -68,6 +69,8 @@ class PeerState(StrEnum):
     MISSING = "missing"
     """Not installed."""
     FAILED_TO_START = "failed to start"
+    NOTHING_TO_ASK = "nothing to ask"
+    """All that was selected is about queues that it does not have."""
     STOPPED = "stopped"
     """The user stopped it before its end."""
     JUDGED = "judged"
@@ -194,10 +197,17 @@ def judge_peer(
 ) -> PeerOutcome:
     """Run the cases against one peer. Never raises for what the peer does; ends soon after ``stop`` is set."""
     folder = plan.out / target.name
+    if stop is not None and stop.is_set():
+        return PeerOutcome(name=target.name, state=PeerState.STOPPED, message=f"{target.name} was not begun")
     version, missing = make_ready(target, install=plan.install)
     if missing:
         _leave_message(folder, target, missing, plan.command)
         return PeerOutcome(name=target.name, state=PeerState.MISSING, message=missing)
+    try:
+        cases = for_target(plan.cases, target)
+    except SelectionError as error:
+        _leave_message(folder, target, str(error), plan.command)
+        return PeerOutcome(name=target.name, state=PeerState.NOTHING_TO_ASK, version=version, message=str(error))
     # A run that is cut leaves no result; a former one must not stand for it.
     (folder / "result.json").unlink(missing_ok=True)
     run_plan = RunPlan(
@@ -206,12 +216,13 @@ def judge_peer(
         report=folder / "report.jsonl",
         folder=folder,
         command=plan.command,
+        left_out={QUEUES: len(plan.cases) - len(cases)} if len(cases) < len(plan.cases) else {},
     )
     run = Run(run_plan, on_outcome=advance)
     try:
         with run:
-            if not _wait(list(run.submit_all(plan.cases).values()), stop or threading.Event()):
-                return PeerOutcome(name=target.name, state=PeerState.STOPPED, version=version, message="stopped")
+            if not _wait(list(run.submit_all(cases).values()), stop or threading.Event()):
+                run.stop("stopped by the user")
             code = run.finish()
     except (TargetStartError, ProbeError) as error:
         message = f"{target.name} does not start: {error}"
@@ -219,7 +230,7 @@ def judge_peer(
         return PeerOutcome(name=target.name, state=PeerState.FAILED_TO_START, version=version, message=message)
     return PeerOutcome(
         name=target.name,
-        state=PeerState.JUDGED,
+        state=PeerState.STOPPED if run.stopped else PeerState.JUDGED,
         version=run.header.target_version or version,
         counts=dict(Counter(result.verdict for result in run.results)),
         code=code,
@@ -244,10 +255,15 @@ def overall(outcomes: Sequence[PeerOutcome]) -> ExitCode:
     OK when each installed peer was judged to the end, HARNESS when a case of one ended in an error of the bench,
     UNREACHABLE when one does not start or none is installed.
     """
+    if any(outcome.state is PeerState.STOPPED for outcome in outcomes):
+        return ExitCode.STOPPED
     if any(
         outcome.state is PeerState.FAILED_TO_START or outcome.counts.get(CaseVerdict.NOT_RUN) for outcome in outcomes
     ):
         return ExitCode.UNREACHABLE
     if any(outcome.counts.get(CaseVerdict.ERROR) for outcome in outcomes):
         return ExitCode.HARNESS
-    return ExitCode.OK if any(outcome.state is PeerState.JUDGED for outcome in outcomes) else ExitCode.UNREACHABLE
+    if any(outcome.state is PeerState.JUDGED for outcome in outcomes):
+        return ExitCode.OK
+    nothing = any(outcome.state is PeerState.NOTHING_TO_ASK for outcome in outcomes)
+    return ExitCode.NOTHING_SELECTED if nothing else ExitCode.UNREACHABLE

@@ -19,9 +19,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from conformance.case import load_cases
 from conformance.engine import DEFAULT_CONCURRENCY, Outcome, RunOptions
 from conformance.peers import PEERS, PeerOutcome, PeerPlan, PeerState, judge_peer, overall
-from conformance.registry import SPECS
 from conformance.report import ExitCode
-from conformance.run import select
+from conformance.selection import Selection, SelectionError, check_target, select, split
+from conformance.signals import stopped_by_signals
 from conformance.targets import Target, TargetError, load_target
 from reference_broker.trace.conformance import CaseVerdict
 from reference_broker.trace.terminal import WholeConsole, WholeTable
@@ -65,13 +65,9 @@ def _judge_all(targets: Sequence[Target], plan: PeerPlan, at_once: int) -> list[
             progress.stop_task(task)
             return msgspec.structs.replace(outcome, duration_s=took_s)
 
-        with ThreadPoolExecutor(at_once, thread_name_prefix="peer") as pool:
-            try:
-                return list(pool.map(judge, targets))
-            except KeyboardInterrupt:
-                stop.set()
-                pool.shutdown(cancel_futures=True)
-                raise
+        pool = ThreadPoolExecutor(at_once, thread_name_prefix="peer")
+        with stopped_by_signals(lambda _name: stop.set()), pool:
+            return list(pool.map(judge, targets))
 
 
 def _print(outcomes: Sequence[PeerOutcome], out: Path) -> None:
@@ -100,8 +96,15 @@ def peers(
     only: Annotated[
         str, typer.Option("--only", help=f"Some target names, separated by commas. Default: {', '.join(PEERS)}.")
     ] = "",
-    text: Annotated[str, typer.Option("-k", help="Only case ids that hold this text; several by commas.")] = "",
-    spec: Annotated[str, typer.Option("--spec", help="Only one specification: mqtt311, mqtt5 or queue.")] = "",
+    text: Annotated[
+        list[str] | None, typer.Option("-k", help="Only case ids that hold this text; several by commas.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option("--exclude", help="Not these case ids; in the same forms as -k.")
+    ] = None,
+    spec: Annotated[
+        list[str] | None, typer.Option("--spec", help="Only mqtt311, mqtt5 or queue; may be given again.")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Order of the cases and what they vary by chance.")] = 0,
     jobs: Annotated[
         int, typer.Option("--jobs", min=1, max=256, help="Cases that run at the same time on a peer.")
@@ -119,17 +122,20 @@ def peers(
     below $ASSAY_CACHE, by default ~/.cache/assay.
 
     Exit status: 0 every installed peer was judged, whatever the verdicts; 2 wrong usage; 3 a peer does not start, or
-    none is installed; 4 the bench failed on a case; 5 no case was selected.
+    none is installed; 4 the bench failed on a case; 5 no case was selected; 6 it was stopped by Ctrl-C or SIGTERM (the
+    reports are closed, and the brokers ended).
 
     For example: assay conformance peers --only mosquitto,nats && assay report out/peers --open
     """
-    if spec and spec not in SPECS:
-        raise _usage(f"unknown specification {spec!r}: use {', '.join(SPECS)}")
     targets = _targets(only)
-    cases = select(load_cases().values(), text=text, spec=spec)
-    if not cases:
-        errors.print("[bold red]error:[/] no case is selected; see: assay conformance list")
-        raise typer.Exit(int(ExitCode.NOTHING_SELECTED))
+    try:
+        selection = Selection(specs=split(*spec or ()), names=split(*text or ()), exclude=split(*exclude or ()))
+        cases = select(load_cases(), selection)
+        for target in targets:
+            check_target(target, load_cases())
+    except SelectionError as error:
+        errors.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        raise typer.Exit(int(error.code)) from error
     plan = PeerPlan(
         cases=tuple(cases),
         out=out,

@@ -25,7 +25,8 @@ from conformance.case import Case, load_cases
 from conformance.engine import Outcome, RunOptions
 from conformance.report import ExitCode
 from conformance.run import Run, RunPlan
-from conformance.targets import ProbeError, TargetError, TargetStartError, hosted_target, load_target
+from conformance.selection import SelectionError, check_target, for_target
+from conformance.targets import Access, ProbeError, TargetError, TargetStartError, choose_target
 from reference_broker.trace.conformance import CaseVerdict
 
 CASES_FOLDER = Path(conformance.cases.__path__[0])
@@ -122,11 +123,17 @@ class ConformancePlugin:
         return None
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        if self.only is not None:
-            dropped = [item for item in items if isinstance(item, CaseItem) and item.case.id not in self.only]
-            if dropped:
-                config.hook.pytest_deselected(items=dropped)
-                items[:] = [item for item in items if item not in dropped]
+        only = self.only
+        if only is None:
+            try:
+                cases = [item.case for item in items if isinstance(item, CaseItem)]
+                only = frozenset(case.id for case in for_target(cases, self.run.plan.target))
+            except SelectionError as error:
+                raise pytest.UsageError(str(error)) from error
+        dropped = [item for item in items if isinstance(item, CaseItem) and item.case.id not in only]
+        if dropped:
+            config.hook.pytest_deselected(items=dropped)
+            items[:] = [item for item in items if item not in dropped]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
@@ -141,9 +148,13 @@ class ConformancePlugin:
         try:
             if not hasattr(session.config, "workerinput"):
                 self._futures = self.run.submit_all(cases)
-            outcome = yield
-            self.code = self.run.finish()
-            return outcome
+            try:
+                return (yield)
+            except BaseException:
+                self.run.stop("the test session was stopped")
+                raise
+            finally:
+                self.code = self.run.finish()
         finally:
             self.run.__exit__(None, None, None)
 
@@ -157,27 +168,25 @@ class ConformancePlugin:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("assay conformance")
-    group.addoption("--assay-target", default="reference", help="target name or path of a target file")
-    group.addoption("--assay-host", default="", help="host of a broker that already runs, with --assay-port")
-    group.addoption("--assay-port", type=int, default=1883, help="port of that broker")
+    group.addoption("--assay-target", default="", help="target name (default: reference) or path of a target file")
+    group.addoption("--assay-host", default="", help="host of a broker that already runs")
+    group.addoption("--assay-port", type=int, default=None, help="port of that broker (default: 1883)")
     group.addoption("--assay-seed", type=int, default=0, help="order and chance of the cases")
     group.addoption("--assay-out", default="", help="folder for report.jsonl, result.json and the transcripts")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     option = config.option
+    access = Access(target=option.assay_target, host=option.assay_host, port=option.assay_port)
     try:
-        target = (
-            hosted_target(option.assay_host, option.assay_port)
-            if option.assay_host
-            else load_target(option.assay_target)
-        )
-    except TargetError as error:
+        target = choose_target(access)
+        check_target(target, load_cases())
+    except (TargetError, SelectionError) as error:
         raise pytest.UsageError(str(error)) from error
     out = Path(option.assay_out) if option.assay_out else None
     plan = RunPlan(
         target=target,
-        target_argument=f"--host {option.assay_host} --port {option.assay_port}" if option.assay_host else "",
+        target_argument=access.arguments(),
         options=RunOptions(seed=option.assay_seed),
         report=None if out is None else out / "report.jsonl",
         command=shlex.join(sys.argv),

@@ -46,6 +46,8 @@ class ExitCode(IntEnum):
     UNREACHABLE = 3
     HARNESS = 4
     NOTHING_SELECTED = 5
+    STOPPED = 6
+    """By Ctrl-C, SIGTERM or the time limit, and no failure was seen until then."""
 
 
 def exit_code(
@@ -53,15 +55,22 @@ def exit_code(
     required: Sequence[str] = (),
     optional: Sequence[str] = (),
     deaths: Iterable[BrokerDeath] = (),
+    *,
+    stopped: bool = False,
 ) -> ExitCode:
     """The exit status that these results deserve.
 
-    ``required`` are patterns of cases that must have been run, ``optional`` are exceptions from them.
+    ``required`` are patterns of cases that must have been run, ``optional`` are exceptions from them; nothing is asked
+    of a run that was ``stopped``.
     """
     if not results:
         return ExitCode.NOTHING_SELECTED
     verdicts = {result.verdict for result in results}
-    if verdicts & {CaseVerdict.FAIL, CaseVerdict.XPASS} or missing_required(results, required, optional):
+    if verdicts & {CaseVerdict.FAIL, CaseVerdict.XPASS}:
+        return ExitCode.FAILED
+    if stopped:
+        return ExitCode.STOPPED
+    if missing_required(results, required, optional):
         return ExitCode.FAILED
     if CaseVerdict.ERROR in verdicts:
         return ExitCode.HARNESS
@@ -195,6 +204,7 @@ _RUN_VERDICTS = {
     ExitCode.USAGE: Verdict.ERROR,
     ExitCode.UNREACHABLE: Verdict.UNKNOWN,
     ExitCode.NOTHING_SELECTED: Verdict.UNKNOWN,
+    ExitCode.STOPPED: Verdict.UNKNOWN,
 }
 
 

@@ -11,12 +11,12 @@ import contextlib
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -62,23 +62,15 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""
     restarts: int = DEFAULT_RESTARTS
     """How often a broker that died is started again (or may come back, where it is not ours) until the run gives up."""
+    time_limit_s: float | None = None
+    """Of the whole run: what has no verdict by then is ``not_run``."""
+    left_out: dict[str, int] = {}
+    """Cases that were not even selected for lack of a capability, by its name."""
 
     def reproduce(self, case: Case) -> str:
         """The command that runs this case alone."""
         argument = self.target_argument or f"--target {shlex.quote(self.target.name)}"
         return f"assay conformance run {argument} --seed {self.options.seed} -k {case.id}"
-
-
-def select(cases: Iterable[Case], *, text: str = "", spec: str = "", area: str = "") -> list[Case]:
-    """Cases of a specification and an area whose id holds ``text``; several texts separated by commas."""
-    texts = [part.strip() for part in text.split(",") if part.strip()]
-    return [
-        case
-        for case in cases
-        if (not spec or case.spec == spec)
-        and (not area or case.area == area)
-        and (not texts or any(part in case.id for part in texts))
-    ]
 
 
 class Run:
@@ -108,6 +100,12 @@ class Run:
         self._given_up = False
         self._lives = 0
         self.deaths: list[BrokerDeath] = []
+        self.is_open = False
+        """The broker answers, and cases may be submitted."""
+        self.stopped = ""
+        """Why the run was stopped before its end."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._submitted: list[Future[Outcome]] = []
         self._brokers = asyncio.Semaphore(min(_BROKERS_AT_ONCE, plan.options.concurrency))
         self.broker: RunningTarget
         self.engine: Engine
@@ -128,6 +126,7 @@ class Run:
                 seed=plan.options.seed,
                 capabilities={name: value for name, value in capabilities.items() if name not in SECRETS},
                 machine=this_machine(),
+                left_out=plan.left_out,
             )
             if plan.report is not None:
                 self._writer = stack.enter_context(ReportWriter(plan.report, plan.folder))
@@ -137,13 +136,39 @@ class Run:
             thread.start()
             stack.callback(self._stop_loop, thread)
             asyncio.run_coroutine_threadsafe(self.engine.invite_bystander(), self._loop).result()
+            if plan.time_limit_s is not None:
+                reason = f"the time limit of {plan.time_limit_s:g} s has passed"
+                self._loop.call_soon_threadsafe(self._loop.call_later, plan.time_limit_s, self._cancel, reason)
             self._stack = stack.pop_all()
+            self.is_open = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.is_open = False
         self._stack.close()
+
+    def stop(self, reason: str) -> None:
+        """End the run from any thread: cases without a verdict become ``not_run``, so that every future ends soon."""
+        self._loop.call_soon_threadsafe(self._cancel, reason)
+
+    def _cancel(self, reason: str) -> None:
+        self.stopped = self.stopped or reason
+        for task in self._tasks:
+            task.cancel()
+
+    @contextlib.contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            if self.stopped:
+                raise asyncio.CancelledError
+            yield
+        finally:
+            self._tasks.discard(task)
 
     def _stop_loop(self, thread: threading.Thread) -> None:
         async def cancel_rest() -> None:
@@ -193,12 +218,13 @@ class Run:
 
     async def _run_cohort(self, cases: Sequence[Case]) -> dict[str, Outcome]:
         """The outcomes of cases that share a broker; one that was bad there is judged by itself."""
-        outcomes = {outcome.result.case: outcome for outcome in await self._run_apart(cases)}
-        if len(cases) > 1:
-            doubtful = [case for case in cases if outcomes[case.id].result.verdict in (*BAD, CaseVerdict.NOT_RUN)]
-            for again in await asyncio.gather(*(self._run_apart([case]) for case in doubtful)):
-                outcomes[again[0].result.case] = again[0]
-        return outcomes
+        with self._stoppable():
+            outcomes = {outcome.result.case: outcome for outcome in await self._run_apart(cases)}
+            if len(cases) > 1:
+                doubtful = [case for case in cases if outcomes[case.id].result.verdict in (*BAD, CaseVerdict.NOT_RUN)]
+                for again in await asyncio.gather(*(self._run_apart([case]) for case in doubtful)):
+                    outcomes[again[0].result.case] = again[0]
+            return outcomes
 
     def _note_killer(self, case: Case, engine: Engine, status: str, outcome: Outcome) -> Outcome:
         """The case has killed a broker that it had to itself: keep the log, and say where it is."""
@@ -271,12 +297,13 @@ class Run:
 
     async def _run_one(self, case: Case, shared: Future[dict[str, Outcome]] | None) -> Outcome:
         try:
-            if not self._is_apart(case):
-                outcome = await self._run_shared(case)
-            elif shared is None:
-                outcome = (await self._run_apart([case]))[0]
-            else:
-                outcome = (await asyncio.wrap_future(shared))[case.id]
+            with self._stoppable():
+                outcome = await self._judge(case, shared)
+        except asyncio.CancelledError:
+            if not self.stopped:
+                self._end_one()
+                raise
+            outcome = Outcome(result=blank_result(case, CaseVerdict.NOT_RUN, f"no verdict: {self.stopped}"))
         except BaseException:
             self._end_one()
             raise
@@ -310,6 +337,13 @@ class Run:
         self._on_outcome(outcome)
         return outcome
 
+    async def _judge(self, case: Case, shared: Future[dict[str, Outcome]] | None) -> Outcome:
+        if not self._is_apart(case):
+            return await self._run_shared(case)
+        if shared is None:
+            return (await self._run_apart([case]))[0]
+        return (await asyncio.wrap_future(shared))[case.id]
+
     def _is_apart(self, case: Case) -> bool:
         """It gets a broker that is started for it (and perhaps some others)."""
         apart = case.is_private or self.plan.target.broker_per_case
@@ -330,17 +364,21 @@ class Run:
         for group in cohorts(case for case in ordered if case.together and self._is_apart(case)):
             task = asyncio.run_coroutine_threadsafe(self._run_cohort(group), self._loop)
             shared.update((case.id, task) for case in group)
-        return {
+        futures = {
             case.id: asyncio.run_coroutine_threadsafe(self._run_one(case, shared.get(case.id)), self._loop)
             for case in ordered
         }
+        self._submitted += futures.values()
+        return futures
 
     def _count_in(self, cases: int) -> None:
         self._under_way += cases
 
     def finish(self) -> ExitCode:
-        """Footer and ``result.json``; returns the exit status of the run."""
-        code = exit_code(self.results, self.plan.target.required, self.plan.target.optional, self.deaths)
+        """Footer and ``result.json``, when all that was submitted has ended; returns the exit status of the run."""
+        wait(self._submitted)
+        target = self.plan.target
+        code = exit_code(self.results, target.required, target.optional, self.deaths, stopped=bool(self.stopped))
         if self._writer is not None:
             write_run_result(
                 self._writer.folder,

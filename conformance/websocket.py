@@ -25,7 +25,7 @@ from conformance.wire.websocket import (
 if TYPE_CHECKING:
     from conformance.case import CaseContext
 
-DEFAULT_PORT = 80
+DEFAULT_PORTS = {"ws": 80, "wss": 443}
 _SWITCHING_PROTOCOLS = 101
 
 
@@ -39,7 +39,8 @@ class WebSocketConnection(Connection):
     def __init__(self, ctx: CaseContext, name: str, version: int, url: str) -> None:
         super().__init__(ctx, name, version)
         parts = urlsplit(url)
-        self.host, self.port = parts.hostname or "", parts.port or DEFAULT_PORT
+        self.host, self.port = parts.hostname or "", parts.port or DEFAULT_PORTS[parts.scheme]
+        self.is_secure = parts.scheme == "wss"
         self._authority = parts.netloc
         self._path = parts.path + (f"?{parts.query}" if parts.query else "") or "/"
         self._key = ctx.rng.randbytes(16)

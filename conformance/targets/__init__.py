@@ -8,6 +8,7 @@ once an MQTT handshake has succeeded::
         print(broker.endpoint.port, broker.pid)
 """
 
+from conformance.targets.access import Access, choose_target
 from conformance.targets.model import (
     CAPABILITIES,
     DEFAULT_CAPABILITIES,
@@ -20,6 +21,7 @@ from conformance.targets.model import (
     StartHook,
     Target,
     TargetError,
+    Tls,
     hosted_target,
     load_target,
     parse_target,
@@ -42,6 +44,7 @@ __all__ = [
     "PRIVATE",
     "SECRETS",
     "TARGET_SCHEMA",
+    "Access",
     "CapabilityValue",
     "Endpoint",
     "ExpectedFailure",
@@ -51,6 +54,8 @@ __all__ = [
     "Target",
     "TargetError",
     "TargetStartError",
+    "Tls",
+    "choose_target",
     "free_port",
     "handshake",
     "hosted_target",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import re
+import ssl
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
@@ -81,12 +84,63 @@ SECRETS = frozenset({"authentication_password"})
 """Capabilities that a report does not show."""
 
 
+_MAX_PASSWORD_CHARACTERS = 65_536
+
+
 class TargetError(ValueError):
     """A target file is wrong or cannot be found; the text names the file and the key, and says what to do."""
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pass
+
+
+class Tls(_Part, frozen=True, kw_only=True):
+    """TLS on the way to the broker. Relative paths in a target file are below the folder of that file."""
+
+    ca_file: str = ""
+    """Certificates (PEM) of the authorities that are trusted; empty = those of the system."""
+    certificate_file: str = ""
+    """Client certificate (PEM), for a broker that wants one."""
+    key_file: str = ""
+    """Its key, unless it is in the same file."""
+    server_name: str = ""
+    """The name that the broker's certificate must hold; empty = the host."""
+    insecure: bool = False
+    """Any certificate will do: only for a broker and a network that you trust anyway."""
+
+    def below(self, folder: Path) -> Tls:
+        """The same with paths that are relative to ``folder``."""
+        paths = {name: getattr(self, name) for name in ("ca_file", "certificate_file", "key_file")}
+        return msgspec.structs.replace(self, **{name: str(folder / path) for name, path in paths.items() if path})
+
+    def check(self, where: str) -> None:
+        """Raises :class:`TargetError` for files that cannot be used."""
+        try:
+            self.context()
+        except (OSError, ValueError) as error:
+            files = ", ".join(file for file in (self.ca_file, self.certificate_file, self.key_file) if file)
+            message = f"{where}: TLS files ({files}) cannot be used: {error}"
+            raise TargetError(message) from error
+
+    def context(self) -> ssl.SSLContext:
+        """Raises :class:`OSError` (of which those of TLS are a kind) for files that cannot be used."""
+        return _tls_context(self)
+
+
+@functools.cache
+def _tls_context(tls: Tls) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=tls.ca_file or None)
+    if tls.insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if tls.certificate_file:
+        # An encrypted key fails here; without a function for its password, one would be asked for at the terminal.
+        context.load_cert_chain(tls.certificate_file, tls.key_file or None, password=lambda: "")
+    elif tls.key_file:
+        message = "a key needs its certificate"
+        raise ValueError(message)
+    return context
 
 
 class Endpoint(_Part, frozen=True, kw_only=True):
@@ -96,6 +150,40 @@ class Endpoint(_Part, frozen=True, kw_only=True):
     port: int = 1883
     username: str | None = None
     password: str | None = None
+    password_env: str = ""
+    """Environment variable that holds the password."""
+    password_file: str = ""
+    """File whose first line is the password; a relative path is below the folder of the target file."""
+    tls: Tls | None = None
+
+    @property
+    def server_name(self) -> str | None:
+        """The name that the certificate must hold; None without TLS."""
+        return None if self.tls is None else self.tls.server_name or self.host
+
+    @property
+    def tls_context(self) -> ssl.SSLContext | None:
+        return None if self.tls is None else self.tls.context()
+
+
+def read_password(variable: str, path: str) -> str | None:
+    """The password in an environment variable or the first line of a file; None if neither is named.
+
+    Raises :class:`TargetError`.
+    """
+    if variable:
+        if variable not in os.environ:
+            message = f"the password is wanted from the environment variable {variable}, which is not set"
+            raise TargetError(message)
+        return os.environ[variable]
+    if not path:
+        return None
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            return file.readline(_MAX_PASSWORD_CHARACTERS).rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"cannot read the password file {path}: {why(error)}"
+        raise TargetError(message) from error
 
 
 class StartHook(_Part, frozen=True, kw_only=True):
@@ -190,8 +278,8 @@ def _problems(target: Target) -> list[str]:
             problems.append(f"capabilities.{name} must be of type {type(known).__name__}, not {value!r}")
         elif name in ("authentication_username", "authentication_password") and not str(value).isascii():
             problems.append(f"capabilities.{name} must be ASCII: the suite does not prepare names and passwords")
-        elif name == "websocket_url" and value and not str(value).startswith("ws://"):
-            problems.append(f"capabilities.websocket_url must begin with ws://, not {value!r}")
+        elif name == "websocket_url" and value and not str(value).startswith(("ws://", "wss://")):
+            problems.append(f"capabilities.websocket_url must begin with ws:// or wss://, not {value!r}")
     if not target.is_ours and any(target.capabilities.get(name, False) for name in PRIVATE - {"restart"}):
         problems.append(f"capabilities: {', '.join(sorted(PRIVATE - {'restart'}))} are those of the reference broker")
     if not target.is_ours and target.capabilities.get("restart", False) and target.restart is None:
@@ -214,6 +302,11 @@ def _problems(target: Target) -> list[str]:
         for artifact in (target.start.maven if target.start is not None else ())
         if not _MAVEN_ARTIFACT.fullmatch(artifact)
     )
+    endpoint = target.endpoint
+    if sum((endpoint.password is not None, bool(endpoint.password_env), bool(endpoint.password_file))) > 1:
+        problems.append("endpoint: password, password_env and password_file exclude each other")
+    if endpoint.username is None and (endpoint.password is not None or endpoint.password_env or endpoint.password_file):
+        problems.append("endpoint: a password needs a username")
     if not 0 < target.endpoint.port <= 65_535:
         problems.append("endpoint.port must be 1 to 65535")
     return problems
@@ -249,7 +342,7 @@ def load_target(name_or_path: str) -> Target:
         except (OSError, UnicodeDecodeError) as error:
             message = f"cannot read the target file {path}: {why(error)}"
             raise TargetError(message) from error
-        return parse_target(text, where=str(path))
+        return _with_files(parse_target(text, where=str(path)), path)
     if name_or_path not in shipped_targets():
         message = (
             f"unknown target {name_or_path!r}: use one of {', '.join(shipped_targets())}, the path of a .toml file, "
@@ -258,6 +351,21 @@ def load_target(name_or_path: str) -> Target:
         raise TargetError(message)
     file = files(__package__).joinpath(f"{name_or_path}.toml")
     return parse_target(file.read_text(encoding="utf-8"), where=name_or_path)
+
+
+def _with_files(target: Target, path: Path) -> Target:
+    """The target with what its endpoint names: the password, and the paths of TLS files."""
+    endpoint = target.endpoint
+    if endpoint.password_file:
+        endpoint = msgspec.structs.replace(endpoint, password_file=str(path.parent / endpoint.password_file))
+    password = read_password(endpoint.password_env, endpoint.password_file)
+    if password is not None:
+        endpoint = msgspec.structs.replace(endpoint, password=password, password_env="", password_file="")
+    if endpoint.tls is not None:
+        tls = endpoint.tls.below(path.parent.absolute())
+        tls.check(str(path))
+        endpoint = msgspec.structs.replace(endpoint, tls=tls)
+    return msgspec.structs.replace(target, endpoint=endpoint)
 
 
 def hosted_target(host: str, port: int) -> Target:

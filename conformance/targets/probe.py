@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 import uuid
 
@@ -14,6 +15,18 @@ HANDSHAKE_TIMEOUT_S = 5.0
 
 class ProbeError(Exception):
     """No MQTT handshake with the broker succeeded; the text says how far it came."""
+
+
+def _connected(endpoint: Endpoint, timeout_s: float) -> socket.socket:
+    sock = socket.create_connection((endpoint.host, endpoint.port), timeout=timeout_s)
+    context = endpoint.tls_context
+    if context is None:
+        return sock
+    try:
+        return context.wrap_socket(sock, server_hostname=endpoint.server_name)
+    except BaseException:
+        sock.close()
+        raise
 
 
 def handshake(endpoint: Endpoint, version: int, *, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> Connack:
@@ -28,7 +41,7 @@ def handshake(endpoint: Endpoint, version: int, *, timeout_s: float = HANDSHAKE_
     decoder = Decoder(version)
     deadline = time.monotonic() + timeout_s
     try:
-        with socket.create_connection((endpoint.host, endpoint.port), timeout=timeout_s) as sock:
+        with _connected(endpoint, timeout_s) as sock:
             sock.sendall(encode(connect, version))
             while True:
                 sock.settimeout(max(0.01, deadline - time.monotonic()))
@@ -44,6 +57,12 @@ def handshake(endpoint: Endpoint, version: int, *, timeout_s: float = HANDSHAKE_
                     return packet
     except TimeoutError as error:
         message = f"{where} did not answer CONNECT (MQTT version {version}) within {timeout_s:g} s"
+        raise ProbeError(message) from error
+    except ssl.SSLCertVerificationError as error:
+        message = f"the certificate of {where} is not trusted: {error.verify_message}; --ca FILE names its authority"
+        raise ProbeError(message) from error
+    except ssl.SSLError as error:
+        message = f"{where} cannot be reached by TLS: {error}"
         raise ProbeError(message) from error
     except OSError as error:
         message = f"{where} cannot be reached: {error.strerror or error}"

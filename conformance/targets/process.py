@@ -336,7 +336,7 @@ def _launch(
             host, port, version = ready.host, ready.port, ready.version
             values = placeholders(folder, target.name, port=port, websocket_port=ready.websocket_port)
             drain = _drain(process.stdout, log)
-        endpoint = Endpoint(host=host, port=port, username=target.endpoint.username, password=target.endpoint.password)
+        endpoint = msgspec.structs.replace(target.endpoint, host=host, port=port)
         _await_handshake(endpoint, process, deadline)
     except TargetStartError as error:
         _stop(hook, process, values)

@@ -58,6 +58,8 @@ class Header(Record, frozen=True, kw_only=True, omit_defaults=False, tag="header
     seed: int
     capabilities: dict[str, bool | int | str] = {}
     machine: Machine | None = None
+    left_out: dict[str, int] = {}
+    """Cases that were not selected because the target lacks a capability, by its name: they have no result."""
 
 
 class Clause(Record, frozen=True, kw_only=True, tag="clause", tag_field="type"):

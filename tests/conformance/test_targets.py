@@ -72,7 +72,7 @@ def test_shipped_targets_are_valid_and_named_like_their_file(name: str) -> None:
         ("name = 'x'\n[capabilities]\nqos7 = true\n", "capabilities.qos7 is unknown"),
         ("name = 'x'\n[capabilities]\nqos2 = 'yes'\n", "capabilities.qos2 must be of type bool"),
         ("name = 'x'\n[capabilities]\nreceive_maximum = true\n", "must be of type int"),
-        ("name = 'x'\n[capabilities]\nwebsocket_url = 'wss://a/b'\n", "must begin with ws://"),
+        ("name = 'x'\n[capabilities]\nwebsocket_url = 'http://a/b'\n", "must begin with ws:// or wss://"),
         ("name = 'x'\n[capabilities]\nauthentication_password = 'p\u00e4ss'\n", "must be ASCII"),
         ("name = 'x'\n[endpoint]\nport = 0\n", "endpoint.port"),
         ("name = 'x'\n[endpoint]\nport = '1883'\n", "$.endpoint.port"),

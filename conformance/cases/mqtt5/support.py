@@ -193,7 +193,10 @@ async def exchange_raw(ctx: CaseContext, data: bytes, *, name: str) -> bytes:
 
     For an answer that may be in another protocol version. Fails if the broker keeps the connection.
     """
-    reader, writer = await asyncio.open_connection(ctx.endpoint.host, ctx.endpoint.port)
+    endpoint = ctx.endpoint
+    reader, writer = await asyncio.open_connection(
+        endpoint.host, endpoint.port, ssl=endpoint.tls_context, server_hostname=endpoint.server_name
+    )
     ctx.sent_raw = True
     ctx.transcript.add(name, "send", data, f"{len(data)} raw bytes")
     received = b""

@@ -1,0 +1,144 @@
+"""A run that is stopped closes its report, says what has no verdict, and leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from conformance.case import load_cases
+from conformance.report import ExitCode
+from conformance.run import Run, RunPlan
+from conformance.signals import stopped_by_signals
+from conformance.targets import StartHook, Target
+from reference_broker.trace.conformance import CaseResult, CaseVerdict, Footer, Header, read_report
+from reference_broker.trace.results import Verdict, read_result
+from tests.conformance import fragile_broker
+from tests.conformance.test_died_brokers import is_gone
+
+WAIT_S = 60.0
+QUICK = "mqtt311/connect/plain-client-ids-are-accepted"
+SILENCE = "mqtt311/ping/silence-beyond-the-keep-alive-ends-the-connection"
+"""It waits for eleven seconds on a broker that does not mind."""
+PATIENT = ("{python}", fragile_broker.__file__, "{port}", "nothing")
+
+
+def target_file(folder: Path, command: tuple[str, ...]) -> Path:
+    path = folder / "patient.toml"
+    path.write_text(f"name = 'patient'\n[start]\ncommand = {list(command)!r}\n", encoding="utf-8")
+    return path
+
+
+def started(out: Path, target: Path) -> subprocess.Popen[str]:
+    code = "from conformance.cli import app; app()"
+    names = f"{QUICK},{SILENCE}"
+    command = [sys.executable, "-c", code, "run", "--target", str(target), "-k", names, "--out", str(out)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for_result(report: Path) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        if report.exists() and b'"type":"result"' in report.read_bytes():
+            return
+        time.sleep(0.02)  # for another process; its report is all that can be seen of it
+    pytest.fail("no result was written")
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_closes_the_report_and_ends_the_broker(tmp_path: Path, number: signal.Signals) -> None:
+    run = started(tmp_path / "out", target_file(tmp_path, PATIENT))
+    wait_for_result(tmp_path / "out" / "report.jsonl")
+    brokers = children_of(run.pid)
+    assert brokers
+    run.send_signal(number)
+    output, _ = run.communicate(timeout=WAIT_S)
+    assert run.returncode == ExitCode.STOPPED, output
+    assert f"stopped by {number.name}" in output
+    lines = list(read_report(tmp_path / "out" / "report.jsonl"))
+    verdicts = {line.case: line.verdict for line in lines if isinstance(line, CaseResult)}
+    assert verdicts == {QUICK: CaseVerdict.PASS, SILENCE: CaseVerdict.NOT_RUN}
+    assert isinstance(lines[-1], Footer)
+    assert lines[-1].exit_code == ExitCode.STOPPED
+    assert read_result(tmp_path / "out" / "result.json").verdict is Verdict.UNKNOWN
+    assert all(is_gone(pid) for pid in brokers)
+
+
+def test_a_signal_before_the_broker_answers_ends_it_too(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    code = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(600)"
+    command = ("{python}", "-c", code)
+    run = started(tmp_path / "out", target_file(tmp_path, command))
+    deadline = time.monotonic() + WAIT_S
+    while not begun.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    brokers = children_of(run.pid)
+    run.terminate()
+    output, _ = run.communicate(timeout=WAIT_S)
+    assert run.returncode == ExitCode.STOPPED, output
+    assert brokers
+    assert all(is_gone(pid) for pid in brokers)
+
+
+def test_the_time_limit_ends_a_run_with_what_it_has(tmp_path: Path) -> None:
+    target = Target(name="patient", start=StartHook(command=PATIENT))
+    plan = RunPlan(target=target, report=tmp_path / "report.jsonl", time_limit_s=3.0)
+    with Run(plan) as run:
+        futures = run.submit_all([load_cases()[case_id] for case_id in (QUICK, SILENCE)])
+        assert futures[QUICK].result(WAIT_S).result.verdict is CaseVerdict.PASS
+        late = futures[SILENCE].result(WAIT_S).result
+        code = run.finish()
+    assert late.verdict is CaseVerdict.NOT_RUN
+    assert "time limit of 3 s" in late.detail
+    assert code is ExitCode.STOPPED
+    header, *_, footer = read_report(tmp_path / "report.jsonl")
+    assert isinstance(header, Header)
+    assert isinstance(footer, Footer)
+
+
+def test_a_broker_that_a_case_has_to_itself_ends_with_the_run(tmp_path: Path) -> None:
+    target = Target(name="patient", start=StartHook(command=PATIENT), broker_per_case=True)
+    with Run(RunPlan(target=target, report=tmp_path / "report.jsonl")) as run:
+        future = run.submit(load_cases()[SILENCE])
+        deadline = time.monotonic() + WAIT_S
+        while len(own := children_of_this_process()) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        run.stop("the test is over")
+        assert future.result(WAIT_S).result.verdict is CaseVerdict.NOT_RUN
+        assert run.finish() is ExitCode.STOPPED
+    assert all(is_gone(pid) for pid in own)
+
+
+def children_of_this_process() -> list[int]:
+    return [pid for thread in os.listdir("/proc/self/task") for pid in _children(thread)]
+
+
+def _children(thread: str) -> list[int]:
+    try:
+        text = Path(f"/proc/self/task/{thread}/children").read_text(encoding="ascii")
+    except OSError:
+        return []
+    pids = [int(word) for word in text.split()]
+    return [pid for pid in pids if fragile_broker.__file__ in Path(f"/proc/{pid}/cmdline").read_text(errors="replace")]
+
+
+def test_the_first_signal_is_told_the_second_interrupts() -> None:
+    told: list[str] = []
+    before = signal.getsignal(signal.SIGTERM)
+    with stopped_by_signals(told.append):
+        signal.raise_signal(signal.SIGTERM)
+        assert told == ["SIGTERM"]
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) is before
