@@ -15,9 +15,10 @@ from reference_broker import node
 from reference_broker.core import session_journal, session_records, session_restore
 from reference_broker.core.broker_state import BrokerState, ConnectRequest
 from reference_broker.core.queues.store import NewRecord
+from reference_broker.core.routing import Subscription
 from reference_broker.core.session import Session, Will
 from reference_broker.core.session_journal import KeptSession, SessionJournal
-from reference_broker.core.session_records import StoredMessage, StoredSession, StoredState
+from reference_broker.core.session_records import StoredMessage, StoredSession, StoredState, StoredSubscription
 from reference_broker.storage.session_store import SessionStore
 
 
@@ -80,17 +81,21 @@ def forgets_identifiers(patch: Patch) -> None:
     _lose(patch, session_restore, "restored_subscription", identifier=0)
 
 
-@mutant("restart-undoes-replaced-shares", "a shared subscription that is replaced is not written again")
-def replaced_share_not_written(patch: Patch) -> None:
-    def make(original: Callable[..., None]) -> Callable[..., None]:
-        def collect(self: KeptSession, topic_filter: str, changes: list[Any]) -> None:
-            known = topic_filter in self._filters and topic_filter in self.subscriptions
-            if not (known and topic_filter.startswith("$share/")):
-                original(self, topic_filter, changes)
+@mutant("restart-forgets-options-of-shares", "of a shared subscription the filter and the QoS alone are written down")
+def forgets_share_options(patch: Patch) -> None:
+    def make(original: Callable[..., StoredSubscription]) -> Callable[..., StoredSubscription]:
+        def stored(subscription: Subscription, *given: Any, **named: Any) -> StoredSubscription:
+            record = original(subscription, *given, **named)
+            return record if record.share_name is None else replace(record, retain_as_published=False, identifier=0)
 
-        return collect
+        return stored
 
-    patch.wrap(KeptSession, "_collect_subscription", make)
+    patch.wrap(session_journal, "stored_subscription", make)
+
+
+@mutant("restart-turns-shares-into-filters", "share names are not read at the start: each member gets every message")
+def forgets_shares(patch: Patch) -> None:
+    _lose(patch, session_restore, "restored_subscription", share_name=None)
 
 
 # -- messages --------------------------------------------------------------------------------------------------------
