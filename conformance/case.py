@@ -85,6 +85,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """The deliberately broken broker that this case must fail (``conformance.mutants``)."""
     near_miss: str
     """A legal variation of the broker that this case must pass."""
+    kills: tuple[str, ...] = ()
+    """More broken brokers that it must fail: bugs of the same kind in other places."""
     settings: dict[str, Any] = {}
     """Configuration of the broker that the case has to itself, beyond that of its target; texts may hold {dir}."""
     judged_on: str = "reference"
@@ -125,6 +127,7 @@ def case(
     requires: tuple[str, ...] = (),
     mutant: str = "",
     near_miss: str = "",
+    kills: tuple[str, ...] = (),
     settings: dict[str, Any] | None = None,
     judged_on: str = "reference",
     together: bool = False,
@@ -158,6 +161,7 @@ def case(
             requires=requires,
             mutant=mutant,
             near_miss=near_miss,
+            kills=kills,
             settings=settings or {},
             judged_on=judged_on,
             together=together,

@@ -155,7 +155,7 @@ def _work(cases: Sequence[Case], only: str) -> Work:
     """What is to be checked, in order of names."""
     work: Work = {}
     for case in cases:
-        for name in {case.mutant, case.near_miss} - {""}:
+        for name in {case.mutant, case.near_miss, *case.kills} - {""}:
             if not only or name == only:
                 work.setdefault((case.judged_on, name), []).append(case)
     return dict(sorted(work.items()))

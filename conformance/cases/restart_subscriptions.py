@@ -263,4 +263,5 @@ async def members(ctx: CaseContext) -> None:
                 seen.append((await clients[0].expect_publish(topic)).payload)
         for client in clients:
             await client.expect_nothing()
-        ctx.must(sorted(seen) == sorted(wanted), f"turn {turn}: expected {sorted(wanted)}, each once; seen {sorted(seen)}")
+        right = sorted(seen) == sorted(wanted)
+        ctx.must(right, f"turn {turn}: expected {sorted(wanted)}, each once; seen {sorted(seen)}")

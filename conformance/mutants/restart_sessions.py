@@ -423,3 +423,8 @@ def withdrawn_come_back(patch: Patch) -> None:
         return stored
 
     patch.wrap(session_journal, "_stored_session", make)
+
+
+@mutant("restart-forgets-consumer-options", "what a consumer asked for beside its group is not read at the start")
+def forgets_consumer_options(patch: Patch) -> None:
+    _on_reading(patch, lambda state: _each(state.subscriptions, _with(options=())))

@@ -1,0 +1,412 @@
+"""Queues behind several restarts: after each change of what was settled, held, delayed, rejected or freed.
+
+All cases run on one broker with small segments; each has queues of its own, created with what it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from conformance.case import CaseContext, CaseFunction, case
+from conformance.cases.mqtt5.support import pass_time
+from conformance.cases.queue.administration import ask, create
+from conformance.cases.queue.bulk import BulkClient
+from conformance.cases.queue.group_support import operate
+from conformance.cases.queue.producing import Producer
+from conformance.cases.queue.support import (
+    consume,
+    count_of,
+    deliveries,
+    expect_dead_letters,
+    join,
+    new_queue,
+    property_of,
+    publish_with,
+    settle,
+)
+from conformance.cases.restart_support import come_back, stay
+from conformance.connection import Connection
+from conformance.wire import Properties, Publish
+
+_SMALL_SEGMENTS = {
+    "queues": {"segment_bytes": 16_384, "defaults": {"durability": "interval", "retry": {"initial_backoff_s": 0.01}}},
+    "sessions": {"segment_bytes": 16_384},
+}
+_LIMIT_S = 15.0
+
+
+def _survives(
+    slug: str,
+    *clauses: str,
+    mutant: str,
+    kills: tuple[str, ...] = (),
+    near_miss: str = "queue-one-batch-per-message",
+    limit_s: float = _LIMIT_S,
+) -> Callable[[CaseFunction], CaseFunction]:
+    return case(
+        f"queue/restart/{slug}",
+        clauses=clauses,
+        requires=("queues", "restart"),
+        mutant=mutant,
+        kills=kills,
+        near_miss=near_miss,
+        settings=_SMALL_SEGMENTS,
+        together=True,
+        limit_s=limit_s,
+    )
+
+
+async def _new(ctx: CaseContext, client: Connection, **settings: object) -> str:
+    queue = new_queue(ctx)
+    await create(ctx, client, queue, **settings)
+    return queue
+
+
+async def _fill(publisher: Connection, queue: str, partition: int, count: int, text: str = "") -> None:
+    for number in range(count):
+        payload = f"{text}{partition}/{number}".encode()
+        await publish_with(publisher, queue, payload, partition=str(partition))
+
+
+async def _settle_range(ctx: CaseContext, consumer: Connection, queue: str, partition: int, offsets: str) -> None:
+    named = {"group_id": "workers", "partition": str(partition), "offsets": offsets}
+    puback = await operate(consumer, queue, "ack", **named)
+    ctx.must(puback.reason_code < 0x80, f"{consumer.name}: expected the settlement to be accepted; seen {puback}")
+
+
+async def _held(ctx: CaseContext, consumer: Connection, wanted: dict[str, int], when: str) -> dict[str, Publish]:
+    """What a consumer is given, acknowledged on the MQTT level only: these payloads with these delivery counts."""
+    found: dict[str, Publish] = {}
+    while wanted.keys() - found.keys():
+        delivery = await consumer.expect_publish()
+        found[delivery.payload.decode()] = delivery
+    for delivery in await deliveries(consumer):
+        found[delivery.payload.decode()] = delivery
+    seen = {payload: count_of(ctx, delivery) for payload, delivery in found.items()}
+    ctx.must(seen == wanted, f"{when}: expected {wanted}; seen {seen}")
+    return found
+
+
+@_survives(
+    "holes-stay-where-they-are",
+    "Q-DURA-04",
+    "Q-DURA-05",
+    "Q-SETTLE-01",
+    mutant="queue-replay-widens-ranges",
+    kills=("queue-acks-of-one-partition",),
+)
+async def holes(ctx: CaseContext) -> None:
+    """What was settled by ranges and one by one stays settled, and what lies between them comes again, and counts.
+
+    In three partitions forty, forty and three messages are delivered. Of the first all but 0, 7 and 39 are settled, of
+    the second all, of the third none; after a restart 7 and two of the third, in one settlement. After each of three
+    restarts exactly what was not settled comes, with a delivery count that is one higher.
+    """
+    publisher = await ctx.connect(version=5, name="publisher")
+    queue = await _new(ctx, publisher, partitions=3)
+    for partition, count in ((0, 40), (1, 40), (2, 3)):
+        await _fill(publisher, queue, partition, count)
+    consumer = await consume(ctx, queue)
+    first = {f"{p}/{n}": 1 for p, count in ((0, 40), (1, 40), (2, 3)) for n in range(count)}
+    await _held(ctx, consumer, first, "at first")
+    await _settle_range(ctx, consumer, queue, 0, "1-6,8-38")
+    await _settle_range(ctx, consumer, queue, 1, "0-39")
+    await ctx.restart()
+    consumer = await consume(ctx, queue, name="after one restart")
+    left = {"0/0": 2, "0/7": 2, "0/39": 2, "2/0": 2, "2/1": 2, "2/2": 2}
+    found = await _held(ctx, consumer, left, "after one restart")
+    named = [("message-id", property_of(ctx, found[payload], "message-id")) for payload in ("0/7", "2/1", "2/2")]
+    properties = Properties(user_property=(("group-id", "workers"), *named))
+    await consumer.publish(f"$queue/{queue}/$ack", qos=1, properties=properties)
+    for restarts in (2, 3):
+        await ctx.restart()
+        consumer = await consume(ctx, queue, name=f"after {restarts} restarts")
+        await _held(ctx, consumer, dict.fromkeys(("0/0", "0/39", "2/0"), restarts + 1), f"after {restarts} restarts")
+
+
+@_survives(
+    "a-purge-spares-what-is-held", "Q-ADMIN-11", "Q-ADMIN-12", "Q-DURA-05", mutant="queue-replay-mixes-partitions"
+)
+async def purge(ctx: CaseContext) -> None:
+    """A purge takes what is ready in one partition, and nothing that is held in another, also after restarts.
+
+    A consumer that takes three at a time holds those of partition 1 when sixty ready ones of partition 0 are purged.
+    After each of two restarts it gets the three, and a message that came later.
+    """
+    publisher = await ctx.connect(version=5, name="publisher")
+    queue = await _new(ctx, publisher, partitions=2)
+    await _fill(publisher, queue, 1, 3)
+    consumer = await consume(ctx, queue, prefetch="3")
+    await _held(ctx, consumer, dict.fromkeys(("1/0", "1/1", "1/2"), 1), "at first")
+    await _fill(publisher, queue, 0, 60)
+    await ask(ctx, publisher, queue, "purge")
+    await publish_with(publisher, queue, b"later", partition="0")
+    for restarts in (1, 2):
+        await ctx.restart()
+        consumer = await consume(ctx, queue, name=f"after restart {restarts}", group="workers")
+        wanted = dict.fromkeys(("1/0", "1/1", "1/2"), restarts + 1) | {"later": restarts}
+        await _held(ctx, consumer, wanted, f"after restart {restarts}")
+
+
+@_survives(
+    "absent-groups-get-what-others-have-settled", "Q-DURA-08", "Q-DURA-09", mutant="queue-absent-groups-need-nothing"
+)
+async def absent(ctx: CaseContext) -> None:
+    """A message that one group has settled is kept for a group that is away, over segments and restarts.
+
+    One group joined and left, a second one holds the first message, a third one settles each of a hundred and twenty
+    large messages, which fill many segments. After two restarts, with more of them between, the first gets all in
+    order, the second the first one.
+    """
+    publisher = await ctx.connect(version=5, name="publisher")
+    queue = await _new(ctx, publisher, partitions=1)
+    away = await consume(ctx, queue, group="away")
+    await away.disconnect()
+    wanted = [f"{number:03}".encode() + b"x" * 1_000 for number in range(120)]
+    for turn, part in enumerate((wanted[:100], wanted[100:])):
+        fast = await consume(ctx, queue, group="fast", name="fast")
+        for number, payload in enumerate(part):
+            if number == len(part) - 1:
+                # A broker may look only now and then for what it can free.
+                await pass_time(ctx, 1.5)
+            await publish_with(publisher, queue, payload)
+            await settle(ctx, fast, queue, "ack", await fast.expect_publish(payload=payload))
+        if turn == 0:
+            holder = await consume(ctx, queue, group="holding", name="holder", prefetch="5")
+            for delivery in [await holder.expect_publish() for _ in range(5)][1:]:
+                await settle(ctx, holder, queue, "ack", delivery)
+        await ctx.restart()
+        publisher = await ctx.connect(version=5, name="publisher again")
+    away = await consume(ctx, queue, group="away", name="away again")
+    for payload in wanted:
+        delivery = await away.expect_publish()
+        same = delivery.payload == payload
+        ctx.must(same, f"away: expected message {payload[:3]!r}; seen {delivery.payload[:3]!r}")
+    holder = await consume(ctx, queue, group="holding", name="holder again")
+    first = await holder.expect_publish()
+    ctx.must(first.payload == wanted[0], f"holder: expected message 000 again; seen {first.payload[:3]!r}")
+    fast = await consume(ctx, queue, group="fast", name="fast again")
+    await fast.expect_nothing()
+
+
+@_survives("delayed-messages-fire-once", "Q-DELAY-08", "Q-DELAY-09", "Q-DELAY-21", mutant="queue-done-delays-forgotten")
+async def delays(ctx: CaseContext) -> None:
+    """A delayed message fires once and a cancelled one never, whether the broker is killed before or after.
+
+    Of three messages delayed by 1, 1 and 3 s the second is cancelled after a restart. The first fires between two
+    restarts and is settled, the third after them; nothing else ever comes.
+    """
+    publisher = await ctx.connect(version=5, name="publisher")
+    queue = await _new(ctx, publisher, partitions=1)
+    ids: list[str] = []
+    for payload, delay in ((b"soon", "1s"), (b"never", "1s"), (b"late", "3s")):
+        puback = await publish_with(publisher, queue, payload, delay=delay)
+        ids += [value for name, value in puback.properties.user_property if name == "delay-id"]
+    puback = await operate(publisher, queue, "cancel", delay_id=ids[1])
+    ctx.must(puback.reason_code < 0x80, f"publisher: expected the cancellation to be accepted; seen {puback}")
+    await ctx.restart()
+    consumer = await consume(ctx, queue)
+    await settle(ctx, consumer, queue, "ack", await consumer.expect_publish(payload=b"soon"))
+    await ctx.restart()
+    consumer = await consume(ctx, queue, name="consumer again")
+    await settle(ctx, consumer, queue, "ack", await consumer.expect_publish(payload=b"late"))
+    await ctx.restart()
+    consumer = await consume(ctx, queue, group="new", name="consumer of a new group")
+    seen = sorted(delivery.payload for delivery in await deliveries(consumer))
+    ctx.must(seen == [b"late", b"soon"], f"new group: expected each message that fired, once; seen {seen}")
+    await pass_time(ctx, 0.2)
+    await consumer.expect_nothing()
+
+
+@_survives("dead-letters-settled-stay-away", "Q-DLQ-14", "Q-DURA-07", mutant="queue-dead-letter-groups-forgotten")
+async def dead_letters(ctx: CaseContext) -> None:
+    """What consumers of dead letters have settled, and what a replay has sent back, is gone over restarts.
+
+    Of three dead letters one is settled before the first restart, one replayed before the second. Then the third is
+    left, and the replayed message is in its queue, once.
+    """
+    publisher = await ctx.connect(version=5, name="publisher")
+    queue = await _new(ctx, publisher, partitions=1)
+    consumer = await consume(ctx, queue)
+    for payload in (b"1", b"2", b"3"):
+        await publish_with(publisher, queue, payload)
+        await settle(ctx, consumer, queue, "reject", await consumer.expect_publish(payload=payload))
+    letters = await consume(ctx, f"dlq/{queue}", group="graveyard", name="letters")
+    found = [await letters.expect_publish(payload=payload) for payload in (b"1", b"2", b"3")]
+    await settle(ctx, letters, f"dlq/{queue}", "ack", found[0])
+    await ctx.restart()
+    publisher = await ctx.connect(version=5, name="publisher again")
+    identifier = property_of(ctx, found[1], "message-id")
+    await ask(ctx, publisher, queue, "replay", {"message_id": identifier})
+    for restarts in (2, 3):
+        await ctx.restart()
+        letters = await consume(ctx, f"dlq/{queue}", group="graveyard", name=f"letters after {restarts} restarts")
+        await letters.expect_publish(payload=b"3")
+        await letters.expect_nothing()
+        consumer = await consume(ctx, queue, name=f"consumer after {restarts} restarts")
+        await consumer.expect_publish(payload=b"2")
+        await consumer.expect_nothing()
+
+
+@_survives("deliveries-count-until-the-last", "Q-DURA-05", "Q-DURA-07", mutant="queue-counts-not-persisted")
+async def last_delivery(ctx: CaseContext) -> None:
+    """Deliveries before restarts count: after the last one that is allowed the message is a dead letter.
+
+    A queue allows two retries. A message is held when the broker is killed, twice: it comes with the counts 1, 2 and 3.
+    Refused then, it is a dead letter, and is one after another restart.
+    """
+    publisher = await ctx.connect(version=5, name="publisher")
+    queue = await _new(ctx, publisher, partitions=1, retry={"max_retries": 2})
+    await publish_with(publisher, queue, b"bad")
+    for count in (1, 2, 3):
+        consumer = await consume(ctx, queue, name=f"consumer {count}")
+        delivery = await consumer.expect_publish(payload=b"bad")
+        seen = count_of(ctx, delivery)
+        ctx.must(seen == count, f"consumer: expected delivery-count {count}; seen {seen}")
+        if count < 3:
+            await ctx.restart()
+    await settle(ctx, consumer, queue, "nack", delivery)
+    await expect_dead_letters(ctx, queue, b"bad")
+    await ctx.restart()
+    consumer = await consume(ctx, queue, name="consumer after all")
+    await consumer.expect_nothing()
+    await expect_dead_letters(ctx, queue, b"bad")
+
+
+@_survives("consumers-of-lasting-sessions", "Q-DURA-09", "Q-SETTLE-18", mutant="restart-forgets-consumer-options")
+async def lasting_consumer(ctx: CaseContext) -> None:
+    """A consumer whose session lasts goes on after a restart as it had asked, without subscribing again.
+
+    It joined the group workers with a prefetch of two. After each of two restarts it holds two of five messages, and a
+    third when it settles one; another consumer of that group gets only what is left. What it leaves it does not get
+    after the next restart.
+    """
+    publisher = await ctx.connect(version=5, name="publisher")
+    queue = await _new(ctx, publisher, partitions=1, ordering="none")
+    client = await stay(ctx, "client")
+    await join(client, queue, group="workers", prefetch="2")
+    await client.disconnect()
+    for number in range(5):
+        await publish_with(publisher, queue, b"%d" % number)
+    left = 5
+    for restarts in (1, 2):
+        await ctx.restart()
+        client = await come_back(ctx, client, name=f"client after restart {restarts}")
+        held = [await client.expect_publish() for _ in range(2)]
+        await client.expect_nothing()
+        await settle(ctx, client, queue, "ack", held[0])
+        await client.expect_publish()
+        left -= 1
+    await client.unsubscribe(f"$queue/{queue}")
+    await client.barrier()
+    await ctx.restart()
+    client = await come_back(ctx, client, name="client that has left")
+    await client.expect_nothing()
+    other = await consume(ctx, queue, name="another consumer")
+    found = await deliveries(other)
+    ctx.must(len(found) == left, f"another consumer: expected the {left} messages left; seen {len(found)}")
+
+
+@_survives("lanes-keep-their-places", "Q-PRIO-06", "Q-PRIO-07", "Q-DURA-04", mutant="queue-lanes-begin-anew")
+async def lanes(ctx: CaseContext) -> None:
+    """Each priority's messages go on where they were: what was settled stays settled, in every lane.
+
+    Of twelve messages in four lanes a consumer of four at a time settles four before each of two restarts. Each message
+    is settled once; those of one priority come in their order.
+    """
+    publisher = await ctx.connect(version=5, name="publisher")
+    queue = await _new(ctx, publisher, partitions=1)
+    lanes = ("critical", "high", "normal", "background")
+    for number in range(3):
+        for lane in lanes:
+            await publish_with(publisher, queue, f"{lane} {number}".encode(), priority=lane)
+    settled: list[str] = []
+    for turn in range(3):
+        consumer = await consume(ctx, queue, prefetch="2", name=f"consumer {turn}")
+        for _ in range(4):
+            delivery = await consumer.expect_publish()
+            settled.append(delivery.payload.decode())
+            await settle(ctx, consumer, queue, "ack", delivery)
+        await ctx.restart()
+    wanted = sorted(f"{lane} {number}" for lane in lanes for number in range(3))
+    ctx.must(sorted(settled) == wanted, f"consumers: expected each message settled once; seen {settled}")
+    consumer = await consume(ctx, queue, name="consumer after all")
+    await consumer.expect_nothing()
+
+
+@_survives(
+    "transactions-over-two-restarts", "Q-TXN-03", "Q-TXN-05", "Q-TXN-09", mutant="queue-restart-commits-what-is-open"
+)
+async def transactions(ctx: CaseContext) -> None:
+    """What was committed stays committed, and what was aborted aborted, when the broker is killed a second time.
+
+    A transaction with a message and an acknowledgement is committed, one with both is open, when the broker is killed.
+    After each of two restarts a new group gets the committed message alone, and the old one what the open transaction
+    had acknowledged.
+    """
+    publisher = await ctx.connect(version=5, name="publisher")
+    queue = await _new(ctx, publisher, partitions=1, durability="fsync")
+    for payload in (b"1", b"2"):
+        await publish_with(publisher, queue, payload)
+    consumer = await consume(ctx, queue)
+    held = [await consumer.expect_publish(payload=payload) for payload in (b"1", b"2")]
+    for delivery, ends in zip(held, (True, False), strict=True):
+        producer = await Producer.make(ctx, ctx.client_id())
+        transaction = await producer.begin()
+        await producer.put(queue, b"committed" if ends else b"open", transaction)
+        puback = await producer.ack(consumer, queue, delivery, transaction)
+        ctx.must(puback.reason_code < 0x80, f"consumer: expected the acknowledgement to be taken; seen {puback}")
+        if ends:
+            await producer.commit(transaction)
+    for restarts in (1, 2):
+        await ctx.restart()
+        consumer = await consume(ctx, queue, name=f"consumer after {restarts} restarts")
+        seen = [delivery.payload for delivery in await deliveries(consumer)]
+        ctx.must(seen == [b"2", b"committed"], f"consumer: expected what was not settled; seen {seen}")
+        fresh = await consume(ctx, queue, group=f"new{restarts}", name=f"new group after {restarts} restarts")
+        seen = [delivery.payload for delivery in await deliveries(fresh)]
+        ctx.must(seen == [b"1", b"2", b"committed"], f"new group: expected what was committed; seen {seen}")
+
+
+_FAR = 66_000
+
+
+@_survives(
+    "tens-of-thousands-past-one-held",
+    "Q-DURA-04",
+    "Q-DURA-05",
+    "Q-SETTLE-01",
+    mutant="queue-cursors-of-two-bytes",
+    near_miss="",
+    limit_s=60.0,
+)
+async def far(ctx: CaseContext) -> None:
+    """One message that is held keeps its place, and nothing else comes again, however far the group has gone past it.
+
+    66 000 messages of a partition are settled, by ranges, while the first one is held, and so are two others. After a
+    restart those that were held come, and then what is published.
+    """
+    publisher = await ctx.connect(version=5, name="publisher")
+    limits = {"max_depth": 200_000, "max_in_flight": 20_000}
+    queue = await _new(ctx, publisher, partitions=1, ordering="none", **limits)
+    bulk = BulkClient(ctx, "bulk publisher")
+    await bulk.connect()
+    await bulk.publish(queue, _FAR)
+    bulk.close()
+    held = frozenset({(0, 0), (0, 4_711), (0, _FAR - 100)})
+    consumer = BulkClient(ctx, "bulk consumer")
+    await consumer.connect()
+    await consumer.join(queue, "workers")
+    await consumer.settle_but(queue, "workers", _FAR, held)
+    await ctx.restart()
+    consumer.close()
+    publisher = await ctx.connect(version=5, name="publisher again")
+    await publish_with(publisher, queue, b"next", partition="0")
+    after = await consume(ctx, queue, name="consumer after the restart")
+    found: list[tuple[int, int]] = []
+    while len(found) <= len(held):
+        delivery = await after.expect_publish()
+        found.append((int(property_of(ctx, delivery, "partition")), int(property_of(ctx, delivery, "offset"))))
+    await after.expect_nothing()
+    wanted = sorted([*held, (0, _FAR)])
+    ctx.must(sorted(found) == wanted, f"consumer: expected {wanted}; seen {sorted(found)}")

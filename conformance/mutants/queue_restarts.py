@@ -1,0 +1,113 @@
+"""Planted bugs of what queues write down and read again: each shows after a restart, some after the second one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from conformance.mutants import Patch, mutant
+from conformance.mutants.queue_engine import after
+from reference_broker.core.queues.done_records import _DONE_KEY, DoneReader
+from reference_broker.core.queues.group import ConsumerGroup
+from reference_broker.core.queues.group_state import GroupState
+from reference_broker.core.queues.limits import QueueLimits
+from reference_broker.storage.pending_codec import Operation
+from reference_broker.storage.pending_log import PendingLogFile
+from reference_broker.storage.pending_state import PendingState
+
+
+@mutant("queue-replay-widens-ranges", "a range of settled messages is read as one longer than it was written")
+def widens_ranges(patch: Patch) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def ack(self: PendingState, operation: Operation) -> None:
+            is_range = operation.end - operation.offset > 1
+            original(self, operation._replace(end=operation.end + 1) if is_range else operation)
+
+        return ack
+
+    patch.wrap(PendingState, "_ack", make)
+
+
+@mutant("queue-acks-of-one-partition", "acknowledgements of several partitions are written under the first of them")
+def acks_of_one(patch: Patch) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def end_acks(self: Any) -> None:
+            if len(self._acks) > 1:
+                first, *rest = self._acks
+                for other in rest:
+                    self._acks[first] |= self._acks.pop(other)
+            original(self)
+
+        return end_acks
+
+    patch.wrap(PendingLogFile, "_end_acks", make)
+
+
+@mutant("queue-absent-groups-need-nothing", "segments are freed once the groups that have consumers have settled them")
+def absent_need_nothing(patch: Patch) -> None:
+    trimming: list[QueueLimits] = []
+
+    def make_trim(original: Callable[..., None]) -> Callable[..., None]:
+        def trim(self: QueueLimits) -> None:
+            trimming.append(self)
+            try:
+                original(self)
+            finally:
+                trimming.pop()
+
+        return trim
+
+    def make_low(original: Callable[..., int]) -> Callable[..., int]:
+        def low(self: GroupState, partition: int) -> int:
+            if trimming and isinstance(self, ConsumerGroup) and not self.consumers:
+                return self.places[partition].partition.log.next_offset
+            return original(self, partition)
+
+        return low
+
+    patch.wrap(QueueLimits, "_trim_some", make_trim)
+    patch.wrap(GroupState, "low", make_low)
+
+
+@mutant("queue-done-delays-forgotten", "which delayed messages were cancelled or fired is not read at the start")
+def done_forgotten(patch: Patch) -> None:
+    def make(original: Callable[..., bool]) -> Callable[..., bool]:
+        return lambda self, key, value: key == _DONE_KEY or original(self, key, value)
+
+    patch.wrap(DoneReader, "take", make)
+
+
+def _on_opening(patch: Patch, change: Callable[[PendingLogFile, str], None]) -> None:
+    def changed(_result: None, self: PendingLogFile, _disk: Any, path: str, *_rest: object, **_named: object) -> None:
+        change(self, path)
+
+    after(patch, PendingLogFile, "__init__", changed)
+
+
+@mutant("queue-dead-letter-groups-forgotten", "what consumers of dead letters have settled is not read at the start")
+def letters_forgotten(patch: Patch) -> None:
+    def forget(log: PendingLogFile, path: str) -> None:
+        if "dlq" in path:
+            log.recovered, log.recovered_cursors = [], {}
+
+    _on_opening(patch, forget)
+
+
+@mutant("queue-lanes-begin-anew", "where a group stands in the lanes that are not normal is not read at the start")
+def lanes_anew(patch: Patch) -> None:
+    def forget(log: PendingLogFile, _path: str) -> None:
+        log.recovered_cursors = {place: at for place, at in log.recovered_cursors.items() if place < 65_536}
+
+    _on_opening(patch, forget)
+
+
+@mutant(
+    "queue-cursors-of-two-bytes", "how far a group has come past its first unsettled message is read from two bytes"
+)
+def two_bytes(patch: Patch) -> None:
+    def cut(log: PendingLogFile, _path: str) -> None:
+        for place, cursor in log.recovered_cursors.items():
+            first = min((record.offset for record in log.recovered if record.partition == place), default=cursor)
+            log.recovered_cursors[place] = first + ((cursor - first) & 0xFFFF)
+
+    _on_opening(patch, cut)
