@@ -59,6 +59,10 @@ CLOCK_TOPIC = "$admin/clock/advance"
 ABSENT = "not "
 """Begins a requirement that the target lacks a capability."""
 _MAX_EXTENSIONS = 3
+_MAX_GIVEN_S = 60.0
+"""The most that a case may take longer because each of its answers is slow."""
+_STRAGGLER_S = 2.0
+"""For a message that must come, after others that need not have come before it."""
 _HANDSHAKE_TIMEOUT_S = 2.0
 _PACKET_OVERHEAD_BYTES = 200
 """Room for everything else in a packet of a case: topic, properties, header."""
@@ -237,6 +241,7 @@ class CaseContext:
         self._extensions = 0
         self._send_again_until: float | None = None
         self._hurried = patience_s is not None
+        self._to_give_s = _MAX_GIVEN_S
         self._limit: asyncio.Timeout | None = None
 
     # Names
@@ -352,26 +357,49 @@ class CaseContext:
         return frozenset(self._asked) | (frozenset() if self._last_publish is None else shape(self._last_publish))
 
     async def messages_before_marker(
-        self, publisher: Connection, subscriber: Connection, *, qos: int = 1
+        self, publisher: Connection, subscriber: Connection, *, qos: int = 1, at_least: int = 0, ack: bool = True
     ) -> list[Packet]:
-        """Everything that ``subscriber`` gets before a marker which ``publisher`` sends now.
+        """Everything that ``subscriber`` gets before a marker which ``publisher`` sends now, each acknowledged.
 
-        The marker travels the same way as the messages before it, so what has not arrived by then does not come. The
-        caller acknowledges what is returned, if it wants to go on with that connection. On a broker that does not take
-        ``qos``, the marker travels at QoS 0.
+        A server that has one message under way at a time sends the marker only after that. Messages of other topics and
+        QoS may come after it, too: of those that must come, the case says how many (``at_least``). Without ``ack`` the
+        marker must travel at QoS 0, and the caller acknowledges what is returned, if it wants to go on. On a broker
+        that does not take ``qos``, the marker travels at QoS 0.
         """
         qos = qos if qos == 0 or self.capabilities.get(f"qos{qos}", True) else 0
         self._names += 1
         topic = f"{MARKER_PREFIX}{self._token}/{self._names}"
         await subscriber.subscribe(Subscription(filter=topic, qos=qos))
-        await publisher.publish(topic, b"marker", qos=qos)
+        marker = asyncio.create_task(publisher.publish(topic, b"marker", qos=qos))
         before: list[Packet] = []
-        while True:
-            packet = await subscriber.receive_marker(qos)
-            if isinstance(packet, Publish) and packet.topic == topic:
-                await subscriber.acknowledge(packet)
-                return before
-            before.append(packet)
+        marked = False
+        count = 0
+        try:
+            while not marked or count < at_least:
+                try:
+                    if not marked:
+                        packet = await subscriber.receive_marker(qos)
+                    elif (straggler := await subscriber.receive("a message", within_s=_STRAGGLER_S)) is None:
+                        break
+                    else:
+                        packet = straggler
+                except CaseFailureError:
+                    if marked:
+                        break  # the caller says what is missing
+                    if marker.done():
+                        marker.result()  # the marker itself went wrong
+                    raise
+                if isinstance(packet, Publish) and packet.topic == topic:
+                    marked = True
+                else:
+                    before.append(packet)
+                    count += isinstance(packet, Publish)
+                if isinstance(packet, Publish) and (ack or packet.topic == topic):
+                    await subscriber.acknowledge(packet)
+            await marker
+        finally:
+            marker.cancel()
+        return before
 
     async def expect_no_message(self, publisher: Connection, subscriber: Connection) -> None:
         """``subscriber`` must get nothing of what ``publisher`` has sent so far."""
@@ -501,6 +529,12 @@ class CaseContext:
             self._move_deadline(self._send_again_until + self.case.limit_s)
             self.note(f"no standard says how soon a broker sends again: {_SEND_AGAIN_S:g} s more are given")
         return now < self._send_again_until
+
+    def give_back(self, waited_s: float) -> None:
+        """The broker took so long over something that did come: no standard bounds the sum of many such waits."""
+        given_s = min(waited_s, self._to_give_s)
+        self._to_give_s -= given_s
+        self._move_deadline(self._deadline + given_s)
 
     def _move_deadline(self, deadline: float) -> None:
         if self._limit is not None:

@@ -40,7 +40,7 @@ from conformance.selection import (
     split,
     to_be_repeated,
 )
-from conformance.self_check import Check, check_mutants, print_table, write_self_check
+from conformance.self_check import Check, check_mutants, print_table, work_of, write_self_check
 from conformance.signals import stopped_by_signals
 from conformance.targets import CAPABILITIES, Access, TargetError, choose_target, shipped_targets
 from reference_broker.trace.conformance import CaseResult, CaseVerdict, read_report
@@ -532,8 +532,11 @@ def self_check(
 
     Exit status: 0 every mutant is killed, 1 one survives, 3 the reference broker does not start, 5 nothing selected.
     """
-    cases = [case for case in _selected(spec, area, text) if not mutant or mutant in (case.mutant, case.near_miss)]
-    total = len({(case.judged_on, name) for case in cases for name in (case.mutant, case.near_miss) if name})
+    cases = _selected(spec, area, text)
+    work = work_of(cases, mutant)
+    total = len(work)
+    if mutant:
+        cases = [case for case in cases if any(case in concerned for concerned in work.values())]
     if total == 0:
         raise _stop("no mutant is named by the selected cases", ExitCode.NOTHING_SELECTED)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -246,6 +246,7 @@ class Connection(asyncio.Protocol):
         """Wait until something new may be in the inbox or the connection ends."""
         self._wake.clear()
         patience_s = self.ctx.remaining_s(within_s)
+        began = time.monotonic()
         try:
             async with asyncio.timeout(patience_s):
                 await self._wake.wait()
@@ -256,6 +257,7 @@ class Connection(asyncio.Protocol):
                 return
             message = f"{self.name}: expected {expected}; nothing arrived within {patience_s:.1f} s"
             raise CaseFailureError(message) from error
+        self.ctx.give_back(time.monotonic() - began)
 
     async def receive(self, expected: str = "a packet", *, within_s: float | None = None) -> Packet | None:
         """The next packet; None when the broker has ended the connection.

@@ -241,12 +241,13 @@ async def expiry(ctx: CaseContext) -> None:
     first = await ctx.connect(properties=narrow, name="first")
     await subscribe_at(ctx, first, topic, qos=2)
     publisher = await ctx.connect(name="publisher")
-    for payload, properties in ((b"begun", brief), (b"waiting", brief), (b"control", Properties())):
-        await publisher.publish(topic, payload, qos=2, properties=properties)
+    await publisher.publish(topic, b"begun", qos=2, properties=brief)
     sent = await first.expect_publish(topic, b"begun", qos=2, ack=False)
     first.send(Pubrec(packet_id=sent.packet_id))
     await first.expect(Pubrel)
     first.abort()
+    for payload, properties in ((b"waiting", brief), (b"control", Properties())):
+        await publisher.publish(topic, payload, qos=2, properties=properties)
     await pass_time(ctx, 3.0)
     back = await resume(ctx, first.client_id, name="back", properties=narrow)
     pubrel = await back.expect(Pubrel)

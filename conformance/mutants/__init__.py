@@ -59,18 +59,25 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     apply: Callable[[Patch], None]
     legal: bool = False
     """A near miss: the standard allows it, so no case may fail because of it."""
+    freedom: str = ""
+    """The clause that leaves it to any server at any time: the self-check runs every case on it. Empty: it is for the
+    cases that name it."""
+    silences: tuple[str, ...] = ()
+    """Cases that may find nothing to judge on such a broker, and say so (``unsupported``)."""
 
 
 _mutants: dict[str, Mutant] = {}
 
 
-def _register(name: str, what: str, *, legal: bool) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+def _register(
+    name: str, what: str, *, legal: bool, freedom: str = "", silences: tuple[str, ...] = ()
+) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
     def register(function: Callable[[Patch], None]) -> Callable[[Patch], None]:
         known = _mutants.get(name)
         if known is not None and known.apply.__module__ != function.__module__:
             message = f"mutant {name} is defined twice, in {known.apply.__module__} and {function.__module__}"
             raise ValueError(message)
-        _mutants[name] = Mutant(name=name, what=what, apply=function, legal=legal)
+        _mutants[name] = Mutant(name=name, what=what, apply=function, legal=legal, freedom=freedom, silences=silences)
         return function
 
     return register
@@ -81,9 +88,11 @@ def mutant(name: str, what: str) -> Callable[[Callable[[Patch], None]], Callable
     return _register(name, what, legal=False)
 
 
-def variation(name: str, what: str) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
-    """Register a near miss: unusual, yet allowed."""
-    return _register(name, what, legal=True)
+def variation(
+    name: str, what: str, *, freedom: str = "", silences: tuple[str, ...] = ()
+) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+    """Register a near miss: unusual, yet allowed; ``freedom`` and ``silences`` as in :class:`Mutant`."""
+    return _register(name, what, legal=True, freedom=freedom, silences=silences)
 
 
 def all_mutants() -> dict[str, Mutant]:
@@ -94,12 +103,32 @@ def all_mutants() -> dict[str, Mutant]:
 
 
 def find(name: str) -> Mutant:
-    """The mutant or variation of this name. Raises :class:`UnknownMutantError`, listing similar names."""
+    """The mutant or variation of this name; of several with ``+`` between them, all of them at once.
+
+    Raises :class:`UnknownMutantError`, listing the names.
+    """
     mutants = all_mutants()
-    if name not in mutants:
-        message = f"unknown mutant {name!r}; known: {', '.join(mutants)}"
-        raise UnknownMutantError(message)
-    return mutants[name]
+    names = name.split("+")
+    for each in names:
+        if each not in mutants:
+            message = f"unknown mutant {each!r}; known: {', '.join(mutants)}"
+            raise UnknownMutantError(message)
+    if len(names) == 1:
+        return mutants[name]
+    parts = [mutants[each] for each in names]
+
+    def apply(patch: Patch) -> None:
+        for part in parts:
+            part.apply(patch)
+
+    return Mutant(
+        name=name,
+        what=f"{len(parts)} of them at once",
+        apply=apply,
+        legal=all(part.legal for part in parts),
+        freedom="; ".join(part.freedom for part in parts),
+        silences=tuple(case for part in parts for case in part.silences),
+    )
 
 
 @contextmanager

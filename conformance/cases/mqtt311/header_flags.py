@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import subscribe_at
-from conformance.wire import PacketType, Pubrec, Pubrel, describe, encode
+from conformance.cases.mqtt5.support import expect_other_identifier, publishing, subscribe_at
+from conformance.wire import PacketType, Pubrec, Pubrel, encode
 from conformance.wire.encode import raw_packet, uint16
 
 _HEADER_BITS = (0x01, 0x02, 0x04, 0x08, 0x0F)
@@ -69,7 +69,8 @@ async def identifiers_after_resume(ctx: CaseContext) -> None:
     """After resuming a session, new messages get identifiers that no open exchange has.
 
     A subscriber has one QoS 2 exchange open after PUBREC when its connection is lost. On resuming, a new QoS 2
-    message comes under another identifier than the one of the owed PUBREL.
+    message comes under another identifier than the one of the owed PUBREL. Unsupported on a server that has one
+    message under way at a time.
     """
     topic = ctx.topic()
     first = await ctx.connect(clean=False, name="first")
@@ -82,9 +83,5 @@ async def identifiers_after_resume(ctx: CaseContext) -> None:
     first.abort()
     back = await ctx.connect(client_id=first.client_id, clean=False, name="back")
     await back.expect(Pubrel)
-    await publisher.publish(topic, b"new", qos=2)
-    new = await back.expect_publish(topic, b"new", qos=2, dup=False, ack=False)
-    ctx.must(
-        new.packet_id != old.packet_id,
-        f"back: expected another identifier than {old.packet_id}, which is in use; seen {describe(new)}",
-    )
+    async with publishing(publisher, topic, b"new", qos=2):
+        await expect_other_identifier(ctx, back, old.packet_id, topic, b"new", qos=2)

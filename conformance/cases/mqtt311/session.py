@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import completion, delivered, qos_levels
+from conformance.cases.mqtt5.support import completion, delivered, publishing, qos_levels, under_way
 from conformance.connection import Connection
 from conformance.rules import Rule
-from conformance.wire import Puback, Pubcomp, Publish, Pubrec, Pubrel, describe
+from conformance.wire import Pubcomp, Publish, Pubrec, Pubrel, describe
 
 
 async def resume(ctx: CaseContext, client_id: str, *, name: str = "back") -> Connection:
@@ -298,7 +298,7 @@ async def release_after_reconnect(ctx: CaseContext) -> None:
     back.send(Pubrel(packet_id=6))
     pubcomp = await completion(ctx, back)
     ctx.must(pubcomp.packet_id == 6, f"back: expected PUBCOMP 6; seen {describe(pubcomp)}")
-    messages = [message.payload for message in await delivered(ctx, back, subscriber)]
+    messages = [message.payload for message in await delivered(ctx, back, subscriber, at_least=1)]
     ctx.must(messages == [b"released later"], f"subscriber: expected the message once; seen {messages}")
 
 
@@ -312,21 +312,18 @@ async def resend_order(ctx: CaseContext) -> None:
     """Deliveries are sent again in the order in which they were sent first.
 
     Five QoS 1 messages are delivered and not acknowledged. When the subscriber comes back they come again, in order.
+    Unsupported on a broker that has one message under way at a time.
     """
     topic = ctx.topic()
     first = await ctx.connect(clean=False, name="first")
     await first.subscribe(topic, qos=1)
     publisher = await ctx.connect(name="publisher")
     wanted = [str(number).encode() for number in range(5)]
-    for payload in wanted:
-        await publisher.publish(topic, payload, qos=1)
-    for payload in wanted:
-        await first.expect_publish(topic, payload, ack=False)
-    first.abort()
-    back = await resume(ctx, first.client_id)
-    seen = [(await back.expect_publish(topic, ack=False)) for _ in wanted]
-    payloads = [message.payload for message in seen]
-    ctx.must(payloads == wanted, f"back: expected {wanted}; seen {payloads}")
-    for message in seen:
-        back.send(Puback(packet_id=message.packet_id))
+    async with publishing(publisher, topic, *wanted, qos=1):
+        sent = [message.payload for message in await under_way(ctx, first, topic, 5)]
+        ctx.must(sent == wanted[: len(sent)], f"first: expected {wanted}; seen {sent}")
+        first.abort()
+        back = await resume(ctx, first.client_id)
+        seen = [(await back.expect_publish(topic)).payload for _ in wanted]
+        ctx.must(seen == wanted, f"back: expected {wanted}; seen {seen}")
     await back.expect_nothing()

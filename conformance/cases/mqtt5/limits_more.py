@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import LASTING, resume, subscribe_at
-from conformance.wire import Properties, Puback, Publish, Subscription, describe
+from conformance.cases.mqtt5.support import LASTING, messages_now, publishing, resume, subscribe_at
+from conformance.wire import Properties, Publish, Subscription, describe
 
 _SMALL_PACKET_BYTES = 120
 _LARGE_PAYLOAD = b"x" * 200
@@ -21,28 +21,32 @@ async def shared_quota(ctx: CaseContext) -> None:
     """The client's Receive Maximum counts QoS 1 and QoS 2 messages together, and no QoS 0 messages.
 
     For a client with Receive Maximum 2, messages at QoS 1, 2, 1 and 2 are published, and one at QoS 0 on another topic.
-    The first two come, and the one at QoS 0. Each finished exchange, PUBACK or PUBCOMP, brings one more.
+    Never more than two of the others are unfinished, and the one at QoS 0 comes before any of them is. Each finished
+    exchange, PUBACK or PUBCOMP, brings the next.
     """
     topic, free = ctx.topic("counted"), ctx.topic("free")
     client = await ctx.connect(name="client", properties=Properties(receive_maximum=2))
     await subscribe_at(ctx, client, topic, free, qos=2)
     publisher = await ctx.connect(name="publisher")
     levels = (1, 2, 1, 2)
-    for number, qos in enumerate(levels):
-        await publisher.publish(topic, str(number).encode(), qos=qos)
-    await publisher.publish(free, b"free")
-    await publisher.barrier()
-    unfinished = [
-        await client.expect_publish(topic, str(number).encode(), qos=levels[number], ack=False) for number in (0, 1)
-    ]
-    await client.expect_publish(free, b"free", qos=0)
-    await client.expect_nothing()
-    for number in (2, 3):
-        await client.acknowledge(unfinished.pop(0))
-        unfinished.append(await client.expect_publish(topic, str(number).encode(), qos=levels[number], ack=False))
-        await client.expect_nothing()
-    for message in unfinished:
-        await client.acknowledge(message)
+    unfinished: list[Publish] = []
+    free_came = False
+    async with publishing(publisher, topic, b"0", b"1", b"2", b"3", qos=levels):
+        await publisher.publish(free, b"free")
+        for number, qos in enumerate(levels):
+            while not (unfinished and free_came):
+                message = await client.expect(Publish)
+                if message.topic == free:
+                    free_came = True
+                else:
+                    unfinished.append(message)
+            unfinished += await messages_now(ctx, client)
+            count = len(unfinished)
+            ctx.must(count <= 2, f"client: expected at most 2 unfinished messages; seen {count}")
+            message = unfinished.pop(0)
+            good = (message.payload, message.qos) == (b"%d" % number, qos)
+            ctx.must(good, f"client: expected message {number} at QoS {qos}; seen {describe(message)}")
+            await client.acknowledge(message)
     await client.expect_nothing()
 
 
@@ -56,8 +60,8 @@ async def shared_quota(ctx: CaseContext) -> None:
 async def retained_quota(ctx: CaseContext) -> None:
     """Retained messages for a new subscription count against the client's Receive Maximum.
 
-    A client with Receive Maximum 2 subscribes with a filter that matches five retained messages at QoS 1. Two come;
-    each PUBACK brings one more, until all five have come once.
+    A client with Receive Maximum 2 subscribes with a filter that matches five retained messages at QoS 1. Never are
+    more than two unacknowledged; each PUBACK brings more, until all five have come once.
     """
     topics = {ctx.topic(f"kept/{number}") for number in range(5)}
     publisher = await ctx.connect(name="publisher")
@@ -66,14 +70,15 @@ async def retained_quota(ctx: CaseContext) -> None:
     client = await ctx.connect(name="client", properties=Properties(receive_maximum=2))
     await subscribe_at(ctx, client, ctx.topic("kept/+"), qos=1)
     unfinished: list[Publish] = []
-    for _ in topics:
-        if len(unfinished) == 2:
-            await client.expect_nothing()
-            client.send(Puback(packet_id=unfinished.pop(0).packet_id))
-        message = await client.expect_publish(payload=b"kept", qos=1, retain=True, ack=False)
+    for _ in range(len(topics)):
+        unfinished += await messages_now(ctx, client)
+        ctx.must(len(unfinished) <= 2, f"client: expected at most 2 unfinished messages; seen {len(unfinished)}")
+        message = unfinished.pop(0) if unfinished else await client.expect(Publish)
+        good = message.payload == b"kept" and message.qos == 1 and message.retain
+        ctx.must(good, f"client: expected the retained messages at QoS 1; seen {describe(message)}")
         ctx.must(message.topic in topics, f"client: expected each message once; seen {describe(message)} again")
         topics = topics - {message.topic}
-        unfinished.append(message)
+        await client.acknowledge(message)
     await client.expect_nothing()
 
 

@@ -9,9 +9,9 @@ from itertools import product
 import msgspec
 
 from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import LASTING, delivered, resume
+from conformance.cases.mqtt5.support import LASTING, delivered, meanwhile, publish_all, resume
 from conformance.connection import Connection
-from conformance.wire import Subscription, describe
+from conformance.wire import Publish, Subscription, describe
 
 _SHOWN_ROWS = 3
 
@@ -65,15 +65,17 @@ async def _subscribed(ctx: CaseContext, row: Row, topic: str, number: int) -> Co
 
 
 async def _walk(ctx: CaseContext, *ages: Age) -> None:
-    publisher = await ctx.connect(name="publisher")
+    publisher, control = await ctx.connect(name="publisher"), await ctx.connect(name="control")
     wrong: list[str] = []
     for number, row in enumerate(rows(*ages)):
         topic = ctx.topic(f"{number}")
         await publisher.publish(topic, b"kept", qos=1, retain=True)
         client = await _subscribed(ctx, row, topic, number)
-        await publisher.publish(topic, b"plain", qos=1)
-        await publisher.publish(topic, b"live", qos=1, retain=True)
-        messages = await delivered(ctx, publisher, client, qos=1)
+        live = [
+            Publish(topic=topic, payload=payload, qos=1, retain=payload == b"live") for payload in (b"plain", b"live")
+        ]
+        async with meanwhile(publish_all(publisher, live)):
+            messages = await delivered(ctx, control, client, qos=1, at_least=row.retained_copies + len(live))
         copies = Counter(message.payload for message in messages)
         wanted = {b"kept": row.retained_copies, b"plain": 1, b"live": 1}
         if any(copies[payload] != count for payload, count in wanted.items()):

@@ -442,7 +442,8 @@ async def only_matching(ctx: CaseContext) -> None:
         subscriber = await ctx.connect(name=path)
         await subscriber.subscribe(ctx.topic(path))
         await publisher.publish(topic, path.encode())
-        found = [message.payload for message in await delivered(ctx, publisher, subscriber)]
         wanted = [path.encode()] if path in matching else []
+        messages = await delivered(ctx, publisher, subscriber, at_least=len(wanted))
+        found = [message.payload for message in messages]
         ctx.must(found == wanted, f"{path}: expected {wanted}; seen {found}")
         await subscriber.disconnect()

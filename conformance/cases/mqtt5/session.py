@@ -9,7 +9,9 @@ from conformance.cases.mqtt5.support import (
     arrives,
     delivered,
     expect_error,
+    expect_other_identifier,
     pass_time,
+    publishing,
     resume,
     subscribe_at,
 )
@@ -345,8 +347,9 @@ async def no_resend_while_connected(ctx: CaseContext) -> None:
     first = await subscriber.expect_publish(topic, b"open", ack=False)
     await pass_time(ctx, 2.0)
     await subscriber.expect_nothing()
-    await publisher.publish(topic, b"next", qos=1)
-    await subscriber.expect_publish(topic, b"next")
+    # At QoS 0: a server may have one message at a time under way that it wants to be acknowledged.
+    await publisher.publish(topic, b"next")
+    await subscriber.expect_publish(topic, b"next", qos=0)
     await subscriber.acknowledge(first)
     await subscriber.expect_nothing()
 
@@ -377,7 +380,7 @@ async def received_qos2_kept(ctx: CaseContext) -> None:
     await back.expect(Pubrec)
     back.send(Pubrel(packet_id=7))
     await back.expect(Pubcomp)
-    found = await delivered(ctx, back, subscriber)
+    found = await delivered(ctx, back, subscriber, at_least=1)
     ctx.must(len(found) == 1, f"subscriber: expected the message once; seen {len(found)} times")
 
 
@@ -446,7 +449,8 @@ async def identifiers_after_resume(ctx: CaseContext) -> None:
     """After resuming a session, new messages get identifiers that no open exchange has.
 
     A subscriber has one QoS 2 exchange open after PUBREC when its connection is lost. On resuming, a new QoS 2
-    message comes under another identifier than the one of the owed PUBREL.
+    message comes under another identifier than the one of the owed PUBREL. Unsupported on a server that has one
+    message under way at a time.
     """
     topic = ctx.topic()
     first = await ctx.connect(properties=LASTING, name="first")
@@ -459,12 +463,8 @@ async def identifiers_after_resume(ctx: CaseContext) -> None:
     first.abort()
     back = await resume(ctx, first.client_id, name="back")
     await back.expect(Pubrel)
-    await publisher.publish(topic, b"new", qos=2)
-    new = await back.expect_publish(topic, b"new", qos=2, dup=False, ack=False)
-    ctx.must(
-        new.packet_id != old.packet_id,
-        f"back: expected another identifier than {old.packet_id}, which is in use; seen {describe(new)}",
-    )
+    async with publishing(publisher, topic, b"new", qos=2):
+        await expect_other_identifier(ctx, back, old.packet_id, topic, b"new", qos=2)
 
 
 @case(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import LASTING, delivered, expect_error, resume, subscribe_at
+from conformance.cases.mqtt5.support import LASTING, expect_error, publishing, resume, subscribe_at, taken
 from conformance.connection import Connection
 from conformance.wire import Properties, Puback, Publish, Suback, Subscribe, Subscription, describe
 
@@ -41,11 +43,9 @@ async def one_member(ctx: CaseContext) -> None:
     members = await _members(ctx, _share("g", topic), ("a", "b"), qos=1)
     publisher = await ctx.connect(name="publisher")
     payloads = [f"{number}".encode() for number in range(10)]
-    for payload in payloads:
-        await publisher.publish(topic, payload, qos=1)
-    found: list[bytes] = []
-    for member in members:
-        found += [message.payload for message in await delivered(ctx, publisher, member, qos=1)]
+    async with publishing(publisher, topic, *payloads, qos=1):
+        each = await asyncio.gather(*(taken(member, 2 * len(payloads)) for member in members))
+    found = [message.payload for messages in each for message in messages]
     ctx.must(sorted(found) == payloads, f"expected each of 10 messages once; seen {sorted(found)}")
 
 
@@ -131,10 +131,10 @@ async def remaining(ctx: CaseContext) -> None:
     leaving, staying = await _members(ctx, _share("g", topic), ("leaving", "staying"), qos=1)
     await leaving.unsubscribe(_share("g", topic))
     publisher = await ctx.connect(name="publisher")
-    for number in range(6):
-        await publisher.publish(topic, f"{number}".encode(), qos=1)
-    for number in range(6):
-        await staying.expect_publish(topic, f"{number}".encode())
+    payloads = [b"%d" % number for number in range(6)]
+    async with publishing(publisher, topic, *payloads, qos=1):
+        for payload in payloads:
+            await staying.expect_publish(topic, payload)
     await leaving.expect_nothing()
 
 
@@ -252,21 +252,12 @@ async def _left_behind(ctx: CaseContext, qos: int) -> tuple[set[bytes], set[byte
         members.append(member)
     leaving, staying = members
     publisher = await ctx.connect(name="publisher")
-    for number in range(12):
-        await publisher.publish(topic, f"{number}".encode(), qos=qos)
-    # Markers at QoS 0: the messages have used up what the members take of others.
-    before = await ctx.messages_before_marker(publisher, leaving, qos=0)
-    sent = {packet.payload for packet in before if isinstance(packet, Publish)}
-    await leaving.disconnect()
-    got: set[bytes] = set()
-    while True:
-        packets = await ctx.messages_before_marker(publisher, staying, qos=0)
-        messages = [packet for packet in packets if isinstance(packet, Publish)]
-        if not messages:
-            return sent, got
-        for packet in messages:
-            got.add(packet.payload)
-            await staying.acknowledge(packet)
+    payloads = [b"%d" % number for number in range(12)]
+    async with publishing(publisher, topic, *payloads, qos=qos):
+        sent = {message.payload for message in await taken(leaving, 2, ack=False)}
+        await leaving.disconnect()
+        got = {message.payload for message in await taken(staying, len(payloads))}
+    return sent, got
 
 
 @case(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator, Coroutine, Sequence
+
+from msgspec import structs
 
 from conformance.case import CaseContext
-from conformance.connection import Connection
+from conformance.connection import FIRST_FAILURE_CODE, Connection
 from conformance.outcome import CaseFailureError
-from conformance.rules import Rule, StepFailureError
+from conformance.rules import ANSWERS, Rule, StepFailureError
 from conformance.wire import (
     Connack,
     Disconnect,
@@ -16,9 +19,11 @@ from conformance.wire import (
     Pingreq,
     Pingresp,
     Properties,
+    Puback,
     Pubcomp,
     Publish,
     Pubrec,
+    Pubrel,
     describe,
     encode,
 )
@@ -32,6 +37,8 @@ SESSION_TAKEN_OVER = 0x8E
 UNSPECIFIED_ERROR = 0x80
 
 _GOODBYE_S = 2.0
+SILENCE_S = 1.0
+"""After this a server has nothing more under way, or too little to tell."""
 
 LASTING = Properties(session_expiry_interval=60)
 """A session that outlives its connection by far more than a case takes."""
@@ -84,13 +91,125 @@ async def expect_failure_or_error(ctx: CaseContext, connection: Connection, kind
             )
 
 
-async def delivered(ctx: CaseContext, publisher: Connection, subscriber: Connection, *, qos: int = 0) -> list[Publish]:
-    """The messages that ``subscriber`` gets before a marker from ``publisher``; nothing but messages may come."""
+async def delivered(
+    ctx: CaseContext, publisher: Connection, subscriber: Connection, *, qos: int = 0, at_least: int = 0
+) -> list[Publish]:
+    """As :meth:`CaseContext.messages_before_marker`; nothing but messages may come."""
     found: list[Publish] = []
-    for packet in await ctx.messages_before_marker(publisher, subscriber, qos=qos):
+    for packet in await ctx.messages_before_marker(publisher, subscriber, qos=qos, at_least=at_least):
         if not isinstance(packet, Publish):
             ctx.fail(f"{subscriber.name}: expected only messages; seen {describe(packet)}")
         found.append(packet)
+    return found
+
+
+@contextlib.asynccontextmanager
+async def meanwhile(work: Coroutine[None, None, None], *, head_start_s: float = 0.0) -> AsyncIterator[None]:
+    """Do ``work`` while the block runs, and wait for its end after it; the block begins when the work is done, or
+    after ``head_start_s``. The block and the work must not read the same connection."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait((task,), timeout=head_start_s)
+        if task.done():
+            task.result()
+        yield
+        await task
+    finally:
+        task.cancel()
+
+
+@contextlib.asynccontextmanager
+async def publishing(
+    publisher: Connection, topic: str, *payloads: bytes, qos: int | Sequence[int]
+) -> AsyncIterator[None]:
+    """Publish what a subscriber is to have waiting; in the block all of it has been taken, as far as the server does.
+
+    A server may withhold its acknowledgements until subscribers have taken what waits for them: what has not come
+    within a second is awaited at the end of the block.
+    """
+    levels = [qos] * len(payloads) if isinstance(qos, int) else qos
+    messages = [Publish(topic=topic, payload=each, qos=level) for each, level in zip(payloads, levels, strict=True)]
+    async with meanwhile(publish_all(publisher, messages, at_once=1), head_start_s=SILENCE_S):
+        yield
+
+
+async def publish_all(publisher: Connection, messages: Sequence[Publish], *, at_once: int = 65_535) -> None:
+    """So many at a time, or as many as the server takes, with the whole exchange of each."""
+    window = min(at_once, publisher.connack.properties.receive_maximum or at_once)
+    for start in range(0, len(messages), window):
+        some = messages[start : start + window]
+        identifiers = {publisher.next_packet_id(): message for message in some if message.qos}
+        publisher.send(
+            *(message for message in some if not message.qos),
+            *(structs.replace(message, packet_id=number) for number, message in identifiers.items()),
+        )
+        for kind, qos in ((Puback, 1), (Pubrec, 2), (Pubcomp, 2)):
+            for _ in range(sum(message.qos == qos for message in some)):
+                answer = await publisher.expect(kind, skipping=(Puback, Pubrec, Pubcomp))
+                if answer.packet_id not in identifiers or answer.reason_code >= FIRST_FAILURE_CODE:
+                    text = f"expected {kind.type.name} of {sorted(identifiers)}; seen {describe(answer)}"
+                    raise publisher.step_failed(ANSWERS[kind], text)
+                if isinstance(answer, Pubrec):
+                    publisher.send(Pubrel(packet_id=answer.packet_id))
+
+
+async def messages_now(ctx: CaseContext, subscriber: Connection) -> list[Publish]:
+    """The messages that the broker has sent by now: those before a PINGRESP, which may overtake more."""
+    found: list[Publish] = []
+    for packet in await subscriber.barrier():
+        if not isinstance(packet, Publish):
+            ctx.fail(f"{subscriber.name}: expected only messages; seen {describe(packet)}")
+        found.append(packet)
+    return found
+
+
+async def taken(subscriber: Connection, count: int, *, ack: bool = True) -> list[Publish]:
+    """The messages that come, up to ``count``, until there is silence; for what a broker need not send."""
+    found: list[Publish] = []
+    while len(found) < count:
+        try:
+            packet = await subscriber.receive("a message", within_s=SILENCE_S)
+        except CaseFailureError:
+            break
+        if not isinstance(packet, Publish):
+            break
+        found.append(packet)
+        if ack:
+            await subscriber.acknowledge(packet)
+    return found
+
+
+async def expect_other_identifier(
+    ctx: CaseContext, subscriber: Connection, in_use: int, topic: str, payload: bytes, *, qos: int
+) -> None:
+    """A new message must come under another identifier than one that is in use, and is acknowledged.
+
+    Unsupported if it does not come while that one is.
+    """
+    found = await taken(subscriber, 1, ack=False)
+    if not found:
+        ctx.unsupported("the broker has one message under way at a time, and the case is about several")
+    (new,) = found
+    good = (new.topic, new.payload, new.qos, new.dup) == (topic, payload, qos, False)
+    ctx.must(good, f"{subscriber.name}: expected the new message {payload!r} at QoS {qos}; seen {describe(new)}")
+    other = new.packet_id != in_use
+    ctx.must(other, f"{subscriber.name}: expected another identifier than {in_use}, which is in use; seen {new}")
+    await subscriber.acknowledge(new)
+
+
+async def under_way(ctx: CaseContext, subscriber: Connection, topic: str, count: int) -> list[Publish]:
+    """Up to ``count`` messages, none of them acknowledged: as many as the server has under way at once.
+
+    Receive Maximum is an upper limit, and one at a time is legal (5.0 section 4.9): a second of silence ends the list.
+    Unsupported if there is never more than one.
+    """
+    found = [await subscriber.expect_publish(topic, ack=False)]
+    found += await taken(subscriber, count - 1, ack=False)
+    for message in found:
+        if message.topic != topic:
+            ctx.fail(f"{subscriber.name}: expected PUBLISH of {topic}; seen {describe(message)}")
+    if len(found) == 1 < count:
+        ctx.unsupported("the broker has one message under way at a time, and the case is about several")
     return found
 
 

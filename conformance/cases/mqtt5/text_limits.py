@@ -61,7 +61,9 @@ async def _pubrel(ctx: CaseContext, connection: Connection) -> list[Packet]:
     pubcomp = await connection.expect(Pubcomp, skipping=(Publish,))
     message = await connection.expect(Publish)
     connection.send(Pubrec(packet_id=message.packet_id))
-    return [suback, pubrec, pubcomp, message, await connection.expect(Pubrel)]
+    pubrel = await connection.expect(Pubrel)
+    connection.send(Pubcomp(packet_id=message.packet_id))
+    return [suback, pubrec, pubcomp, message, pubrel]
 
 
 async def _pubcomp(_ctx: CaseContext, connection: Connection) -> list[Packet]:

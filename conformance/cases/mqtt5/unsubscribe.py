@@ -68,15 +68,17 @@ async def stops(ctx: CaseContext) -> None:
 async def exact(ctx: CaseContext) -> None:
     """UNSUBSCRIBE removes only a subscription with the very same filter.
 
-    A client is subscribed to a/b. UNSUBSCRIBE from a/+, a/#, A/b and a/b/ removes nothing and says 0x11; a message to
-    a/b still arrives.
+    A client is subscribed to a/b. UNSUBSCRIBE from a/+, a/#, A/b and a/b/ removes nothing and should say 0x11; a
+    message to a/b still arrives.
     """
     topic = ctx.topic("a/b")
     client = await ctx.connect(name="client")
     await client.subscribe(topic)
     others = tuple(ctx.topic(path) for path in ("a/+", "a/#", "A/b", "a/b/"))
     ack = await client.unsubscribe(*others)
-    ctx.must(ack.reason_codes == (_NO_SUBSCRIPTION,) * len(others), f"client: expected only 0x11; seen {describe(ack)}")
+    ctx.must(len(ack.reason_codes) == len(others), f"client: expected a code for each filter; seen {describe(ack)}")
+    wanted = (_NO_SUBSCRIPTION,) * len(others)
+    ctx.should(ack.reason_codes == wanted, f"client: expected only 0x11; seen {describe(ack)}")
     publisher = await ctx.connect(name="publisher")
     await publisher.publish(topic, b"still here")
     await client.expect_publish(topic, b"still here")

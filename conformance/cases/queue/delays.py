@@ -30,9 +30,9 @@ async def expect_settled(ctx: CaseContext, consumer: Connection, queue: str, pay
     await settle(ctx, consumer, queue, "ack", await consumer.expect_publish(payload=payload))
 
 
-async def settled_payloads(ctx: CaseContext, consumer: Connection, queue: str) -> list[bytes]:
-    """What has come, acknowledged."""
-    found = await deliveries(consumer)
+async def settled_payloads(ctx: CaseContext, consumer: Connection, queue: str, *, at_least: int = 0) -> list[bytes]:
+    """What has come, acknowledged; ``at_least`` as for :func:`deliveries`."""
+    found = await deliveries(consumer, at_least=at_least)
     for delivery in found:
         await settle(ctx, consumer, queue, "ack", delivery)
     return [delivery.payload for delivery in found]

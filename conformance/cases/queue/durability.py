@@ -31,7 +31,7 @@ async def _survives(ctx: CaseContext) -> None:
     await publish(publisher, queue, *_MANY)
     await ctx.restart()
     consumer = await consume(ctx, queue)
-    found = [delivery.payload for delivery in await deliveries(consumer)]
+    found = [delivery.payload for delivery in await deliveries(consumer, at_least=len(_MANY))]
     ctx.must(found == list(_MANY), f"consumer: expected the {len(_MANY)} confirmed messages; seen {found}")
 
 
@@ -86,7 +86,7 @@ async def bursts(ctx: CaseContext) -> None:
             ctx.must(puback.reason_code < 0x80, f"publisher: expected the publish to be accepted; seen {puback}")
     await ctx.restart()
     consumer = await consume(ctx, queue)
-    found = sorted(delivery.payload for delivery in await deliveries(consumer))
+    found = sorted(delivery.payload for delivery in await deliveries(consumer, at_least=len(packets)))
     wanted = [packet.payload for packet in packets]
     ctx.must(found == wanted, f"consumer: expected {wanted}; seen {found}")
 
@@ -265,7 +265,7 @@ async def unread(ctx: CaseContext) -> None:
     for _ in range(12):
         await ctx.advance(7_200)
     consumer = await consume(ctx, queue)
-    found = [delivery.payload for delivery in await deliveries(consumer)]
+    found = [delivery.payload for delivery in await deliveries(consumer, at_least=len(wanted))]
     ctx.must(found == wanted, f"consumer: expected the hundred messages in order; seen {len(found)} of them")
 
 
@@ -294,7 +294,7 @@ async def places(ctx: CaseContext) -> None:
     await ctx.restart()
     for group, wanted in (("a", [b"3"]), ("b", [b"1", b"2", b"3"])):
         consumer = await consume(ctx, queue, group=group, name=f"{group} after the restart")
-        found = await deliveries(consumer)
+        found = await deliveries(consumer, at_least=len(wanted))
         payloads = [delivery.payload for delivery in found]
         ctx.must(payloads == wanted, f"{group}: expected {wanted}; seen {payloads}")
         topic = found[-1].topic

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from conformance.case import CaseContext
-from conformance.cases.queue.support import publish_with
+from conformance.cases.queue.support import deliveries, publish_with
 from conformance.connection import Connection
 from conformance.wire import Properties, Puback, Publish
 
@@ -54,11 +54,12 @@ async def fill(publisher: Connection, queue: str, count: int, text: str = "") ->
         await publish_with(publisher, queue, f"{text}{partition}".encode(), partition=str(partition))
 
 
-async def payloads(consumer: Connection) -> list[str]:
-    """What was delivered by now, acknowledged on the MQTT level; news of the assignment is passed over."""
-    found: list[str] = []
-    for packet in await consumer.barrier():
-        if isinstance(packet, Publish) and not packet.topic.endswith("/$assignment"):
-            await consumer.acknowledge(packet)
-            found.append(packet.payload.decode())
-    return found
+async def payloads(consumer: Connection, *, at_least: int = 0) -> list[str]:
+    """As :func:`deliveries`; news of the assignment is passed over, and does not count."""
+    found: list[Publish] = []
+    while True:
+        missing = at_least - len(found)
+        came = await deliveries(consumer, at_least=max(0, missing))
+        found += [packet for packet in came if not packet.topic.endswith("/$assignment")]
+        if len(came) < missing or len(found) >= at_least:
+            return [packet.payload.decode() for packet in found]

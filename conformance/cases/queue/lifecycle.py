@@ -13,6 +13,7 @@ from conformance.cases.queue.support import (
     publish_with,
     refused_settlement,
     settle,
+    shares,
 )
 
 
@@ -169,15 +170,14 @@ async def lost_share(ctx: CaseContext) -> None:
     before = [f"before {number}".encode() for number in range(20)]
     for payload in before:
         await publish_with(publisher, queue, payload, partition_key=payload.decode())
-    found = [delivery.payload for delivery in await deliveries(staying)]
-    held = [delivery.payload for delivery in await deliveries(lost_one)]
+    found, held = ([each.payload for each in share] for share in await shares((staying, lost_one), len(before)))
     ctx.must(bool(held), "lost: expected a share of twenty messages; seen none")
     lost_one.abort()
     found += [(await staying.expect_publish()).payload for _ in held]
     after = [f"after {number}".encode() for number in range(20)]
     for payload in after:
         await publish_with(publisher, queue, payload, partition_key=payload.decode())
-    found += [delivery.payload for delivery in await deliveries(staying)]
+    found += [delivery.payload for delivery in await deliveries(staying, at_least=len(after))]
     wanted = sorted(before + after)
     ctx.must(sorted(found) == wanted, f"staying: expected {wanted}; seen {sorted(found)}")
 
@@ -201,7 +201,7 @@ async def unsubscribed(ctx: CaseContext) -> None:
     wanted = sorted(str(number).encode() for number in range(20))
     for payload in wanted:
         await publisher.publish(f"$queue/{queue}", payload, qos=1)
-    found = sorted(delivery.payload for delivery in await deliveries(staying))
+    found = sorted(delivery.payload for delivery in await deliveries(staying, at_least=len(wanted)))
     ctx.must(found == wanted, f"staying: expected {wanted}; seen {found}")
     await leaving.expect_nothing()
 
@@ -379,7 +379,7 @@ async def several(ctx: CaseContext) -> None:
     publisher = await ctx.connect(version=5, name="publisher")
     for queue in (first, second):
         await publish(publisher, queue, queue.encode())
-    found = await deliveries(consumer)
+    found = await deliveries(consumer, at_least=3)
     payloads = sorted(delivery.payload for delivery in found)
     wanted = sorted((first.encode(), first.encode(), second.encode()))
     ctx.must(payloads == wanted, f"consumer: expected {wanted}; seen {payloads}")

@@ -49,7 +49,7 @@ async def depth(ctx: CaseContext) -> None:
     await publish(publisher, queue, b"1", b"2", b"3")
     await _refused(ctx, await publish_with(publisher, queue, b"4"), "a fourth message")
     consumer = await consume(ctx, queue)
-    held = await deliveries(consumer)
+    held = await deliveries(consumer, at_least=3)
     ctx.must(len(held) == 3, f"consumer: expected three messages; seen {len(held)}")
     await _refused(ctx, await publish_with(publisher, queue, b"4"), "a fourth message while three are in flight")
     await settle(ctx, consumer, queue, "ack", held[0])
@@ -76,7 +76,7 @@ async def max_bytes(ctx: CaseContext) -> None:
         ctx.must(puback.reason_code < 0x80, f"publisher: expected {size} bytes to be taken; seen {puback}")
     await _refused(ctx, await publish_with(publisher, queue, b"x"), "byte 101")
     consumer = await consume(ctx, queue)
-    held = await deliveries(consumer)
+    held = await deliveries(consumer, at_least=2)
     small = [delivery for delivery in held if len(delivery.payload) == 40]
     ctx.must(len(small) == 1, f"consumer: expected both messages; seen {len(held)}")
     await settle(ctx, consumer, queue, "ack", small[0])
@@ -370,7 +370,7 @@ async def unread(ctx: CaseContext) -> None:
     await publish(publisher, queue, *wanted)
     await ctx.advance(3_600.0)
     consumer = await consume(ctx, queue)
-    seen = [delivery.payload for delivery in await deliveries(consumer)]
+    seen = [delivery.payload for delivery in await deliveries(consumer, at_least=20)]
     ctx.must(seen == wanted, f"consumer: expected all twenty messages; seen {seen}")
 
 
@@ -432,7 +432,7 @@ async def groups(ctx: CaseContext) -> None:
     await first.disconnect()
     publisher = await ctx.connect(version=5, name="publisher")
     await publish(publisher, queue, b"x")
-    got = [packet.payload for packet in await deliveries(member)]
+    got = [packet.payload for packet in await deliveries(member, at_least=1)]
     ctx.must(got == [b"x"], f"member: expected the message; seen {got}")
 
 
@@ -457,7 +457,7 @@ async def groups_of_one_queue(ctx: CaseContext) -> None:
     third = await consume(ctx, other, group="three", name="third")
     publisher = await ctx.connect(version=5, name="publisher")
     await publish(publisher, other, b"x")
-    got = [packet.payload for packet in await deliveries(third)]
+    got = [packet.payload for packet in await deliveries(third, at_least=1)]
     ctx.must(got == [b"x"], f"third: expected the message of the other queue; seen {got}")
 
 

@@ -209,7 +209,7 @@ async def strict(ctx: CaseContext) -> None:
         else:
             await publish_with(publisher, queue, payload)
     consumer = await consume(ctx, queue)
-    found = await deliveries(consumer)
+    found = await deliveries(consumer, at_least=len(wanted))
     payloads = [delivery.payload for delivery in found]
     ctx.must(payloads == wanted, f"consumer: expected {wanted}; seen {payloads}")
     partitions = {property_of(ctx, delivery, "partition") for delivery in found}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conformance.case import CaseContext, case
 from conformance.cases.queue.administration import ask, create, refused
-from conformance.cases.queue.support import consume, deliveries, new_queue, property_of, publish_with, settle
+from conformance.cases.queue.support import consume, new_queue, property_of, publish_with, settle, shares
 from conformance.connection import Connection
 
 _KEYS = ("", "a", "foobar", "user-1", "user-2", "ключ", "a longer key, of more than sixteen bytes")
@@ -38,11 +38,12 @@ def _murmur3(data: bytes) -> int:
     return value ^ value >> 16
 
 
-async def _partitions(ctx: CaseContext, consumer: Connection) -> dict[str, int]:
-    """Payload -> partition of everything delivered so far."""
+async def _partitions(ctx: CaseContext, at_least: int, *consumers: Connection) -> dict[str, int]:
+    """Payload -> partition of everything delivered so far, ``at_least`` so many."""
     return {
         delivery.payload.decode(): int(property_of(ctx, delivery, "partition"))
-        for delivery in await deliveries(consumer)
+        for share in await shares(consumers, at_least)
+        for delivery in share
     }
 
 
@@ -64,7 +65,7 @@ async def fnv1a(ctx: CaseContext) -> None:
     consumer = await consume(ctx, queue)
     for key in _KEYS:
         await publish_with(client, queue, key.encode(), partition_key=key)
-    seen = await _partitions(ctx, consumer)
+    seen = await _partitions(ctx, len(_KEYS), consumer)
     wanted = {key: _fnv1a(key.encode()) % 97 for key in _KEYS}
     ctx.must(seen == wanted, f"consumer: expected the partitions {wanted}; seen {seen}")
 
@@ -87,7 +88,7 @@ async def murmur3(ctx: CaseContext) -> None:
     consumer = await consume(ctx, queue)
     for key in _KEYS:
         await publish_with(client, queue, key.encode(), partition_key=key)
-    seen = await _partitions(ctx, consumer)
+    seen = await _partitions(ctx, len(_KEYS), consumer)
     wanted = {key: _murmur3(key.encode()) % 97 for key in _KEYS}
     ctx.must(seen == wanted, f"consumer: expected the partitions {wanted}; seen {seen}")
 
@@ -111,7 +112,7 @@ async def in_turn(ctx: CaseContext) -> None:
         consumer = await consume(ctx, queue, name=partitioner)
         for number in range(7):
             await publish_with(client, queue, b"%d" % number, **options)
-        seen = await _partitions(ctx, consumer)
+        seen = await _partitions(ctx, 7, consumer)
         wanted = {str(number): (number + 1) % 3 for number in range(7)}
         ctx.must(seen == wanted, f"{partitioner}: expected the partitions {wanted}; seen {seen}")
 
@@ -135,7 +136,7 @@ async def spread(ctx: CaseContext) -> None:
         consumer = await consume(ctx, queue, name=partitioner)
         for number in range(60):
             await publish_with(client, queue, b"%d" % number, **options)
-        seen = list((await _partitions(ctx, consumer)).values())
+        seen = list((await _partitions(ctx, 60, consumer)).values())
         counts = [seen.count(partition) for partition in (0, 1)]
         ctx.must(min(counts) >= 5 and sum(counts) == 60, f"{partitioner}: expected both partitions; seen {counts}")
 
@@ -158,7 +159,7 @@ async def explicit(ctx: CaseContext) -> None:
     consumer = await consume(ctx, queue)
     for partition in (4, 0, 2):
         await publish_with(client, queue, b"%d" % partition, partition=str(partition), partition_key="one")
-    seen = await _partitions(ctx, consumer)
+    seen = await _partitions(ctx, 3, consumer)
     ctx.must(seen == {"4": 4, "0": 0, "2": 2}, f"consumer: expected the partitions asked for; seen {seen}")
 
 
@@ -210,9 +211,7 @@ async def added(ctx: CaseContext) -> None:
     ctx.must(answer.get("count") == 5, f"expected five partitions; seen {answer}")
     for number in range(5):
         await publish_with(client, queue, b"%d" % number, partition=str(number))
-    seen: dict[str, int] = {}
-    for consumer in pair:
-        seen.update(await _partitions(ctx, consumer))
+    seen = await _partitions(ctx, 5, *pair)
     wanted = {str(number): number for number in range(5)}
     ctx.must(seen == wanted, f"pair: expected {wanted}; seen {seen}")
 

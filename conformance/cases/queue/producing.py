@@ -129,9 +129,9 @@ def must_fail(ctx: CaseContext, puback: Puback, error: str = "") -> None:
         ctx.must(seen == error, f"producer: expected the user property error={error}; seen {puback}")
 
 
-async def payloads(consumer: Connection) -> list[bytes]:
-    """What has been delivered so far."""
-    return [delivery.payload for delivery in await deliveries(consumer)]
+async def payloads(consumer: Connection, *, at_least: int = 0) -> list[bytes]:
+    """What has been delivered so far, as :func:`deliveries`."""
+    return [delivery.payload for delivery in await deliveries(consumer, at_least=at_least)]
 
 
 async def answer_of(ctx: CaseContext, producer: Producer, operation: str, **named: str) -> dict[str, Any]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Sequence
 from typing import Any
 
 from conformance.case import CaseContext
 from conformance.connection import Connection
 from conformance.wire import Properties, Puback, Publish, Subscription
 
+_STRAGGLER_S = 2.0
+"""For a delivery that must come."""
 PARTITION_KEY = (("partition-key", "one"),)
 """Messages of one key share a partition, and so have an order."""
 
@@ -60,12 +64,32 @@ async def publish_with(publisher: Connection, queue: str, payload: bytes, path: 
     return await publisher.expect(Puback, skipping=(Publish,))
 
 
-async def deliveries(consumer: Connection) -> list[Publish]:
-    """Everything delivered so far and not yet looked at, acknowledged on the MQTT level; may be nothing."""
-    found = [packet for packet in await consumer.barrier() if isinstance(packet, Publish)]
-    for packet in found:
-        await consumer.acknowledge(packet)
+async def deliveries(consumer: Connection, *, at_least: int = 0) -> list[Publish]:
+    """Everything delivered so far and not yet looked at, acknowledged on the MQTT level; may be nothing.
+
+    PINGRESP may overtake deliveries, and a server may have one under way at a time: of those that must come the case
+    says how many (``at_least``).
+    """
+    (found,) = await shares([consumer], at_least)
     return found
+
+
+async def shares(consumers: Sequence[Connection], at_least: int) -> list[list[Publish]]:
+    """As :func:`deliveries` for several consumers, which must get so many together."""
+    found: list[list[Publish]] = [[] for _ in consumers]
+    patient_until = time.monotonic() + _STRAGGLER_S
+    while True:
+        came = 0
+        for consumer, share in zip(consumers, found, strict=True):
+            for packet in await consumer.barrier():
+                if isinstance(packet, Publish):
+                    await consumer.acknowledge(packet)
+                    share.append(packet)
+                    came += 1
+        if came:
+            patient_until = time.monotonic() + _STRAGGLER_S
+        elif sum(map(len, found)) >= at_least or time.monotonic() >= patient_until:
+            return found
 
 
 async def expect_dead_letters(ctx: CaseContext, queue: str, *payloads: bytes) -> list[Publish]:

@@ -1,0 +1,336 @@
+"""Legal variations that every case must pass, whatever it is about: the self-check runs the whole suite on each.
+
+A variation here uses a freedom that the standards leave to any server at any time, and names the clause that gives it.
+Section numbers are those of MQTT 5.0; 3.1.1 says the same in its own section 4 unless the text names another place.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from inspect import getattr_static
+from weakref import WeakKeyDictionary, WeakSet
+
+import msgspec
+
+from conformance.mutants import Patch, variation
+from conformance.mutants.output_order import FIRST_S, is_kept, send_by_lanes, topic_of
+from reference_broker.core.broker_state import BrokerState, ConnectRequest
+from reference_broker.core.session import MAX_PACKET_ID, Session
+from reference_broker.mqtt import connection as connection_module
+from reference_broker.mqtt import farewell, handlers, publish_acks
+from reference_broker.mqtt.codec import encode_acknowledgement, encode_packet
+from reference_broker.mqtt.connection import MqttConnection
+from reference_broker.mqtt.errors import ProtocolError, Reason
+from reference_broker.mqtt.packets import Acknowledgement, Packet, PacketType, Unsuback
+from reference_broker.mqtt.phase import Phase
+
+_SLOW_S = (0.05, 0.3)
+_OVERTAKEN_S = 0.05
+_LAGS_S = 0.25
+_LATE_ACK_S = 0.2
+_LATE_WILL_S = 3.0
+_LATE_RETAINED_S = 0.15
+_LATE_RESUME_S = 1.0
+_LATE_CLOSE_S = 1.0
+_RUN_IDS = 1_000
+_ACKS = (PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP)
+_LENIENT = {Reason.NO_SUBSCRIPTION_EXISTED, Reason.NO_MATCHING_SUBSCRIBERS, Reason.PACKET_IDENTIFIER_NOT_FOUND}
+
+
+@variation(
+    "any-window-of-one",
+    "a client has never more than one QoS 1 or 2 message that it has not acknowledged",
+    freedom="4.9: Receive Maximum is an upper limit; no clause asks a server to use it",
+    silences=(
+        "mqtt311/order/pubrels-follow-the-pubrecs",
+        "mqtt311/publish/deliveries-in-flight-have-distinct-identifiers",
+        "mqtt311/session/new-identifiers-spare-open-exchanges",
+        "mqtt311/session/unacknowledged-deliveries-come-in-order",
+        "mqtt5/flow-control/open-exchanges-count-after-resume",
+        "mqtt5/qos/delivery-at-qos1-uses-free-identifiers",
+        "mqtt5/qos/delivery-at-qos2-runs-to-pubrel",
+        "mqtt5/session/new-identifiers-spare-open-exchanges",
+    ),
+)
+def window_of_one(patch: Patch) -> None:
+    def make(original: Callable[..., tuple[Session, bool]]) -> Callable[..., tuple[Session, bool]]:
+        def connect(
+            self: BrokerState, connection: MqttConnection, request: ConnectRequest, now: float
+        ) -> tuple[Session, bool]:
+            return original(self, connection, msgspec.structs.replace(request, window=1), now)
+
+        return connect
+
+    patch.wrap(BrokerState, "connect", make)
+
+
+@variation(
+    "any-pingresp-first",
+    "PINGRESP overtakes whatever else is under way to the client",
+    freedom="4.6 orders messages of a topic and acknowledgements; 3.12 does not order PINGRESP against them",
+)
+def pingresp_first(patch: Patch) -> None:
+    def lane(_connection: MqttConnection, frame: bytes) -> tuple[object, float]:
+        kind = frame[0] >> 4
+        if kind == PacketType.PINGRESP:
+            return kind, FIRST_S
+        return "", 0.0 if kind == PacketType.CONNACK else _OVERTAKEN_S
+
+    send_by_lanes(patch, lane)
+
+
+@variation(
+    "any-pingresp-last",
+    "PINGRESP comes a quarter of a second after what was asked for later",
+    freedom="4.6 and 3.12, as above; no clause gives PINGRESP a deadline",
+)
+def pingresp_last(patch: Patch) -> None:
+    def lane(_connection: MqttConnection, frame: bytes) -> tuple[object, float]:
+        lags = frame[0] >> 4 == PacketType.PINGRESP
+        return lags, _LAGS_S if lags else 0.0
+
+    send_by_lanes(patch, lane)
+
+
+@variation(
+    "any-slow-answers",
+    "everything that a client is sent is 50 to 300 milliseconds late",
+    freedom="no clause gives a server's packets a deadline",
+)
+def slow_answers(patch: Patch) -> None:
+    rng = random.Random(12)
+    send_by_lanes(patch, lambda _connection, _frame: ("", rng.uniform(*_SLOW_S)))
+
+
+@variation(
+    "any-late-acknowledgements",
+    "PUBACK, PUBREC and PUBCOMP come a fifth of a second after whatever their PUBLISH has caused",
+    freedom="4.3.2 and 4.3.3 give acknowledgements no deadline; 4.6 orders them among themselves only",
+)
+def late_acknowledgements(patch: Patch) -> None:
+    def lane(_connection: MqttConnection, frame: bytes) -> tuple[object, float]:
+        late = frame[0] >> 4 in _ACKS
+        return late, _LATE_ACK_S if late else 0.0
+
+    send_by_lanes(patch, lane)
+
+
+@variation(
+    "any-back-pressure",
+    "a publish is acknowledged only once no connected client has to be sent what its client published before",
+    freedom="4.3.2 and 4.3.3: an acknowledgement says that the server took ownership, and may wait until it did",
+)
+def back_pressure(patch: Patch) -> None:
+    def is_pressed(connection: MqttConnection) -> bool:
+        return any(
+            session.connection is not None
+            and any(outgoing.message.publisher == connection.client_id for outgoing in session.queued)
+            for session in connection.broker.sessions.values()
+        )
+
+    def lane(_connection: MqttConnection, frame: bytes) -> tuple[object, float]:
+        return frame[0] >> 4 in _ACKS, 0.0
+
+    def is_held(connection: MqttConnection, frame: bytes) -> bool:
+        return frame[0] >> 4 in _ACKS and not connection.closing and is_pressed(connection)
+
+    send_by_lanes(patch, lane, is_held)
+
+
+@variation(
+    "any-qos-0-first",
+    "messages of QoS 0 overtake those of QoS 1 and 2",
+    freedom="4.6: the order of a topic is that of its messages of one QoS",
+)
+def qos_0_first(patch: Patch) -> None:
+    def lane(_connection: MqttConnection, frame: bytes) -> tuple[object, float]:
+        kind = frame[0] >> 4
+        waits = (kind == PacketType.PUBLISH and frame[0] & 0x06) or kind == PacketType.PUBREL
+        return bool(waits), _OVERTAKEN_S if waits else 0.0
+
+    send_by_lanes(patch, lane)
+
+
+@variation(
+    "any-topics-apart",
+    "messages of half of the topics come later than those of the others",
+    freedom="4.6: order is within a topic; 4.4 orders what is sent again, so sessions that are kept are left alone",
+)
+def topics_apart(patch: Patch) -> None:
+    def lane(connection: MqttConnection, frame: bytes) -> tuple[object, float]:
+        topic = topic_of(frame)
+        if not topic or (frame[0] & 0x06 and is_kept(connection)):
+            return "", 0.0
+        return topic, (sum(topic) & 1) * _OVERTAKEN_S
+
+    send_by_lanes(patch, lane)
+
+
+@variation(
+    "any-retained-late",
+    "retained messages come some time after their SUBACK",
+    freedom="3.8.4: they are sent when a subscription is made; nothing says how soon",
+)
+def retained_late(patch: Patch) -> None:
+    def lane(connection: MqttConnection, frame: bytes) -> tuple[object, float]:
+        topic = topic_of(frame)
+        if not topic or (frame[0] & 0x06 and is_kept(connection)):
+            return "", 0.0
+        return topic, _LATE_RETAINED_S if frame[0] & 1 else 0.0
+
+    send_by_lanes(patch, lane)
+
+
+@variation(
+    "any-late-wills",
+    "wills are published three seconds later than possible",
+    freedom="3.1.2.5: a will is published after the connection was closed; no clause says how soon",
+)
+def late_wills(patch: Patch) -> None:
+    def make(original: Callable[[BrokerState, Session, float], None]) -> Callable[[BrokerState, Session, float], None]:
+        def send_will(self: BrokerState, session: Session, now: float) -> None:
+            due, session.will, session.will_timer = session.will, None, None
+
+            def send(later: float) -> None:
+                kept = session.will, session.will_timer
+                session.will = due
+                original(self, session, later)
+                session.will, session.will_timer = kept
+
+            if due is not None:
+                self.timers.schedule(now + _LATE_WILL_S, send)
+
+        return send_will
+
+    patch.wrap(BrokerState, "_send_will", make)
+
+
+@variation(
+    "any-plain-codes",
+    "success is 0x00 where 0x10, 0x11 or 0x92 would say more",
+    freedom="3.4.2.1, 3.5.2.1: 0x10 is a may; 3.11.3 and 3.7.2.1 leave the choice among their codes",
+)
+def plain_codes(patch: Patch) -> None:
+    def encode(packet: Packet, version: int) -> bytes:
+        if isinstance(packet, Unsuback):
+            reasons = tuple(0 if reason in _LENIENT else reason for reason in packet.reasons)
+            packet = msgspec.structs.replace(packet, reasons=reasons)
+        return encode_packet(packet, version)
+
+    def encode_ack(packet: Acknowledgement, version: int) -> bytes:
+        if packet.reason in _LENIENT:
+            packet = msgspec.structs.replace(packet, reason=Reason.SUCCESS)
+        return encode_acknowledgement(packet, version)
+
+    patch.replace(connection_module, "encode_packet", encode)
+    for module in (handlers, publish_acks):
+        patch.replace(module, "encode_acknowledgement", encode_ack)
+
+
+@variation(
+    "any-says-little",
+    "no packet has a reason string or user properties of the server's own, and connections end without DISCONNECT",
+    freedom="3.x.2.2: these properties are optional; 4.13: DISCONNECT before closing is a may, or a SHOULD",
+)
+def says_little(patch: Patch) -> None:
+    def encode(packet: Packet, version: int) -> bytes:
+        properties = getattr(packet, "properties", None)
+        if properties is not None and (properties.reason_string is not None):
+            plain = msgspec.structs.replace(properties, reason_string=None)
+            packet = msgspec.structs.replace(packet, properties=plain)
+        return encode_packet(packet, version)
+
+    def encode_ack(packet: Acknowledgement, version: int) -> bytes:
+        plain = msgspec.structs.replace(packet.properties, reason_string=None)
+        return encode_acknowledgement(msgspec.structs.replace(packet, properties=plain), version)
+
+    def fail(self: MqttConnection, error: ProtocolError, now: float) -> None:
+        self.error = error
+        self.close_now(now)
+
+    for module in (connection_module, farewell):
+        patch.replace(module, "encode_packet", encode)
+    patch.replace(handlers, "encode_acknowledgement", encode_ack)
+    patch.replace(MqttConnection, "fail", fail)
+    patch.replace(MqttConnection, "close_for_takeover", lambda self, _now: self._end())
+
+
+@variation(
+    "any-packet-id",
+    "packet identifiers are random",
+    freedom="2.2.1: any identifier that is not in use",
+)
+def random_packet_ids(patch: Patch) -> None:
+    rng = random.Random(12)
+
+    def make(original: Callable[..., int]) -> Callable[..., int]:
+        def allocate(self: Session, *arguments: int) -> int:
+            self._next_packet_id = rng.randint(1, MAX_PACKET_ID - _RUN_IDS)
+            return original(self, *arguments)
+
+        return allocate
+
+    patch.wrap(Session, "_allocate_packet_id", make)
+    patch.wrap(Session, "can_send_run", make)
+
+
+@variation(
+    "any-late-resumption",
+    "a client that comes back is sent what waits for it only a second later",
+    freedom="4.4: a server sends again when a client reconnects; no clause says how soon",
+)
+def late_resumption(patch: Patch) -> None:
+    def make(original: Callable[[BrokerState, Session, float], None]) -> Callable[[BrokerState, Session, float], None]:
+        def resume(self: BrokerState, session: Session, now: float) -> None:
+            connection = session.connection
+            session.window = 0  # nothing new overtakes what is sent again
+
+            def go_on(later: float) -> None:
+                if session.connection is connection:
+                    original(self, session, later)
+
+            if session.in_flight or session.queued or session.retained is not None:
+                self.timers.schedule(now + _LATE_RESUME_S, go_on)
+            else:
+                original(self, session, now)
+
+        return resume
+
+    patch.wrap(BrokerState, "resume", make)
+
+
+@variation(
+    "any-late-end",
+    "the connection of a client that broke a rule, or was taken over, ends a second later",
+    freedom="4.13: the server closes the connection; no clause says how soon",
+)
+def late_end(patch: Patch) -> None:
+    blamed: WeakKeyDictionary[MqttConnection, float] = WeakKeyDictionary()
+    over: WeakSet[MqttConnection] = WeakSet()
+    is_done = getattr_static(MqttConnection, "may_close").fget
+
+    def may_close(self: MqttConnection) -> bool:
+        return bool(is_done(self)) and self.broker.now >= blamed.get(self, 0.0)
+
+    def make(end: Callable[[MqttConnection], None]) -> Callable[[MqttConnection], None]:
+        def end_late(self: MqttConnection) -> None:
+            was_closed = self.phase is Phase.CLOSED
+            end(self)
+            if not was_closed and self in over:
+                due = blamed[self] = self.broker.now + _LATE_CLOSE_S
+                self.broker.timers.schedule(due, lambda _now: self.rouse())
+
+        return end_late
+
+    def blame(change: Callable[..., None]) -> Callable[..., None]:
+        def blamed_now(self: MqttConnection, *arguments: object) -> None:
+            over.add(self)
+            change(self, *arguments)
+
+        return blamed_now
+
+    patch.wrap(MqttConnection, "fail", blame)
+    patch.wrap(MqttConnection, "close_for_takeover", blame)
+    patch.wrap(MqttConnection, "_end", make)
+    patch.replace(MqttConnection, "may_close", property(may_close))

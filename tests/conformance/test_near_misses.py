@@ -1,0 +1,149 @@
+"""The legal variations that every case must pass: complete, legal, and able to accuse a case that asks too much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from conformance import mutants
+from conformance.case import Case, CaseContext, load_cases
+from conformance.mutants.output_order import _Outbox, frames_of, topic_of
+from conformance.nursery import Nursery
+from conformance.self_check import BASELINE, EVERYONE, _check_one, work_of
+from conformance.targets import load_target
+from conformance.wire import Connack, Pingresp, Puback, Publish, Subscription, encode
+from reference_broker.trace.conformance import CaseVerdict
+
+FREE = {name: entry for name, entry in mutants.all_mutants().items() if entry.freedom}
+GROUPED = [name for group in EVERYONE for name in group.split("+")]
+
+
+def _case(run: Any) -> Case:
+    return Case(
+        id="mqtt5/assay/too-much",
+        title="",
+        expectation="",
+        clauses=(),
+        level="MUST",
+        requires=(),
+        mutant="",
+        near_miss="",
+        limit_s=2.0,
+        module=__name__,
+        run=run,
+    )
+
+
+async def _needs_two_under_way(ctx: CaseContext) -> None:
+    topic = ctx.topic()
+    subscriber, publisher = await ctx.connect(name="subscriber"), await ctx.connect(name="publisher")
+    await subscriber.subscribe(topic, qos=1)
+    for payload in (b"1", b"2"):
+        await publisher.publish(topic, payload, qos=1)
+    for _ in range(2):
+        await subscriber.expect_publish(topic, ack=False)
+
+
+async def _trusts_pingresp(ctx: CaseContext) -> None:
+    client = await ctx.connect()
+    client.send(Publish(topic=ctx.topic(), qos=1, packet_id=1))
+    ctx.must(len(await client.barrier()) == 1, "expected the PUBACK before PINGRESP")
+
+
+async def _orders_topics(ctx: CaseContext) -> None:
+    client = await ctx.connect()
+    topics = [ctx.topic(f"{number}") for number in range(8)]
+    await client.subscribe(*topics)
+    client.send(*(Publish(topic=topic) for topic in topics))
+    for topic in topics:
+        await client.expect_publish(topic)
+
+
+async def _orders_levels(ctx: CaseContext) -> None:
+    client = await ctx.connect()
+    await client.subscribe(Subscription(filter=ctx.topic(), qos=1))
+    client.send(Publish(topic=ctx.topic(), qos=1, packet_id=1), Publish(topic=ctx.topic()))
+    for qos in (1, 0):
+        seen = await client.expect(Publish, skipping=(Puback,))
+        ctx.must(seen.qos == qos, f"expected QoS {qos}")
+
+
+async def _has_no_time(ctx: CaseContext) -> None:
+    client = await ctx.connect()
+    client.send(Publish(topic=ctx.topic(), qos=1, packet_id=1))
+    await client.expect(Puback, within_s=0.1)
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery() as nursery:
+        yield nursery
+
+
+@pytest.mark.parametrize(
+    ("name", "run"),
+    [
+        ("any-window-of-one", _needs_two_under_way),
+        ("any-pingresp-first", _trusts_pingresp),
+        ("any-topics-apart", _orders_topics),
+        ("any-qos-0-first", _orders_levels),
+        ("any-late-acknowledgements", _has_no_time),
+    ],
+)
+def test_a_case_that_asks_too_much_is_accused(nursery: Nursery, name: str, run: Any) -> None:
+    case, target = _case(run), load_target("reference")
+    sound = _check_one(nursery, target, BASELINE, [case])
+    assert sound.ok, sound
+    check = _check_one(nursery, target, name, [case])
+    assert check.legal
+    assert [line.split()[1] for line in check.wrong] == [CaseVerdict.FAIL.value], check
+
+
+def test_every_free_variation_is_run_over_every_suite() -> None:
+    assert sorted(GROUPED) == sorted(FREE), "each in one group"
+    assert all(entry.legal for entry in FREE.values())
+    cases = list(load_cases().values())
+    work = work_of(cases)
+    for group, specs in EVERYONE.items():
+        checked = {case.id for (_, name), some in work.items() if name == group for case in some}
+        wanted = {case.id for case in cases if case.spec in specs and not case.is_private}
+        assert wanted <= checked, group
+    private = {case.id for case in cases if case.is_private}
+    run = {case.id for (_, name), some in work.items() if name in EVERYONE for case in some}
+    assert private <= run, "each private case on one of them"
+
+
+def test_only_named_cases_may_find_nothing_to_judge() -> None:
+    known = set(load_cases())
+    for name, entry in FREE.items():
+        assert known.issuperset(entry.silences), name
+
+
+def test_one_variation_is_run_alone_on_all_cases() -> None:
+    cases = [case for case in load_cases().values() if case.spec == "mqtt5"]
+    work = work_of(cases, "any-window-of-one")
+    assert {name for _, name in work} == {"any-window-of-one"}
+    assert sum(map(len, work.values())) == len(cases)
+
+
+def test_lanes_keep_their_order_and_connack_comes_first() -> None:
+    outbox = _Outbox()
+    outbox.add(b"\x20\x00", "slow", 5.0)
+    outbox.add(b"\xd0\x00", "first", -1.0)
+    outbox.add(b"\x40\x02\x00\x01", "slow", 7.0)
+    outbox.add(b"\x40\x02\x00\x02", "slow", 6.0)
+    outbox.add(b"\xe0\x00", "first", -1.0)
+    assert outbox.take(4.9, lambda _frame: False) == b""
+    assert outbox.take(5.0, lambda _frame: False) == b"\x20\x00\xd0\x00"
+    held = outbox.take(7.0, lambda frame: frame.endswith(b"\x01"))
+    assert held == b"\xe0\x00", "what is behind a held frame waits, other lanes do not"
+    assert outbox.take(8.0, lambda _frame: False) == b"\x40\x02\x00\x01\x40\x02\x00\x02"
+
+
+def test_frames_and_topics_are_found() -> None:
+    packets = (Connack(), Publish(topic="a/b", payload=b"x" * 300), Pingresp())
+    frames = [encode(packet, 5) for packet in packets]
+    assert list(frames_of(b"".join(frames))) == frames
+    assert [topic_of(frame) for frame in frames] == [b"", b"a/b", b""]
