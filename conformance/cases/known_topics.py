@@ -58,8 +58,9 @@ async def retained_matches(ctx: CaseContext) -> None:
         await publisher.barrier()
         subscriber = await ctx.connect(name=filter_)
         await subscriber.subscribe(ctx.topic(f"{number}/{filter_}"))
-        found = sorted(message.topic for message in await delivered(ctx, publisher, subscriber))
         wanted = sorted(ctx.topic(f"{number}/{path}") for path in matching)
+        messages = await delivered(ctx, publisher, subscriber, at_least=len(wanted))
+        found = sorted(message.topic for message in messages)
         ctx.must(found == wanted, f"filter {filter_}: expected the retained messages of {wanted}; seen {found}")
 
 
@@ -89,7 +90,7 @@ async def separators(ctx: CaseContext) -> None:
         late = [await _listening(ctx, name) for name in wanted]
         for when, clients in (("new", early), ("retained", late)):
             for client, topics in zip(clients, wanted.values(), strict=True):
-                found = {message.topic for message in await delivered(ctx, publisher, client)}
+                found = {message.topic for message in await delivered(ctx, publisher, client, at_least=len(topics))}
                 ctx.must(found == topics, f"filter {client.name}: expected {when} messages of {topics}; seen {found}")
         for client in (*early, *late):
             await client.disconnect()
@@ -107,7 +108,7 @@ async def _expect(
     """A message for the topic reaches these clients so often, and is waited for where it must come."""
     publisher.send(Publish(topic=topic, payload=when.encode()))
     for client, copies in wanted.items():
-        found = [message.payload for message in await delivered(ctx, publisher, client)]
+        found = [message.payload for message in await delivered(ctx, publisher, client, at_least=copies)]
         ctx.must(found == [when.encode()] * copies, f"{when}: {client.name}: expected {copies} copies; seen {found}")
 
 

@@ -25,7 +25,7 @@ from reference_broker.mqtt.errors import ProtocolError, Reason
 from reference_broker.mqtt.packets import Acknowledgement, Packet, PacketType, Unsuback
 from reference_broker.mqtt.phase import Phase
 
-_SLOW_S = (0.05, 0.3)
+_SLOW_S = (0.03, 0.15)
 _OVERTAKEN_S = 0.05
 _LAGS_S = 0.25
 _LATE_ACK_S = 0.2
@@ -95,7 +95,7 @@ def pingresp_last(patch: Patch) -> None:
 
 @variation(
     "any-slow-answers",
-    "everything that a client is sent is 50 to 300 milliseconds late",
+    "everything that a client is sent is 30 to 150 milliseconds late",
     freedom="no clause gives a server's packets a deadline",
 )
 def slow_answers(patch: Patch) -> None:
