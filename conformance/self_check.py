@@ -171,11 +171,9 @@ def work_of(cases: Sequence[Case], only: str = "") -> Work:
         for name in {case.mutant, case.near_miss, *case.kills} - {""}:
             if not only or name == only:
                 work.setdefault((case.judged_on, name), []).append(case)
-        for index, group in enumerate(EVERYONE):
-            if only or case.spec not in EVERYONE[group]:
-                continue
-            if not case.is_private or crc32(case.id.encode()) % len(EVERYONE) == index:
-                work.setdefault((case.judged_on, group), []).append(case)
+        groups = [] if only else [group for group, specs in EVERYONE.items() if case.spec in specs]
+        for group in groups[crc32(case.id.encode()) % len(groups) :][:1] if case.is_private and groups else groups:
+            work.setdefault((case.judged_on, group), []).append(case)
         if only not in ("", case.near_miss) and any(only in group.split("+") for group in EVERYONE):
             work.setdefault((case.judged_on, only), []).append(case)
     return dict(sorted(work.items()))
