@@ -1,0 +1,233 @@
+"""What sessions have a right to: each message has claims, each claim slots, and each copy that arrives must fit a slot.
+
+A session that has subscriptions of its own and is a member of shares gets several copies, which look alike: which copy
+is for which slot is found by matching, so that a copy is refused only if no arrangement of all copies has room for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import msgspec
+
+from conformance.explore.rules import Rule
+from conformance.wire import NO_PROPERTIES, Properties, Publish
+
+Objection = tuple[Rule, str]
+_MANY = 1_000
+
+
+class Subscription(msgspec.Struct, frozen=True, kw_only=True):
+    """A subscription as it was granted."""
+
+    filter: str
+    qos: int
+    no_local: bool = False
+    retain_as_published: bool = False
+    identifier: int = 0
+
+    @property
+    def identifiers(self) -> frozenset[int]:
+        return frozenset({self.identifier} - {0})
+
+    def __str__(self) -> str:
+        return f"{self.filter!r} at QoS {self.qos}"
+
+
+class Via(Enum):
+    LIVE = "subscription"
+    RETAINED = "retained message"
+    SHARE = "share"
+
+
+@dataclass(eq=False)
+class Copy:
+    """A PUBLISH that came to a client, for the first time."""
+
+    client: int
+    version: int
+    packet: Publish
+
+
+@dataclass(eq=False)
+class Claim:
+    """What one session gets of one message by its own subscriptions, or the members of a share by theirs."""
+
+    message: Message
+    via: Via
+    members: dict[int, tuple[Subscription, ...]]
+    """Client to its subscriptions that match: one client but for shares; of a retained message, the one that asked."""
+    must: bool
+    queued: bool = False
+    """The session was without connection."""
+    maybe_sent: bool = False
+    """A connection ended before it was seen: it may come with DUP."""
+    loose: bool = False
+    """Subscriptions changed while the message was under way, or a member went: QoS, identifiers, or who gets it are
+    open, and so is how often a share delivers it."""
+    others: frozenset[int] = frozenset()
+    """Identifiers of other subscriptions that match, which may stand beside that of a retained message."""
+    copies: int = 0
+
+    @property
+    def satisfied(self) -> bool:
+        return any(slot.claim is self and slot.main and slot.copies for slot in self.message.slots)
+
+    def qos_of(self, client: int) -> int:
+        """The QoS of the copy that must come: the maximum of all matching subscriptions decides."""
+        return min(self.message.qos, max(entry.qos for entry in self.members[client]))
+
+    @property
+    def qos(self) -> int:
+        """The lowest that it may be for a member."""
+        return min(self.qos_of(client) for client in self.members)
+
+    def why(self, client: int) -> str:
+        filters = ", ".join(str(entry) for entry in self.members.get(client, ()))
+        return f"{filters} ({self.via.value})"
+
+
+@dataclass(eq=False)
+class Slot:
+    """Room for one copy."""
+
+    claim: Claim
+    only: Subscription | None = None
+    """The subscription whose further copy this is; None for the copy that must come, which may stand for all."""
+    extra: bool = False
+    """Its message was published a second time: nothing is due."""
+    copies: list[Copy] = field(default_factory=list)
+
+    @property
+    def main(self) -> bool:
+        return self.only is None and not self.extra
+
+    @property
+    def due(self) -> bool:
+        return self.main and self.claim.must and not self.copies
+
+    @property
+    def has_room(self) -> bool:
+        shared = self.claim.via is Via.SHARE
+        return len(self.copies) < (_MANY if shared and self.claim.loose else 1)
+
+    def _retain(self, entry: Subscription) -> bool:
+        if self.claim.via is Via.RETAINED:
+            return True
+        return self.claim.message.retain and entry.retain_as_published
+
+    def _fits_one(self, copy: Copy, entry: Subscription) -> bool:
+        packet = copy.packet
+        if packet.qos != min(self.claim.message.qos, entry.qos) or packet.retain != self._retain(entry):
+            return False
+        seen = frozenset(packet.properties.subscription_identifier)
+        return copy.version < 5 or entry.identifiers <= seen <= entry.identifiers | self.claim.others
+
+    def objection(self, copy: Copy) -> Objection | None:
+        """What is wrong with the copy for this slot; None if nothing is. The client must be a member."""
+        claim, packet = self.claim, copy.packet
+        entries = claim.members[copy.client]
+        if claim.loose and claim.via is Via.LIVE:
+            return None
+        wanted_qos = claim.qos_of(copy.client)
+        if self.only is not None:
+            return None if self._fits_one(copy, self.only) else (Rule.DUPLICATE, "no subscription has a copy left")
+        if any(self._fits_one(copy, entry) for entry in entries) and packet.qos == wanted_qos:
+            return None
+        why = claim.why(copy.client)
+        if packet.qos != wanted_qos:
+            return Rule.QOS, f"expected QoS {wanted_qos}, which {why} gives"
+        if packet.retain not in {self._retain(entry) for entry in entries}:
+            rule = Rule.RETAIN_FLAG_OF_RETAINED if claim.via is Via.RETAINED else Rule.RETAIN_FLAG
+            return rule, f"expected RETAIN {int(not packet.retain)}, which {why} gives"
+        identifiers = frozenset[int]().union(*(entry.identifiers for entry in entries))
+        seen = frozenset(packet.properties.subscription_identifier)
+        if copy.version >= 5 and not identifiers <= seen <= identifiers | claim.others:
+            return Rule.IDENTIFIERS, f"expected the identifiers {sorted(identifiers) or 'none'}, which {why} gives"
+        return None
+
+
+@dataclass(eq=False)
+class Message:
+    """An application message, known by its topic and payload; one with an empty payload by its topic alone."""
+
+    number: int
+    topic: str
+    payload: bytes
+    qos: int
+    retain: bool
+    version: int
+    """Of the publisher."""
+    publisher: int
+    sent_at: float
+    properties: Properties = NO_PROPERTIES
+    is_will: bool = False
+    published: bool = True
+    """False: a will that is still armed, or that was discarded."""
+    claims: list[Claim] = field(default_factory=list)
+    slots: list[Slot] = field(default_factory=list)
+
+    @property
+    def expires_at(self) -> float:
+        interval_s = self.properties.message_expiry_interval
+        return float("inf") if interval_s is None else self.sent_at + interval_s
+
+    @property
+    def name(self) -> str:
+        return f"{'will' if self.is_will else 'message'} {self.number} ({self.topic!r}, QoS {self.qos})"
+
+    def add(self, claim: Claim) -> None:
+        """A claim with its slots: one copy, or one for each of several subscriptions of a session."""
+        self.claims.append(claim)
+        self.slots.append(Slot(claim=claim))
+        if claim.via is Via.LIVE:
+            entries = next(iter(claim.members.values()))
+            self.slots += [Slot(claim=claim, only=entry) for entry in (entries if len(entries) > 1 else ())]
+
+    def published_again(self) -> None:
+        """At QoS 1, by a publisher that came back: all may come once more."""
+        self.slots += [Slot(claim=slot.claim, only=slot.only, extra=True) for slot in self.slots if not slot.extra]
+
+    def slots_of(self, client: int) -> list[Slot]:
+        """Those in which the copy of a client may be, what must be filled first."""
+        mine = [slot for slot in self.slots if client in slot.claim.members]
+        return sorted(mine, key=lambda slot: (not slot.claim.must, not slot.main, slot.extra))
+
+    def place(self, copy: Copy) -> Slot | None:
+        """Find room for a copy, moving others if need be; None if there is none."""
+        return self._place(copy, set())
+
+    def _place(self, copy: Copy, tried: set[int]) -> Slot | None:
+        for slot in self.slots_of(copy.client):
+            if id(slot) in tried or slot.objection(copy) is not None:
+                continue
+            if slot.only is not None and self._count(slot.claim) >= len(slot.claim.members[copy.client]):
+                continue
+            tried.add(id(slot))
+            if not slot.has_room:
+                other = slot.copies[0]
+                if self._place(other, tried) is None:
+                    continue
+                slot.copies.remove(other)
+            slot.copies.append(copy)
+            return slot
+        return None
+
+    def _count(self, claim: Claim) -> int:
+        return sum(len(slot.copies) for slot in self.slots if slot.claim is claim and not slot.extra)
+
+    def complaint(self) -> tuple[int, Objection] | None:
+        """At the end: a client whose single copy, of several subscriptions', lacks identifiers, and the objection."""
+        for slot in self.slots:
+            copies = slot.copies
+            if slot.claim.via is not Via.LIVE or not slot.main or not copies or slot.claim.loose:
+                continue
+            copy = copies[0]
+            entries = slot.claim.members[copy.client]
+            identifiers = frozenset[int]().union(*(entry.identifiers for entry in entries))
+            seen = frozenset(copy.packet.properties.subscription_identifier)
+            if copy.version >= 5 and seen != identifiers and self._count(slot.claim) == 1:
+                text = f"{self.name} came once, with the identifiers {sorted(seen)} in place of {sorted(identifiers)}"
+                return copy.client, (Rule.IDENTIFIERS, text)
+        return None

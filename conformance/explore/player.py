@@ -1,0 +1,738 @@
+"""Performs a life on real sockets: sends what its steps say, reads what comes, and asks the referee about all of it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import selectors
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from conformance.case import CLOCK_TOPIC
+from conformance.explore import life as plan
+from conformance.explore.referee import Link, Referee
+from conformance.explore.rules import Rule, ViolationError
+from conformance.explore.topics import is_shared
+from conformance.outcome import TargetUnreachableError
+from conformance.targets import CapabilityValue, Endpoint
+from conformance.wire import (
+    Connack,
+    Connect,
+    Decoder,
+    Disconnect,
+    MalformedPacketError,
+    Packet,
+    Pingreq,
+    Pingresp,
+    Properties,
+    Puback,
+    Pubcomp,
+    Publish,
+    Pubrec,
+    Pubrel,
+    Subscribe,
+    Subscription,
+    Unsubscribe,
+    Will,
+    decode_packet,
+    describe,
+    encode,
+)
+from reference_broker.trace.conformance import WireLine
+
+PATIENCE_S = 3.0
+_SLOW_ROUND_TRIP_S = 0.1
+"""On an idle machine a PINGREQ is answered in less than a millisecond."""
+_MAX_EXTENSIONS = 5
+_GOODBYE_S = 0.5
+"""How long the broker gets to close after DISCONNECT before the client does."""
+_RECEIVE_BYTES = 262_144
+_OBSERVER = 1_000
+"""Client number of the observer: it sees wills, and what is retained at the end."""
+_WIDE = ("assay/{t}/#", "/{t}/#", "{t}", "$assay/{t}/#")
+"""Filters that match every topic of a life."""
+_END = "end/{t}"
+_LINGER_NOT = struct.pack("ii", 1, 0)
+RICH = Properties(
+    payload_format_indicator=1,
+    content_type="text/plain; ü",
+    response_topic="answers/here",
+    correlation_data=b"\x00\xff\x01",
+    user_property=(("z", "1"), ("a", "2"), ("z", "")),
+)
+
+
+@dataclass(eq=False)
+class _Wire:
+    """A socket with what belongs to it."""
+
+    link: Link
+    sock: socket.socket
+    decoder: Decoder
+    unsent: bytearray = field(default_factory=bytearray)
+    held: deque[Packet] = field(default_factory=deque)
+    """Acknowledgements that the client does not send for the time being."""
+    deferred: deque[Publish] = field(default_factory=deque)
+    """What came while SUBACK is awaited: only that says which subscription it belongs to."""
+    keep_pubrel: bool = False
+    blind: bool = False
+    """Acknowledgements are read, and not seen: the connection is about to be lost."""
+    unseen: int = 0
+    packet_id: int = 0
+    aliases: set[int] = field(default_factory=set)
+    """Topic aliases that the server knows."""
+    alias_topics: dict[int, str] = field(default_factory=dict)
+    alias_maximum: int = 0
+    receive_maximum: int = 65_535
+
+    @property
+    def open(self) -> bool:
+        return self.sock.fileno() >= 0
+
+
+class Control:
+    """A client that takes no part: round trips, the clock, and what is deleted after a life. Blocking."""
+
+    def __init__(self, endpoint: Endpoint, version: int) -> None:
+        self._endpoint, self._version = endpoint, version
+        self._sock: socket.socket | None = None
+
+    def _ready(self) -> socket.socket:
+        if self._sock is None:
+            sock = _connected(self._endpoint)
+            sock.settimeout(10.0)
+            self._sock = sock
+            connect = Connect(version=self._version, client_id="assayctl", keep_alive_s=0)
+            self._exchange(sock, _with_credentials(connect, self._endpoint), Connack)
+        return self._sock
+
+    def _exchange(self, sock: socket.socket, packet: Packet, kind: type[Packet]) -> None:
+        decoder = Decoder(self._version)
+        try:
+            sock.sendall(encode(packet, self._version))
+            while not any(isinstance(answer, kind) for answer in decoder.feed(self._some(sock))):
+                pass
+        except (OSError, MalformedPacketError) as error:
+            self.close()
+            message = f"the control connection to {self._endpoint.host}:{self._endpoint.port} failed: {error}"
+            raise TargetUnreachableError(message) from error
+
+    def _some(self, sock: socket.socket) -> bytes:
+        data = sock.recv(_RECEIVE_BYTES)
+        if not data:
+            message = "the broker ended it"
+            raise ConnectionResetError(message)
+        return data
+
+    def round_trip(self) -> float:
+        """Seconds from PINGREQ to PINGRESP. Raises :class:`TargetUnreachableError`."""
+        began = time.monotonic()
+        self._exchange(self._ready(), Pingreq(), Pingresp)
+        return time.monotonic() - began
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        """At QoS 1. Raises :class:`TargetUnreachableError`."""
+        packet = Publish(topic=topic, payload=payload, qos=1, packet_id=1, retain=retain)
+        self._exchange(self._ready(), packet, Puback)
+
+    def end_session(self, client_id: str) -> None:
+        """Connect as this client with a clean start, and leave."""
+        with contextlib.closing(_connected(self._endpoint)) as sock:
+            sock.settimeout(10.0)
+            connect = Connect(version=self._version, client_id=client_id, keep_alive_s=0)
+            self._exchange(sock, _with_credentials(connect, self._endpoint), Connack)
+            sock.sendall(encode(Disconnect(), self._version))
+
+    def close(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+
+def _connected(endpoint: Endpoint) -> socket.socket:
+    try:
+        sock = socket.create_connection((endpoint.host, endpoint.port), timeout=5.0)
+    except OSError as error:
+        message = f"cannot connect to {endpoint.host}:{endpoint.port}: {error.strerror or error}"
+        raise TargetUnreachableError(message) from error
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def _with_credentials(packet: Connect, endpoint: Endpoint) -> Connect:
+    if endpoint.username is None:
+        return packet
+    fields = {name: getattr(packet, name) for name in packet.__struct_fields__}
+    password = None if endpoint.password is None else endpoint.password.encode()
+    return Connect(**{**fields, "username": endpoint.username, "password": password})
+
+
+class Player:
+    """Plays lives, one after the other, on one broker."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        capabilities: dict[str, CapabilityValue],
+        *,
+        run_token: str,
+        patience_s: float = PATIENCE_S,
+        restart: Callable[[float], Endpoint] | None = None,
+    ) -> None:
+        """``run_token`` (0-9, a-z) keeps the names of two runs apart; ``restart`` kills and starts the broker."""
+        self.endpoint, self.capabilities, self.patience_s = endpoint, capabilities, patience_s
+        self.restart = restart
+        self._run_token = run_token
+        self._lives = itertools.count(1)
+        self.ahead_s = 0.0
+        self.control = self._new_control()
+        self._begin()
+
+    def _new_control(self) -> Control:
+        return Control(self.endpoint, 5 if self.capabilities.get("mqtt5", False) else 4)
+
+    def _begin(self) -> None:
+        self.token = f"{self._run_token}{next(self._lives):x}"
+        self.referee = Referee(ours=self.token)
+        self.log: list[tuple[int, str, Literal["send", "recv", "event"], bytes | str, int]] = []
+        self._began_ns = time.perf_counter_ns()
+        self._selector = selectors.DefaultSelector()
+        self._wires: dict[int, _Wire] = {}
+        """Client to its connection."""
+        self._holds: dict[int, plan.Hold] = {}
+        self._names = itertools.count(1)
+        self._payloads = itertools.count(1)
+        self._all: list[_Wire] = []
+
+    @property
+    def now(self) -> float:
+        """The broker's clock."""
+        return time.monotonic() + self.ahead_s
+
+    # A life
+
+    def play(self, life: plan.Life) -> None:
+        """Play a life and its audit. Raises :class:`ViolationError`, :class:`TargetUnreachableError`."""
+        self._begin()
+        self._life = life
+        used = set[int]().union(*(plan.clients_of(step) for step in life.steps))
+        wills = {
+            client.will.topic: None
+            for index, client in enumerate(life.clients)
+            if client.will is not None and index in used
+        }
+        try:
+            if wills:
+                observer = self._wire(_OBSERVER)
+                entries = tuple(Subscription(filter=self._named(topic), qos=self._qos(2)) for topic in wills)
+                self._send(observer, Subscribe(packet_id=self._next_id(observer), subscriptions=entries))
+                self._settle()
+            for step in life.steps:
+                self._note(str(step))
+                self._perform(step)
+                self._settle()
+            self._audit()
+        finally:
+            for wire in self._all:
+                wire.sock.close()
+            self._selector.close()
+
+    def _perform(self, step: plan.Step) -> None:
+        match step:
+            case plan.Join():
+                self._connect(step.client, afresh=step.afresh)
+            case plan.Leave():
+                self._leave(self._wire(step.client), step.how)
+            case plan.Subscribe():
+                self._subscribe(self._wire(step.client), step)
+            case plan.Unsubscribe():
+                wire = self._wire(step.client)
+                filters = tuple(self._named(topic_filter) for topic_filter in step.filters)
+                self._send(wire, Unsubscribe(packet_id=self._next_id(wire), filters=filters))
+            case plan.Publish():
+                self._publish(step)
+            case plan.Burst():
+                self._burst(step)
+            case plan.Withhold():
+                self._withhold(self._wire(step.client), step.what)
+            case plan.Restart():
+                self._restart()
+            case plan.Advance():
+                self._advance(step.seconds)
+
+    def _audit(self) -> None:
+        """Everybody comes back for what is kept, and nothing may come that nobody asked for."""
+        self._note("the audit begins")
+        for client in list(self._holds):
+            self._holds[client] = plan.Hold.NOTHING
+        for client, session in list(self.referee.sessions.items()):
+            if session.link is None:
+                self._connect(client)
+                self._settle()
+            elif self._wires[client].held:
+                self._withhold(self._wires[client], plan.Hold.NOTHING)
+                self._settle()
+        observer = self._wire(_OBSERVER)
+        self._settle()
+        wide = tuple(Subscription(filter=self._named(text), qos=self._qos(2)) for text in _WIDE)
+        if self.capabilities.get("retain", True) and self.capabilities.get("wildcards", True):
+            self._send(observer, Subscribe(packet_id=self._next_id(observer), subscriptions=wide))
+            self._settle()
+        end = Subscription(filter=self._named(_END), qos=self._qos(2))
+        for wire in self._wires.values():
+            self._send(wire, Subscribe(packet_id=self._next_id(wire), subscriptions=(end,)))
+        self._settle()
+        self._send_publish(plan.Publish(client=_OBSERVER, topic=_END, qos=self._qos(2)))
+        self._settle()
+        self._read(0.0)
+        self.referee.audit()
+        self._clean_up()
+
+    def _clean_up(self) -> None:
+        """Leave nothing to the lives after this one."""
+        for client, session in list(self.referee.sessions.items()):
+            wire = self._wires.get(client)
+            if wire is not None and wire.open and session.link is wire.link:
+                ends = session.version >= 5 and wire.link.kept_s > 0
+                self._write(wire, Disconnect(properties=Properties(session_expiry_interval=0 if ends else None)))
+                if ends or wire.link.kept_s <= 0:
+                    continue
+            self.control.end_session(self._client_id(client))
+        for topic in self.referee.retained_topics():
+            self.control.publish(topic, b"", retain=True)
+
+    # Steps
+
+    def _plan(self, client: int) -> plan.Client:
+        if client == _OBSERVER:
+            return plan.Client(version=5 if self.capabilities.get("mqtt5", False) else 4)
+        return self._life.clients[client % len(self._life.clients)]
+
+    def _qos(self, wanted: int) -> int:
+        while wanted and not self.capabilities.get(f"qos{wanted}", True):
+            wanted -= 1
+        return wanted
+
+    def _named(self, template: str) -> str:
+        return template.replace("{t}", self.token)
+
+    def _client_id(self, client: int) -> str:
+        return f"{self.token}c{client}"
+
+    def _next_id(self, wire: _Wire) -> int:
+        session = wire.link.session
+        taken = session.outgoing if session is not None else {}
+        while True:
+            wire.packet_id = wire.packet_id % 65_535 + 1
+            if wire.packet_id not in taken:
+                return wire.packet_id
+
+    def _wire(self, client: int) -> _Wire:
+        """The connection of a client, made now if there is none."""
+        wire = self._wires.get(client)
+        return wire if wire is not None and wire.open else self._connect(client)
+
+    def _connect(self, client: int, *, afresh: bool = False) -> _Wire:
+        older = self._wires.get(client)
+        if older is not None and older.open:
+            self._barrier(older)
+        fields = self._plan(client)
+        properties = Properties()
+        if fields.version >= 5:
+            properties = Properties(
+                session_expiry_interval=None if fields.clean else fields.expiry_s,
+                receive_maximum=fields.receive_maximum or None,
+                topic_alias_maximum=fields.alias_maximum or None,
+            )
+        packet = Connect(
+            client_id=self._client_id(client),
+            version=fields.version,
+            clean=fields.clean or afresh,
+            keep_alive_s=fields.keep_alive_s,
+            will=self._will(fields),
+            properties=properties,
+        )
+        kept_s = 0.0 if afresh and fields.version < 5 else fields.kept_s
+        packet = _with_credentials(packet, self.endpoint)
+        sock = _connected(self.endpoint)
+        sock.setblocking(False)
+        name = f"c{client}.{next(self._names)}" if client != _OBSERVER else "observer"
+        link = self.referee.connect(name, client, packet, kept_s, self.now)
+        wire = _Wire(link=link, sock=sock, decoder=Decoder(fields.version))
+        self._wires[client] = wire
+        self._all.append(wire)
+        self._selector.register(sock, selectors.EVENT_READ, wire)
+        self._write(wire, packet)
+        self._settle(until=lambda: link.session is not None)
+        if older is not None:
+            older.held.clear()
+        self._resume(wire)
+        self._settle()
+        return wire
+
+    def _will(self, fields: plan.Client) -> Will | None:
+        if fields.will is None:
+            return None
+        delay_s = fields.will.delay_s if fields.version >= 5 else 0
+        return Will(
+            topic=self._named(fields.will.topic),
+            payload=self._payload(8),
+            qos=self._qos(fields.will.qos),
+            retain=fields.will.retain and bool(self.capabilities.get("retain", True)),
+            properties=Properties(will_delay_interval=delay_s or None),
+        )
+
+    def _resume(self, wire: _Wire) -> None:
+        """A client sends again what the server has not acknowledged (MQTT-4.4.0-1)."""
+        session = wire.link.session
+        for packet_id, outgoing in sorted(session.outgoing.items()) if session is not None else ():
+            if outgoing.received:
+                self._send(wire, Pubrel(packet_id=packet_id))
+            else:
+                message = outgoing.message
+                properties = _without_alias(message.properties)
+                self._send(
+                    wire,
+                    Publish(
+                        topic=message.topic,
+                        payload=message.payload,
+                        qos=message.qos,
+                        packet_id=packet_id,
+                        retain=message.retain,
+                        dup=True,
+                        properties=properties,
+                    ),
+                )
+
+    def _leave(self, wire: _Wire, how: plan.Leaving) -> None:
+        self._barrier(wire)
+        version = wire.link.version
+        if how is plan.Leaving.RESET or (how is plan.Leaving.WITH_WILL and version < 5):
+            self._reset(wire)
+            return
+        ends = how is plan.Leaving.END_SESSION and version >= 5 and wire.link.kept_s > 0
+        code = 0x04 if how is plan.Leaving.WITH_WILL else 0
+        properties = Properties(session_expiry_interval=0 if ends else None)
+        self._send(wire, Disconnect(reason_code=code, properties=properties))
+        deadline = time.monotonic() + _GOODBYE_S
+        while wire.open and time.monotonic() < deadline:
+            self._read(max(0.0, deadline - time.monotonic()))
+        if wire.open:
+            self._note(f"{wire.link.name}: the broker leaves the connection open after DISCONNECT")
+            self._close(wire, by_broker=False)
+            self._let_the_broker_notice()
+
+    def _reset(self, wire: _Wire) -> None:
+        wire.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
+        self._note(f"{wire.link.name}: reset by the client")
+        self._close(wire, by_broker=False)
+        self._let_the_broker_notice()
+
+    def _let_the_broker_notice(self) -> None:
+        """What ended a moment ago is seen by a broker before the second round trip of somebody else."""
+        for _ in range(2):
+            self.control.round_trip()
+
+    def _subscribe(self, wire: _Wire, step: plan.Subscribe) -> None:
+        new = wire.link.version >= 5
+        entries: dict[str, Subscription] = {}
+        for entry in step.filters:
+            shared = is_shared(entry.filter)
+            if shared and not (new and self.capabilities.get("shared", True)):
+                continue
+            if ("+" in entry.filter or "#" in entry.filter) and not self.capabilities.get("wildcards", True):
+                continue
+            topic_filter = self._named(entry.filter)
+            entries[topic_filter] = Subscription(
+                filter=topic_filter,
+                qos=entry.qos,
+                no_local=new and entry.no_local and not shared,
+                retain_as_published=new and entry.retain_as_published,
+                retain_handling=entry.retain_handling if new else 0,
+            )
+        if not entries:
+            return
+        identifiers = new and step.identifier and self.capabilities.get("subscription_identifiers", True)
+        properties = Properties(subscription_identifier=(step.identifier,) if identifiers else ())
+        packet = Subscribe(packet_id=self._next_id(wire), subscriptions=tuple(entries.values()), properties=properties)
+        self._send(wire, packet)
+
+    def _payload(self, size_bytes: int) -> bytes:
+        if not size_bytes:
+            return b""
+        text = f"{next(self._payloads)}:{self.token}:"
+        return text.encode().ljust(size_bytes, b".")
+
+    def _send_publish(self, step: plan.Publish) -> tuple[_Wire, int]:
+        wire = self._wire(step.client)
+        new = wire.link.version >= 5
+        qos = self._qos(step.qos)
+        topic = named = self._named(step.topic)
+        alias = step.alias if new and step.alias <= wire.alias_maximum else 0
+        if alias:
+            if wire.alias_topics.get(alias) == named:
+                topic = ""
+            wire.alias_topics[alias] = named
+        properties = Properties()
+        if new:
+            rich = RICH if step.rich else properties
+            properties = Properties(
+                payload_format_indicator=rich.payload_format_indicator,
+                content_type=rich.content_type,
+                response_topic=rich.response_topic,
+                correlation_data=rich.correlation_data,
+                user_property=rich.user_property,
+                message_expiry_interval=step.expiry_s or None,
+                topic_alias=alias or None,
+            )
+        packet_id = self._next_id(wire) if qos else 0
+        retain = step.retain and bool(self.capabilities.get("retain", True))
+        packet = Publish(
+            topic=topic,
+            payload=self._payload(step.size_bytes),
+            qos=qos,
+            packet_id=packet_id,
+            retain=retain,
+            properties=properties,
+        )
+        self._send(wire, packet)
+        return wire, packet_id
+
+    def _publish(self, step: plan.Publish) -> None:
+        wire = self._wire(step.client)
+        qos = self._qos(step.qos)
+        wire.blind = step.cut is plan.Cut.ACK_UNREAD and qos > 0
+        repeats = step.again and qos == 2 and wire.link.version < 5
+        wire.keep_pubrel = qos == 2 and (repeats or step.cut is plan.Cut.BEFORE_PUBREL)
+        wire.unseen = 0
+        if step.cut is not plan.Cut.NOT:
+            self._barrier(wire)  # what was under way before is over
+        _wire, packet_id = self._send_publish(step)
+        if wire.blind:
+            self._settle(until=lambda: wire.unseen > 0)
+            self._reset(wire)
+            return
+        if qos == 0:
+            self._barrier(wire)
+            return
+        if not wire.keep_pubrel:
+            return
+        self._settle()
+        if step.cut is plan.Cut.BEFORE_PUBREL:
+            self._reset(wire)
+            return
+        outgoing = self.referee.sessions[step.client].outgoing.get(packet_id)
+        if outgoing is not None:
+            message = outgoing.message
+            again = Publish(
+                topic=message.topic,
+                payload=message.payload,
+                qos=2,
+                packet_id=packet_id,
+                retain=message.retain,
+                dup=True,
+            )
+            self._send(wire, again)
+            self._settle()
+            wire.keep_pubrel = False
+            self._send(wire, Pubrel(packet_id=packet_id))
+
+    def _burst(self, step: plan.Burst) -> None:
+        room: dict[int, int] = {}
+        for publish in step.publishes:
+            wire = self._wire(publish.client)
+            left = room.setdefault(publish.client, wire.receive_maximum)
+            if not publish.qos or left:
+                room[publish.client] = left - (publish.qos > 0)
+                self._send_publish(publish)
+        for client in room:
+            self._barrier(self._wire(client))
+
+    def _withhold(self, wire: _Wire, what: plan.Hold) -> None:
+        self._holds[wire.link.client] = what
+        held = list(wire.held)
+        wire.held.clear()
+        for packet in held:
+            self._acknowledge(wire, packet)
+
+    def _restart(self) -> None:
+        if self.restart is None:
+            return
+        for wire in list(self._wires.values()):
+            if wire.open:
+                self._barrier(wire)
+        self.endpoint = self.restart(self.ahead_s)
+        self.control.close()
+        self.control = self._new_control()
+        self._note("the broker was killed and started again")
+        for wire in list(self._wires.values()):
+            if wire.open:
+                self._drop(wire)
+        self.referee.restarted(self.now)
+
+    def _advance(self, seconds: int) -> None:
+        if not self.capabilities.get("clock", False):
+            return
+        for wire in list(self._wires.values()):
+            if wire.open:
+                self._barrier(wire)
+        self.control.publish(CLOCK_TOPIC, repr(float(seconds)).encode())
+        self.ahead_s += seconds
+        self._note(f"the broker's clock was moved by {seconds} s")
+        self.referee.moved(self.now)
+
+    def _barrier(self, wire: _Wire) -> None:
+        self._send(wire, Pingreq())
+        self._settle(until=lambda: not wire.link.pings)
+
+    # Packets
+
+    def _note(self, text: str) -> None:
+        self.log.append((time.perf_counter_ns() - self._began_ns, "", "event", text, 0))
+
+    def _send(self, wire: _Wire, packet: Packet) -> None:
+        self.referee.sent(wire.link, packet, self.now)
+        self._write(wire, packet)
+
+    def _write(self, wire: _Wire, packet: Packet) -> None:
+        data = encode(packet, wire.link.version)
+        self.log.append((time.perf_counter_ns() - self._began_ns, wire.link.name, "send", data, wire.link.version))
+        wire.unsent += data
+        self._flush(wire)
+
+    def _flush(self, wire: _Wire) -> None:
+        try:
+            while wire.unsent:
+                del wire.unsent[: wire.sock.send(wire.unsent)]
+        except BlockingIOError:
+            self._selector.modify(wire.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, wire)
+            return
+        except OSError:
+            return  # the end of the connection is read
+        self._selector.modify(wire.sock, selectors.EVENT_READ, wire)
+
+    def _settle(self, *, until: Callable[[], bool] | None = None) -> None:
+        """Read until nothing is due any more, or until something is seen. Raises :class:`ViolationError`."""
+        extensions = 0
+        deadline = time.monotonic() + self.patience_s
+        while True:
+            wanted = self.referee.waiting(self.now)
+            if until() if until is not None else wanted is None:
+                return
+            left_s = deadline - time.monotonic()
+            if left_s > 0:
+                self._read(left_s)
+                continue
+            if extensions < _MAX_EXTENSIONS and self.control.round_trip() > _SLOW_ROUND_TRIP_S:
+                extensions += 1
+                deadline = time.monotonic() + self.patience_s
+                continue
+            self._read(0.0)
+            wanted = self.referee.waiting(self.now)
+            if wanted is None and until is None:
+                return
+            rule, version, text = wanted or (Rule.PUBACK, 5, "an acknowledgement")
+            raise ViolationError(rule, version, f"nothing came for {self.patience_s:g} s; missing: {text}")
+
+    def _read(self, timeout_s: float) -> None:
+        """Take what has arrived; wait for something at most so long."""
+        for key, events in self._selector.select(timeout_s):
+            wire: _Wire = key.data
+            if events & selectors.EVENT_WRITE and wire.open:
+                self._flush(wire)
+            if events & selectors.EVENT_READ and wire.open:
+                self._read_wire(wire)
+
+    def _read_wire(self, wire: _Wire) -> None:
+        try:
+            data = wire.sock.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._note(f"{wire.link.name}: the broker ended the connection")
+            self._close(wire, by_broker=True)
+            return
+        name, version = wire.link.name, wire.link.version
+        try:
+            for frame in wire.decoder.feed_frames(data):
+                self.log.append((time.perf_counter_ns() - self._began_ns, name, "recv", frame, version))
+                self._received(wire, decode_packet(frame, version))
+        except MalformedPacketError as error:
+            raise ViolationError(Rule.MALFORMED, version, f"{name}: {error}") from error
+
+    def _received(self, wire: _Wire, packet: Packet) -> None:
+        if isinstance(packet, Publish) and (wire.link.subscribing or wire.deferred):
+            wire.deferred.append(packet)
+            return
+        if wire.blind and isinstance(packet, Puback | Pubrec):
+            wire.unseen += 1
+            return
+        self.referee.received(wire.link, packet, self.now)
+        if isinstance(packet, Connack):
+            said = packet.properties
+            wire.alias_maximum = said.topic_alias_maximum or 0
+            wire.receive_maximum = said.receive_maximum or 65_535
+        if not wire.link.superseded:
+            self._answer(wire, packet)
+        while wire.deferred and not wire.link.subscribing:
+            deferred = wire.deferred.popleft()
+            self.referee.received(wire.link, deferred, self.now)
+            self._answer(wire, deferred)
+
+    def _answer(self, wire: _Wire, packet: Packet) -> None:
+        if isinstance(packet, Pubrec):
+            if packet.reason_code < 0x80 and not wire.keep_pubrel:
+                self._send(wire, Pubrel(packet_id=packet.packet_id))
+            return
+        answer: Packet | None = None
+        if isinstance(packet, Publish) and packet.qos:
+            kind = Puback if packet.qos == 1 else Pubrec
+            answer = kind(packet_id=packet.packet_id)
+        elif isinstance(packet, Pubrel):
+            answer = Pubcomp(packet_id=packet.packet_id)
+        if answer is not None:
+            self._acknowledge(wire, answer)
+
+    def _acknowledge(self, wire: _Wire, answer: Packet) -> None:
+        hold = self._holds.get(wire.link.client, plan.Hold.NOTHING)
+        first = isinstance(answer, Puback | Pubrec)
+        if (hold is plan.Hold.FIRST and first) or (hold is plan.Hold.PUBCOMP and not first):
+            wire.held.append(answer)
+        elif wire.open:
+            self._send(wire, answer)
+
+    def _drop(self, wire: _Wire) -> None:
+        self._selector.unregister(wire.sock)
+        wire.sock.close()
+
+    def _close(self, wire: _Wire, *, by_broker: bool) -> None:
+        self._drop(wire)
+        self.referee.ended(wire.link, self.now, by_broker=by_broker)
+
+    # Evidence
+
+    def transcript(self) -> list[WireLine]:
+        """The life so far."""
+        lines = []
+        for t_ns, name, direction, content, version in self.log:
+            if isinstance(content, str):
+                lines.append(WireLine(t_ns=t_ns, connection=name, direction="event", hex="", decoded=content))
+                continue
+            try:
+                text = describe(decode_packet(content, version))
+            except MalformedPacketError as error:
+                text = f"MALFORMED: {error}"
+            lines.append(WireLine(t_ns=t_ns, connection=name, direction=direction, hex=content.hex(), decoded=text))
+        return lines
+
+
+def _without_alias(properties: Properties) -> Properties:
+    fields = {name: getattr(properties, name) for name in properties.__struct_fields__}
+    return Properties(**{**fields, "topic_alias": None})

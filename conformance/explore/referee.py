@@ -1,0 +1,808 @@
+"""The model: sees every packet of a life, says what is not allowed and what must still come. Pure: no clock, no socket.
+
+The player tells what was sent, received and ended, with the time of the broker's clock. :class:`ViolationError` is
+raised as soon as something cannot be right; :meth:`Referee.waiting` names what has to arrive before a life can go on.
+
+Where the standards leave a choice, nothing is demanded: a window of one delivery is legal, so that nothing is due from
+a session with an unacknowledged one; QoS 0 for a session without connection may be kept or not; overlapping
+subscriptions give one copy or several; a retained QoS 0 message of 3.1.1 may vanish; what ``$`` topics carry between
+clients is the server's affair; order counts for one publisher, topic and QoS alone; a refusal is no violation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from conformance.explore.claims import Claim, Copy, Message, Objection, Slot, Subscription, Via
+from conformance.explore.rules import Rule, ViolationError
+from conformance.explore.topics import is_shared, matches, matches_but_for_dollar, pattern
+from conformance.wire import (
+    Connack,
+    Connect,
+    Disconnect,
+    Packet,
+    Pingreq,
+    Pingresp,
+    Properties,
+    Puback,
+    Pubcomp,
+    Publish,
+    Pubrec,
+    Pubrel,
+    Suback,
+    Subscribe,
+    Unsuback,
+    Unsubscribe,
+    describe,
+)
+
+MARGIN_S = 5.0
+"""Times that the broker must keep are judged with this much room; lives use such as differ by more."""
+REFUSED = 0x80
+NO_SUBSCRIPTION_EXISTED = 0x11
+_WITH_WILL = 0x04
+_HANDED_ON = ("payload_format_indicator", "content_type", "response_topic", "correlation_data", "user_property")
+
+
+@dataclass(eq=False)
+class Flight:
+    """A delivery at QoS 1 or 2 that the client has not acknowledged to the end."""
+
+    packet: Publish
+    topic: str
+    link: Link
+    """Where it was seen last."""
+    received: bool = False
+    """QoS 2: the client has sent PUBREC."""
+    released: bool = False
+    """PUBREL has been seen on ``link``."""
+
+
+@dataclass(eq=False)
+class Outgoing:
+    """A publish of a client at QoS 1 or 2 that the server has not acknowledged to the end."""
+
+    message: Message
+    link: Link
+    awaits: type[Packet] | None
+    received: bool = False
+    """QoS 2: the client has seen PUBREC."""
+
+
+@dataclass(eq=False)
+class Session:
+    """What the server keeps of one client."""
+
+    client: int
+    version: int
+    link: Link | None = None
+    expires_at: float = float("inf")
+    """While there is no connection."""
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    former: set[str] = field(default_factory=set)
+    claims: list[Claim] = field(default_factory=list)
+    flights: dict[int, Flight] = field(default_factory=dict)
+    outgoing: dict[int, Outgoing] = field(default_factory=dict)
+    order: dict[tuple[int, str, int, int], int] = field(default_factory=dict)
+    """Publisher, topic, QoS published and delivered, to the number of the last message."""
+    will: Message | None = None
+    """One that waits for its delay."""
+    will_due_at: float = 0.0
+
+
+@dataclass(eq=False)
+class Link:
+    """One network connection of a client."""
+
+    name: str
+    client: int
+    connect: Connect
+    session: Session | None = None
+    """From CONNACK on."""
+    over: bool = False
+    superseded: bool = False
+    goodbye: bool = False
+    """DISCONNECT was sent or seen: the end of the connection surprises nobody."""
+    must_close: Rule | None = None
+    kept_s: float = 0.0
+    keep_alive_s: float = 0.0
+    last_sent_at: float = 0.0
+    will: Message | None = None
+    will_delay_s: float = 0.0
+    subscribing: dict[int, Subscribe] = field(default_factory=dict)
+    unsubscribing: dict[int, Unsubscribe] = field(default_factory=dict)
+    pings: int = 0
+    aliases: dict[int, str] = field(default_factory=dict)
+    """Of the server."""
+    own_aliases: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def version(self) -> int:
+        return self.connect.version
+
+
+Wanted = tuple[Rule, int, str]
+"""What must still come: the rule, the version of the client, and the text."""
+
+
+class Referee:
+    """One life."""
+
+    def __init__(self, *, ours: str) -> None:
+        """``ours`` is in every topic of this life: messages without it are somebody else's."""
+        self.ours = ours
+        self.links: dict[str, Link] = {}
+        self.sessions: dict[int, Session] = {}
+        self.retained: dict[str, list[Message | None]] = {}
+        """Topic to what may be retained there; one entry where that is certain."""
+        self.messages: list[Message] = []
+        self._by_content: dict[tuple[str, bytes], list[Message]] = {}
+        self._by_payload: dict[bytes, Message] = {}
+        self._shares: list[Claim] = []
+
+    # What the player tells
+
+    def sent(self, link: Link, packet: Packet, now: float) -> None:
+        """A client sent a packet. The first on a link is CONNECT, by :meth:`connect`."""
+        link.last_sent_at = now
+        match packet:
+            case Publish():
+                self._sent_publish(link, packet, now)
+            case Subscribe():
+                link.subscribing[packet.packet_id] = packet
+            case Unsubscribe():
+                link.unsubscribing[packet.packet_id] = packet
+            case Pingreq():
+                link.pings += 1
+            case Pubrel():
+                outgoing = self._session(link).outgoing[packet.packet_id]
+                outgoing.link, outgoing.awaits = link, Pubcomp
+                self._route_again(outgoing.message, now)
+            case Puback() | Pubcomp():
+                self._session(link).flights.pop(packet.packet_id, None)
+            case Pubrec():
+                flight = self._session(link).flights.get(packet.packet_id)
+                if flight is not None:
+                    flight.received = True
+            case Disconnect():
+                link.goodbye = True
+                if packet.properties.session_expiry_interval is not None:
+                    link.kept_s = float(packet.properties.session_expiry_interval)
+                if packet.reason_code != _WITH_WILL:
+                    link.will = None
+                self._finish(link, now)
+
+    def connect(self, name: str, client: int, packet: Connect, kept_s: float, now: float) -> Link:
+        """A client sends CONNECT on a new connection; a connection that it has is taken over."""
+        link = Link(name=name, client=client, connect=packet, kept_s=kept_s, last_sent_at=now)
+        link.keep_alive_s = float(packet.keep_alive_s)
+        if packet.will is not None:
+            will = packet.will
+            link.will = self._remember(
+                Publish(topic=will.topic, payload=will.payload, qos=will.qos, retain=will.retain), link, now
+            )
+            link.will.is_will, link.will.published = True, False
+            link.will_delay_s = float(will.properties.will_delay_interval or 0)
+        session = self.sessions.get(client)
+        if session is not None and session.link is not None:
+            older = session.link
+            older.superseded = True
+            older.must_close = Rule.TAKEOVER
+            self._finish(older, now, taken_over_by=packet)
+        if packet.clean and client in self.sessions:
+            self._end_session(self.sessions[client], now)
+        self.links[name] = link
+        return link
+
+    def received(self, link: Link, packet: Packet, now: float) -> None:
+        """The broker sent a packet. Raises :class:`ViolationError`."""
+        if link.superseded or link.over:
+            return  # what was under way when the connection was given up says nothing
+        if link.session is None:
+            if not isinstance(packet, Connack):
+                raise self._violation(Rule.CONNACK, link, f"expected CONNACK, seen {describe(packet)}")
+            self._accepted(link, packet, now)
+            return
+        match packet:
+            case Publish():
+                self._received_publish(link, packet, now)
+            case Puback() | Pubrec() | Pubcomp():
+                self._acknowledged(link, packet)
+            case Pubrel():
+                self._released(link, packet)
+            case Suback():
+                self._subscribed(link, packet, now)
+            case Unsuback():
+                self._unsubscribed(link, packet)
+            case Pingresp():
+                if not link.pings:
+                    raise self._violation(Rule.UNASKED, link, "a PINGRESP without PINGREQ")
+                link.pings -= 1
+            case Disconnect():
+                link.goodbye = True
+                if link.must_close is None:
+                    raise self._violation(Rule.ENDED, link, f"no reason for {describe(packet)}")
+            case _:
+                raise self._violation(Rule.UNASKED, link, f"unexpected {describe(packet)}")
+
+    def ended(self, link: Link, now: float, *, by_broker: bool) -> None:
+        """The connection is gone. Raises :class:`ViolationError` if the broker had no reason to end it."""
+        expected = link.must_close is not None or link.goodbye or link.over
+        link.must_close = None
+        if by_broker and not expected:
+            pending = self.waiting(now)
+            text = f"; it owes {pending[2]}" if pending else ""
+            rule = pending[0] if pending and pending[0] not in (Rule.UNDELIVERED, Rule.QUEUED_LOST) else Rule.ENDED
+            raise self._violation(rule, link, f"the broker ended the connection for no reason{text}")
+        if not link.over:
+            self._finish(link, now)
+
+    def moved(self, now: float) -> None:
+        """The broker's clock was moved to ``now``."""
+        for link in list(self.links.values()):
+            quiet_s = now - link.last_sent_at
+            if link.session is not None and not link.over and 0 < 1.5 * link.keep_alive_s < quiet_s:
+                link.must_close = Rule.KEEP_ALIVE
+                self._finish(link, now)
+        for session in list(self.sessions.values()):
+            if session.link is None and session.will is not None and now > session.will_due_at:
+                self._publish_will(session, now)
+            if session.link is None and now > session.expires_at:
+                self._end_session(session, now)
+
+    def restarted(self, now: float) -> None:
+        """The broker was killed and runs again: connections are gone, sessions are not, wills may be sent or not."""
+        for link in list(self.links.values()):
+            link.must_close = None
+            if not link.over:
+                will, link.will = link.will, None
+                self._finish(link, now)
+                if will is not None:
+                    will.published = True
+                    self._route(will, now, must=False)
+                    self._retain(will, certain=False)
+
+    def retained_topics(self) -> list[str]:
+        """Topics on which something may be retained, now or once every will was published."""
+        wills = {message.topic for message in self.messages if message.is_will and message.retain}
+        return sorted(wills | {topic for topic, candidates in self.retained.items() if candidates != [None]})
+
+    # What must still come
+
+    def waiting(self, now: float) -> Wanted | None:
+        """Something that has to arrive before anything else is asked of the broker; None if nothing has."""
+        for link in self.links.values():
+            wanted = self._wanted_on(link, now)
+            if wanted is not None:
+                return wanted
+        for claim in self._shares:
+            if claim.must and not claim.satisfied and now < claim.message.expires_at - MARGIN_S:
+                members = [self.sessions.get(client) for client in claim.members]
+                if all(session is not None and self._may_be_served(session) for session in members):
+                    return Rule.SHARE_UNDELIVERED, 5, f"{claim.message.name} for one member of {_share(claim)!r}"
+        return None
+
+    def _wanted_on(self, link: Link, now: float) -> Wanted | None:
+        version = link.version
+        if link.must_close is not None:
+            return link.must_close, version, f"{link.name}: the end of the connection"
+        if link.over:
+            return None
+        if link.session is None:
+            return Rule.CONNACK, version, f"{link.name}: CONNACK"
+        if link.subscribing:
+            return Rule.SUBACK, version, f"{link.name}: SUBACK {next(iter(link.subscribing))}"
+        if link.unsubscribing:
+            return Rule.UNSUBACK, version, f"{link.name}: UNSUBACK {next(iter(link.unsubscribing))}"
+        if link.pings:
+            return Rule.PINGRESP, version, f"{link.name}: PINGRESP"
+        rules: dict[type[Packet], Rule] = {Puback: Rule.PUBACK, Pubrec: Rule.PUBREC, Pubcomp: Rule.PUBCOMP}
+        for packet_id, outgoing in link.session.outgoing.items():
+            if outgoing.link is link and outgoing.awaits is not None:
+                text = f"{link.name}: {outgoing.awaits.type.name} {packet_id} for {outgoing.message.name}"
+                return rules[outgoing.awaits], version, text
+        for packet_id, flight in link.session.flights.items():
+            if flight.received and not (flight.released and flight.link is link):
+                rule = Rule.PUBREL if flight.link is link else Rule.NOT_RESENT
+                return rule, version, f"{link.name}: PUBREL {packet_id}"
+        return self._wanted_delivery(link, link.session, now)
+
+    def _wanted_delivery(self, link: Link, session: Session, now: float) -> Wanted | None:
+        flights = session.flights.values()
+        if any(flight.link is link for flight in flights):
+            return None  # a window of one is legal
+        for flight in flights:
+            text = f"{link.name}: PUBLISH {flight.packet.packet_id} ({flight.topic!r}) once more, with DUP"
+            return Rule.NOT_RESENT, link.version, text
+        for claim in session.claims:
+            message = claim.message
+            if claim.must and not claim.satisfied and now < message.expires_at - MARGIN_S:
+                if claim.via is Via.RETAINED:
+                    rule = Rule.RETAINED_UNSENT
+                elif message.is_will:
+                    rule = Rule.WILL_UNSENT
+                else:
+                    rule = Rule.QUEUED_LOST if claim.queued else Rule.UNDELIVERED
+                return rule, link.version, f"{link.name}: {message.name} at QoS {claim.qos} ({claim.via.value})"
+        return None
+
+    def _may_be_served(self, session: Session) -> bool:
+        return session.link is not None and session.link.session is session and not session.flights
+
+    def audit(self) -> None:
+        """At the end of a life. Raises :class:`ViolationError` for what only the whole shows."""
+        for message in self.messages:
+            found = message.complaint()
+            if found is not None:
+                client, (rule, text) = found
+                raise ViolationError(rule, 5, f"client {client}: {text}")
+
+    # Connections and sessions
+
+    def _session(self, link: Link) -> Session:
+        if link.session is None:
+            message = f"{link.name} is not accepted yet"
+            raise RuntimeError(message)
+        return link.session
+
+    def _violation(self, rule: Rule, link: Link, text: str) -> ViolationError:
+        return ViolationError(rule, link.version, f"{link.name}: {text}")
+
+    def _accepted(self, link: Link, packet: Connack, now: float) -> None:
+        if packet.reason_code != 0:
+            raise self._violation(Rule.CONNACK, link, f"expected to be accepted, seen {describe(packet)}")
+        session = self.sessions.get(link.client)
+        if link.connect.clean:
+            if packet.session_present:
+                raise self._violation(Rule.SESSION_KEPT_AT_CLEAN, link, "Session Present 1 after a clean start")
+            session = None
+        elif session is not None and not packet.session_present:
+            if not session.expires_at <= now:  # one that ended as it was taken over may be seen either way
+                raise self._violation(Rule.SESSION_LOST, link, "Session Present 0, and there is a session")
+            self._end_session(session, now)
+            session = None
+        elif session is None and packet.session_present:
+            raise self._violation(Rule.SESSION_LEFT, link, "Session Present 1, and there is no session")
+        if session is None:
+            session = self.sessions[link.client] = Session(client=link.client, version=link.version)
+        link.session, session.link = session, link
+        session.will = None  # a new connection before the delay has passed (MQTT-3.1.3-9)
+        said = packet.properties
+        if said.server_keep_alive is not None:
+            link.keep_alive_s = float(said.server_keep_alive)
+        if said.session_expiry_interval is not None:
+            link.kept_s = float(said.session_expiry_interval)
+
+    def _finish(self, link: Link, now: float, *, taken_over_by: Connect | None = None) -> None:
+        """The server has no connection any more for what belongs to this link."""
+        link.over = True
+        session = link.session
+        if session is None:
+            return
+        session.link = None
+        for claim in session.claims:
+            if not claim.satisfied:
+                claim.maybe_sent = True
+                claim.must = claim.must and claim.qos > 0
+        for share in self._shares:
+            if session.client in share.members and (not share.satisfied or session.flights):
+                share.must, share.loose, share.maybe_sent = False, True, True
+        for outgoing in session.outgoing.values():
+            outgoing.awaits = None
+        session.expires_at = now + link.kept_s
+        ends = link.kept_s <= 0
+        if link.will is not None:
+            resumed = taken_over_by is not None and not taken_over_by.clean
+            if ends and resumed and link.will_delay_s > 0:
+                link.will.published = True
+                self._route(link.will, now, must=False)
+                self._retain(link.will, certain=False)
+            else:
+                session.will = link.will
+                session.will_due_at = now + min(link.will_delay_s, link.kept_s)
+                if link.will_delay_s <= 0 or ends:
+                    self._publish_will(session, now)
+        if ends and (taken_over_by is None or link.version < 5 or taken_over_by.clean):
+            self._end_session(session, now)
+
+    def _publish_will(self, session: Session, now: float) -> None:
+        will, session.will = session.will, None
+        if will is not None:
+            will.published, will.sent_at = True, now
+            self._route(will, now, must=True)
+            self._retain(will, certain=True)
+
+    def _end_session(self, session: Session, now: float) -> None:
+        if self.sessions.get(session.client) is session:
+            del self.sessions[session.client]
+        self._leave_shares(session.client, self._shares)
+        self._publish_will(session, now)
+
+    def _leave_shares(self, client: int, shares: Iterable[Claim]) -> None:
+        for share in shares:
+            if client in share.members:
+                share.must, share.loose = share.must and share.satisfied, True
+
+    # Publishing
+
+    def _remember(self, packet: Publish, link: Link, now: float) -> Message:
+        message = Message(
+            number=len(self.messages) + 1,
+            topic=packet.topic,
+            payload=packet.payload,
+            qos=packet.qos,
+            retain=packet.retain,
+            version=link.version,
+            publisher=link.client,
+            sent_at=now,
+            properties=packet.properties,
+        )
+        self.messages.append(message)
+        self._by_content.setdefault((packet.topic, packet.payload), []).append(message)
+        if packet.payload:
+            self._by_payload[packet.payload] = message
+        return message
+
+    def _sent_publish(self, link: Link, packet: Publish, now: float) -> None:
+        session = self._session(link)
+        alias = packet.properties.topic_alias
+        if alias is not None:
+            if packet.topic:
+                link.own_aliases[alias] = packet.topic
+            else:
+                packet = _with_topic(packet, link.own_aliases[alias])
+        outgoing = session.outgoing.get(packet.packet_id) if packet.qos else None
+        if outgoing is not None and packet.dup:
+            outgoing.link = link
+            outgoing.awaits = Puback if packet.qos == 1 else Pubrec
+            if packet.qos == 1:
+                self._route(outgoing.message, now, must=False)
+                outgoing.message.published_again()
+                self._retain(outgoing.message, certain=False)
+            return
+        message = self._remember(packet, link, now)
+        if packet.qos:
+            awaits = Puback if packet.qos == 1 else Pubrec
+            session.outgoing[packet.packet_id] = Outgoing(message=message, link=link, awaits=awaits)
+        self._route(message, now, must=packet.qos < 2)
+        self._retain(message, certain=packet.qos < 2)
+
+    def _retain(self, message: Message, *, certain: bool) -> None:
+        if not message.retain:
+            return
+        kept: list[Message | None] = [message if message.payload else None]
+        if message.version < 5 and message.qos == 0 and message.payload:
+            kept.append(None)  # may be discarded at any time (3.1.1: MQTT-3.3.1-7)
+        before = [] if certain else self.retained.get(message.topic, [None])
+        self.retained[message.topic] = [*(entry for entry in before if entry not in kept), *kept]
+
+    def _matching(self, message: Message) -> Iterator[tuple[Session, tuple[Subscription, ...]]]:
+        for session in self.sessions.values():
+            own = tuple(
+                entry
+                for entry in session.subscriptions.values()
+                if not is_shared(entry.filter)
+                and matches(entry.filter, message.topic)
+                and not (entry.no_local and session.client == message.publisher and not message.is_will)
+            )
+            if own:
+                yield session, own
+
+    def _route(self, message: Message, now: float, *, must: bool) -> None:
+        """Give every session its claim, as the subscriptions are now."""
+        must = must and not message.topic.startswith("$")
+        for session, own in self._matching(message):
+            self._route_to_session(message, session, own, must)
+        shares: dict[str, dict[int, tuple[Subscription, ...]]] = {}
+        for session in self.sessions.values():
+            for entry in session.subscriptions.values():
+                if is_shared(entry.filter) and matches(pattern(entry.filter), message.topic):
+                    shares.setdefault(entry.filter, {})[session.client] = (entry,)
+        for members in shares.values():
+            self._route_to_share(message, members, must)
+
+    def _route_to_session(self, message: Message, session: Session, own: tuple[Subscription, ...], must: bool) -> None:
+        queued = session.link is None
+        known = next((one for one in session.claims if one.message is message and one.via is Via.LIVE), None)
+        if known is not None:
+            if known.members[session.client] != own:
+                known.loose = True
+            elif must:
+                known.must = known.must or known.qos > 0 or not (queued or known.queued)
+            return
+        claim = Claim(message=message, via=Via.LIVE, members={session.client: own}, must=must, queued=queued)
+        own_will = message.is_will and session.client == message.publisher  # No Local may hold for it or not
+        claim.must = must and (claim.qos > 0 or not queued) and not own_will
+        session.claims.append(claim)
+        message.add(claim)
+
+    def _route_to_share(self, message: Message, members: dict[int, tuple[Subscription, ...]], must: bool) -> None:
+        name = next(iter(members.values()))[0].filter
+        known = next((one for one in self._shares if one.message is message and _share(one) == name), None)
+        connected = all(self.sessions[client].link is not None for client in members)
+        if known is None:
+            claim = Claim(message=message, via=Via.SHARE, members=members, must=must and connected)
+            claim.loose = claim.maybe_sent = not connected
+            self._shares.append(claim)
+            message.add(claim)
+        elif known.members != members:
+            known.loose = True
+            known.members = {**known.members, **members}
+        else:
+            known.must = must and connected and not known.loose
+
+    def _route_again(self, message: Message, now: float) -> None:
+        """QoS 2, at PUBREL: a server may hand on at PUBLISH or now; what is the same at both must come."""
+        before = {id(claim) for claim in message.claims}
+        self._route(message, now, must=True)
+        for claim in message.claims:
+            if id(claim) not in before:
+                claim.must = False
+        if message.retain:
+            candidates = self.retained.get(message.topic, [None])
+            newest = message if message.payload else None
+            self._retain(message, certain=candidates[-1] is newest)
+
+    def _acknowledged(self, link: Link, packet: Puback | Pubrec | Pubcomp) -> None:
+        session = self._session(link)
+        outgoing = session.outgoing.get(packet.packet_id)
+        if outgoing is None or outgoing.link is not link or not isinstance(packet, outgoing.awaits or ()):
+            raise self._violation(Rule.UNASKED, link, f"nothing to acknowledge by {describe(packet)}")
+        outgoing.awaits, outgoing.received = None, isinstance(packet, Pubrec)
+        if packet.reason_code >= REFUSED:
+            for claim in outgoing.message.claims:
+                claim.must = False
+            self._retain(outgoing.message, certain=False)
+        if not isinstance(packet, Pubrec) or packet.reason_code >= REFUSED:
+            del session.outgoing[packet.packet_id]
+
+    # Subscriptions
+
+    def _subscribed(self, link: Link, packet: Suback, now: float) -> None:
+        session = self._session(link)
+        asked = link.subscribing.pop(packet.packet_id, None)
+        if asked is None:
+            raise self._violation(Rule.UNASKED, link, f"no SUBSCRIBE for {describe(packet)}")
+        if len(packet.reason_codes) != len(asked.subscriptions):
+            text = f"{len(packet.reason_codes)} code(s) for {len(asked.subscriptions)} filter(s)"
+            raise self._violation(Rule.SUBACK, link, text)
+        identifier = next(iter(asked.properties.subscription_identifier), 0)
+        for entry, code in zip(asked.subscriptions, packet.reason_codes, strict=True):
+            if code >= REFUSED:
+                continue
+            if code > entry.qos:
+                raise self._violation(Rule.SUBACK, link, f"granted QoS {code} for {entry.filter!r} at {entry.qos}")
+            existed = entry.filter in session.subscriptions
+            granted = Subscription(
+                filter=entry.filter,
+                qos=code,
+                no_local=entry.no_local,
+                retain_as_published=entry.retain_as_published,
+                identifier=identifier,
+            )
+            session.subscriptions[entry.filter] = granted
+            handling = entry.retain_handling if link.version >= 5 else 0
+            if not is_shared(entry.filter) and (handling == 0 or (handling == 1 and not existed)):
+                self._claim_retained(session, granted, now)
+
+    def _claim_retained(self, session: Session, granted: Subscription, now: float) -> None:
+        for topic, candidates in self.retained.items():
+            if not matches(granted.filter, topic):
+                continue
+            matching = [entry for entry in session.subscriptions.values() if matches(pattern(entry.filter), topic)]
+            others = frozenset[int]().union(*(entry.identifiers for entry in matching))
+            for message in candidates:
+                if message is not None and now < message.expires_at + MARGIN_S:
+                    claim = Claim(
+                        message=message,
+                        via=Via.RETAINED,
+                        members={session.client: (granted,)},
+                        must=len(candidates) == 1 and not topic.startswith("$"),
+                        others=others - granted.identifiers,
+                    )
+                    session.claims.append(claim)
+                    message.add(claim)
+
+    def _unsubscribed(self, link: Link, packet: Unsuback) -> None:
+        session = self._session(link)
+        asked = link.unsubscribing.pop(packet.packet_id, None)
+        if asked is None:
+            raise self._violation(Rule.UNASKED, link, f"no UNSUBSCRIBE for {describe(packet)}")
+        codes = packet.reason_codes
+        if link.version >= 5 and len(codes) != len(asked.filters):
+            raise self._violation(Rule.UNSUBACK, link, f"{len(codes)} code(s) for {len(asked.filters)} filter(s)")
+        for index, topic_filter in enumerate(asked.filters):
+            code = codes[index] if link.version >= 5 else 0
+            if code >= REFUSED:
+                continue
+            known = session.subscriptions.pop(topic_filter, None)
+            if known is None:
+                continue
+            session.former.add(topic_filter)
+            if code == NO_SUBSCRIPTION_EXISTED:
+                raise self._violation(Rule.UNSUBACK_CODE, link, f"code 0x11 for {topic_filter!r}, which existed")
+            for claim in session.claims:
+                if known in claim.members[session.client] and not claim.satisfied:
+                    claim.must = False  # what is queued may be dropped, or come (MQTT-3.10.4-3)
+            self._leave_shares(session.client, [one for one in self._shares if _share(one) == topic_filter])
+
+    # Deliveries
+
+    def _released(self, link: Link, packet: Pubrel) -> None:
+        flight = self._session(link).flights.get(packet.packet_id)
+        if flight is None:
+            if link.connect.clean or link.session is None:
+                raise self._violation(Rule.UNASKED, link, f"no PUBREC for {describe(packet)}")
+            return
+        if not flight.received:
+            raise self._violation(Rule.PUBREL, link, f"{describe(packet)} before the client sent PUBREC")
+        flight.released, flight.link = True, link
+
+    def _topic_of(self, link: Link, packet: Publish) -> str:
+        alias = packet.properties.topic_alias
+        if alias is None:
+            return packet.topic
+        highest = link.connect.properties.topic_alias_maximum or 0
+        if not 0 < alias <= highest:
+            raise self._violation(Rule.ALIAS, link, f"topic alias {alias}, and the client takes {highest}")
+        if packet.topic:
+            link.aliases[alias] = packet.topic
+        elif alias not in link.aliases:
+            raise self._violation(Rule.ALIAS, link, f"topic alias {alias} was not given a topic on this connection")
+        return link.aliases[alias]
+
+    def _received_publish(self, link: Link, packet: Publish, now: float) -> None:
+        session = self._session(link)
+        topic = self._topic_of(link, packet)
+        flight = session.flights.get(packet.packet_id) if packet.qos else None
+        if flight is not None:
+            self._received_again(link, session, flight, packet, topic)
+            return
+        maximum = link.connect.properties.receive_maximum or 65_535
+        under_way = sum(one.link is link for one in session.flights.values())
+        if packet.qos and under_way >= maximum:
+            text = f"{under_way} deliveries are unacknowledged, Receive Maximum is {maximum}: {describe(packet)}"
+            raise self._violation(Rule.RECEIVE_MAXIMUM, link, text)
+        if packet.qos:
+            session.flights[packet.packet_id] = Flight(packet=packet, topic=topic, link=link)
+        if self.ours not in topic:
+            return
+        slot = self._slot_for(link, session, packet, topic, now)
+        message = slot.claim.message
+        if packet.dup and not any(one.claim.maybe_sent for one in message.slots_of(session.client)):
+            raise self._violation(Rule.DUP, link, f"DUP 1 at the first delivery: {describe(packet)}")
+        self._check_properties(link, message, packet, now)
+        if slot.main and slot.claim.via is Via.LIVE and not message.is_will:
+            self._check_order(link, session, message, packet)
+
+    def _received_again(self, link: Link, session: Session, flight: Flight, packet: Publish, topic: str) -> None:
+        same = (topic, packet.payload, packet.qos) == (flight.topic, flight.packet.payload, flight.packet.qos)
+        if not same:
+            text = f"packet identifier {packet.packet_id} is in use for {flight.topic!r}: {describe(packet)}"
+            raise self._violation(Rule.PACKET_ID, link, text)
+        if flight.received:
+            raise self._violation(Rule.AFTER_PUBREC, link, f"the client has sent PUBREC: {describe(packet)}")
+        if not packet.dup:
+            raise self._violation(Rule.DUP, link, f"DUP 0 at a delivery that was sent before: {describe(packet)}")
+        if flight.link is link and link.version >= 5:
+            raise self._violation(Rule.RESENT, link, f"it was sent on this connection: {describe(packet)}")
+        before, after = flight.packet, packet
+        flags = (before.retain, set(before.properties.subscription_identifier))
+        if flags != (after.retain, set(after.properties.subscription_identifier)):
+            text = f"sent again as {describe(after)}, first as {describe(before)}"
+            raise self._violation(Rule.RESENT_OTHERWISE, link, text)
+        if link.version < 5 and flight.link is not link:
+            waiting = [one for one in session.flights.values() if one.link is not link and not one.received]
+            if waiting[0] is not flight:
+                text = f"sent again before {describe(waiting[0].packet)}: {describe(packet)}"
+                raise ViolationError(Rule.ORDER, link.version, f"{link.name}: {text}", ("MQTT-4.6.0-1",))
+        flight.link = link
+
+    def _slot_for(self, link: Link, session: Session, packet: Publish, topic: str, now: float) -> Slot:
+        """Where the packet fits. Raises :class:`ViolationError` with the reason why it fits nowhere."""
+        known = self._by_content.get((topic, packet.payload), [])
+        if not known:
+            other = self._by_payload.get(packet.payload)
+            if other is not None:
+                raise self._violation(Rule.TOPIC, link, f"{other.name} came as {describe(packet)}")
+            raise self._violation(Rule.UNKNOWN_MESSAGE, link, f"nobody published {describe(packet)}")
+        copy = Copy(client=session.client, version=session.version, packet=packet)
+        fresh = [message for message in known if now <= message.expires_at + MARGIN_S]
+        for message in fresh:
+            self._join_loose_shares(message, session)
+        for message in sorted(fresh, key=lambda one: not any(slot.due for slot in one.slots_of(copy.client))):
+            slot = message.place(copy)
+            if slot is not None:
+                return slot
+        objections = [found for one in fresh for found in _objections(one, copy)]
+        if any(found is None for one in known if one not in fresh for found in _objections(one, copy)):
+            raise self._violation(Rule.EXPIRED, link, f"its expiry interval has passed: {describe(packet)}")
+        if objections and None not in objections:
+            rule, text = next(found for found in objections if found is not None)
+            raise self._violation(rule, link, f"{text}: {describe(packet)}")
+        raise self._no_right(link, session, known, packet, topic)
+
+    def _join_loose_shares(self, message: Message, session: Session) -> None:
+        """What a share has not delivered may go to whoever is a member by now."""
+        for claim in message.claims:
+            entry = session.subscriptions.get(_share(claim)) if claim.via is Via.SHARE and claim.loose else None
+            if entry is not None:
+                claim.members.setdefault(session.client, (entry,))
+
+    def _no_right(
+        self, link: Link, session: Session, known: list[Message], packet: Publish, topic: str
+    ) -> ViolationError:
+        """Why a session has no claim on a message that exists."""
+        message = known[-1]
+        what = f"{message.name}: {describe(packet)}"
+        entries = list(session.subscriptions.values())
+        matching = [entry for entry in entries if matches(pattern(entry.filter), topic)]
+        if not any(one.published for one in known):
+            rule = Rule.WILL_EARLY if self._is_armed(message) else Rule.WILL_UNWANTED
+            return self._violation(rule, link, what)
+        if any(session.client in claim.members for one in known for claim in one.claims):
+            shared = any(claim.via is Via.SHARE for one in known for claim in one.claims)
+            return self._violation(Rule.SHARE_TWICE if shared else Rule.DUPLICATE, link, what)
+        if not matching:
+            if any(matches_but_for_dollar(pattern(entry.filter), topic) for entry in entries):
+                return self._violation(Rule.DOLLAR, link, what)
+            if any(matches(pattern(former), topic) for former in session.former):
+                return self._violation(Rule.UNSUBSCRIBED, link, what)
+            return self._violation(Rule.UNMATCHED, link, what)
+        if packet.retain:
+            stale = all(one not in known for one in self.retained.get(topic, [None]))
+            return self._violation(Rule.RETAINED_STALE if stale else Rule.RETAINED_UNWANTED, link, what)
+        if message.publisher == session.client and any(entry.no_local for entry in matching):
+            return self._violation(Rule.NO_LOCAL, link, what)
+        return self._violation(Rule.TOO_EARLY, link, what)
+
+    def _is_armed(self, will: Message) -> bool:
+        on_links = any(link.will is will and not link.over for link in self.links.values())
+        return on_links or any(session.will is will for session in self.sessions.values())
+
+    def _check_order(self, link: Link, session: Session, message: Message, packet: Publish) -> None:
+        key = (message.publisher, message.topic, message.qos, packet.qos)
+        last = session.order.get(key, 0)
+        if message.number < last and not packet.dup:
+            raise self._violation(Rule.ORDER, link, f"{message.name} came after message {last}: {describe(packet)}")
+        session.order[key] = max(last, message.number)
+
+    def _check_properties(self, link: Link, message: Message, packet: Publish, now: float) -> None:
+        if link.version < 5:
+            return
+        before, after = message.properties, packet.properties
+        for name in _HANDED_ON:
+            sent, seen = getattr(before, name), getattr(after, name)
+            if sent != seen and (sent or seen):
+                text = f"{name} was {sent!r}: {describe(packet)}"
+                raise self._violation(Rule.PROPERTIES, link, text)
+        interval_s = before.message_expiry_interval
+        if interval_s is not None:
+            left_s = interval_s - (now - message.sent_at)
+            seen_s = after.message_expiry_interval
+            if seen_s is None or not left_s - MARGIN_S <= seen_s <= min(interval_s, left_s + MARGIN_S):
+                text = f"expiry interval {seen_s}, expected about {left_s:.0f} s: {describe(packet)}"
+                raise self._violation(Rule.EXPIRY_INTERVAL, link, text)
+
+
+def _share(claim: Claim) -> str:
+    """The filter of a share."""
+    return next(iter(claim.members.values()))[0].filter
+
+
+def _objections(message: Message, copy: Copy) -> list[Objection | None]:
+    return [slot.objection(copy) for slot in message.slots_of(copy.client) if slot.only is None]
+
+
+def _with_topic(packet: Publish, topic: str) -> Publish:
+    properties: Properties = packet.properties
+    return Publish(
+        topic=topic,
+        payload=packet.payload,
+        qos=packet.qos,
+        packet_id=packet.packet_id,
+        retain=packet.retain,
+        dup=packet.dup,
+        properties=properties,
+    )
