@@ -1,4 +1,4 @@
-"""``assay conformance``: list, run, peers, show, explain, self-check."""
+"""``assay conformance``: list, run, peers, explore, show, explain, self-check."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from conformance.baseline import (
 )
 from conformance.case import Case, load_cases
 from conformance.engine import DEFAULT_CONCURRENCY, Outcome, RunOptions
+from conformance.explore_cli import explore
 from conformance.peers_cli import peers
 from conformance.pytest_runner import run_with_pytest
 from conformance.registry import SPECS, coverage, home_of, load_statements
@@ -52,6 +53,7 @@ app = typer.Typer(
     help="Judge any MQTT broker by its bytes: one case per rule, the statement it tests, the packets as evidence.",
 )
 app.command()(peers)
+app.command()(explore)
 console = WholeConsole()
 errors = WholeConsole(stderr=True)
 

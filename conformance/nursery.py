@@ -149,19 +149,23 @@ class Nursery:
         return answer
 
     @contextmanager
-    def broker(self, target: Target, mutant: str, case: Case | None = None) -> Iterator[RunningTarget]:
+    def broker(
+        self, target: Target, mutant: str, case: Case | None = None, *, settings: Settings | None = None
+    ) -> Iterator[RunningTarget]:
         """The reference broker of ``target`` with ``mutant`` ("" = sound); ``case``: the one that it is private to.
 
-        Raises :class:`TargetStartError` with its error or log.
+        ``settings`` make it private without a case. Raises :class:`TargetStartError` with its error or log.
         """
         folder = self._folder / str(next(self._numbers))
         folder.mkdir()
-        life = _Life(self, target, mutant, {} if case is None else _settings_of(case), folder)
+        if case is not None:
+            settings = _settings_of(case)
+        life = _Life(self, target, mutant, settings or {}, folder)
         try:
             endpoint = life.start()
             values = placeholders(folder, port=endpoint.port, websocket_port=life.websocket_port)
             yield RunningTarget(
-                with_ports(target, values), endpoint, log=life.log, restart=None if case is None else life.restart
+                with_ports(target, values), endpoint, log=life.log, restart=None if settings is None else life.restart
             )
         finally:
             life.stop()

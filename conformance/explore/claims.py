@@ -192,27 +192,31 @@ class Message:
     def slots_of(self, client: int) -> list[Slot]:
         """Those in which the copy of a client may be, what must be filled first."""
         mine = [slot for slot in self.slots if client in slot.claim.members]
-        return sorted(mine, key=lambda slot: (not slot.claim.must, not slot.main, slot.extra))
+        return sorted(mine, key=lambda slot: (not slot.due, not slot.main, slot.extra, len(slot.copies)))
 
     def place(self, copy: Copy) -> Slot | None:
         """Find room for a copy, moving others if need be; None if there is none."""
-        return self._place(copy, set())
+        return self._place(copy, set(), mains=True) or self._place(copy, set(), mains=False)
 
-    def _place(self, copy: Copy, tried: set[int]) -> Slot | None:
+    def _place(self, copy: Copy, tried: set[int], *, mains: bool) -> Slot | None:
+        """With ``mains``, only where a copy must be: what may come as well has what is left."""
         for slot in self.slots_of(copy.client):
-            if id(slot) in tried or slot.objection(copy) is not None:
+            if id(slot) in tried or (mains and not slot.main) or slot.objection(copy) is not None:
                 continue
             if slot.only is not None and self._count(slot.claim) >= len(slot.claim.members[copy.client]):
                 continue
             tried.add(id(slot))
             if not slot.has_room:
                 other = slot.copies[0]
-                if self._place(other, tried) is None:
+                if self._place(other, tried, mains=mains) is None:
                     continue
                 slot.copies.remove(other)
             slot.copies.append(copy)
             return slot
         return None
+
+    def has_empty_main(self, client: int) -> bool:
+        return any(slot.main and not slot.copies for slot in self.slots_of(client))
 
     def _count(self, claim: Claim) -> int:
         return sum(len(slot.copies) for slot in self.slots if slot.claim is claim and not slot.extra)

@@ -161,6 +161,8 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     schema: Literal["assay.explore/1"] = REPLAY_SCHEMA
     target: str
     rule: str
+    version: int
+    """Of the client towards which it was broken, which says whose statements ``clauses`` are."""
     clauses: tuple[str, ...]
     text: str
     seed: int

@@ -545,6 +545,9 @@ class Player:
     def _burst(self, step: plan.Burst) -> None:
         room: dict[int, int] = {}
         for publish in step.publishes:
+            self._wire(publish.client)
+        self.referee.burst(begins=True)
+        for publish in step.publishes:
             wire = self._wire(publish.client)
             left = room.setdefault(publish.client, wire.receive_maximum)
             if not publish.qos or left:
@@ -552,6 +555,8 @@ class Player:
                 self._send_publish(publish)
         for client in room:
             self._barrier(self._wire(client))
+        self._settle()
+        self.referee.burst(begins=False)
 
     def _withhold(self, wire: _Wire, what: plan.Hold) -> None:
         self._holds[wire.link.client] = what
@@ -637,7 +642,8 @@ class Player:
             if wanted is None and until is None:
                 return
             rule, version, text = wanted or (Rule.PUBACK, 5, "an acknowledgement")
-            raise ViolationError(rule, version, f"nothing came for {self.patience_s:g} s; missing: {text}")
+            text = f"nothing came for {self.patience_s:g} s; missing: {text}"
+            raise ViolationError(rule, version, text, waited=True)
 
     def _read(self, timeout_s: float) -> None:
         """Take what has arrived; wait for something at most so long."""

@@ -140,6 +140,8 @@ class Referee:
         self._by_content: dict[tuple[str, bytes], list[Message]] = {}
         self._by_payload: dict[bytes, Message] = {}
         self._shares: list[Claim] = []
+        self._at_once: dict[str, set[int]] | None = None
+        """Topic to the clients that publish to it within the burst that is going on."""
 
     # What the player tells
 
@@ -194,6 +196,10 @@ class Referee:
             self._end_session(self.sessions[client], now)
         self.links[name] = link
         return link
+
+    def burst(self, *, begins: bool) -> None:
+        """From here on, or until here, publishes of several clients are under way at once, in any order."""
+        self._at_once = {} if begins else None
 
     def received(self, link: Link, packet: Packet, now: float) -> None:
         """The broker sent a packet. Raises :class:`ViolationError`."""
@@ -422,7 +428,7 @@ class Referee:
     def _leave_shares(self, client: int, shares: Iterable[Claim]) -> None:
         for share in shares:
             if client in share.members:
-                share.must, share.loose = share.must and share.satisfied, True
+                share.must, share.loose = share.must and share.satisfied, share.loose or not share.satisfied
 
     # Publishing
 
@@ -474,8 +480,25 @@ class Referee:
         kept: list[Message | None] = [message if message.payload else None]
         if message.version < 5 and message.qos == 0 and message.payload:
             kept.append(None)  # may be discarded at any time (3.1.1: MQTT-3.3.1-7)
+        if self._at_once is not None:
+            publishers = self._at_once.setdefault(message.topic, set())
+            publishers.add(message.publisher)
+            certain = certain and len(publishers) == 1
+        self._replace_pending(message)
         before = [] if certain else self.retained.get(message.topic, [None])
         self.retained[message.topic] = [*(entry for entry in before if entry not in kept), *kept]
+
+    def _replace_pending(self, message: Message) -> None:
+        """A retained message that a slow session has not been sent yet may be skipped for the one that replaces it."""
+        for session in self.sessions.values():
+            for claim in [one for one in session.claims if one.via is Via.RETAINED and not one.satisfied]:
+                if claim.message.topic == message.topic and claim.message is not message:
+                    claim.must = False
+                    newer = Claim(
+                        message=message, via=Via.RETAINED, members=claim.members, must=False, others=claim.others
+                    )
+                    session.claims.append(newer)
+                    message.add(newer)
 
     def _matching(self, message: Message) -> Iterator[tuple[Session, tuple[Subscription, ...]]]:
         for session in self.sessions.values():
@@ -711,7 +734,7 @@ class Referee:
         fresh = [message for message in known if now <= message.expires_at + MARGIN_S]
         for message in fresh:
             self._join_loose_shares(message, session)
-        for message in sorted(fresh, key=lambda one: not any(slot.due for slot in one.slots_of(copy.client))):
+        for message in sorted(fresh, key=lambda one: _less_likely(one, copy)):
             slot = message.place(copy)
             if slot is not None:
                 return slot
@@ -793,6 +816,14 @@ def _share(claim: Claim) -> str:
 
 def _objections(message: Message, copy: Copy) -> list[Objection | None]:
     return [slot.objection(copy) for slot in message.slots_of(copy.client) if slot.only is None]
+
+
+def _less_likely(message: Message, copy: Copy) -> tuple[bool, bool, bool]:
+    """Of messages with one content, which one a copy is: like it, then waited for, then not come yet."""
+    before, after = message.properties, copy.packet.properties
+    differs = copy.version >= 5 and any(getattr(before, name) != getattr(after, name) for name in _HANDED_ON)
+    due = any(slot.due for slot in message.slots_of(copy.client))
+    return differs, not due, not message.has_empty_main(copy.client)
 
 
 def _with_topic(packet: Publish, topic: str) -> Publish:

@@ -80,10 +80,12 @@ class Rule(Enum):
 class ViolationError(Exception):
     """What was seen lies outside of what the standards allow."""
 
-    def __init__(self, rule: Rule, version: int, text: str, clauses: tuple[str, ...] = ()) -> None:
-        """``clauses`` are those of the rule that fit, where only some do."""
+    def __init__(
+        self, rule: Rule, version: int, text: str, clauses: tuple[str, ...] = (), *, waited: bool = False
+    ) -> None:
+        """``clauses`` are those of the rule that fit, where only some do; ``waited``: something did not come."""
         super().__init__(text)
-        self.rule, self.version, self.text = rule, version, text
+        self.rule, self.version, self.text, self.waited = rule, version, text, waited
         self.clauses = clauses or rule.clauses(version)
 
     @property

@@ -1,0 +1,271 @@
+"""Many lives on one broker: Hypothesis draws them; what is outside the model is shrunk, repeated, and kept."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import msgspec
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as seeded
+from hypothesis.errors import Flaky
+
+from conformance.explore.draw import lives
+from conformance.explore.life import Life, Replay
+from conformance.explore.player import PATIENCE_S, Player
+from conformance.explore.rules import Rule, ViolationError
+from conformance.explore.shrink import shrink
+from conformance.nursery import Nursery
+from conformance.outcome import TargetUnreachableError
+from conformance.targets import CapabilityValue, Endpoint, RunningTarget, Target, probe, running
+from reference_broker.trace.conformance import WireLine
+
+SHRINK_S = 40.0
+"""How long a finding is shrunk at most."""
+SHRINK_PATIENCE_S = 0.4
+"""While shrinking: a broker whose PINGRESP is quick gets no more time, one that is slow does."""
+REPEATS = 3
+"""A finding that nothing but a wait shows must be seen again in one of so many repetitions."""
+MAX_FINDINGS = 10
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """Something outside the model."""
+
+    replay: Replay
+    transcript: tuple[WireLine, ...]
+    repeated: bool
+    """It was seen again on a broker started for it."""
+    waited: bool
+    """Something did not come, which a busy machine might explain."""
+
+    @property
+    def counts(self) -> bool:
+        """What came and must not is proof; what did not come has to stay away a second time."""
+        return self.repeated or not self.waited
+
+
+class Exploration(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a campaign."""
+
+    target: str
+    version: str
+    seed: int
+    lives: int
+    steps: int
+    duration_s: float
+    findings: tuple[Finding, ...]
+    capabilities: dict[str, CapabilityValue]
+
+
+@contextmanager
+def broker_of(target: Target, mutant: str = "") -> Iterator[RunningTarget]:
+    """A broker for a campaign; ours keeps its data, so that it can be killed.
+
+    Raises :class:`TargetStartError`, :class:`ProbeError`.
+    """
+    if not target.is_ours:
+        with running(target) as broker:
+            yield broker
+        return
+    with Nursery() as nursery, nursery.broker(target, mutant, settings={"data_dir": "{dir}"}) as broker:
+        yield broker
+
+
+class Campaign:
+    """Plays lives on brokers of one target; a context manager that ends them."""
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        mutant: str = "",
+        patience_s: float = PATIENCE_S,
+        shrink_s: float = SHRINK_S,
+        shrink_patience_s: float = SHRINK_PATIENCE_S,
+        report: Callable[[int, str], None] = lambda _lives, _what: None,
+    ) -> None:
+        """``mutant`` breaks the reference broker; ``report`` gets the number of lives and what is going on."""
+        self.target, self.mutant = target, mutant
+        self.patience_s, self.shrink_s, self.shrink_patience_s = patience_s, shrink_s, shrink_patience_s
+        self._report = report
+        self._stack = ExitStack()
+        self.lives = self.steps = 0
+        self.capabilities: dict[str, CapabilityValue] = {}
+        self.broker: RunningTarget
+        self.player: Player
+
+    def __enter__(self) -> Campaign:
+        self._start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._stop()
+
+    def _start(self) -> None:
+        """A broker in the state of its first start. Raises :class:`TargetStartError`, :class:`ProbeError`."""
+        with ExitStack() as stack:
+            self.broker = stack.enter_context(broker_of(self.target, self.mutant))
+            self.capabilities = probe(self.broker.target, self.broker.endpoint)
+            if not self.capabilities.get("persistence", False) and not self.target.is_ours:
+                self.capabilities["restart"] = False
+            self.player = Player(
+                self.broker.endpoint,
+                self.capabilities,
+                run_token=f"{secrets.randbelow(36**3):x}x",
+                patience_s=self.patience_s,
+                restart=self._restart_broker if self.capabilities.get("restart", False) else None,
+            )
+            self._stack = stack.pop_all()
+
+    def _restart_broker(self, ahead_s: float) -> Endpoint:
+        return self.broker.restart(ahead_s)
+
+    def _stop(self) -> None:
+        self.player.control.close()
+        self._stack.close()
+
+    def renew(self) -> None:
+        """Another broker in place of this one; one that runs by itself stays."""
+        self._stop()
+        self._start()
+
+    def play(self, life: Life) -> None:
+        """Raises :class:`ViolationError`; a broker that is gone is one, and is replaced."""
+        try:
+            self.player.play(life)
+        except TargetUnreachableError as error:
+            if self.target.start is None:
+                raise
+            status = self.broker.ending()
+            self.renew()
+            text = f"{error}; the broker {status or 'does not answer'}"
+            raise ViolationError(Rule.DIED, 5, text) from error
+
+    def explore(self, examples: int, seed: int, *, max_findings: int = MAX_FINDINGS) -> Exploration:
+        """Play so many lives. Each finding ends a search; the next one passes over what is known.
+
+        Raises :class:`TargetStartError`, :class:`ProbeError`, :class:`TargetUnreachableError`.
+        """
+        began = time.monotonic()
+        findings: list[Finding] = []
+        known: set[tuple[str, int]] = set()
+        while self.lives < examples and len(findings) < max_findings:
+            finding = self._search(examples - self.lives, seed + len(findings), known)
+            if finding is None:
+                break
+            findings.append(finding)
+        return Exploration(
+            target=self.target.name,
+            version=self.broker.version,
+            seed=seed,
+            lives=self.lives,
+            steps=self.steps,
+            duration_s=time.monotonic() - began,
+            findings=tuple(findings),
+            capabilities=self.capabilities,
+        )
+
+    def _search(self, examples: int, seed: int, known: set[tuple[str, int]]) -> Finding | None:
+        """Play until something new is found; its smallest form."""
+        found: tuple[Life, ViolationError, list[WireLine]] | None = None
+
+        def attempt(life: Life) -> None:
+            nonlocal found
+            self.lives += 1
+            self.steps += len(life.steps)
+            self._report(self.lives, "lives")
+            try:
+                self.play(life)
+            except ViolationError as error:
+                if error.key in known or found is not None:
+                    return
+                found = life, error, self.player.transcript()
+                raise
+
+        run = settings(
+            max_examples=examples,
+            database=None,
+            deadline=None,
+            report_multiple_bugs=False,
+            print_blob=False,
+            suppress_health_check=list(HealthCheck),
+            phases=(Phase.generate,),
+        )(seeded(seed)(given(lives(self.capabilities))(attempt)))
+        # Hypothesis plays a life that failed once more, to report it; what was noted says all.
+        with contextlib.suppress(ViolationError, Flaky):
+            run()
+        if found is None:
+            return None
+        known.add(found[1].key)
+        return self._confirmed(*self._shrunk(*found), seed)
+
+    def _shrunk(
+        self, life: Life, error: ViolationError, transcript: list[WireLine]
+    ) -> tuple[Life, ViolationError, list[WireLine]]:
+        """The smallest life with the same finding."""
+        over_at = time.monotonic() + self.shrink_s
+        last = error, transcript
+
+        def fails(smaller: Life) -> bool:
+            nonlocal last
+            try:
+                self.play(smaller)
+            except ViolationError as seen:
+                if seen.key == error.key:
+                    last = seen, self.player.transcript()
+                return seen.key == error.key
+            return False
+
+        self._report(self.lives, f"shrinking {error.rule.label}")
+        self.player.patience_s = self.shrink_patience_s
+        try:
+            smallest = shrink(life, fails, lambda: time.monotonic() < over_at)
+        finally:
+            self.player.patience_s = self.patience_s
+        return smallest, *last
+
+    def _confirmed(self, life: Life, error: ViolationError, transcript: list[WireLine], seed: int) -> Finding:
+        """Play the smallest form on a new broker, with all the patience there is."""
+        repeated = False
+        self._report(self.lives, f"repeating {error.rule.label}")
+        for _ in range(REPEATS):
+            self.renew()
+            try:
+                self.play(life)
+            except ViolationError as again:
+                if again.key == error.key:
+                    error, transcript, repeated = again, self.player.transcript(), True
+                    break
+        replay = Replay(
+            target=self.target.name,
+            rule=error.rule.label,
+            version=error.version,
+            clauses=error.clauses,
+            text=error.text,
+            seed=seed,
+            life=life,
+        )
+        return Finding(replay=replay, transcript=tuple(transcript), repeated=repeated, waited=error.waited)
+
+
+def replay_once(campaign: Campaign, life: Life) -> Finding | None:
+    """Play a life; what is outside the model, or None."""
+    try:
+        campaign.play(life)
+    except ViolationError as error:
+        replay = Replay(
+            target=campaign.target.name,
+            rule=error.rule.label,
+            version=error.version,
+            clauses=error.clauses,
+            text=error.text,
+            seed=0,
+            life=life,
+        )
+        transcript = tuple(campaign.player.transcript())
+        return Finding(replay=replay, transcript=transcript, repeated=True, waited=error.waited)
+    return None

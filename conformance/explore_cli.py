@@ -1,0 +1,171 @@
+"""``assay conformance explore``: lives that nobody wrote, held to a model of what the standards allow."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from conformance.explore import life as plan
+from conformance.outcome import TargetUnreachableError
+from conformance.registry import load_statements
+from conformance.report import ExitCode, this_machine, utc_now, write_transcript
+from conformance.targets import ProbeError, Target, TargetError, TargetStartError, hosted_target, load_target
+from reference_broker.trace.integrity import READ_ERRORS, why
+from reference_broker.trace.results import Check, Finding, RunKind, RunResult, Severity, Verdict, write_result
+from reference_broker.trace.terminal import WholeConsole
+
+if TYPE_CHECKING:
+    from conformance.explore.campaign import Finding as Found
+
+console = WholeConsole()
+errors = WholeConsole(stderr=True)
+_SPEC_OF_VERSION = {4: "mqtt311", 5: "mqtt5"}
+
+
+def _stop(text: str, code: ExitCode) -> typer.Exit:
+    errors.print(f"[bold red]error:[/] {escape(text)}", soft_wrap=True)
+    return typer.Exit(int(code))
+
+
+def _replay_of(path: Path) -> plan.Replay:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=plan.Replay)
+    except READ_ERRORS as error:
+        raise _stop(f"{path} is no replay file: {why(error)}", ExitCode.USAGE) from error
+
+
+def explore(
+    target: Annotated[str, typer.Option("--target", help="Shipped target or path of a target file.")] = "reference",
+    host: Annotated[str, typer.Option("--host", help="Host of a running broker, in place of --target.")] = "",
+    port: Annotated[int, typer.Option("--port", min=1, max=65_535, help="Port of that broker.")] = 1883,
+    examples: Annotated[int, typer.Option("--examples", min=1, help="How many lives are played.")] = 1_000,
+    seed: Annotated[int, typer.Option("--seed", help="Which lives.")] = 0,
+    most: Annotated[int, typer.Option("--max-findings", min=1, max=100, help="Stop after so many.")] = 10,
+    replay: Annotated[
+        Path | None, typer.Option("--replay", help="Play the life of this file, and nothing else.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for result.json and the findings.")] = None,
+) -> None:
+    """Play whole lives of several clients on a broker, and say where it leaves what the standards allow.
+
+    Lives have all QoS, retained messages, wills, sessions that resume, shared and overlapping subscriptions, limits and
+    takeovers; on a target that can be killed or whose clock moves, that too. A finding is shrunk to its shortest form.
+
+    Exit status: 0 nothing was found, 1 something was, 2 wrong usage, 3 the broker cannot be reached.
+
+    For example: assay conformance explore --target mosquitto --examples 500 --out out/explore
+    """
+    from conformance.explore.campaign import Campaign, Exploration, replay_once
+
+    recorded = _replay_of(replay) if replay is not None else None
+    try:
+        judged = hosted_target(host, port) if host else load_target(target)
+    except TargetError as error:
+        raise _stop(str(error), ExitCode.USAGE) from error
+    started_at = utc_now()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    try:
+        with Progress(*columns, console=errors, transient=True) as progress:
+            task = progress.add_task("lives", total=1 if recorded is not None else examples)
+            with Campaign(
+                judged, report=lambda lives, what: progress.update(task, completed=lives, description=what)
+            ) as campaign:
+                if recorded is None:
+                    found = campaign.explore(examples, seed, max_findings=most)
+                else:
+                    finding = replay_once(campaign, recorded.life)
+                    found = Exploration(
+                        target=judged.name,
+                        version=campaign.broker.version,
+                        seed=recorded.seed,
+                        lives=1,
+                        steps=len(recorded.life.steps),
+                        duration_s=0.0,
+                        findings=(finding,) if finding is not None else (),
+                        capabilities=campaign.capabilities,
+                    )
+    except (TargetStartError, ProbeError, TargetUnreachableError) as error:
+        raise _stop(f"target {judged.name} cannot be reached: {error}", ExitCode.UNREACHABLE) from error
+    counting = [finding for finding in found.findings if finding.counts]
+    files = _write(out, judged, found.findings) if out is not None else {}
+    for number, finding in enumerate(found.findings, 1):
+        _print_finding(number, finding.replay, files.get(number), counts=finding.counts)
+    rate = f", {found.lives / found.duration_s:.0f} a second" if found.duration_s else ""
+    verdict = "[bold red]FAILED[/]" if counting else "[bold green]PASS[/]"
+    version = f" {found.version}" if found.version else ""
+    console.print(
+        f"{verdict}  {judged.name}{version}: {len(counting)} finding(s) in {found.lives} lives of {found.steps} steps"
+        f"{rate}, seed {found.seed}",
+        soft_wrap=True,
+    )
+    if out is not None:
+        result = RunResult(
+            kind=RunKind.CONFORMANCE,
+            name="conformance explore",
+            verdict=Verdict.FAIL if counting else Verdict.PASS,
+            summary=f"{len(counting)} finding(s) in {found.lives} lives",
+            target=judged.name,
+            seed=found.seed,
+            started_at=started_at,
+            duration_s=round(found.duration_s, 3),
+            command=f"assay {shlex.join(sys.argv[1:])}",
+            findings=[
+                Finding(
+                    checker="explore",
+                    anomaly=finding.replay.rule,
+                    severity=Severity.SAFETY,
+                    message=finding.replay.text,
+                    values=list(finding.replay.clauses),
+                )
+                for finding in counting
+            ],
+            checks=[
+                Check(
+                    name="findings",
+                    value=float(len(counting)),
+                    unit="findings",
+                    bound=0.0,
+                    relation="==",
+                    verdict=Verdict.FAIL if counting else Verdict.PASS,
+                    source="nothing lies outside of what the standards allow",
+                )
+            ],
+            metrics={"lives": found.lives, "steps": found.steps},
+            artefacts={f"finding {number}": path.name for number, path in files.items()},
+            machine=this_machine(),
+        )
+        console.print(f"result: {write_result(out, result)}", soft_wrap=True)
+    raise typer.Exit(int(ExitCode.FAILED if counting else ExitCode.OK))
+
+
+def _write(out: Path, target: Target, findings: Sequence[Found]) -> dict[int, Path]:
+    out.mkdir(parents=True, exist_ok=True)
+    files: dict[int, Path] = {}
+    for number, finding in enumerate(findings, 1):
+        path = out / f"{target.name.replace(':', '-')}-{number}-{finding.replay.rule}.json"
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(finding.replay), indent=1))
+        write_transcript(path.with_suffix(".jsonl"), finding.transcript)
+        files[number] = path
+    return files
+
+
+def _print_finding(number: int, replay: plan.Replay, path: Path | None, *, counts: bool) -> None:
+    remark = "" if counts else "  [yellow]seen once, not again: it does not count[/]"
+    console.print(f"[bold red]{number}. {replay.rule}[/]  [dim]{' '.join(replay.clauses)}[/]{remark}")
+    console.print(f"    {replay.text}", highlight=False, markup=False, soft_wrap=True)
+    statements = load_statements(_SPEC_OF_VERSION[replay.version])
+    for clause in replay.clauses:
+        sentence = statements[clause].sentence if clause in statements else "a section without a numbered statement"
+        console.print(f"    {clause}  {sentence}", highlight=False, markup=False, soft_wrap=True)
+    for line in plan.story(replay.life):
+        console.print(f"      {line}", highlight=False, markup=False, soft_wrap=True)
+    if path is not None:
+        console.print(f"    repeat: assay conformance explore --replay {shlex.quote(str(path))}", soft_wrap=True)
