@@ -71,8 +71,17 @@ def broker_of(target: Target, mutant: str = "") -> Iterator[RunningTarget]:
         with running(target) as broker:
             yield broker
         return
-    with Nursery() as nursery, nursery.broker(target, mutant, settings={"data_dir": "{dir}"}) as broker:
+    with (
+        Nursery() as nursery,
+        nursery.broker(target, mutant or _planted(target), settings={"data_dir": "{dir}"}) as broker,
+    ):
         yield broker
+
+
+def _planted(target: Target) -> str:
+    """The mutant that the target's own command asks for."""
+    command = target.start.command if target.start is not None else ()
+    return command[command.index("--mutant") + 1] if "--mutant" in command else ""
 
 
 class Campaign:

@@ -15,8 +15,9 @@ from typing import Literal
 
 from conformance.case import CLOCK_TOPIC
 from conformance.explore import life as plan
-from conformance.explore.referee import Link, Referee
+from conformance.explore.referee import Referee
 from conformance.explore.rules import Rule, ViolationError
+from conformance.explore.state import Link
 from conformance.explore.topics import is_shared
 from conformance.outcome import TargetUnreachableError
 from conformance.targets import CapabilityValue, Endpoint
@@ -284,12 +285,15 @@ class Player:
             self._send(observer, Subscribe(packet_id=self._next_id(observer), subscriptions=wide))
             self._settle()
         end = Subscription(filter=self._named(_END), qos=self._qos(2))
-        for wire in self._wires.values():
+        connected = [wire for wire in self._wires.values() if wire.open]
+        for wire in connected:
             self._send(wire, Subscribe(packet_id=self._next_id(wire), subscriptions=(end,)))
         self._settle()
         self._send_publish(plan.Publish(client=_OBSERVER, topic=_END, qos=self._qos(2)))
         self._settle()
-        self._read(0.0)
+        for wire in connected:
+            self._barrier(wire)  # a further copy may have waited for the last acknowledgement
+        self._settle()
         self.referee.audit()
         self._clean_up()
 

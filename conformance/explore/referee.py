@@ -12,10 +12,10 @@ clients is the server's affair; order counts for one publisher, topic and QoS al
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 
 from conformance.explore.claims import Claim, Copy, Message, Objection, Slot, Subscription, Via
 from conformance.explore.rules import Rule, ViolationError
+from conformance.explore.state import Flight, Link, Outgoing, Session
 from conformance.explore.topics import is_shared, matches, matches_but_for_dollar, pattern
 from conformance.wire import (
     Connack,
@@ -43,83 +43,6 @@ REFUSED = 0x80
 NO_SUBSCRIPTION_EXISTED = 0x11
 _WITH_WILL = 0x04
 _HANDED_ON = ("payload_format_indicator", "content_type", "response_topic", "correlation_data", "user_property")
-
-
-@dataclass(eq=False)
-class Flight:
-    """A delivery at QoS 1 or 2 that the client has not acknowledged to the end."""
-
-    packet: Publish
-    topic: str
-    link: Link
-    """Where it was seen last."""
-    received: bool = False
-    """QoS 2: the client has sent PUBREC."""
-    released: bool = False
-    """PUBREL has been seen on ``link``."""
-
-
-@dataclass(eq=False)
-class Outgoing:
-    """A publish of a client at QoS 1 or 2 that the server has not acknowledged to the end."""
-
-    message: Message
-    link: Link
-    awaits: type[Packet] | None
-    received: bool = False
-    """QoS 2: the client has seen PUBREC."""
-
-
-@dataclass(eq=False)
-class Session:
-    """What the server keeps of one client."""
-
-    client: int
-    version: int
-    link: Link | None = None
-    expires_at: float = float("inf")
-    """While there is no connection."""
-    subscriptions: dict[str, Subscription] = field(default_factory=dict)
-    former: set[str] = field(default_factory=set)
-    claims: list[Claim] = field(default_factory=list)
-    flights: dict[int, Flight] = field(default_factory=dict)
-    outgoing: dict[int, Outgoing] = field(default_factory=dict)
-    order: dict[tuple[int, str, int, int], int] = field(default_factory=dict)
-    """Publisher, topic, QoS published and delivered, to the number of the last message."""
-    will: Message | None = None
-    """One that waits for its delay."""
-    will_due_at: float = 0.0
-
-
-@dataclass(eq=False)
-class Link:
-    """One network connection of a client."""
-
-    name: str
-    client: int
-    connect: Connect
-    session: Session | None = None
-    """From CONNACK on."""
-    over: bool = False
-    superseded: bool = False
-    goodbye: bool = False
-    """DISCONNECT was sent or seen: the end of the connection surprises nobody."""
-    must_close: Rule | None = None
-    kept_s: float = 0.0
-    keep_alive_s: float = 0.0
-    last_sent_at: float = 0.0
-    will: Message | None = None
-    will_delay_s: float = 0.0
-    subscribing: dict[int, Subscribe] = field(default_factory=dict)
-    unsubscribing: dict[int, Unsubscribe] = field(default_factory=dict)
-    pings: int = 0
-    aliases: dict[int, str] = field(default_factory=dict)
-    """Of the server."""
-    own_aliases: dict[int, str] = field(default_factory=dict)
-
-    @property
-    def version(self) -> int:
-        return self.connect.version
 
 
 Wanted = tuple[Rule, int, str]
@@ -741,6 +664,11 @@ class Referee:
         objections = [found for one in fresh for found in _objections(one, copy)]
         if any(found is None for one in known if one not in fresh for found in _objections(one, copy)):
             raise self._violation(Rule.EXPIRED, link, f"its expiry interval has passed: {describe(packet)}")
+        if packet.retain and any(
+            is_shared(entry.filter) and matches(pattern(entry.filter), topic)
+            for entry in session.subscriptions.values()
+        ):
+            raise self._violation(Rule.RETAINED_FOR_SHARE, link, f"a share brings no retained ones: {describe(packet)}")
         if objections and None not in objections:
             rule, text = next(found for found in objections if found is not None)
             raise self._violation(rule, link, f"{text}: {describe(packet)}")
@@ -815,7 +743,8 @@ def _share(claim: Claim) -> str:
 
 
 def _objections(message: Message, copy: Copy) -> list[Objection | None]:
-    return [slot.objection(copy) for slot in message.slots_of(copy.client) if slot.only is None]
+    """Of each slot of the client, that of the copy which must come first; None: it would fit, but there is no room."""
+    return [slot.objection(copy) for slot in sorted(message.slots_of(copy.client), key=lambda slot: not slot.main)]
 
 
 def _less_likely(message: Message, copy: Copy) -> tuple[bool, bool, bool]:

@@ -37,6 +37,7 @@ class Rule(Enum):
         ("MQTT-3.3.1-10", "MQTT-3.3.1-11", "MQTT-3.3.1-6"),
     )
     RETAINED_STALE = ("retained-stale", ("MQTT-3.3.1-5", "MQTT-3.3.1-10"), ("MQTT-3.3.1-5", "MQTT-3.3.1-6"))
+    RETAINED_FOR_SHARE = ("retained-for-share", ("4.8.2",), ("4.8.2",))
     WILL_UNSENT = ("will-unsent", ("MQTT-3.1.2-8",), ("MQTT-3.1.2-8",))
     WILL_UNWANTED = ("will-unwanted", ("MQTT-3.14.4-3", "MQTT-3.1.2-10"), ("MQTT-3.14.4-3", "MQTT-3.1.2-10"))
     WILL_EARLY = ("will-before-its-delay", ("MQTT-3.1.2-8",), ("MQTT-3.1.3-9", "MQTT-3.1.2-8"))
