@@ -55,6 +55,10 @@ CaseFunction = Callable[["CaseContext"], Awaitable[None]]
 
 DEFAULT_LIMIT_S = 5.0
 MARKER_PREFIX = "assay-marker/"
+_OF_ANOTHER_CASE = re.compile(r"assay-(marker|bystander)/|(.*/)?[0-9a-f]{15}(/|$)")
+"""Topics of this suite hold a level that tells whose they are."""
+_ABOUT_MATCHING = re.compile(r"MQTT-(3\.3\.2-3$|4\.7\.|1\.5\.)|Q-")
+"""Statements about which topics a subscription brings."""
 CLOCK_TOPIC = "$admin/clock/advance"
 ABSENT = "not "
 """Begins a requirement that the target lacks a capability."""
@@ -198,6 +202,18 @@ class ConnectFields(TypedDict, total=False):
     properties: Properties
 
 
+def _has_wildcard(topic_filter: str) -> bool:
+    return not {"+", "#", "$share", "$queue"}.isdisjoint(topic_filter.split("/"))
+
+
+def _may_match_others(topic_filter: str) -> bool:
+    """The filter may match topics of other cases."""
+    levels = topic_filter.split("/")
+    if levels[0] == "$share":
+        levels = levels[2:]
+    return any("+" in level or "#" in level for level in levels[:2])
+
+
 class CaseContext:
     """What a case works with: connections, names nobody else uses, checks, and the transcript."""
 
@@ -228,6 +244,8 @@ class CaseContext:
         self.patience_s = case.limit_s if patience_s is None else patience_s
         self._asked: set[str] = set()
         self._last_publish: Publish | None = None
+        self._filters: dict[str, set[str]] = {}
+        """What the clients have subscribed to, by their identifiers."""
         self.persistent_clients: dict[str, int] = {}
         """Client ids whose session may outlive the case, with the protocol version."""
         self.retained_topics: set[str] = set()
@@ -334,7 +352,7 @@ class CaseContext:
             connection.client_id = connection.connack.properties.assigned_client_identifier
         return connection
 
-    def will_send(self, packet: Packet) -> None:
+    def will_send(self, packet: Packet, client_id: str = "") -> None:
         """Note what must be cleaned up after the case; called for every packet sent."""
         if isinstance(packet, Connect):
             if not packet.clean or packet.properties.session_expiry_interval:
@@ -345,6 +363,7 @@ class CaseContext:
                 if packet.will.retain:
                     self.retained_topics.add(packet.will.topic)
         elif isinstance(packet, Subscribe):
+            self._filters.setdefault(client_id, set()).update(entry.filter for entry in packet.subscriptions)
             self._asked |= {"shared" for entry in packet.subscriptions if entry.filter.startswith("$share/")}
         elif isinstance(packet, Publish):
             if not packet.topic.startswith(MARKER_PREFIX):
@@ -416,6 +435,22 @@ class CaseContext:
         """Malformed bytes were sent, or a connection has ended: nobody else may have suffered from that."""
         return self.sent_raw or any(connection.closed for connection in self._connections)
 
+    def is_foreign(self, topic: str, client_id: str, sent_raw: bool) -> bool:
+        """Whether this client surely never subscribed to the topic.
+
+        It is another case's (or the bystander's), and nobody here asked for such topics; or it is this case's, and this
+        client has not named it. A case that is about who gets messages sees all its own.
+        """
+        if self._token not in topic.split("/"):
+            return _OF_ANOTHER_CASE.match(topic) is not None and not self._has_filter(_may_match_others)
+        if sent_raw or not client_id or any(map(_ABOUT_MATCHING.match, self.case.clauses)):
+            return False
+        filters = self._filters.get(client_id, set())
+        return topic not in filters and not any(map(_has_wildcard, filters))
+
+    def _has_filter(self, holds: Callable[[str], bool]) -> bool:
+        return any(holds(topic_filter) for filters in self._filters.values() for topic_filter in filters)
+
     # Checks
 
     def fail(self, text: str) -> NoReturn:
@@ -436,7 +471,12 @@ class CaseContext:
         """A rule was seen broken that does not keep the case from going on, unless it is about that rule."""
         if rule.is_subject_of(self.case.id, self.case.clauses):
             self.fail(text)
-        self.incidents.append(Incident(rule=rule, text=text))
+        self.note_incident(rule, text)
+
+    def note_incident(self, rule: Rule, text: str, shape: frozenset[str] = frozenset()) -> None:
+        """A rule was seen broken, and the case goes on; the first of a kind is kept."""
+        if all(incident.rule is not rule for incident in self.incidents):
+            self.incidents.append(Incident(rule=rule, shape=shape, text=text))
 
     def should(self, condition: bool, text: str) -> None:
         """Report ``text`` as a missed SHOULD or a debated reaction unless ``condition`` holds (``non_strict``)."""

@@ -93,6 +93,8 @@ class Connection(asyncio.Protocol):
         self.client_id = ""
         self.closed = False
         """The broker ended the connection (or :meth:`abort` did)."""
+        self.sent_raw = False
+        """What it asked for may not be known."""
         self.skip_malformed = False
         """Pass over packets that break the rules, as long as their length can be read; for what is judged elsewhere."""
         self._decoder = Decoder(version)
@@ -103,6 +105,8 @@ class Connection(asyncio.Protocol):
         self._last_packet_id = 0
         self._sent: dict[type[Packet], Packet] = {}
         """The last packet of each type."""
+        self._foreign: set[int] = set()
+        """Identifiers of QoS 2 messages of other cases that wait for PUBREL."""
 
     # asyncio.Protocol
 
@@ -130,6 +134,9 @@ class Connection(asyncio.Protocol):
                         raise
                     self.ctx.transcript.add(self.name, "recv", frame, f"MALFORMED, passed over: {error}")
                     continue
+                if self._is_foreign(packet):
+                    self.ctx.transcript.add(self.name, "recv", frame, f"NOT FOR THIS CLIENT: {describe(packet)}")
+                    continue
                 self.ctx.transcript.add(self.name, "recv", frame, describe(packet))
                 if len(self._inbox) >= _MAX_INBOX_PACKETS:
                     message = f"more than {_MAX_INBOX_PACKETS} packets that the case did not ask for"
@@ -139,6 +146,22 @@ class Connection(asyncio.Protocol):
             self._malformed = error
             self.ctx.transcript.add(self.name, "recv", (pending + data)[position:], f"MALFORMED: {error}")
         self._wake.set()
+
+    def _is_foreign(self, packet: Packet) -> bool:
+        """A message of another case, or what follows it: noted, finished, and not shown to the case."""
+        if isinstance(packet, Pubrel) and packet.packet_id in self._foreign:
+            self._foreign.discard(packet.packet_id)
+            self._write(encode(Pubcomp(packet_id=packet.packet_id), self.version))
+            return True
+        if not isinstance(packet, Publish) or not self.ctx.is_foreign(packet.topic, self.client_id, self.sent_raw):
+            return False
+        self.ctx.note_incident(Rule.FOREIGN, f"{self.name}: a message it never subscribed to: {describe(packet)}")
+        if packet.qos == 1:
+            self._write(encode(Puback(packet_id=packet.packet_id), self.version))
+        elif packet.qos == 2:
+            self._foreign.add(packet.packet_id)
+            self._write(encode(Pubrec(packet_id=packet.packet_id), self.version))
+        return True
 
     def _refuse_bytes(self, reason: str) -> None:
         """Every wait fails from now on: what carries the packets is broken."""
@@ -174,7 +197,9 @@ class Connection(asyncio.Protocol):
         """Send packets in one write."""
         data = b""
         for packet in packets:
-            self.ctx.will_send(packet)
+            if isinstance(packet, Connect):
+                self.client_id = packet.client_id
+            self.ctx.will_send(packet, self.client_id)
             self._sent[type(packet)] = packet
             frame = encode(packet, packet.version if isinstance(packet, Connect) else self.version)
             self.ctx.transcript.add(self.name, "send", frame, describe(packet))
@@ -183,7 +208,7 @@ class Connection(asyncio.Protocol):
 
     def send_raw(self, data: bytes) -> None:
         """Send bytes as they are; the runner then checks after the case that the broker is still alive."""
-        self.ctx.sent_raw = True
+        self.ctx.sent_raw = self.sent_raw = True
         self.ctx.transcript.add(self.name, "send", data, _describe_bytes(data, self.version))
         self._write(data)
 
@@ -317,18 +342,37 @@ class Connection(asyncio.Protocol):
         return self.step_failed(rule, text, soft=kind is Publish)
 
     async def expect_close(
-        self, *, allowed: tuple[type[Packet], ...] | None = None, within_s: float | None = None
+        self,
+        *,
+        allowed: tuple[type[Packet], ...] | None = None,
+        within_s: float | None = None,
+        step: Rule | None = None,
     ) -> list[Packet]:
         """The broker must end the connection; returns what it sent before.
 
         ``allowed`` are the packets that may come before the end: by default DISCONNECT in 5.0 (a server of 3.1.1 has
-        none), so that the MUST (close) and the SHOULD (say why) stay two checks.
+        none, and one that it sends is booked by itself), so that the MUST (close) and the SHOULD (say why) stay two
+        checks. ``step`` is the rule by which the connection ends, where the case is about what follows.
         """
+        try:
+            return await self._seen_until_end(allowed, within_s)
+        except StepFailureError:
+            raise
+        except CaseFailureError as error:
+            if step is None:
+                raise
+            raise StepFailureError(Incident(rule=step, text=str(error))) from error
+
+    async def _seen_until_end(self, allowed: tuple[type[Packet], ...] | None, within_s: float | None) -> list[Packet]:
         if allowed is None:
             allowed = (Disconnect,) if self.version >= 5 else ()
         seen: list[Packet] = []
         expected = "the broker to end the connection"
         while (packet := await self.receive(expected, within_s=within_s)) is not None:
+            if isinstance(packet, Disconnect) and self.version < 5 and Disconnect not in allowed:
+                text = f"{self.name}: a server of 3.1.1 has no DISCONNECT; seen {describe(packet)}"
+                self.ctx.note_incident(Rule.FORM, text, frozenset({"DISCONNECT of a server"}))
+                continue
             if not isinstance(packet, allowed):
                 message = f"{self.name}: expected {expected}; seen {describe(packet)}"
                 raise CaseFailureError(message)

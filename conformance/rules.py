@@ -86,6 +86,9 @@ class Rule(Enum):
     DUP_CLEAR = Basis(what="DUP is 0 on what is sent first", in_311=("3.3.1-2", "3.3.1-3"), in_5=("3.3.1-2", "3.3.1-3"))
     ORDER = Basis(what="messages of a topic come in order", in_311=("4.6.0-5", "4.6.0-6"), in_5=("4.6.0-5", "4.6.0-6"))
     PACKET_SIZE = Basis(what="no packet is larger than the client takes", in_311=(), in_5=("3.1.2-24",))
+    TAKEN_OVER = Basis(what="a takeover ends the older connection", in_311=("3.1.4-2",), in_5=("3.1.4-3",))
+    PUNISHED = Basis(what="an error ends the connection", in_311=("4.8.0-1",), in_5=("4.13.1-1",))
+    SILENCE = Basis(what="silence beyond the keep alive ends the connection", in_311=("3.1.2-24",), in_5=("3.1.2-22",))
     FOREIGN = Basis(what="only who subscribes gets messages", in_311=("3.3.2-3",), in_5=("3.3.2-3",))
 
     def clauses(self, version: int) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from conformance.targets import Endpoint
-from conformance.wire import Connect, MalformedPacketError, Publish, decode_packet, encode
+from conformance.wire import Connect, MalformedPacketError, Publish, Subscribe, decode_packet, encode
 
 _READ_BYTES = 65_536
 
@@ -41,6 +41,7 @@ class _Link:
         self.proxy, self.reader, self.writer = proxy, reader, writer
         self.version = 4
         self.has_version = False
+        self.filters: set[str] = set()
         self.is_connected = False
         """The client has been told that it is."""
 
@@ -66,6 +67,7 @@ class _Link:
             for frame in frames:
                 self._note_version(frame)
                 writer.write(self.proxy.fault.from_client(frame, self.version))
+                self._note_filters(frame)
                 self.proxy.tell_all(self, frame)
             if not frames and not _may_be_cut(data):
                 # What is no packet goes on as it comes.
@@ -74,6 +76,18 @@ class _Link:
         writer.write(data)
         if writer.can_write_eof() and not writer.is_closing():
             writer.write_eof()
+
+    def _note_filters(self, frame: bytes) -> None:
+        try:
+            packet = decode_packet(frame, self.version) if frame[0] == 0x82 else None
+        except MalformedPacketError:
+            return
+        if isinstance(packet, Subscribe):
+            self.filters |= {entry.filter for entry in packet.subscriptions}
+
+    def has_asked_for(self, topic: str) -> bool:
+        """Whether it may get the topic anyway."""
+        return any(name == topic or not {"+", "#", "$share"}.isdisjoint(name.split("/")) for name in self.filters)
 
     def _note_version(self, frame: bytes) -> None:
         if frame[0] == 0x10 and not self.has_version:
@@ -164,18 +178,20 @@ class MeddlingProxy:
 
     def tell_all(self, sender: _Link, frame: bytes) -> None:
         """Where the fault is that everybody gets everything."""
-        if isinstance(self.fault, ToldToAll) and _is_plain_message(frame, sender.version):
-            for link in self.links:
-                if link is not sender and link.is_connected and link.version == sender.version:
-                    link.send(frame)
+        if not isinstance(self.fault, ToldToAll):
+            return
+        topic = _topic_at_qos_0(frame, sender.version)
+        for link in self.links if topic else ():
+            if link.is_connected and link.version == sender.version and not link.has_asked_for(topic):
+                link.send(bytes((frame[0] & 0xFE,)) + frame[1:])
 
 
-def _is_plain_message(frame: bytes, version: int) -> bool:
+def _topic_at_qos_0(frame: bytes, version: int) -> str:
     try:
         packet = decode_packet(frame, version) if frame[0] & 0xF6 == 0x30 else None
     except MalformedPacketError:
-        return False
-    return isinstance(packet, Publish) and bool(packet.topic) and packet.properties.topic_alias is None
+        return ""
+    return packet.topic if isinstance(packet, Publish) and packet.properties.topic_alias is None else ""
 
 
 def _connect(frame: bytes, version: int) -> Connect | None:
@@ -224,7 +240,7 @@ class NothingPunished(Fault):
 
 
 class ToldToAll(Fault):
-    """Each message at QoS 0 goes to all other clients."""
+    """Each message at QoS 0 goes to all clients, though they never asked for it."""
 
 
 class Slow(Fault):
