@@ -241,7 +241,11 @@ class CaseContext:
         """Rules seen broken that the case is not about."""
         self.sent_raw = False
         """Malformed bytes were sent: the runner checks that the broker still takes connections."""
-        self.patience_s = case.limit_s if patience_s is None else patience_s
+        self.resends_after_s = int(capabilities.get("resends_after_s", 0))
+        """How long the broker may take to send again what a client that is back has not acknowledged."""
+        waits = self.resends_after_s if "persistent_sessions" in case.requires else 0
+        self.limit_s = case.limit_s + waits
+        self.patience_s = self.limit_s if patience_s is None else patience_s + waits
         self._asked: set[str] = set()
         self._last_publish: Publish | None = None
         self._filters: dict[str, set[str]] = {}
@@ -255,7 +259,7 @@ class CaseContext:
         self._restart = restart
         self._clock: Connection | None = None
         self._ahead_s = 0.0
-        self._deadline = asyncio.get_running_loop().time() + case.limit_s
+        self._deadline = asyncio.get_running_loop().time() + self.limit_s
         self._extensions = 0
         self._send_again_until: float | None = None
         self._hurried = patience_s is not None
@@ -514,7 +518,7 @@ class CaseContext:
         except TargetStartError as error:
             self.fail(f"the broker was killed, and does not start again: {error}")
         finally:
-            self._move_deadline(asyncio.get_running_loop().time() + self.case.limit_s)
+            self._move_deadline(asyncio.get_running_loop().time() + self.limit_s)
         for connection in self._connections:
             connection.close()
         self._clock = None
@@ -524,7 +528,7 @@ class CaseContext:
     def remaining_s(self, within_s: float | None = None) -> float:
         """How long a wait may take: ``within_s`` or the patience of the run, but not beyond the limit of the case."""
         # Waits give up a little before the hard limit, so that a failure says what it was waiting for.
-        left_s = self._deadline - asyncio.get_running_loop().time() - 0.05 * self.case.limit_s
+        left_s = self._deadline - asyncio.get_running_loop().time() - 0.05 * self.limit_s
         return max(0.0, min(self.patience_s if within_s is None else within_s, left_s))
 
     def time_limit(self, seconds: float) -> asyncio.Timeout:
@@ -552,7 +556,7 @@ class CaseContext:
         if took_s < _SLOW_HANDSHAKE_S:
             return False
         self._extensions += 1
-        self._move_deadline(loop.time() + self.case.limit_s)
+        self._move_deadline(loop.time() + self.limit_s)
         self.note(f"a handshake took {took_s:.2f} s: the broker or the machine is slow, more time is given")
         return True
 

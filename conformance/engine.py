@@ -372,7 +372,7 @@ class Engine:
 async def _judge(case: Case, ctx: CaseContext) -> tuple[CaseVerdict, str]:
     """Run the function of a case: verdict and detail, before ``expect_fail``."""
     try:
-        async with ctx.time_limit(case.limit_s):
+        async with ctx.time_limit(ctx.limit_s):
             await case.run(ctx)
     except StepFailureError as error:
         incident = error.incident
@@ -386,7 +386,7 @@ async def _judge(case: Case, ctx: CaseContext) -> tuple[CaseVerdict, str]:
     except TargetUnreachableError as error:
         return CaseVerdict.ERROR, str(error)
     except TimeoutError:
-        return CaseVerdict.ERROR, f"the case took longer than its limit of {case.limit_s:g} s"
+        return CaseVerdict.ERROR, f"the case took longer than its limit of {ctx.limit_s:g} s"
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         return CaseVerdict.ERROR, f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"
