@@ -125,7 +125,7 @@ def settle(
 
 
 def _failed(result: CaseResult, incident: Incident) -> CaseResult:
-    clauses = list(incident.rule.clauses(version_of(result)))
+    clauses = [f"MQTT-{name}" for name in incident.statements] or list(incident.rule.clauses(version_of(result)))
     return msgspec.structs.replace(result, verdict=CaseVerdict.FAIL, detail=incident.text, clauses=clauses)
 
 

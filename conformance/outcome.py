@@ -13,3 +13,7 @@ class UnsupportedError(Exception):
 
 class TargetUnreachableError(Exception):
     """No connection to the target could be opened, so nothing can be said of it."""
+
+
+class ClientFaultError(Exception):
+    """The case itself, as a client, was about to break a rule: no server could be blamed for what follows."""

@@ -6,7 +6,9 @@ A step that fails is booked on its own rule, once: a case that is about somethin
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 
 import msgspec
@@ -89,6 +91,15 @@ class Rule(Enum):
     TAKEN_OVER = Basis(what="a takeover ends the older connection", in_311=("3.1.4-2",), in_5=("3.1.4-3",))
     PUNISHED = Basis(what="an error ends the connection", in_311=("4.8.0-1",), in_5=("4.13.1-1",))
     SILENCE = Basis(what="silence beyond the keep alive ends the connection", in_311=("3.1.2-24",), in_5=("3.1.2-22",))
+    QOS = Basis(
+        what="a message comes at the lower of its own QoS and that of the subscription",
+        in_311=("3.8.4-6",),
+        in_5=("3.8.4-8",),
+    )
+    EMPTY_SUBSCRIBE = Basis(
+        what="SUBSCRIBE without a filter ends the connection", in_311=("3.8.3-3",), in_5=("3.8.3-2",)
+    )
+    RESERVED_FLAG = Basis(what="CONNECT with its reserved flag is refused", in_311=("3.1.2-3",), in_5=("3.1.2-3",))
     FOREIGN = Basis(what="only who subscribes gets messages", in_311=("3.3.2-3",), in_5=("3.3.2-3",))
 
     def clauses(self, version: int) -> tuple[str, ...]:
@@ -132,6 +143,8 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     shape: frozenset[str] = frozenset()
     """What was special about the request; a broker that fails a plain one fails every other, too."""
     text: str
+    statements: tuple[str, ...] = ()
+    """Of the rule, those that it breaks, where that is known; without ``MQTT-``."""
     soft: bool = False
     """The case may well be about it, and fails unless one that is about nothing else fails, too."""
 
@@ -144,6 +157,40 @@ class StepFailureError(CaseFailureError):
         self.incident = incident
 
 
+@contextmanager
+def provoking(rule: Rule) -> Iterator[None]:
+    """Within, the broker must react to what breaks ``rule``: if it does not, a case about the reaction is blocked."""
+    try:
+        yield
+    except CaseFailureError as error:
+        raise StepFailureError(Incident(rule=rule, text=str(error))) from error
+
+
+_CODES = {
+    "CONNACK": ("3.2.2-6", "3.2.2-8"),
+    "SUBACK": ("3.9.3-2", "3.9.3-2"),
+    "UNSUBACK": ("", "3.11.3-2"),
+    "PUBACK": ("", "3.4.2-1"),
+    "PUBREC": ("", "3.5.2-1"),
+    "PUBREL": ("", "3.6.2-1"),
+    "PUBCOMP": ("", "3.7.2-1"),
+    "DISCONNECT": ("", "3.14.2-1"),
+}
+"""What says which codes a packet may have, in 3.1.1 and 5.0."""
+
+
+def malformed(fault: str, version: int, text: str) -> Incident:
+    """The broker sent a packet with this fault (its type, a colon, and what is wrong with it)."""
+    kind, _, what = fault.partition(": ")
+    if what == "DUP is set at QoS 0":
+        return Incident(rule=Rule.DUP_CLEAR, text=text)
+    statement = _CODES.get(kind, ("", ""))[version >= _V5] if what.endswith("is not one of this packet") else ""
+    statements = (statement,) if statement else ()
+    return Incident(rule=Rule.FORM, shape=frozenset({fault}), statements=statements, text=text)
+
+
+_PLAIN_TOPIC = re.compile(r"[A-Za-z0-9/$_-]*")
+_LARGE_BYTES = 1_000
 _NAMES = frozenset({"topic", "payload", "client_id", "packet_id", "version", "username", "password", "filter"})
 """Fields that differ from packet to packet and make none special."""
 
@@ -153,6 +200,10 @@ def shape(record: msgspec.Struct) -> frozenset[str]:
     found: set[str] = set()
     for field in msgspec.structs.fields(type(record)):
         value = getattr(record, field.name)
+        if field.name in ("topic", "filter") and not _PLAIN_TOPIC.fullmatch(value):
+            found.add(f"unusual {field.name}")
+        if field.name == "payload" and len(value) > _LARGE_BYTES:
+            found.add("large payload")
         if field.name in _NAMES or value == field.default:
             continue
         if isinstance(value, Properties):

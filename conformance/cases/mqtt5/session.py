@@ -337,8 +337,8 @@ async def refused_not_resent(ctx: CaseContext) -> None:
 async def no_resend_while_connected(ctx: CaseContext) -> None:
     """An unacknowledged message is not sent again on the connection that it was sent on.
 
-    A subscriber leaves a QoS 1 message unacknowledged for 2 s (and, where the target file says how long the server waits
-    before it sends again, for that long too); PINGREQ and a second message then show that the first did not come again.
+    A subscriber leaves a QoS 1 message unacknowledged for 2 s, and longer by what the target file says of how long the
+    server waits before it sends again; PINGREQ and a second message then show that the first did not come again.
     """
     topic = ctx.topic()
     subscriber = await ctx.connect(name="subscriber")
