@@ -205,6 +205,8 @@ class Connection(asyncio.Protocol):
             if isinstance(packet, Connect):
                 self.client_id = packet.client_id
             self.ctx.will_send(packet, self.client_id)
+            if isinstance(packet, Puback | Pubrec):
+                self._keep_order(packet)
             self._sent[type(packet)] = packet
             frame = encode(packet, packet.version if isinstance(packet, Connect) else self.version)
             self.ctx.transcript.add(self.name, "send", frame, describe(packet))

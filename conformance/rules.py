@@ -7,8 +7,7 @@ A step that fails is booked on its own rule, once: a case that is about somethin
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from enum import Enum
 
 import msgspec
@@ -155,15 +154,6 @@ class StepFailureError(CaseFailureError):
     def __init__(self, incident: Incident) -> None:
         super().__init__(incident.text)
         self.incident = incident
-
-
-@contextmanager
-def provoking(rule: Rule) -> Iterator[None]:
-    """Within, the broker must react to what breaks ``rule``: if it does not, a case about the reaction is blocked."""
-    try:
-        yield
-    except CaseFailureError as error:
-        raise StepFailureError(Incident(rule=rule, text=str(error))) from error
 
 
 _CODES = {

@@ -7,7 +7,7 @@ import string
 from conformance.case import CaseContext, case
 from conformance.cases.mqtt5.support import Stopwatch, exchange_raw, expect_error, imposed_keep_alive, pass_time
 from conformance.cases.unconnected import UNCONNECTED_LIMIT_S, expect_end_unconnected
-from conformance.rules import Rule, provoking
+from conformance.rules import Rule
 from conformance.wire import (
     Connack,
     Connect,
@@ -68,8 +68,8 @@ async def no_disconnect_before_connack(ctx: CaseContext) -> None:
     refused = await ctx.open(name="refused")
     packet = ctx.connect_packet()
     refused.send_raw(connect_raw(packet, flags=connect_flags(packet) | 0x01))
-    with provoking(Rule.RESERVED_FLAG):
-        before = await refused.expect_close(allowed=(Disconnect, type(refused.connack)))
+    allowed = (Disconnect, type(refused.connack))
+    before = await refused.expect_close(allowed=allowed, step=Rule.RESERVED_FLAG)
     for seen in before:
         ctx.must(not isinstance(seen, Disconnect), f"refused: expected no DISCONNECT; seen {describe(seen)}")
 

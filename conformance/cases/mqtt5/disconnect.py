@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conformance.case import CaseContext, case
 from conformance.cases.mqtt5.support import ends_without_complaint, expect_error, wire_size
-from conformance.rules import Rule, provoking
+from conformance.rules import Rule
 from conformance.wire import Auth, Disconnect, Properties, Publish, Subscribe, Will, describe
 from conformance.wire.encode import raw_packet
 
@@ -52,8 +52,7 @@ async def server_disconnect(ctx: CaseContext) -> None:
     """
     connection = await ctx.connect(properties=Properties(session_expiry_interval=60))
     connection.send_raw(raw_packet(0x82, b"\x00\x01\x00") + b"\xc0\x00")
-    with provoking(Rule.EMPTY_SUBSCRIBE):
-        seen = await connection.expect_close()
+    seen = await connection.expect_close(step=Rule.EMPTY_SUBSCRIBE)
     ctx.must(len(seen) <= 1, f"expected DISCONNECT to be the last packet; seen {'; '.join(map(describe, seen))}")
     for packet in seen:
         ctx.must(isinstance(packet, Disconnect), f"expected DISCONNECT; seen {describe(packet)}")
@@ -83,8 +82,7 @@ async def texts_within_limit(ctx: CaseContext) -> None:
         f"expected a CONNACK of at most {_SMALL_PACKET_BYTES} bytes; seen {wire_size(connection.connack)}",
     )
     connection.send(Subscribe(packet_id=1, subscriptions=()))
-    with provoking(Rule.EMPTY_SUBSCRIBE):
-        seen = await connection.expect_close()
+    seen = await connection.expect_close(step=Rule.EMPTY_SUBSCRIBE)
     for packet in seen:
         size = wire_size(packet)
         ctx.must(size <= _SMALL_PACKET_BYTES, f"expected at most {_SMALL_PACKET_BYTES} bytes; seen {size}")

@@ -259,8 +259,8 @@ async def qos2_delivery(ctx: CaseContext) -> None:
     """A QoS 2 delivery waits for PUBREC and answers it with PUBREL under the same packet identifier.
 
     Two messages are delivered and open at the same time, with different identifiers. No PUBREL comes before PUBREC;
-    then each PUBREC, sent in the reverse order, gets the PUBREL with its identifier. A PUBREC with 0x10, which is a
-    success, gets one too. Unsupported on a server that has one message under way at a time.
+    then each PUBREC, sent in the order of the deliveries (4.6.0-3), gets the PUBREL with its identifier. A PUBREC with
+    0x10, which is a success, gets one too. Unsupported on a server that has one message under way at a time.
     """
     topic = ctx.topic()
     subscriber = await ctx.connect(name="subscriber")
@@ -273,7 +273,7 @@ async def qos2_delivery(ctx: CaseContext) -> None:
             ctx.must(good, f"subscriber: expected {payload!r} at QoS 2 with DUP 0; seen {describe(message)}")
         ctx.must(first.packet_id != second.packet_id, f"expected two identifiers; seen {first.packet_id} twice")
         await subscriber.expect_nothing()
-        for message, code in ((second, 0x00), (first, 0x10)):
+        for message, code in ((first, 0x10), (second, 0x00)):
             subscriber.send(Pubrec(packet_id=message.packet_id, reason_code=code))
             pubrel = await subscriber.expect(Pubrel)
             same = pubrel.packet_id == message.packet_id

@@ -12,7 +12,7 @@ import msgspec
 from conformance.case import CaseContext, case
 from conformance.cases.mqtt5.support import wire_size
 from conformance.connection import Connection
-from conformance.rules import Rule, provoking
+from conformance.rules import Rule
 from conformance.wire import (
     Connack,
     Disconnect,
@@ -83,8 +83,7 @@ async def _unsuback(ctx: CaseContext, connection: Connection) -> list[Packet]:
 
 async def _disconnect(_ctx: CaseContext, connection: Connection) -> list[Packet]:
     connection.send(Subscribe(packet_id=1, subscriptions=()))
-    with provoking(Rule.EMPTY_SUBSCRIBE):
-        return await connection.expect_close()
+    return await connection.expect_close(step=Rule.EMPTY_SUBSCRIBE)
 
 
 def _bare_size(packet: Packet) -> int:

@@ -70,6 +70,8 @@ def test_a_rule_that_only_advises_is_no_must() -> None:
     assert advisory == {
         "mqtt5/connect/bytes-that-make-no-packet-keep-nothing-alive",
         "mqtt5/connect/will-topic-with-wildcard-refused",
+        "mqtt5/disconnect/normal-ends-the-connection",
+        "mqtt5/malformed/good-packets-before-a-bad-one-count",
         "mqtt5/malformed/longer-length-than-needed",
         "mqtt5/malformed/undefined-reason-codes-refused",
         "mqtt5/publish/payload-format-2-refused",
