@@ -18,10 +18,10 @@ class Context:
     def __init__(self) -> None:
         self.transcript = Transcript()
 
-    def will_send(self, packet: Packet) -> None:
+    def will_send(self, packet: Packet, client_id: str = "") -> None:
         """Nothing to clean up."""
 
-    def is_foreign(self, _topic: str) -> bool:
+    def is_foreign(self, *_asked: object) -> bool:
         return False
 
 
