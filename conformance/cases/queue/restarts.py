@@ -125,13 +125,13 @@ async def holes(ctx: CaseContext) -> None:
 
 
 @_survives(
-    "a-purge-spares-what-is-held", "Q-ADMIN-11", "Q-ADMIN-12", "Q-DURA-05", mutant="queue-replay-mixes-partitions"
+    "a-purge-spares-what-is-held", "Q-ADMIN-11", "Q-ADMIN-12", "Q-DURA-05", mutant="queue-purge-forgotten"
 )
 async def purge(ctx: CaseContext) -> None:
     """A purge takes what is ready in one partition, and nothing that is held in another, also after restarts.
 
     A consumer that takes three at a time holds those of partition 1 when sixty ready ones of partition 0 are purged.
-    After each of two restarts it gets the three, and a message that came later.
+    After each of two restarts it gets the three, and a message that came later; a new group gets nothing that was purged.
     """
     publisher = await ctx.connect(version=5, name="publisher")
     queue = await _new(ctx, publisher, partitions=2)
@@ -146,6 +146,11 @@ async def purge(ctx: CaseContext) -> None:
         consumer = await consume(ctx, queue, name=f"after restart {restarts}", group="workers")
         wanted = dict.fromkeys(("1/0", "1/1", "1/2"), restarts + 1) | {"later": restarts}
         await _held(ctx, consumer, wanted, f"after restart {restarts}")
+    fresh = await consume(ctx, queue, group="new", name="a new group")
+    seen = sorted(delivery.payload for delivery in await deliveries(fresh))
+    ctx.must(b"later" in seen, f"new group: expected what came after the purge; seen {seen}")
+    purged = [payload for payload in seen if payload.startswith(b"0/")]
+    ctx.must(not purged, f"new group: expected nothing that was purged; seen {purged}")
 
 
 @_survives(
