@@ -243,12 +243,22 @@ class Connection(asyncio.Protocol):
         self.ctx.transcript.add(self.name, "send", frame, f"{times} times: {describe(packet)}")
         self._write(frame * times)
 
-    def stop_reading(self) -> None:
-        """Read nothing more, and let the operating system keep little for later: the broker cannot get rid of data."""
+    def stop_reading(self, *, for_good: bool = True) -> None:
+        """Read nothing more, and let the operating system keep little for later: the broker cannot get rid of data.
+
+        With a buffer so small, what is read later takes long: who goes on is not stopped ``for_good``.
+        """
         self.ctx.transcript.add(self.name, "event", decoded="the case stops reading")
         if self._transport is not None:
             self._transport.pause_reading()
-            self._set_option(socket.SO_RCVBUF, _SMALL_BUFFER_BYTES)
+            if for_good:
+                self._set_option(socket.SO_RCVBUF, _SMALL_BUFFER_BYTES)
+
+    def go_on_reading(self) -> None:
+        """Read again after :meth:`stop_reading`."""
+        self.ctx.transcript.add(self.name, "event", decoded="the case reads again")
+        if self._transport is not None:
+            self._transport.resume_reading()
 
     def end_stream(self) -> None:
         """Half-close: the broker learns that nothing more will come, and may still answer."""

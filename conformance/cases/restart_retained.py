@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 
-from conformance.case import CaseContext
+from conformance.case import CaseContext, case
 from conformance.cases.mqtt5.support import Stopwatch, pass_time
 from conformance.cases.restart_messages import _PROPERTIES, _PROPERTY_CLAUSES
-from conformance.cases.restart_support import come_back, stay, survives
+from conformance.cases.restart_support import SMALL_SEGMENTS, come_back, stay, survives
 from conformance.connection import Connection
 from conformance.outcome import CaseFailureError
 from conformance.wire import Properties, Publish, Suback, Subscribe, Subscription, describe
@@ -243,3 +243,47 @@ async def still_to_be_sent(ctx: CaseContext) -> None:
             message = await client.expect_publish()
             missing.discard(message.payload)
     ctx.should(not missing, f"client: expected all {_MANY} retained messages; {len(missing)} did not come")
+
+
+@case(
+    "mqtt5/restart/many-changes-of-few-things",
+    clauses=("MQTT-3.3.1-5", "MQTT-3.3.1-6"),
+    requires=("restart", "persistence", "retain", "wildcards", "qos1"),
+    mutant="storage-compaction-drops-newest",
+    kills=("storage-tombstone-kills-newer",),
+    near_miss="sessions-are-written-record-by-record",
+    settings=SMALL_SEGMENTS,
+    together=True,
+    limit_s=20.0,
+)
+async def many_changes(ctx: CaseContext) -> None:
+    """However often something was replaced and removed, the last word counts after a restart.
+
+    Sixteen topics get, lose and get again retained messages of 1 kB, up to five times over, and then rest while others
+    change, so that the files of a broker with small segments are written anew meanwhile. After each of two restarts
+    every topic has what it got last, or nothing.
+    """
+    root = ctx.topic("churn")
+    topics = [f"{root}/{number}" for number in range(16)]
+    for turn in range(2):
+        publisher = await ctx.connect(name=f"publisher {turn}")
+        wanted: dict[str, tuple[bytes, int]] = {}
+        for step in range(6):
+            for number, topic in enumerate(topics):
+                if step > number % 5:
+                    continue
+                payload = f"{turn} {step} ".encode() + b"x" * 1_000
+                if number % 3 == 1:
+                    await publisher.publish(topic, b"", qos=1, retain=True)
+                await publisher.publish(topic, payload, qos=1, retain=True)
+                wanted[topic] = (payload, 1)
+                if number % 3 == 2:
+                    await publisher.publish(topic, b"", qos=1, retain=True)
+                    del wanted[topic]
+            await publisher.publish(f"{root}/filler", b"f" * 12_000, qos=1, retain=True)
+            wanted[f"{root}/filler"] = (b"f" * 12_000, 1)
+            if step in (2, 3):
+                # A broker may tidy up only now and then.
+                await pass_time(ctx, 1.3)
+        await ctx.restart()
+        await _expect(ctx, root, wanted, f"after restart {turn + 1}")

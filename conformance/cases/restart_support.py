@@ -8,6 +8,7 @@ of it. All run together on one broker (:mod:`conformance.cohort`): the more of t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import Any
 
 from conformance.case import CaseContext, CaseFunction, Level, case
 from conformance.connection import Connection
@@ -16,6 +17,11 @@ from conformance.wire import NO_PROPERTIES, Packet, Properties, Publish, Will, d
 V5 = 5
 LASTING_S = 600
 _LIMIT_S = 10.0
+SMALL_SEGMENTS: dict[str, Any] = {
+    "queues": {"segment_bytes": 16_384, "defaults": {"durability": "interval", "retry": {"initial_backoff_s": 0.01}}},
+    "sessions": {"segment_bytes": 16_384},
+}
+"""Of a broker whose files are full, and are tidied up, within a case."""
 
 
 def survives(

@@ -24,14 +24,10 @@ from conformance.cases.queue.support import (
     publish_with,
     settle,
 )
-from conformance.cases.restart_support import come_back, stay
+from conformance.cases.restart_support import SMALL_SEGMENTS, come_back, stay
 from conformance.connection import Connection
 from conformance.wire import Properties, Publish
 
-_SMALL_SEGMENTS = {
-    "queues": {"segment_bytes": 16_384, "defaults": {"durability": "interval", "retry": {"initial_backoff_s": 0.01}}},
-    "sessions": {"segment_bytes": 16_384},
-}
 _LIMIT_S = 15.0
 
 
@@ -50,7 +46,7 @@ def _survives(
         mutant=mutant,
         kills=kills,
         near_miss=near_miss,
-        settings=_SMALL_SEGMENTS,
+        settings=SMALL_SEGMENTS,
         together=True,
         limit_s=limit_s,
     )
@@ -124,14 +120,12 @@ async def holes(ctx: CaseContext) -> None:
         await _held(ctx, consumer, dict.fromkeys(("0/0", "0/39", "2/0"), restarts + 1), f"after {restarts} restarts")
 
 
-@_survives(
-    "a-purge-spares-what-is-held", "Q-ADMIN-11", "Q-ADMIN-12", "Q-DURA-05", mutant="queue-purge-forgotten"
-)
+@_survives("a-purge-spares-what-is-held", "Q-ADMIN-11", "Q-ADMIN-12", "Q-DURA-05", mutant="queue-purge-forgotten")
 async def purge(ctx: CaseContext) -> None:
     """A purge takes what is ready in one partition, and nothing that is held in another, also after restarts.
 
     A consumer that takes three at a time holds those of partition 1 when sixty ready ones of partition 0 are purged.
-    After each of two restarts it gets the three, and a message that came later; a new group gets nothing that was purged.
+    After each of two restarts it gets the three, and a message that came later; a new group nothing that was purged.
     """
     publisher = await ctx.connect(version=5, name="publisher")
     queue = await _new(ctx, publisher, partitions=2)
