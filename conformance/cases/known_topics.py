@@ -42,7 +42,7 @@ def _both_versions(
     area="retained",
     in_311=("3.3.1-6", "4.7.1-2", "4.7.1-3"),
     in_5=("3.3.1-9",),
-    requires=("retain", "wildcards"),
+    requires=("retain", "wildcards", "qos1"),
     mutant="retained-parent-of-a-hash-is-missed",
 )
 async def retained_matches(ctx: CaseContext) -> None:
@@ -54,8 +54,7 @@ async def retained_matches(ctx: CaseContext) -> None:
     publisher = await ctx.connect(name="publisher")
     for number, (filter_, (matching, others)) in enumerate((_SINGLE_LEVEL | _MULTI_LEVEL).items()):
         for path in (*matching, *others):
-            await publisher.publish(ctx.topic(f"{number}/{path}"), b"kept", retain=True)
-        await publisher.barrier()
+            await publisher.publish(ctx.topic(f"{number}/{path}"), b"kept", qos=1, retain=True)
         subscriber = await ctx.connect(name=filter_)
         await subscriber.subscribe(ctx.topic(f"{number}/{filter_}"))
         wanted = sorted(ctx.topic(f"{number}/{path}") for path in matching)
@@ -69,7 +68,7 @@ async def retained_matches(ctx: CaseContext) -> None:
     area="topic",
     in_311=("4.7.1-3", "4.7.3-4"),
     in_5=("4.7.3-4", "3.3.2-3"),
-    requires=("wildcards", "retain"),
+    requires=("wildcards", "retain", "qos1"),
     mutant="dots-separate-levels",
 )
 async def separators(ctx: CaseContext) -> None:
@@ -85,8 +84,7 @@ async def separators(ctx: CaseContext) -> None:
         wanted = {f"{root}/+": {odd}, odd: {odd}, plain: {plain}, f"{root}/a/+": {plain}, f"{root}/a/#": {plain}}
         early = [await _listening(ctx, name) for name in wanted]
         for topic in (odd, plain):
-            await publisher.publish(topic, b"x", retain=True)
-        await publisher.barrier()
+            await publisher.publish(topic, b"x", qos=1, retain=True)
         late = [await _listening(ctx, name) for name in wanted]
         for when, clients in (("new", early), ("retained", late)):
             for client, topics in zip(clients, wanted.values(), strict=True):

@@ -14,6 +14,7 @@ from conformance.cases.resume_cells import Cell, Plan, conclude, cut_and_come_ba
 from conformance.outcome import CaseFailureError
 from conformance.wire import Packet, Puback, Pubcomp, Publish, Pubrec, Pubrel, describe
 
+V5 = 5
 _OPEN, _NEXT, _MARKER = b"open", b"next", b"marker"
 
 
@@ -93,7 +94,7 @@ class _DeliveryCell(Cell):
         if not self.kept:
             message = await self.back.expect_publish(self.marker, _MARKER)
             self.back.check_flag(message, dup=False)
-            await self.back.expect_nothing()
+            await self._expect_the_end(message)
             return
         allowed = self.state.allowed(self.plan)
         resent, following = await self._collect(allowed)
@@ -102,7 +103,7 @@ class _DeliveryCell(Cell):
         self.must(owed in allowed, f"expected {wanted} of the open delivery on resuming; seen {_shown(resent)}")
         in_use = following is not None and owed is not Owed.NOTHING and following.packet_id == self.sent.packet_id
         self.must(not in_use, f"expected another identifier than {self.sent.packet_id}; seen {following}")
-        for packet in resent:
+        for packet in resent[:1]:
             if isinstance(packet, Publish):
                 await self.back.acknowledge(packet)
             else:
@@ -110,7 +111,18 @@ class _DeliveryCell(Cell):
         if following is None:
             following = await self.back.expect_publish(self.topic, _NEXT, dup=False, ack=False)
         await self.back.acknowledge(following)
-        await self.back.expect_nothing()
+        await self._expect_the_end(following, *resent)
+
+    def _may_repeat(self, packet: Packet, again: Sequence[Packet]) -> bool:
+        """Only 5.0 (4.4.0-1) forbids to send again while the connection lasts."""
+        return self.ctx.case.version < V5 and all(other == packet for other in again)
+
+    async def _expect_the_end(self, *before: Packet) -> None:
+        """Nothing more may come but, in 3.1.1, a PUBREL of what has just been settled once more."""
+        known = {packet.packet_id for packet in before if isinstance(packet, Publish | Pubrel)}
+        for packet in await self.back.barrier():
+            repeated = self.ctx.case.version < V5 and isinstance(packet, Pubrel) and packet.packet_id in known
+            self.must(repeated, f"expected nothing; seen {describe(packet)}")
 
     async def _collect(self, allowed: set[Owed]) -> tuple[list[Packet], Publish | None]:
         """What is sent again, and the new message; they may come in either order.
@@ -152,7 +164,7 @@ class _DeliveryCell(Cell):
                 wanted = (self.topic, _OPEN, self.state.qos, self.sent.packet_id)
                 self.back.check_flag(message, dup=True)
                 return Owed.PUBLISH if same == wanted else None
-            case [Pubrel() as pubrel]:
+            case [Pubrel() as pubrel, *again] if not again or self._may_repeat(pubrel, again):
                 return Owed.PUBREL if pubrel.packet_id == self.sent.packet_id else None
         return None
 

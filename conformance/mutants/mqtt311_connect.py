@@ -19,6 +19,8 @@ from reference_broker.mqtt.phase import Phase
 from reference_broker.mqtt.wire_types import Reader
 
 _CONNECT_PATIENCE_S = 1.0
+_NAME_BYTES = 11
+"""In which the protocol name must have come: the header of at most five bytes, the length of the name, the name."""
 _ClientId = Callable[[MqttConnection, Connect], tuple[str, bool]]
 _Consume = Callable[[MqttConnection, bytes, float], int]
 _Handle = Callable[[MqttConnection, Packet, float], None]
@@ -47,14 +49,19 @@ def ping_before_connect(patch: Patch) -> None:
 
 @variation(
     "closes-late-without-connect",
-    "what comes in place of CONNECT is passed over; the connection is ended when it has waited for one long enough",
+    "what comes in place of a CONNECT of MQTT is passed over; the connection ends when it has waited long enough",
 )
 def closes_late_without_connect(patch: Patch) -> None:
+    def end(connection: MqttConnection, now: float) -> None:
+        if connection.phase is not Phase.CLOSED:
+            connection.close_now(now)
+
     def make(original: _Consume) -> _Consume:
         def consume(self: MqttConnection, data: bytes, now: float) -> int:
-            if self.phase is not Phase.WAIT_CONNECT or data[:1] == b"\x10":
+            is_connect = data[:1] == b"\x10" and (len(data) < _NAME_BYTES or b"MQTT" in data[:_NAME_BYTES])
+            if self.phase is not Phase.WAIT_CONNECT or is_connect:
                 return original(self, data, now)
-            self.broker.timers.schedule(now + _CONNECT_PATIENCE_S, self.close_now)
+            self.broker.timers.schedule(now + _CONNECT_PATIENCE_S, lambda later: end(self, later))
             return len(data)
 
         return consume

@@ -294,7 +294,11 @@ def uses_aliases(patch: Patch) -> None:
     patch.replace(Outbound, "send_publish", send_publish)
 
 
-@variation("v5-retained-qos-0-not-kept", "a retained message of QoS 0 is forgotten at once")
+@variation(
+    "v5-retained-qos-0-not-kept",
+    "a retained message of QoS 0 is forgotten at once",
+    freedom="3.3.1.3 of both versions: a server may discard a retained message of QoS 0 at any time",
+)
 def retained_qos_0(patch: Patch) -> None:
     original = RetainedStore.store
 

@@ -110,7 +110,7 @@ async def qos(ctx: CaseContext) -> None:
 @case(
     "mqtt311/will/retained-if-asked",
     clauses=("MQTT-3.1.2-17", "MQTT-3.1.2-16"),
-    requires=("retain",),
+    requires=("retain", "qos1"),
     mutant="v3-will-retain-lost",
 )
 async def retain(ctx: CaseContext) -> None:
@@ -122,7 +122,7 @@ async def retain(ctx: CaseContext) -> None:
     watcher = await ctx.connect(name="watcher")
     await watcher.subscribe(kept, passing)
     for topic, keep in ((kept, True), (passing, False)):
-        client = await ctx.connect(name=topic[-4:], will=Will(topic=topic, payload=b"will", retain=keep))
+        client = await ctx.connect(name=topic[-4:], will=Will(topic=topic, payload=b"will", qos=1, retain=keep))
         client.abort()
         await watcher.expect_publish(topic, b"will", retain=False)
     late = await ctx.connect(name="late")
