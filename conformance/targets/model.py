@@ -238,7 +238,9 @@ class ExpectedFailure(_Part, frozen=True, kw_only=True):
     case: str
     reason: str
     link: str
-    """Where it is reported or discussed."""
+    """Where it is reported or discussed: in public, or on a page of ours."""
+    sometimes: bool = False
+    """Chance decides whether it shows: the case may pass as well."""
 
 
 class Target(_Part, frozen=True, kw_only=True):
