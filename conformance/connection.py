@@ -418,15 +418,16 @@ class Connection(asyncio.Protocol):
                 raise
             raise CaseFailureError(str(error)) from error
 
-    async def expect_refusal(self, *codes: int) -> int | None:
+    async def expect_refusal(self, *codes: int, step: Rule | None = None) -> int | None:
         """A CONNECT must be refused: an end without CONNACK, or a CONNACK that refuses and then the end.
 
-        Returns the code of that CONNACK, None without one. With ``codes``, no other code may be sent.
+        Returns the code of that CONNACK, None without one. With ``codes``, no other code may be sent. ``step`` is the
+        rule by which it is refused, where the case is about how.
         """
         first = await self.receive("the connection to be refused")
         if isinstance(first, Connack) and first.reason_code == 0:
             message = f"{self.name}: expected the connection to be refused; seen {describe(first)}"
-            raise CaseFailureError(message)
+            raise CaseFailureError(message) if step is None else StepFailureError(Incident(rule=step, text=message))
         if first is not None:
             self._inbox.appendleft(first)
         seen = await self.expect_close(allowed=(Connack, Disconnect))

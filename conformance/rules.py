@@ -99,6 +99,12 @@ class Rule(Enum):
         what="SUBSCRIBE without a filter ends the connection", in_311=("3.8.3-3",), in_5=("3.8.3-2",)
     )
     RESERVED_FLAG = Basis(what="CONNECT with its reserved flag is refused", in_311=("3.1.2-3",), in_5=("3.1.2-3",))
+    UNKNOWN_METHOD = Basis(
+        what="an unknown authentication method is refused",
+        in_311=(),
+        in_5=("4.12.0-1",),
+        judges=("auth/unknown-method-refused",),
+    )
     FOREIGN = Basis(what="only who subscribes gets messages", in_311=("3.3.2-3",), in_5=("3.3.2-3",))
 
     def clauses(self, version: int) -> tuple[str, ...]:

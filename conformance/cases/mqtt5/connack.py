@@ -5,6 +5,7 @@ from __future__ import annotations
 from conformance.case import CaseContext, case
 from conformance.cases.mqtt5.support import LASTING, resume, subscribe_at, wire_size
 from conformance.connection import Connection
+from conformance.rules import Rule
 from conformance.wire import (
     Connack,
     Disconnect,
@@ -174,7 +175,7 @@ async def refusal(ctx: CaseContext) -> None:
     await first.disconnect()
     refused = await ctx.open(name="refused")
     refused.send(ctx.connect_packet(client_id=first.client_id, clean=False, properties=_UNKNOWN_METHOD))
-    await refused.expect_refusal()
+    await refused.expect_refusal(step=Rule.UNKNOWN_METHOD)
 
 
 @case(
@@ -235,7 +236,7 @@ async def texts_within_limit(ctx: CaseContext) -> None:
         maximum_packet_size=_SMALL_PACKET_BYTES, authentication_method=_UNKNOWN_METHOD.authentication_method
     )
     connection.send(ctx.connect_packet(properties=limited))
-    for packet in await connection.expect_close(allowed=(Connack, Disconnect)):
+    for packet in await connection.expect_close(allowed=(Connack, Disconnect), step=Rule.UNKNOWN_METHOD):
         ctx.must(
             wire_size(packet) <= _SMALL_PACKET_BYTES,
             f"expected at most {_SMALL_PACKET_BYTES} bytes; seen {wire_size(packet)}: {describe(packet)}",

@@ -248,7 +248,7 @@ async def pipelined_after_refusal(ctx: CaseContext) -> None:
     intruder = await ctx.open(name="intruder")
     method = Properties(authentication_method="ASSAY-NO-SUCH-METHOD")
     intruder.send(ctx.connect_packet(properties=method), Publish(topic=topic, payload=b"smuggled"))
-    await intruder.expect_refusal()
+    await intruder.expect_refusal(step=Rule.UNKNOWN_METHOD)
     publisher = await ctx.connect(name="publisher")
     await ctx.expect_no_message(publisher, watcher)
 

@@ -125,7 +125,7 @@ async def short_forms(ctx: CaseContext) -> None:
     watcher = await ctx.connect(name="watcher")
     await watcher.subscribe(topic)
     for body in (b"", b"\x00", b"\x00\x00"):
-        client = await ctx.connect(name=f"body of {len(body)}", will=Will(topic=topic, payload=body))
+        client = await ctx.connect(name=f"body of {len(body)}", will=Will(topic=topic, payload=b"goodbye"))
         client.send_raw(raw_packet(0xE0, body))
         await ends_without_complaint(ctx, client)
     control = await ctx.connect(name="control")
