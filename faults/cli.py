@@ -101,6 +101,9 @@ def run(
     mutant: Annotated[
         list[str] | None, typer.Option(help="Break the broker on purpose (repeatable); see `assay faults list`.")
     ] = None,
+    attempts: Annotated[
+        int, typer.Option(min=1, max=20, help="Runs until one sees enough for a verdict; a busy machine shows little.")
+    ] = 3,
     url: Annotated[
         str | None,
         typer.Option(
@@ -109,7 +112,11 @@ def run(
         ),
     ] = None,
 ) -> None:
-    """Run a scenario and judge what happened."""
+    """Run a scenario and judge what happened.
+
+    A run that saw too little to prove anything (its queues were not drained, or a rule had fewer chances to be broken
+    than the scenario's `enough`) is repeated; if all of them did, the verdict is unknown and the exit status 1.
+    """
     loaded = _scenario(scenario)
     mutants = tuple(mutant or ())
     try:
@@ -125,6 +132,7 @@ def run(
         mutants=mutants,
         toxiproxy_url=url,
         command=_command(scenario, used_seed, mutants),
+        attempts=attempts,
     )
     try:
         result = _run(loaded, options)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import platform
 import shutil
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from conformance.checkers import CheckOutcome, check_history
+from conformance.checkers import CheckOutcome, build_tables, check_history
+from conformance.checkers.chances import CHANCES, chances
+from conformance.stall import StallWatch
 from faults.measure import check_targets, measure, unknown_metrics
 from faults.nemesis import OWN_TOXICS, PROXIES, Nemesis, NemesisError
 from faults.process import BrokerProcess, BrokerRestartError, BrokerStartError
@@ -39,6 +43,8 @@ from reference_broker.trace.schema import HistoryEvent, HistoryHeader
 HISTORY_FILE: Final = "history.jsonl"
 _WATCHDOG_SLACK_S: Final = 30.0
 _MAX_MESSAGE_CHARS: Final = 1_000
+_STALL_S: Final = 0.25
+"""The bench held up for so long has shared its machine with others, and so has the broker."""
 
 Progress = Callable[[str, int], None]
 """Called with the phase and the number of history events, several times a second."""
@@ -57,6 +63,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     mutants: tuple[str, ...] = ()
     toxiproxy_url: str | None = None
     command: str = ""
+    attempts: int = 3
+    """Runs that may be made until one, or all together, saw enough."""
 
 
 def check_runnable(scenario: Scenario) -> list[str]:
@@ -64,6 +72,9 @@ def check_runnable(scenario: Scenario) -> list[str]:
     problems = []
     if World.REAL not in scenario.worlds:
         problems.append(f"it is for {', '.join(scenario.worlds)} only; use `assay sim run`")
+    unjudged = sorted(set(scenario.enough) - set(CHANCES))
+    if unjudged:
+        problems.append(f"enough for {', '.join(unjudged)}: chances are counted for {', '.join(CHANCES)}")
     unknown = unknown_metrics(scenario.targets)
     if unknown:
         problems.append(f"targets for figures that no run has: {', '.join(unknown)}")
@@ -89,6 +100,8 @@ class _Run:
             seed=options.seed,
             contract=scenario.contract,
         )
+        self.stall_s = 0.0
+        """How long the bench itself was held up at a time: what it measured then says nothing of the broker."""
         self.broker_failure = ""
         """Why the broker process itself is to blame; empty when it is not."""
 
@@ -131,7 +144,7 @@ class _Run:
         nemesis = Nemesis(self.scenario, self.broker, proxies, names, history, clock)
         limit_s = self.scenario.production_limit_s + self.scenario.drain_timeout_s + _WATCHDOG_SLACK_S
         try:
-            async with asyncio.timeout(limit_s), asyncio.TaskGroup() as group:
+            async with asyncio.timeout(limit_s), self._watched(), asyncio.TaskGroup() as group:
                 ticker = group.create_task(self._report(plan, progress))
                 group.create_task(nemesis.run(started_at))
                 await Pump(plan, clock, address_of).run()
@@ -144,6 +157,13 @@ class _Run:
                 f"the broker ended by itself, status {self.broker.exit_status}: {self.broker.log_tail()}"
             )
 
+    @contextlib.asynccontextmanager
+    async def _watched(self) -> AsyncIterator[None]:
+        began = asyncio.get_running_loop().time()
+        with StallWatch() as watch:
+            yield
+            self.stall_s = watch.longest_since(began)
+
     async def _report(self, plan: WorkloadPlan, progress: Progress | None) -> None:
         while progress is not None:
             progress(plan.phase.value, len(self.events))
@@ -153,22 +173,53 @@ class _Run:
 def run_scenario(scenario: Scenario, options: RunOptions, progress: Progress | None = None) -> RunResult:
     """Run a scenario and write ``history.jsonl``, ``broker.log`` and ``result.json`` into ``options.out``.
 
-    Returns the result; a harness failure is a result with verdict ``error``. Raises :class:`RunError` only for a
-    scenario that cannot be run at all.
+    A run from which nothing follows is repeated, ``options.attempts`` times at most; the chances that the scenario asks
+    for may come from all of them. The files are those of the last. Returns the result; a harness failure is a result
+    with verdict ``error``. Raises :class:`RunError` only for a scenario that cannot be run at all.
     """
     problems = check_runnable(scenario)
     if problems:
         message = f"{scenario.name} cannot run on real processes: {'; '.join(problems)}"
         raise RunError(message)
+    seen: Counter[str] = Counter()
+    for attempt in range(1, options.attempts + 1):
+        result, had = _run_once(scenario, options, progress)
+        seen.update(had)
+        result = _if_enough(scenario, result, seen, attempt)
+        if result.verdict is not Verdict.UNKNOWN:
+            break
+    write_result(options.out, result)
+    return result
+
+
+def _if_enough(scenario: Scenario, result: RunResult, seen: Mapping[str, int], attempts: int) -> RunResult:
+    """The result, which is ``unknown`` in place of ``pass`` when the checkers had too little to see."""
+    known = {f"chances_{name}": seen.get(name, 0) for name in scenario.enough}
+    result = msgspec.structs.replace(result, metrics={**result.metrics, **known, "attempts": attempts})
+    few = [
+        f"{name} had {seen.get(name, 0)} of {least} chances"
+        for name, least in scenario.enough.items()
+        if seen.get(name, 0) < least
+    ]
+    if not few or result.verdict is not Verdict.PASS:
+        return result
+    summary = f"No claim is possible: {', '.join(few)} to see its rule broken in {attempts} run(s). {result.summary}"
+    return msgspec.structs.replace(result, verdict=Verdict.UNKNOWN, summary=summary)
+
+
+def _run_once(scenario: Scenario, options: RunOptions, progress: Progress | None) -> tuple[RunResult, dict[str, int]]:
+    """One run: its result, and the chances that the checkers had."""
     _clear(options.out)
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     began = time.monotonic()
+    had: dict[str, int] = {}
     own_toxics = any(fault.kind in OWN_TOXICS for fault in scenario.faults)
     try:
         with toxiproxy_endpoint(options.toxiproxy_url, seed=options.seed, own_toxics=own_toxics) as endpoint:
             run = _Run(scenario, options, endpoint)
             asyncio.run(_guarded(run, progress))
         result = _judge(run)
+        had = chances(build_tables(run.events), scenario.contract)
     except (RunError, BrokerStartError, NemesisError, ToxiproxyError, OSError) as error:
         result = RunResult(
             kind=RunKind.FAULTS,
@@ -176,7 +227,7 @@ def run_scenario(scenario: Scenario, options: RunOptions, progress: Progress | N
             verdict=Verdict.ERROR,
             summary=f"The harness failed: {error}",
         )
-    result = msgspec.structs.replace(
+    completed = msgspec.structs.replace(
         result,
         target="reference" + "".join(f"+{mutant}" for mutant in options.mutants),
         world=World.REAL.value,
@@ -186,8 +237,7 @@ def run_scenario(scenario: Scenario, options: RunOptions, progress: Progress | N
         command=options.command,
         machine=Machine(platform=platform.platform(), python=platform.python_version(), cpus=os.cpu_count() or 1),
     )
-    write_result(options.out, result)
-    return result
+    return completed, had
 
 
 async def _guarded(run: _Run, progress: Progress | None) -> None:
@@ -223,17 +273,23 @@ def _judge(run: _Run) -> RunResult:
         )
         outcome = msgspec.structs.replace(outcome, verdict=Verdict.FAIL, findings=[finding, *outcome.findings])
     verdict = worst([outcome.verdict, *(check.verdict for check in checks)])
+    summary = _summary(outcome, checks)
+    timed = all(check.unit in ("s", "ms") for check in checks if check.verdict is Verdict.FAIL)
+    if verdict is Verdict.FAIL and outcome.verdict is not Verdict.FAIL and timed and run.stall_s >= _STALL_S:
+        verdict = Verdict.UNKNOWN
+        summary = f"No claim is possible: the bench itself was held up for {run.stall_s:.2f} s. {summary}"
     return RunResult(
         kind=RunKind.FAULTS,
         name=run.scenario.name,
         verdict=verdict,
-        summary=_summary(outcome, checks),
+        summary=summary,
         findings=outcome.findings,
         checks=checks,
         metrics={
             **metrics,
             "history_events": len(run.events),
             "broker_starts": run.broker.starts,
+            "bench_stall_max_s": round(run.stall_s, 3),
             "proxy": f"{run.endpoint.kind} {run.endpoint.version}",
         },
         percentiles=measures.percentiles,

@@ -141,6 +141,9 @@ class Scenario(_Part, frozen=True, kw_only=True):
     """Silence that proves a queue empty; must exceed whatever may delay a redelivery. 0 = delivery timeout + 1 s."""
     contract: Contract = Contract()
     targets: tuple[Target, ...] = ()
+    enough: dict[str, int] = {}
+    """Chances (:mod:`conformance.checkers.chances`) that a run on real processes must give a checker, by its name,
+    before the silence of that proves anything."""
 
     @property
     def quiet_s(self) -> float:
@@ -208,6 +211,9 @@ def _scenario_problems(scenario: Scenario) -> Iterator[str]:
         yield "workload: each entry needs a queue of its own"
     if not scenario.worlds:
         yield "worlds: name sim, real or both"
+    for name, least in scenario.enough.items():
+        if least < 1:
+            yield f"enough.{name}: must be at least 1"
     if scenario.drain_timeout_s <= scenario.quiet_s:
         yield (
             f"drain_timeout_s: must exceed the {scenario.quiet_s:g} s of silence that prove a queue empty "

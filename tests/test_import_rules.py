@@ -58,6 +58,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "faults": (
         "conformance.targets",
         "conformance.wire",
+        "conformance.stall",
         "conformance.checkers",
         "conformance.adapter",
         "conformance.mutants",

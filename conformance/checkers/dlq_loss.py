@@ -35,8 +35,8 @@ def check(tables: Tables, contract: Contract) -> list[Anomaly]:
         queue, group, value = subject
         if queue.startswith(DLQ_PREFIX):
             continue
-        due = _due(tables, contract, subject, tables.settlements[subject])
-        if due is None or not tables.drained(queue, group) or not tables.dead_letters_drained(queue):
+        due_row = due(tables, contract, subject)
+        if due_row is None or not tables.drained(queue, group) or not tables.dead_letters_drained(queue):
             continue
         if queue not in dead:
             dead[queue] = tables.dead_values(queue)
@@ -46,19 +46,20 @@ def check(tables: Tables, contract: Contract) -> list[Anomaly]:
             Anomaly(
                 checker=CHECKER,
                 anomaly="A11",
-                severity=Severity.QUALITY if due.cpl_idx < destroyed_from else Severity.SAFETY,
+                severity=Severity.QUALITY if due_row.cpl_idx < destroyed_from else Severity.SAFETY,
                 queue=queue,
                 group=group,
                 value=value,
-                index=due.cpl_idx,
-                detail="rejected" if due.kind is OpKind.REJECT else "retries exhausted",
+                index=due_row.cpl_idx,
+                detail="rejected" if due_row.kind is OpKind.REJECT else "retries exhausted",
             )
         )
     return rows
 
 
-def _due(tables: Tables, contract: Contract, subject: Subject, settlements: list[Settlement]) -> Settlement | None:
+def due(tables: Tables, contract: Contract, subject: Subject) -> Settlement | None:
     """The settlement that obliges the broker to dead-letter, if any."""
+    settlements = tables.settlements.get(subject, [])
     send = tables.sends.get(subject[2])
     if send is None or send.status is OpType.FAIL:
         return None

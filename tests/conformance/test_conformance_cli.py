@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 import conformance.cases
 from conformance.adapter import reference_broker_endpoint
 from conformance.cli import app
-from reference_broker.trace.conformance import CaseResult, CaseVerdict, Footer, read_report
+from reference_broker.trace.conformance import CaseResult, CaseVerdict, Footer, Header, read_report
 from reference_broker.trace.results import RunKind, Verdict, read_result
 
 PING = "mqtt311/ping/every-pingreq-is-answered"
@@ -125,6 +125,10 @@ def test_an_unreachable_broker_is_exit_code_3() -> None:
         (("run", "--area", "nowhere"), 2, "unknown area"),
         (("run", "--port", "0"), 2, ""),
         (("run", "-k", "no-such-case"), 5, "no case is selected"),
+        (("run", "-k", PING, "--required", "mqtt5/*"), 2, "--required 'mqtt5/*' matches no case"),
+        (("run", "-k", PING, "--exclude", "nothing-like-it"), 2, "'nothing-like-it'"),
+        (("run", "--host", "h", "--username", "u", "--password-env", "ASSAY_NOT_SET"), 2, "ASSAY_NOT_SET"),
+        (("run", "-k", PING, "--baseline", "absent.toml"), 2, "is no baseline"),
         (("show", "mqtt311/ping"), 2, "does not name one case"),
         (("show", "nothing-like-it"), 2, "does not name one case"),
         (("self-check", "--mutant", "no-such-mutant"), 5, "no mutant is named"),
@@ -203,3 +207,55 @@ def test_a_failing_pytest_item_shows_clause_and_transcript(tmp_path: Path) -> No
     assert done.returncode == 1, done.stdout + done.stderr
     assert "clauses: MQTT-3.12.4-1" in done.stdout
     assert "<- PINGRESP" in done.stdout
+
+
+def test_what_failed_is_accepted_by_a_baseline_compared_and_run_again(tmp_path: Path) -> None:
+    """A broker breaks a rule; the failure is written down, accepted, and, once it is mended, told as stale."""
+    broken, first = broken_target(tmp_path, "v3-every-second-ping-lost"), tmp_path / "first"
+    known = tmp_path / "known.toml"
+    names = f"{PING},mqtt311/connect/first-packet-must-be-connect"
+    done = invoke("run", "--target", str(broken), "-k", names, "--out", str(first), "--write-baseline", str(known))
+    assert done.exit_code == 1, done.output
+    assert "1 entries" in done.output
+    accepted = invoke("run", "--target", str(broken), "-k", names, "--baseline", str(known))
+    assert accepted.exit_code == 0, accepted.output
+    assert "xfail" in accepted.output
+    again = tmp_path / "again"
+    repeated = invoke("run", "--target", str(broken), "--rerun-failed", str(first), "--out", str(again))
+    assert repeated.exit_code == 1
+    assert [line.case for line in read_report(again / "report.jsonl") if isinstance(line, CaseResult)] == [PING]
+    mended = tmp_path / "mended"
+    done = invoke("run", "-k", names, "--out", str(mended), "--baseline", str(known))
+    assert done.exit_code == 1
+    assert f"{PING}: it passes" in done.output
+    fixed = invoke("diff", str(first), str(mended / "report.jsonl"))
+    assert fixed.exit_code == 0, fixed.output
+    assert "1 fixed" in fixed.output
+    newly = invoke("diff", str(mended), str(first), "--json")
+    assert newly.exit_code == 1
+    assert f'"newly_failing":[{{"case":"{PING}","before":"xpass","after":"fail"' in newly.output
+    assert invoke("diff", str(mended), str(tmp_path / "absent")).exit_code == 2
+    nothing = invoke("run", "--rerun-failed", str(again), "--exclude", PING)
+    assert nothing.exit_code == 5, nothing.output
+
+
+def test_queue_cases_are_left_out_in_one_line_where_there_are_no_queues(tmp_path: Path) -> None:
+    path = broken_target(tmp_path, "v3-one-packet-at-a-time")
+    out = tmp_path / "out"
+    done = invoke("run", "--target", str(path), "-k", f"{PING},queue/ordering,queue/publish", "--out", str(out))
+    assert done.exit_code == 0, done.output
+    assert re.search(r"left out: \d+ cases that need queues", done.output)
+    header, *lines = read_report(out / "report.jsonl")
+    assert isinstance(header, Header)
+    assert header.left_out["queues"] > 1
+    assert [line.case for line in lines if isinstance(line, CaseResult)] == [PING]
+    done = invoke("run", "--target", str(path), "--spec", "queue")
+    assert done.exit_code == 5
+    assert "capabilities.queues = true" in done.output
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_the_broker_starts(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = invoke("run", "-k", PING, "--out", str(tmp_path / "file"))
+    assert done.exit_code == 2
+    assert "cannot write to" in done.output

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def scenario(*faults: dict[str, Any], queue: dict[str, Any] | None = None, **cha
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., tuple[RunResult, list[HistoryEvent]]]:
     def execute(wanted: Scenario, **options: Any) -> tuple[RunResult, list[HistoryEvent]]:
-        result = run_scenario(wanted, RunOptions(out=tmp_path, seed=7, **options))
+        result = run_scenario(wanted, RunOptions(out=tmp_path, seed=7, **{"attempts": 1, **options}))
         assert read_result(tmp_path / "result.json") == result
         history = tmp_path / "history.jsonl"
         events = list(read_history(history)[1]) if history.exists() else []
@@ -252,7 +253,7 @@ def test_no_claim_is_status_1(scenario_file: Path, tmp_path: Path) -> None:
     data = yaml.safe_load(scenario_file.read_text())
     data["topology"]["broker"]["queues"]["configured"][0]["max_message_bytes"] = 1
     scenario_file.write_text(yaml.safe_dump(data))
-    done = CLI.invoke(app, ["run", str(scenario_file), "--out", str(tmp_path / "out")])
+    done = CLI.invoke(app, ["run", str(scenario_file), "--attempts", "1", "--out", str(tmp_path / "out")])
     assert done.exit_code == 1
     assert "UNKNOWN" in done.output
 
@@ -286,3 +287,35 @@ def test_proxy_serves_until_it_is_told_to_end(proxy_process: subprocess.Popen[st
     assert ToxiproxyClient(address.group()).version() == "2.12.0+assay"
     proxy_process.send_signal(signal.SIGTERM)
     assert proxy_process.wait(10) == 0
+
+
+def test_a_run_that_saw_too_little_is_repeated_and_then_unknown(run: Callable[..., Any]) -> None:
+    """One message after the other never shows an order; what was seen in all runs counts together."""
+    few = {"messages_per_producer": 4}
+    result, _ = run(scenario(enough={"order": 10**6}, workload=few), attempts=2)
+    assert result.verdict is Verdict.UNKNOWN
+    assert result.metrics["attempts"] == 2
+    assert f"order had {result.metrics['chances_order']} of 1000000 chances" in result.summary
+    result, _ = run(scenario(enough={"delivery_count": 1}, workload={"settlement": {"ack": 1, "nack": 1}}))
+    assert result.verdict is Verdict.PASS
+    assert result.metrics["attempts"] == 1
+
+
+def test_chances_of_a_rule_that_nobody_counts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="enough for luck: chances are counted for order"):
+        run_scenario(scenario(enough={"luck": 1}), RunOptions(out=tmp_path, seed=1))
+
+
+def test_a_time_that_a_stalled_bench_measured_says_nothing(tmp_path: Path) -> None:
+    stalls = iter([0.5])
+
+    def stall(_phase: str, events: int) -> None:
+        if events:
+            time.sleep(next(stalls, 0.0))
+
+    target = {"metric": "publish_gap_max_s", "bound": 0.001}
+    wanted = scenario(workload={"messages_per_producer": 20}, targets=[target])
+    result = run_scenario(wanted, RunOptions(out=tmp_path, seed=7, attempts=1), stall)
+    assert result.verdict is Verdict.UNKNOWN
+    assert "the bench itself was held up" in result.summary
+    assert float(result.metrics["bench_stall_max_s"]) >= 0.25
