@@ -145,7 +145,7 @@ class Connection(asyncio.Protocol):
                     message = f"more than {_MAX_INBOX_PACKETS} packets that the case did not ask for"
                     raise MalformedPacketError(message)
                 self._inbox.append(packet)
-                if isinstance(packet, Publish) and packet.qos:
+                if isinstance(packet, Publish) and packet.qos and not packet.dup:  # what comes again has its old place
                     self._to_acknowledge[Puback if packet.qos == 1 else Pubrec].append(packet.packet_id)
         except MalformedPacketError as error:
             self._malformed = error

@@ -25,13 +25,14 @@ class Context:
         return False
 
 
-def delivered(*deliveries: tuple[int, int]) -> Connection:
-    """A connection to which messages came: QoS and identifier of each."""
+def delivered(*deliveries: tuple[int, int], dup: bool = False) -> Connection:
+    """A connection to which messages came: QoS and identifier of each; the last with DUP."""
 
     async def scene() -> Connection:
         connection = Connection(cast("Any", Context()), "client", 5)
         for qos, packet_id in deliveries:
-            connection.data_received(encode(Publish(topic="t", qos=qos, packet_id=packet_id), 5))
+            again = dup and packet_id == deliveries[-1][1]
+            connection.data_received(encode(Publish(topic="t", qos=qos, packet_id=packet_id, dup=again), 5))
         return connection
 
     return asyncio.run(scene())
@@ -51,3 +52,7 @@ def test_the_second_before_the_first_is_a_fault_of_the_case(qos: int, kind: type
 
 def test_what_was_never_delivered_may_be_acknowledged() -> None:
     delivered((1, 1)).send(Puback(packet_id=9))
+
+
+def test_what_comes_again_was_there_before() -> None:
+    delivered((1, 2), (1, 1), dup=True).send(Puback(packet_id=1), Puback(packet_id=2))
