@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("assay", "reference_broker", "sim", "conformance", "loadtests", "faults", "spark_analysis", "reports")
+PACKAGES = (
+    "assay",
+    "reference_broker",
+    "sim",
+    "conformance",
+    "loadtests",
+    "faults",
+    "spark_analysis",
+    "reports",
+    "mutation",
+)
 TRACE = "reference_broker.trace"
 CONFIG = "reference_broker.config"
 CORE = "reference_broker.core"
@@ -91,6 +101,7 @@ RULES: dict[str, tuple[str, ...]] = {
     ),
     "spark_analysis": (TRACE,),
     "reports": (TRACE,),
+    "mutation": ("conformance.case", TRACE),
     "assay": PACKAGES,
 }
 

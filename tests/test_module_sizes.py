@@ -14,6 +14,7 @@ FOLDERS = (
     "faults",
     "spark_analysis",
     "reports",
+    "mutation",
     "tests",
 )
 MOST_LINES = 800

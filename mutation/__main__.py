@@ -1,0 +1,132 @@
+"""``python -m mutation``: which mechanical bugs of the broker does nobody notice."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from mutation.campaign import (
+    DEFAULT_MODULES,
+    CampaignError,
+    Journal,
+    Judged,
+    Plan,
+    draw,
+    judge_all,
+    modules_of,
+    read_plan,
+)
+from mutation.judges import all_judges
+from mutation.report import print_report, write_report
+from reference_broker.trace.terminal import WholeConsole
+
+USAGE = 2
+INTERRUPTED = 130
+console = WholeConsole()
+errors = WholeConsole(stderr=True)
+
+
+def main(
+    modules: Annotated[
+        list[str] | None, typer.Argument(help="Modules or folders of reference_broker; default: mqtt, core, storage.")
+    ] = None,
+    sample: Annotated[int, typer.Option(min=0, help="How many mutants to draw by chance; 0 = all.")] = 300,
+    seed: Annotated[int | None, typer.Option(help="Seed of the draw; default: a new one, which is shown.")] = None,
+    judges: Annotated[str, typer.Option(help="Only these judges, separated by commas; default: all.")] = "",
+    only: Annotated[str, typer.Option(help="Only mutants whose name holds this text.")] = "",
+    budget_s: Annotated[float, typer.Option("--budget-s", min=1, help="Seconds of unit tests for a mutant.")] = 20.0,
+    jobs: Annotated[int, typer.Option(min=1, max=64, help="Mutants at the same time.")] = 2,
+    until_killed: Annotated[
+        bool, typer.Option("--until-killed", help="Ask no more judges than it takes: faster, without rates per judge.")
+    ] = False,
+    keep_map: Annotated[
+        bool, typer.Option("--keep-map", help="Use the map of an older broker: modules changed since run all tests.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the map, mutants.jsonl and result.json.")] = Path("out/mutate"),
+    resume: Annotated[Path | None, typer.Option(help="Go on with this mutants.jsonl of an interrupted run.")] = None,
+) -> None:
+    """Plant small mechanical bugs in copies of the broker, and list those that no judge notices.
+
+    Exit status: 0 done, whatever survived; 2 wrong usage; 130 interrupted (go on with --resume).
+
+    Example: python -m mutation --sample 60 --seed 7 reference_broker/core
+    """
+    signal.signal(signal.SIGTERM, _interrupt)
+    began = time.monotonic()
+    try:
+        if resume is not None:
+            plan = read_plan(resume)
+        else:
+            plan = Plan(
+                modules=tuple(modules_of(modules or DEFAULT_MODULES)),
+                sample=sample,
+                seed=secrets.randbits(32) if seed is None else seed,
+            )
+        journal = Journal(resume or out / "mutants.jsonl", plan, resume=resume is not None)
+        known = all_judges(plan.seed)
+        wanted = [name.strip() for name in judges.split(",")] if judges else [judge.name for judge in known]
+        if unknown := set(wanted) - {judge.name for judge in known}:
+            message = f"unknown judges {sorted(unknown)}: use {', '.join(judge.name for judge in known)}"
+            raise CampaignError(message)
+    except CampaignError as error:
+        errors.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        raise typer.Exit(USAGE) from error
+    console.print(f"seed {plan.seed}", highlight=False)
+    mutants = [mutant for mutant in draw(plan.modules, plan.sample, plan.seed) if only in mutant.key]
+    chosen = [judge for judge in known if judge.name in wanted]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    try:
+        with Progress(*columns, console=errors, transient=True) as progress:
+            task = progress.add_task("mutants", total=len(mutants), completed=len(journal.done))
+
+            def show(judged: Judged) -> None:
+                state = "equivalent" if judged.equivalent else "killed" if judged.killed else "survives"
+                progress.update(task, advance=1, description=f"{state} {judged.mutant.module}:{judged.mutant.line}")
+
+            def tell(text: str) -> None:
+                progress.update(task, description=text)
+                if text.startswith("cannot"):
+                    progress.console.print(escape(text), highlight=False, soft_wrap=True)
+
+            judged = judge_all(
+                mutants,
+                chosen,
+                journal,
+                out / "reach",
+                jobs=jobs,
+                budget_s=budget_s,
+                until_killed=until_killed,
+                keep_map=keep_map,
+                report=tell,
+                on_judged=show,
+            )
+    except KeyboardInterrupt as error:
+        errors.print(f"interrupted after {len(journal.done)} mutants; go on with --resume {journal.path}")
+        raise typer.Exit(INTERRUPTED) from error
+    print_report(console, judged, chosen)
+    write_report(
+        out,
+        judged,
+        chosen,
+        seed=plan.seed,
+        command=f"python -m mutation {shlex.join(sys.argv[1:])}",
+        duration_s=time.monotonic() - began,
+    )
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    typer.run(main)

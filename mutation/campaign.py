@@ -1,0 +1,194 @@
+"""A campaign: draw mutants, judge them two at a time, write each verdict down at once, go on after an interruption."""
+
+from __future__ import annotations
+
+import random
+import threading
+import tomllib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from mutation.judges import KILLS, Bench, Judge, Opinion, Outcome, SoundTree
+from mutation.operators import Mutant, is_sound, mutants_of
+from mutation.reach import Reach
+from mutation.tree import ROOT, StoppedError, Tree, copied_tree
+
+DEFAULT_MODULES = ("reference_broker/mqtt", "reference_broker/core", "reference_broker/storage")
+EQUIVALENTS = Path(__file__).with_name("equivalents.toml")
+
+
+class CampaignError(Exception):
+    """What was asked for cannot be done; the text says why."""
+
+
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """A mutant, and what the judges say of it."""
+
+    mutant: Mutant
+    opinions: tuple[Opinion, ...] = ()
+    equivalent: str = ""
+    """Why nobody can tell it from the broker; it is not judged then."""
+
+    @property
+    def killed(self) -> bool:
+        return any(opinion.outcome in KILLS for opinion in self.opinions)
+
+    @property
+    def not_reached(self) -> bool:
+        """No judge executes it."""
+        return all(opinion.outcome is Outcome.NOT_REACHED for opinion in self.opinions)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line of the file of a campaign: what was drawn."""
+
+    modules: tuple[str, ...]
+    sample: int
+    seed: int
+
+
+def modules_of(names: Sequence[str]) -> list[str]:
+    """Modules of the broker, from paths of modules or folders. Raises :class:`CampaignError`."""
+    found: list[str] = []
+    for name in names:
+        path = (ROOT / name).resolve()
+        below = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        if not path.exists() or not path.is_relative_to(ROOT / "reference_broker"):
+            message = f"{name!r} is no module or folder of reference_broker"
+            raise CampaignError(message)
+        found += [module.relative_to(ROOT).as_posix() for module in below]
+    return sorted(set(found))
+
+
+def draw(modules: Sequence[str], sample: int, seed: int) -> list[Mutant]:
+    """``sample`` mutants (0 = all) of the modules by chance; the same seed draws the same."""
+    sources = {module: (ROOT / module).read_text(encoding="utf-8") for module in modules}
+    every = [mutant for module, source in sources.items() for mutant in mutants_of(module, source)]
+    random.Random(seed).shuffle(every)
+    found: list[Mutant] = []
+    for mutant in every:
+        if is_sound(mutant, sources[mutant.module]):
+            found.append(mutant)
+        if len(found) == sample:
+            break
+    return found
+
+
+def known_equivalents() -> dict[str, str]:
+    """Key of a mutant to the reason why it is the same program to everybody who looks from outside."""
+    entries = tomllib.loads(EQUIVALENTS.read_text(encoding="utf-8")).get("equivalent", [])
+    return {entry["mutant"]: entry["reason"] for entry in entries}
+
+
+class Journal:
+    """The file of a campaign: its plan, then a line per mutant."""
+
+    def __init__(self, path: Path, plan: Plan, *, resume: bool) -> None:
+        self.path = path
+        self.done: dict[str, Judged] = {}
+        if resume:
+            if not path.exists():
+                message = f"{path} does not exist"
+                raise CampaignError(message)
+            # The last line may be half written.
+            first, *rest = path.read_bytes().split(b"\n")[:-1]
+            if (begun := msgspec.json.decode(first, type=Plan)) != plan:
+                message = f"{path} is of another campaign: {begun}"
+                raise CampaignError(message)
+            judged = [msgspec.json.decode(line, type=Judged) for line in rest]
+            self.done = {_identity(one.mutant): one for one in judged}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [msgspec.json.encode(line) for line in (plan, *self.done.values())]
+        path.write_bytes(b"".join(line + b"\n" for line in lines))
+
+    def add(self, judged: Judged) -> None:
+        self.done[_identity(judged.mutant)] = judged
+        with self.path.open("ab") as sink:
+            sink.write(msgspec.json.encode(judged) + b"\n")
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan of an interrupted campaign. Raises :class:`CampaignError`."""
+    try:
+        return msgspec.json.decode(path.read_bytes().partition(b"\n")[0], type=Plan)
+    except (OSError, msgspec.DecodeError) as error:
+        message = f"{path} is no file of a campaign: {error}"
+        raise CampaignError(message) from error
+
+
+def _identity(mutant: Mutant) -> str:
+    return f"{mutant.module}:{mutant.start}:{mutant.was}:{mutant.now}"
+
+
+def judge_one(mutant: Mutant, judges: Sequence[Judge], bench: Bench, *, until_killed: bool) -> Judged:
+    """Every judge's opinion of a mutant; with ``until_killed`` of no more judges than it takes."""
+    opinions: list[Opinion] = []
+    with bench.tree.planted(mutant):
+        for judge in judges:
+            opinions.append(judge.judge(mutant, bench))
+            if until_killed and opinions[-1].outcome in KILLS:
+                break
+    return Judged(mutant=mutant, opinions=tuple(opinions))
+
+
+def judge_all(
+    mutants: Sequence[Mutant],
+    judges: Sequence[Judge],
+    journal: Journal,
+    reach_folder: Path,
+    *,
+    jobs: int = 2,
+    budget_s: float = 20.0,
+    patience_s: float = 30.0,
+    until_killed: bool = False,
+    keep_map: bool = False,
+    report: Callable[[str], None] = lambda _text: None,
+    on_judged: Callable[[Judged], None] = lambda _judged: None,
+) -> list[Judged]:
+    """Judge what the journal does not hold yet. Whatever ends this, nothing is left in temporary folders."""
+    equivalents = known_equivalents()
+    left = [mutant for mutant in mutants if _identity(mutant) not in journal.done]
+    with ExitStack() as stack:
+        report(f"copying the project {jobs + 1} times")
+        trees = [stack.enter_context(copied_tree()) for _ in range(jobs)]
+        sound = SoundTree(stack.enter_context(copied_tree()))
+        reach = Reach(reach_folder)
+        parts = [part for judge in judges for part in judge.parts()]
+        lock = threading.Lock()
+        try:
+            reach.make(trees, parts, keep=keep_map, report=lambda name, more: report(f"mapping {name}, {more} more"))
+
+            for name in reach.unusable():
+                report(f"cannot judge: {name}")
+
+            def work(tree: Tree) -> None:
+                bench = Bench(tree, sound, reach, budget_s, patience_s)
+                while True:
+                    with lock:
+                        if not left:
+                            return
+                        mutant = left.pop(0)
+                    if mutant.key in equivalents:
+                        judged = Judged(mutant=mutant, equivalent=equivalents[mutant.key])
+                    else:
+                        judged = judge_one(mutant, judges, bench, until_killed=until_killed)
+                    with lock:
+                        journal.add(judged)
+                        on_judged(judged)
+
+            with ThreadPoolExecutor(jobs) as pool:
+                try:
+                    for done in as_completed([pool.submit(work, tree) for tree in trees]):
+                        done.result()
+                except BaseException:
+                    left.clear()
+                    for tree in (*trees, sound.tree):
+                        tree.close()
+                    raise
+        except StoppedError as error:
+            raise KeyboardInterrupt from error
+    return [journal.done[_identity(mutant)] for mutant in mutants]

@@ -1,0 +1,199 @@
+"""A small campaign of fixed mutants: who must be killed is killed, by whom, and who cannot be is listed as it is."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from mutation.campaign import (
+    EQUIVALENTS,
+    CampaignError,
+    Journal,
+    Judged,
+    Plan,
+    draw,
+    judge_all,
+    known_equivalents,
+    modules_of,
+    read_plan,
+)
+from mutation.judges import Bench, Commands, Judge, Outcome, SoundTree, Suites, UnitTests
+from mutation.operators import Mutant, is_sound, mutants_of
+from mutation.reach import Check, Reach
+from mutation.report import Rate, diff
+from mutation.tree import ROOT, StoppedError, copied_tree
+
+TOPICS = "reference_broker/core/topics.py"
+WIRE_TYPES = "reference_broker/mqtt/wire_types.py"
+KILLED, SURVIVED, TIMEOUT, UNREACHED = Outcome.KILLED, Outcome.SURVIVED, Outcome.TIMEOUT, Outcome.NOT_REACHED
+
+NEVER_READ = "-c pass"
+"""A command that reaches nothing of the broker."""
+EXPECTED: dict[str, tuple[Outcome, Outcome]] = {
+    # What the tests say of each mutant, and what the suite's area of UTF-8 says.
+    TOPICS + '::split_shared: "#" in name -> "#" not in name': (KILLED, UNREACHED),
+    TOPICS + "::validate_filter: len(levels) > max_levels -> len(levels) >= max_levels": (UNREACHED, SURVIVED),
+    TOPICS + "::matches: index >= len(topic_levels) -> index > len(topic_levels)": (KILLED, UNREACHED),
+    WIRE_TYPES + r'::decode_string: "\0" in text -> (not ("\0" in text))': (KILLED, KILLED),
+    WIRE_TYPES + "::Reader.four_bytes: start + 4 -> start - 4": (KILLED, UNREACHED),
+}
+EQUIVALENT = WIRE_TYPES + "::Reader.string: start <= self._end -> start < self._end"
+
+
+def _mutants(*keys: str) -> list[Mutant]:
+    every = {
+        mutant.key: mutant
+        for module in (TOPICS, WIRE_TYPES)
+        for mutant in mutants_of(module, (ROOT / module).read_text(encoding="utf-8"))
+    }
+    return [every[key] for key in keys]
+
+
+def _judges() -> list[Judge]:
+    return [
+        UnitTests("unit tests", ["tests/core/test_topics.py", "tests/mqtt/test_codec.py"]),
+        Commands("nothing", NEVER_READ),
+        Suites("conformance", ["mqtt5/utf8/"]),
+    ]
+
+
+@pytest.mark.timeout(600)
+def test_a_campaign_kills_what_it_must_goes_on_when_interrupted_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    before = {module: (ROOT / module).read_bytes() for module in (TOPICS, WIRE_TYPES)}
+    mutants = _mutants(*EXPECTED, EQUIVALENT)
+    plan = Plan(modules=(TOPICS, WIRE_TYPES), sample=len(mutants), seed=1)
+    path = tmp_path / "out" / "mutants.jsonl"
+    seen: list[str] = []
+
+    def interrupt(judged: Judged) -> None:
+        seen.append(judged.mutant.key)
+        raise KeyboardInterrupt
+
+    def judge(journal: Journal, on_judged: object) -> list[Judged]:
+        return judge_all(
+            mutants,
+            _judges(),
+            journal,
+            tmp_path / "out" / "reach",
+            patience_s=20.0,
+            on_judged=on_judged,  # type: ignore[arg-type]
+        )
+
+    with pytest.raises(KeyboardInterrupt):
+        judge(Journal(path, plan, resume=False), interrupt)
+    assert not list(scratch.iterdir()), "copies were left behind"
+    assert seen
+    with path.open("ab") as sink:
+        sink.write(b'{"half a li')
+    assert read_plan(path) == plan
+    judged = judge(Journal(path, plan, resume=True), lambda one: seen.append(one.mutant.key))
+    assert sorted(seen) == sorted(mutant.key for mutant in mutants), "each is judged once"
+    assert not list(scratch.iterdir())
+    assert {module: (ROOT / module).read_bytes() for module in before} == before
+
+    outcomes = {one.mutant.key: tuple(opinion.outcome for opinion in one.opinions) for one in judged}
+    details = {one.mutant.key: one.opinions for one in judged}
+    assert outcomes.pop(EQUIVALENT) == ()
+    for key in outcomes:  # on a busy machine a kill may take too long, which is a kill as well
+        outcomes[key] = tuple(KILLED if outcome is TIMEOUT else outcome for outcome in outcomes[key])
+    assert outcomes == {key: (tests, UNREACHED, suite) for key, (tests, suite) in EXPECTED.items()}, details
+    rates = [Rate(judge.name, judged, [judge.name]) for judge in _judges()]
+    killed = [sum(pair[index] in (KILLED, TIMEOUT) for pair in EXPECTED.values()) for index in (0, 1)]
+    assert [(rate.killed, rate.of) for rate in rates] == [(killed[0], 5), (0, 5), (killed[1], 5)]
+    with pytest.raises(CampaignError, match="another campaign"):
+        Journal(path, Plan(modules=(TOPICS,), sample=1, seed=2), resume=True)
+
+
+def test_a_seed_draws_the_same_mutants_from_all_modules() -> None:
+    modules = modules_of([WIRE_TYPES, "reference_broker/trace"])
+    drawn = draw(modules, 30, 5)
+    assert drawn == draw(modules, 30, 5)
+    assert len({mutant.key for mutant in drawn}) == 30
+    assert drawn != draw(modules, 30, 6)
+    assert len({mutant.module for mutant in drawn}) > 2
+
+
+@pytest.mark.parametrize("name", ["reference_broker/nothing.py", "sim/node.py", ".."])
+def test_what_is_not_of_the_broker_is_refused(name: str) -> None:
+    with pytest.raises(CampaignError, match="no module"):
+        modules_of([name])
+
+
+def test_known_equivalents_are_mutants_that_there_are() -> None:
+    """Code that has changed may have made one a bug: then its entry goes."""
+    missing = []
+    for key, reason in known_equivalents().items():
+        module = key.partition("::")[0]
+        source = (ROOT / module).read_text(encoding="utf-8")
+        found = [mutant for mutant in mutants_of(module, source) if mutant.key == key]
+        if not reason or not found or not is_sound(found[0], source):
+            missing.append(key)
+    assert not missing, f"take these out of {EQUIVALENTS.name}"
+
+
+def test_a_survivor_is_shown_as_a_diff() -> None:
+    (mutant,) = _mutants(EQUIVALENT)
+    assert [line for line in diff(mutant).splitlines() if line[:1] in "+-"] == [
+        "-        if start <= self._end:",
+        "+        if start < self._end:",
+    ]
+
+
+def test_who_takes_much_longer_than_the_unchanged_broker_is_killed_by_time(tmp_path: Path) -> None:
+    with copied_tree() as tree:
+        bench = Bench(tree, SoundTree(tree), Reach(tmp_path), budget_s=1.0, patience_s=0.1)
+        opinion = Commands("commands").ask([Check(name="-c pass"), Check(name="-c while(True):pass")], bench)
+    assert (opinion.outcome, opinion.by) == (TIMEOUT, "-c while(True):pass")
+
+
+def test_a_command_that_fails_on_the_unchanged_broker_too_accuses_nobody(tmp_path: Path) -> None:
+    with copied_tree() as tree:
+        bench = Bench(tree, SoundTree(tree), Reach(tmp_path), budget_s=1.0, patience_s=20.0)
+        assert Commands("commands").ask([Check(name="-c exit(1)")], bench).outcome is SURVIVED
+
+
+def test_a_command_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    """By its time limit, when enough is known, and when the run is interrupted; what it left in TMPDIR goes, too."""
+    told = tmp_path / "pid"
+    child = (
+        "import pathlib, subprocess, sys, tempfile\n"
+        "tempfile.mkdtemp()\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
+        f"pathlib.Path({str(told)!r}).write_text(str(child.pid))\n"
+        "child.wait()\n"
+    )
+
+    def written() -> bool:
+        return told.exists() and bool(told.read_text())
+
+    def await_end() -> None:
+        """A killed process goes when it is next looked at; nobody here can wait for a stranger's child."""
+        state = Path(f"/proc/{told.read_text()}/stat")
+        deadline = time.monotonic() + 30.0
+        while state.exists() and state.read_text().split()[2] not in ("Z", "X"):
+            assert time.monotonic() < deadline, "a child of the command is still there"
+            time.sleep(0.01)
+
+    with copied_tree() as tree:
+        assert tree.run(["-c", "import sys; sys.exit(3)"], limit_s=30.0).status == 3
+        ended = tree.run(["-c", child], limit_s=60.0, enough=written)
+        assert ended.stopped
+        assert not ended.timed_out
+        await_end()
+        assert not list(tree.scratch.iterdir())
+        assert tree.run(["-c", "input() if 0 else __import__('signal').pause()"], limit_s=0.1).timed_out
+        assert tree.run(["-c", "while True: pass"], limit_s=0.1).timed_out
+        tree.close()
+        with pytest.raises(StoppedError):
+            tree.run(["-c", "pass"], limit_s=30.0)
+        root = tree.root
+    assert not os.path.lexists(root.parent)
