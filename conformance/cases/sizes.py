@@ -71,7 +71,8 @@ async def _take_all(ctx: CaseContext, reader: Connection, *, qos: int, first: in
     wanted = first
     while wanted < _COUNT:
         batch = [await reader.receive(f"message {wanted} of {_COUNT}")]
-        batch += await reader.barrier()
+        while more := await reader.barrier():
+            batch += more
         for message in batch:
             if qos == 2 and isinstance(message, Pubrel):
                 continue
@@ -247,7 +248,9 @@ async def queue_of_large(ctx: CaseContext) -> None:
     for end in (_COUNT // 2, _COUNT):
         consumer = await consume(ctx, queue, name=f"consumer of the first {end}")
         while settled < end:
-            batch = [await consumer.receive(f"message {settled}"), *await consumer.barrier()]
+            batch = [await consumer.receive(f"message {settled}")]
+            while more := await consumer.barrier():
+                batch += more
             for message in batch:
                 if isinstance(message, Publish):
                     await consumer.acknowledge(message)

@@ -22,7 +22,7 @@ def never_opens(patch: Patch) -> None:
         def send(self: Session, *given: Any) -> None:
             original(self, *given)
             if self.in_flight_bytes > _FULL_BYTES:
-                self.window = 0
+                self.window = self.receive_maximum = 0
 
         return send
 
