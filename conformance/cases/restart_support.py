@@ -7,18 +7,25 @@ of it. All run together on one broker (:mod:`conformance.cohort`): the more of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
+
+from msgspec.structs import replace
 
 from conformance.case import CaseContext, CaseFunction, Level, case
 from conformance.connection import Connection
-from conformance.wire import NO_PROPERTIES, Packet, Properties, Publish, Will, describe
+from conformance.wire import NO_PROPERTIES, Packet, Properties, Puback, Publish, Will, describe
 
 V5 = 5
 LASTING_S = 600
 _LIMIT_S = 10.0
+_WINDOW = 10
 SMALL_SEGMENTS: dict[str, Any] = {
-    "queues": {"segment_bytes": 16_384, "defaults": {"durability": "interval", "retry": {"initial_backoff_s": 0.01}}},
+    "queues": {
+        "segment_bytes": 16_384,
+        # Nothing may time out while one case waits for the others.
+        "defaults": {"durability": "interval", "delivery_timeout_s": 3_600, "retry": {"initial_backoff_s": 0.01}},
+    },
     "sessions": {"segment_bytes": 16_384},
 }
 """Of a broker whose files are full, and are tidied up, within a case."""
@@ -117,6 +124,22 @@ async def _taken(
 
 def _some(payloads: Collection[bytes]) -> str:
     return ", ".join(repr(payload[:20]) for payload in sorted(payloads)[:5]) or "nothing more"
+
+
+async def publish_all(ctx: CaseContext, publisher: Connection, messages: Iterable[Publish]) -> None:
+    """Publish messages at QoS 1, as many at a time as any server takes without more words; each must be accepted."""
+    waiting = list(messages)
+    window = min(_WINDOW, publisher.connack.properties.receive_maximum or _WINDOW)
+    for at in range(0, len(waiting), window):
+        ids = [publisher.next_packet_id() for _ in waiting[at : at + window]]
+        some = zip(waiting[at : at + window], ids, strict=True)
+        publisher.send(*(replace(message, qos=1, packet_id=packet_id) for message, packet_id in some))
+        answered: set[int] = set()
+        while len(answered) < len(ids):
+            puback = await publisher.expect(Puback)
+            right = puback.packet_id in ids and puback.packet_id not in answered and puback.reason_code < 0x80
+            ctx.must(right, f"{publisher.name}: expected a PUBACK for each of {ids}; seen {describe(puback)}")
+            answered.add(puback.packet_id)
 
 
 async def gone_for_good(ctx: CaseContext, client: Connection) -> None:

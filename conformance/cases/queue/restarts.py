@@ -24,7 +24,7 @@ from conformance.cases.queue.support import (
     publish_with,
     settle,
 )
-from conformance.cases.restart_support import SMALL_SEGMENTS, come_back, stay
+from conformance.cases.restart_support import SMALL_SEGMENTS, come_back, publish_all, stay
 from conformance.connection import Connection
 from conformance.wire import Properties, Publish
 
@@ -58,10 +58,12 @@ async def _new(ctx: CaseContext, client: Connection, **settings: object) -> str:
     return queue
 
 
-async def _fill(publisher: Connection, queue: str, partition: int, count: int, text: str = "") -> None:
-    for number in range(count):
-        payload = f"{text}{partition}/{number}".encode()
-        await publish_with(publisher, queue, payload, partition=str(partition))
+async def _fill(ctx: CaseContext, publisher: Connection, queue: str, partition: int, count: int) -> None:
+    """Messages ``<partition>/<number>``."""
+    properties = Properties(user_property=(("partition", str(partition)),))
+    topic = f"$queue/{queue}"
+    payloads = (f"{partition}/{number}".encode() for number in range(count))
+    await publish_all(ctx, publisher, (Publish(topic=topic, payload=each, properties=properties) for each in payloads))
 
 
 async def _settle_range(ctx: CaseContext, consumer: Connection, queue: str, partition: int, offsets: str) -> None:
@@ -101,7 +103,7 @@ async def holes(ctx: CaseContext) -> None:
     publisher = await ctx.connect(version=5, name="publisher")
     queue = await _new(ctx, publisher, partitions=3)
     for partition, count in ((0, 40), (1, 40), (2, 3)):
-        await _fill(publisher, queue, partition, count)
+        await _fill(ctx, publisher, queue, partition, count)
     consumer = await consume(ctx, queue)
     first = {f"{p}/{n}": 1 for p, count in ((0, 40), (1, 40), (2, 3)) for n in range(count)}
     await _held(ctx, consumer, first, "at first")
@@ -129,10 +131,10 @@ async def purge(ctx: CaseContext) -> None:
     """
     publisher = await ctx.connect(version=5, name="publisher")
     queue = await _new(ctx, publisher, partitions=2)
-    await _fill(publisher, queue, 1, 3)
+    await _fill(ctx, publisher, queue, 1, 3)
     consumer = await consume(ctx, queue, prefetch="3")
     await _held(ctx, consumer, dict.fromkeys(("1/0", "1/1", "1/2"), 1), "at first")
-    await _fill(publisher, queue, 0, 60)
+    await _fill(ctx, publisher, queue, 0, 60)
     await ask(ctx, publisher, queue, "purge")
     await publish_with(publisher, queue, b"later", partition="0")
     for restarts in (1, 2):
@@ -164,12 +166,16 @@ async def absent(ctx: CaseContext) -> None:
     wanted = [f"{number:03}".encode() + b"x" * 1_000 for number in range(120)]
     for turn, part in enumerate((wanted[:100], wanted[100:])):
         fast = await consume(ctx, queue, group="fast", name="fast")
-        for number, payload in enumerate(part):
-            if number == len(part) - 1:
+        for some in (part[:-1], part[-1:]):
+            await publish_all(ctx, publisher, (Publish(topic=f"$queue/{queue}", payload=payload) for payload in some))
+            got = [await fast.expect_publish(payload=payload) for payload in some]
+            offsets = "-".join(property_of(ctx, delivery, "offset") for delivery in (got[0], got[-1]))
+            named = {"group_id": "fast", "partition": "0", "offsets": offsets}
+            puback = await operate(fast, queue, "ack", **named)
+            ctx.must(puback.reason_code < 0x80, f"fast: expected the settlement to be accepted; seen {puback}")
+            if len(some) > 1:
                 # A broker may look only now and then for what it can free.
                 await pass_time(ctx, 1.5)
-            await publish_with(publisher, queue, payload)
-            await settle(ctx, fast, queue, "ack", await fast.expect_publish(payload=payload))
         if turn == 0:
             holder = await consume(ctx, queue, group="holding", name="holder", prefetch="5")
             for delivery in [await holder.expect_publish() for _ in range(5)][1:]:
