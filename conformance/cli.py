@@ -173,7 +173,8 @@ def _print_results(run: Run, code: ExitCode) -> None:
         style = STYLES[result.verdict]
         console.print(f"[{style}]{result.verdict.value}[/] {result.case}  [dim]{' '.join(result.clauses)}[/]")
         console.print(f"    {result.title}", highlight=False, markup=False, soft_wrap=True)
-        console.print(f"    {result.detail}", highlight=False, markup=False, soft_wrap=True)
+        detail = result.detail.replace("\n", "\n    ")
+        console.print(f"    {detail}", highlight=False, markup=False, soft_wrap=True)
         if result.link:
             console.print(f"    see {result.link}", highlight=False, markup=False, soft_wrap=True)
         if result.verdict in (CaseVerdict.FAIL, CaseVerdict.XPASS, CaseVerdict.ERROR):

@@ -33,7 +33,7 @@ from reference_broker.trace.conformance import (
     WireLine,
 )
 from reference_broker.trace.integrity import READ_ERRORS, why
-from reference_broker.trace.results import Check, Machine, RunKind, RunResult, Verdict, write_result
+from reference_broker.trace.results import Check, Finding, Machine, RunKind, RunResult, Severity, Verdict, write_result
 
 
 class ExitCode(IntEnum):
@@ -218,6 +218,18 @@ def summarize(header: Header, results: Sequence[CaseResult], clauses: Sequence[C
     return text + (f"; violated: {', '.join(failing)}" if failing else "")
 
 
+def _as_finding(death: BrokerDeath) -> Finding:
+    """A broker that died, with the cases that ran on it; it is the broker's fault where one of them repeats it."""
+    killers = f"killed by {', '.join(death.killers)}" if death.killers else "none of the cases repeats that by itself"
+    return Finding(
+        checker="broker_alive",
+        anomaly="G-L7",
+        severity=Severity.SAFETY if death.killers else Severity.QUALITY,
+        message=f"{death.status} while {len(death.during)} case(s) ran; {killers}",
+        values=death.killers or death.during,
+    )
+
+
 def write_run_result(
     folder: Path,
     header: Header,
@@ -253,8 +265,13 @@ def write_run_result(
             duration_s=footer.duration_s,
             command=command,
             checks=[check],
+            findings=[_as_finding(death) for death in footer.deaths],
             metrics={f"cases_{verdict}": count for verdict, count in footer.counts.items()},
-            artefacts={"report": os.path.relpath(report, folder), "transcripts": "transcripts"},
+            artefacts={
+                "report": os.path.relpath(report, folder),
+                "transcripts": "transcripts",
+                **({"logs of brokers that died": "brokers"} if any(death.log for death in footer.deaths) else {}),
+            },
             machine=header.machine,
         ),
     )

@@ -21,6 +21,7 @@ from conformance.report import ExitCode
 from conformance.run import Run, RunPlan, await_return
 from conformance.targets import Endpoint, RunningTarget, StartHook, Target, free_port, running
 from reference_broker.trace.conformance import BrokerDeath, CaseVerdict, Footer, read_report
+from reference_broker.trace.results import read_result
 from tests.conformance import fragile_broker
 
 PING = "mqtt311/ping/every-pingreq-is-answered"
@@ -71,6 +72,9 @@ def test_its_killer_fails_with_status_and_log_and_all_others_are_judged(tmp_path
     assert (death.status, death.killers) == ("the broker died (exit status 3)", [FIRST])
     assert FIRST in death.during
     assert "a line before it" in (tmp_path / death.log).read_text(encoding="utf-8")
+    summed_up = read_result(tmp_path / "result.json")
+    assert [(finding.checker, finding.values) for finding in summed_up.findings] == [("broker_alive", [FIRST])]
+    assert (tmp_path / summed_up.artefacts["logs of brokers that died"]).is_dir()
     assert "a line before it" in (tmp_path / "brokers" / f"{FIRST.replace('/', '-')}.log").read_text(encoding="utf-8")
 
 
