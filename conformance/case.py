@@ -25,6 +25,7 @@ import inspect
 import pkgutil
 import random
 import re
+import time
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, NoReturn, TypedDict, TypeVar, Unpack
@@ -503,6 +504,15 @@ class CaseContext:
             self._clock = await self.connect(version=5, name="clock")
         self._ahead_s += seconds
         await self._clock.publish(CLOCK_TOPIC, repr(seconds).encode(), qos=1)
+
+    def due_in(self, wait_s: float) -> float:
+        """When, by the broker's clock, what is asked for now comes at the earliest; for ``expect_nothing``."""
+        return self.broker_time_s + wait_s
+
+    @property
+    def broker_time_s(self) -> float:
+        """Seconds since some time: the broker's clock as it was moved, and as it went on by itself meanwhile."""
+        return time.monotonic() + self._ahead_s
 
     async def restart(self) -> None:
         """kill -9 the broker and start it again on its data; the clock goes on, the connections are lost.

@@ -147,3 +147,18 @@ def test_frames_and_topics_are_found() -> None:
     frames = [encode(packet, 5) for packet in packets]
     assert list(frames_of(b"".join(frames))) == frames
     assert [topic_of(frame) for frame in frames] == [b"", b"a/b", b""]
+
+
+@pytest.mark.parametrize(("wait_s", "is_early"), [(60.0, True), (-1.0, False)])
+def test_what_comes_when_it_is_due_is_no_fault_of_a_slow_machine(
+    nursery: Nursery, wait_s: float, is_early: bool
+) -> None:
+    async def waits(ctx: CaseContext) -> None:
+        client = await ctx.connect()
+        await client.subscribe(ctx.topic())
+        client.send(Publish(topic=ctx.topic(), payload=b"due"))
+        await client.expect_nothing(before=ctx.due_in(wait_s))
+        await client.expect_publish(ctx.topic(), b"due")
+
+    check = _check_one(nursery, load_target("reference"), BASELINE, [_case(waits)])
+    assert bool(check.wrong) == is_early, check

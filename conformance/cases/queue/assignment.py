@@ -151,9 +151,10 @@ async def timeout(ctx: CaseContext) -> None:
     first = await consume(ctx, queue, name="a", client_id=f"a{base}")
     await fill(publisher, queue, 2)
     held = {packet.payload: packet for packet in [await first.expect_publish(), await first.expect_publish()]}
+    due = ctx.due_in(20)
     second = await consume(ctx, queue, name="b", client_id=f"b{base}")
     await ctx.advance(19)
-    await second.expect_nothing()
+    await second.expect_nothing(before=due)
     await ctx.advance(2)
     again = await second.expect_publish(payload=b"1")
     ctx.must(count_of(ctx, again) == 2, f"b: expected delivery-count 2; seen {count_of(ctx, again)}")

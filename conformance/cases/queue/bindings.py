@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from conformance.case import CaseContext, case
+from conformance.cases.mqtt5.support import publishing, taken
 from conformance.cases.queue.administration import ask, create, figure, refused
 from conformance.cases.queue.support import consume, deliveries, new_queue, property_of, publish_with, settlement
 from conformance.wire import Puback, Publish, Subscription
@@ -298,12 +299,13 @@ async def changes(ctx: CaseContext) -> None:
     subscriber = await ctx.connect(version=5, name="subscriber")
     await subscriber.subscribe(Subscription(filter=topic, qos=1))
     await create(ctx, client, queue)
+    seen = 0
     for topics in ([], [topic], []):
         await ask(ctx, client, queue, "config", {"topics": topics})
         publisher.send(*(Publish(topic=topic, payload=b"0") for _ in range(5)))
-        for _ in range(3):
-            await publisher.publish(topic, b"1", qos=1)
-    seen = len(await ctx.messages_before_marker(publisher, subscriber, at_least=24))
+        async with publishing(publisher, topic, *[b"1"] * 3, qos=1):
+            seen += len(await taken(subscriber, 8))
+    seen += len(await ctx.messages_before_marker(publisher, subscriber))
     ctx.must(seen == 24, f"subscriber: expected 24 messages; seen {seen}")
     captured = await figure(ctx, client, queue, "captured")
     ctx.must(captured == 8, f"expected 8 captured messages; seen {captured}")

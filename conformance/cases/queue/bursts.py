@@ -33,7 +33,7 @@ def _publishes(publisher: Connection, queue: str) -> list[Publish]:
 
 async def _send(ctx: CaseContext, client: Connection, packets: list[Publish]) -> list[Puback]:
     """Send publishes, as many in one write as the broker takes unconfirmed; returns its answers, in their order."""
-    window = min(len(packets), client.connack.properties.receive_maximum or len(packets))
+    window = client.connack.properties.receive_maximum or max(1, len(packets))
     answers = []
     for start in range(0, len(packets), window):
         sent = packets[start : start + window]

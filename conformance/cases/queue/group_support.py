@@ -40,7 +40,7 @@ async def refused(ctx: CaseContext, consumer: Connection, queue: str, verb: str,
 
 async def assigned(ctx: CaseContext, consumer: Connection) -> dict[str, Any]:
     """The last assignment that a consumer was told by now; deliveries are not expected beside it."""
-    told = [packet for packet in await consumer.barrier() if isinstance(packet, Publish)]
+    told = await deliveries(consumer, at_least=1)
     if not told or not all(packet.topic.endswith("/$assignment") for packet in told):
         ctx.fail(f"{consumer.name}: expected news of its assignment; seen {told}")
     found = json.loads(told[-1].payload)

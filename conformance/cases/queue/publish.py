@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conformance.case import CaseContext, case
-from conformance.cases.queue.support import consume, new_queue, property_of, publish, settle
+from conformance.cases.queue.support import consume, new_queue, property_of, publish, settle, shares
 from conformance.wire import Puback, Publish
 
 
@@ -78,9 +78,7 @@ async def groups(ctx: CaseContext) -> None:
     await publish(publisher, queue, *wanted)
     for payload in wanted:
         await other.expect_publish(payload=payload)
-    shared: list[bytes] = []
-    for consumer in pair:
-        shared += [packet.payload for packet in await consumer.barrier() if isinstance(packet, Publish)]
+    shared = [packet.payload for share in await shares(pair, len(wanted)) for packet in share]
     ctx.must(sorted(shared) == wanted, f"pair: expected {wanted} between them; seen {shared}")
 
 

@@ -157,9 +157,10 @@ async def nack_delay(ctx: CaseContext) -> None:
     $nack with delay 90s: nothing after 89 s; after 91 s the message is back, with delivery-count 2.
     """
     queue, consumer, got = await _filled(ctx, 1)
+    due = ctx.due_in(90)
     await settle(ctx, consumer, queue, "nack", got[0], delay="1m30s")
     await ctx.advance(89)
-    await consumer.expect_nothing()
+    await consumer.expect_nothing(before=due)
     await ctx.advance(2)
     again = await consumer.expect_publish(payload=b"0")
     ctx.must(count_of(ctx, again) == 2, f"consumer: expected delivery-count 2; seen {count_of(ctx, again)}")

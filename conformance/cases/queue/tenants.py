@@ -389,14 +389,17 @@ async def storage_comes_back(ctx: CaseContext) -> None:
     publishes once every two seconds: within a minute one passes.
     """
     acme = await _client(ctx, "acme-1")
+    taken = 0
     for _ in range(10):
-        if 0x97 in await _codes(acme, 10, bytes(1_000)):
+        codes = await _codes(acme, 10, bytes(1_000))
+        taken += codes.count(0)
+        if 0x97 in codes:
             break
         await ctx.advance(2)
     consumer = await consume(ctx, "q", name="consumer", client_id="acme-consumer")
-    for delivery in await deliveries(consumer):
+    for delivery in await deliveries(consumer, at_least=taken):
         await settle(ctx, consumer, "q", "ack", delivery)
-    codes: list[int] = []
+    codes = []
     while len(codes) < 30 and 0 not in codes:
         await ctx.advance(2)
         codes += await _codes(acme, 1, bytes(1_000))
