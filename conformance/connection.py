@@ -305,6 +305,8 @@ class Connection(asyncio.Protocol):
             async with asyncio.timeout(patience_s):
                 await self._wake.wait()
         except TimeoutError as error:
+            if within_s is not None:
+                self.ctx.give_back(patience_s)  # the case asked for silence, or for what need not come
             if await self.ctx.more_time_for_a_slow_broker() or self._wake.is_set():
                 return
             if within_s is None and self.connack.session_present and self.ctx.more_time_to_send_again():

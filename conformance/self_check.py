@@ -42,7 +42,10 @@ GOOD = (CaseVerdict.PASS, CaseVerdict.NON_STRICT)
 EVERYONE = {
     "any-window-of-one+any-plain-codes+any-back-pressure+any-late-resumption": ("mqtt311", "mqtt5", "queue"),
     "any-pingresp-first+any-packet-id+any-retained-late+any-qos-0-first": ("mqtt311", "mqtt5", "queue"),
-    "any-topics-apart+v5-retained-qos-0-not-kept": ("mqtt311", "mqtt5"),  # a partition of a queue is ordered across topics
+    "any-topics-apart+v5-retained-qos-0-not-kept": (
+        "mqtt311",
+        "mqtt5",
+    ),  # a partition of a queue is ordered across topics
     "any-slow-answers": ("mqtt311", "mqtt5", "queue"),
     "any-late-acknowledgements+any-late-wills+any-late-end": ("mqtt311", "mqtt5", "queue"),
     "any-says-little+any-pingresp-last": ("mqtt311", "mqtt5", "queue"),

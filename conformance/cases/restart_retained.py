@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping
 
 from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import Stopwatch, pass_time
+from conformance.cases.mqtt5.support import Stopwatch, pass_time, taken
 from conformance.cases.restart_messages import _PROPERTIES, _PROPERTY_CLAUSES
 from conformance.cases.restart_support import SMALL_SEGMENTS, come_back, stay, survives
 from conformance.connection import Connection
@@ -19,8 +19,10 @@ _LONGEST_TOPIC_BYTES = 65_535
 _MANY = 12
 
 
-async def _kept(ctx: CaseContext, topic_filter: str, *, name: str, qos: int = 2) -> dict[str, Publish]:
-    """The retained messages that a new subscription of a new client brings, by topic."""
+async def _kept(
+    ctx: CaseContext, topic_filter: str, *, name: str, qos: int = 2, at_least: int = 0
+) -> dict[str, Publish]:
+    """The retained messages that a new subscription of a new client brings, by topic; so many must come."""
     client = await ctx.connect(name=name)
     client.send(Subscribe(packet_id=1, subscriptions=(Subscription(filter=topic_filter, qos=qos),)))
     found: dict[str, Publish] = {}
@@ -37,6 +39,8 @@ async def _kept(ctx: CaseContext, topic_filter: str, *, name: str, qos: int = 2)
         for packet in packets:
             await _note(ctx, client, packet, found)
         quiet = 0 if packets else quiet + 1
+    for packet in await taken(client, at_least - len(found), ack=False):
+        await _note(ctx, client, packet, found)
     await client.disconnect()
     return found
 
@@ -50,7 +54,7 @@ async def _note(ctx: CaseContext, client: Connection, packet: Publish, found: di
 
 async def _expect(ctx: CaseContext, root: str, wanted: Mapping[str, tuple[bytes, int]], when: str) -> None:
     """Below ``root`` these payloads are retained, by topic, at these QoS levels, and no others."""
-    found = await _kept(ctx, f"{root}/#", name=f"reader {when}")
+    found = await _kept(ctx, f"{root}/#", name=f"reader {when}", at_least=len(wanted))
     seen = {topic: (message.payload, message.qos) for topic, message in found.items()}
     for topic in sorted(seen.keys() | wanted.keys()):
         shown = {
@@ -139,7 +143,7 @@ async def properties(ctx: CaseContext) -> None:
     await publisher.publish(topic, b"text", qos=1, retain=True, properties=_PROPERTIES)
     for number in range(2):
         await ctx.restart()
-        message = (await _kept(ctx, topic, name=f"reader {number}")).get(topic)
+        message = (await _kept(ctx, topic, name=f"reader {number}", at_least=1)).get(topic)
         same = message is not None and message.properties == _PROPERTIES
         ctx.must(same, f"expected the message with its properties; seen {message and describe(message)}")
 
@@ -167,7 +171,7 @@ async def expiry(ctx: CaseContext) -> None:
     await ctx.restart()
     await ctx.restart()
     waited_s = watch.elapsed_s - published_s
-    found = await _kept(ctx, f"{root}/#", name="reader")
+    found = await _kept(ctx, f"{root}/#", name="reader", at_least=1)
     seen = [topic.removeprefix(f"{root}/") for topic in found]
     ctx.must(seen == ["long"], f"expected the message of 600 s alone; seen {seen}")
     left_s = found[f"{root}/long"].properties.message_expiry_interval
@@ -208,7 +212,7 @@ async def long_topics(ctx: CaseContext) -> None:
 
 
 async def _is_retained(ctx: CaseContext, topic: str, wanted: bool) -> None:
-    message = (await _kept(ctx, topic, name=f"reader of {len(topic)} bytes")).get(topic)
+    message = (await _kept(ctx, topic, name=f"reader of {len(topic)} bytes", at_least=int(wanted))).get(topic)
     right = (message is not None) is wanted and (message is None or message.payload == topic[-8:].encode())
     ctx.must(right, f"topic of {len(topic)} bytes: expected {'its message' if wanted else 'nothing'}; seen {message}")
 
