@@ -71,8 +71,8 @@ _STRAGGLER_S = 2.0
 _HANDSHAKE_TIMEOUT_S = 2.0
 _PACKET_OVERHEAD_BYTES = 200
 """Room for everything else in a packet of a case: topic, properties, header."""
-_SEND_AGAIN_S = 12.0
-"""A server may send again by a timer what a client that is back has not acknowledged; 5 s and 10 s are in use."""
+_SECOND_LOOK_S = 12.0
+"""No standard says how soon a broker answers, or sends again by a timer: 5 s and 10 s are in use."""
 _SLOW_HANDSHAKE_S = 0.1
 """On an idle machine a handshake takes a few milliseconds."""
 _CASE_ID = re.compile(r"[a-z0-9]+/[a-z0-9-]+/[a-z0-9-]+")
@@ -262,7 +262,7 @@ class CaseContext:
         self._ahead_s = 0.0
         self._deadline = asyncio.get_running_loop().time() + self.limit_s
         self._extensions = 0
-        self._send_again_until: float | None = None
+        self._look_until: float | None = None
         self._hurried = patience_s is not None
         self._to_give_s = _MAX_GIVEN_S
         self._limit: asyncio.Timeout | None = None
@@ -570,19 +570,24 @@ class CaseContext:
         self.note(f"a handshake took {took_s:.2f} s: the broker or the machine is slow, more time is given")
         return True
 
-    def more_time_to_send_again(self) -> bool:
-        """A wait on a resumed session has ended without its event: is there time left in which it may be sent again?
+    def second_look(self) -> bool:
+        """A wait has ended without its event: is there time left in which it may still come?
 
         Once in a case the clock for this begins, unless the run is given less patience than the cases have.
         """
         now = asyncio.get_running_loop().time()
         if self._hurried or self._limit is None:
             return False
-        if self._send_again_until is None:
-            self._send_again_until = now + _SEND_AGAIN_S
-            self._move_deadline(self._send_again_until + self.case.limit_s)
-            self.note(f"no standard says how soon a broker sends again: {_SEND_AGAIN_S:g} s more are given")
-        return now < self._send_again_until
+        if self._look_until is None:
+            self._look_until = now + _SECOND_LOOK_S
+            self._move_deadline(self._look_until + self.case.limit_s)
+            self.note(f"no standard says how soon a broker answers: {_SECOND_LOOK_S:g} s more are given")
+        return now < self._look_until
+
+    @property
+    def looked_on(self) -> str:
+        """What was added to the patience of the case, for a failure's text."""
+        return "" if self._look_until is None else f", and {_SECOND_LOOK_S:g} s more"
 
     def give_back(self, waited_s: float) -> None:
         """The broker took so long over something that did come: no standard bounds the sum of many such waits."""

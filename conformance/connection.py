@@ -309,9 +309,10 @@ class Connection(asyncio.Protocol):
                 self.ctx.give_back(patience_s)  # the case asked for silence, or for what need not come
             if await self.ctx.more_time_for_a_slow_broker() or self._wake.is_set():
                 return
-            if within_s is None and self.connack.session_present and self.ctx.more_time_to_send_again():
+            if within_s is None and self.ctx.second_look():
                 return
-            message = f"{self.name}: expected {expected}; nothing arrived within {patience_s:.1f} s"
+            more = self.ctx.looked_on
+            message = f"{self.name}: expected {expected}; nothing arrived within {patience_s:.1f} s{more}"
             raise CaseFailureError(message) from error
         self.ctx.give_back(time.monotonic() - began)
 

@@ -35,7 +35,7 @@ from conformance.connection import Connection
 from conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
 from conformance.rules import Incident, StepFailureError
 from conformance.stall import StallWatch
-from conformance.targets import CapabilityValue, ProbeError, RunningTarget, Target, handshake
+from conformance.targets import DENIED_BY_CONNACK, CapabilityValue, ProbeError, RunningTarget, Target, handshake
 from conformance.wire import Connack, Publish
 from reference_broker.trace.conformance import CaseResult, CaseVerdict, WireLine
 
@@ -207,9 +207,19 @@ class Engine:
         """Run one case by itself: a step that fails is then the only thing known, so that it decides."""
         return settle([await self.judge(case)], self.expected)[0]
 
+    def capabilities_for(self, case: Case) -> Mapping[str, CapabilityValue]:
+        """What the broker can in the version of the case.
+
+        What a CONNACK of 5.0 denies it denies 5.0 clients: 3.1.1 has no such limits, so that only the target file may.
+        """
+        if case.version >= 5:
+            return self.capabilities
+        declared = self.broker.target.capabilities
+        return {**self.capabilities, **{name: declared.get(name, True) for name in DENIED_BY_CONNACK}}
+
     async def judge(self, case: Case) -> Outcome:
         """Run one case; never raises for what the broker or the case does. Incidents are still to be settled."""
-        lacking = missing_capability(case, self.capabilities)
+        lacking = missing_capability(case, self.capabilities_for(case))
         if lacking:
             return Outcome(result=blank_result(case, CaseVerdict.UNSUPPORTED, lacking))
         async with self._slots:
@@ -226,7 +236,7 @@ class Engine:
         return CaseContext(
             case,
             self.broker.endpoint,
-            self.capabilities,
+            self.capabilities_for(case),
             run_token=f"{self._run_token}{self._attempts:03x}",
             seed=self.options.seed,
             patience_s=self.options.patience_s,

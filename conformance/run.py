@@ -347,7 +347,7 @@ class Run:
     def _is_apart(self, case: Case) -> bool:
         """It gets a broker that is started for it (and perhaps some others)."""
         apart = case.is_private or self.plan.target.broker_per_case
-        return apart and not missing_capability(case, self.engine.capabilities)
+        return apart and not missing_capability(case, self.engine.capabilities_for(case))
 
     def submit(self, case: Case) -> Future[Outcome]:
         """Run a case as soon as there is room; the future never raises for what the broker does.

@@ -12,6 +12,7 @@ from conformance.targets.access import Access, choose_target
 from conformance.targets.model import (
     CAPABILITIES,
     DEFAULT_CAPABILITIES,
+    DENIED_BY_CONNACK,
     PRIVATE,
     SECRETS,
     TARGET_SCHEMA,
@@ -41,6 +42,7 @@ from conformance.targets.process import (
 __all__ = [
     "CAPABILITIES",
     "DEFAULT_CAPABILITIES",
+    "DENIED_BY_CONNACK",
     "PRIVATE",
     "SECRETS",
     "TARGET_SCHEMA",

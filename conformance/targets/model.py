@@ -80,6 +80,9 @@ DEFAULT_CAPABILITIES: dict[str, CapabilityValue] = {
 }
 """What holds of a target that neither declares nor shows otherwise."""
 
+DENIED_BY_CONNACK = ("qos1", "qos2", "retain", "wildcards", "shared", "subscription_identifiers")
+"""Capabilities that a 5.0 CONNACK may deny, and a 3.1.1 server must have."""
+
 PRIVATE = frozenset({"clock", "settings", "restart"})
 """Capabilities of a broker that a case has to itself."""
 SECRETS = frozenset({"authentication_password"})
