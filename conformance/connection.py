@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 _P = TypeVar("_P", bound=Packet)
 _MAX_INBOX_PACKETS = 100_000
 FIRST_FAILURE_CODE = 0x80
+_LEAST_WAIT_S = 1.0
+"""A wait that the limit of the case cut shorter than this fails nobody."""
 _SMALL_BUFFER_BYTES = 4_096
 _END_AFTER_MALFORMED_S = 1.0
 
@@ -296,8 +298,12 @@ class Connection(asyncio.Protocol):
         shape = self.ctx.delivery_shape() if rule is Rule.DELIVERY else request_shape(rule, self._sent)
         return StepFailureError(Incident(rule=rule, shape=shape, text=f"{self.name}: {text}", soft=soft))
 
-    async def _arrival(self, expected: str, within_s: float | None = None) -> None:
-        """Wait until something new may be in the inbox or the connection ends."""
+    async def _arrival(self, expected: str, within_s: float | None = None, since: float | None = None) -> None:
+        """Wait until something new may be in the inbox or the connection ends.
+
+        ``since`` is when this was first waited for. Raises :class:`TimeoutError` where the limit of the case left no time
+        to wait: that says nothing of the broker.
+        """
         self._wake.clear()
         patience_s = self.ctx.remaining_s(within_s)
         began = time.monotonic()
@@ -311,6 +317,10 @@ class Connection(asyncio.Protocol):
                 return
             if within_s is None and self.ctx.second_look():
                 return
+            self.ctx.give_back(time.monotonic() - began)
+            waited_s = time.monotonic() - (began if since is None else since)
+            if within_s is None and waited_s < min(_LEAST_WAIT_S, self.ctx.patience_s):
+                raise
             more = self.ctx.looked_on
             message = f"{self.name}: expected {expected}; nothing arrived within {patience_s:.1f} s{more}"
             raise CaseFailureError(message) from error
@@ -321,13 +331,14 @@ class Connection(asyncio.Protocol):
 
         Raises :class:`CaseFailureError` if nothing arrives in time, or if the broker's bytes are malformed.
         """
+        since = time.monotonic()
         while not self._inbox:
             if self._malformed is not None:
                 message = f"{self.name}: expected {expected}; the broker sent a malformed packet: {self._malformed}"
                 raise StepFailureError(malformed(str(self._malformed), self.version, message))
             if self.closed:
                 return None
-            await self._arrival(expected, within_s)
+            await self._arrival(expected, within_s, since)
         return self._inbox.popleft()
 
     async def expect(

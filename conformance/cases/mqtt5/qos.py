@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from conformance.case import CaseContext, case
 from conformance.cases.mqtt5.support import (
     delivered,
@@ -350,6 +352,9 @@ async def expired_qos2(ctx: CaseContext) -> None:
     connection.send(message)
     await connection.expect(Pubrec)
     await pass_time(ctx, 2.5)
+    connection.send(msgspec.structs.replace(message, dup=True))
+    again = await connection.expect(Pubrec)
+    ctx.must(again.packet_id == 21 and again.reason_code < 0x80, f"expected PUBREC 21 again; seen {describe(again)}")
     connection.send(Pubrel(packet_id=21))
     pubcomp = await connection.expect(Pubcomp)
     ctx.must(pubcomp.packet_id == 21 and pubcomp.reason_code == 0, f"expected PUBCOMP 21; seen {describe(pubcomp)}")
