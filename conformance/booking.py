@@ -31,6 +31,10 @@ class _Root(msgspec.Struct, frozen=True, kw_only=True):
     shape: frozenset[str]
     case: str
 
+    def explains(self, incident: Incident) -> bool:
+        """What fails when it is asked plainly fails in any form; a case about the rule may have asked in its own."""
+        return self.shape <= incident.shape or incident.shape <= self.shape
+
 
 def version_of(result: CaseResult) -> int:
     """The protocol version that the case speaks."""
@@ -43,8 +47,10 @@ class _Ledger:
     def __init__(self) -> None:
         self._roots: dict[tuple[Rule, int], list[_Root]] = {}
 
-    def add(self, rule: Rule, result: CaseResult, shape: frozenset[str]) -> None:
-        self._roots.setdefault((rule, version_of(result)), []).append(_Root(shape=shape, case=result.case))
+    def add(self, rule: Rule, result: CaseResult, shape: frozenset[str], case: str = "") -> None:
+        """``result`` met it in this shape; the root is its case, or ``case``."""
+        known = self._roots.setdefault((rule, version_of(result)), [])
+        known.append(_Root(shape=shape, case=case or result.case))
 
     def add_failure(self, outcome: Outcome) -> None:
         """A case that failed on its own account."""
@@ -62,7 +68,7 @@ class _Ledger:
     def root_of(self, incident: Incident, result: CaseResult) -> str:
         """The case that is the root of an incident; empty if there is none yet."""
         known = self._roots.get((incident.rule, version_of(result)), [])
-        return next((root.case for root in known if root.shape <= incident.shape and root.case != result.case), "")
+        return next((root.case for root in known if root.explains(incident) and root.case != result.case), "")
 
 
 BASIC_DELIVERIES = frozenset(
@@ -119,7 +125,9 @@ def settle(
         if not root:
             ledger.add(incident.rule, result, incident.shape)
             settled[name] = msgspec.structs.replace(outcome, result=expected(_failed(result, incident)))
-        elif result.verdict is CaseVerdict.BLOCKED and not result.blocked_by:
+            continue
+        ledger.add(incident.rule, result, incident.shape, root)
+        if result.verdict is CaseVerdict.BLOCKED and not result.blocked_by:
             settled[name] = msgspec.structs.replace(outcome, result=_blocked(result, incident, root))
     return [settled.get(outcome.result.case, outcome) for outcome in given]
 

@@ -301,8 +301,8 @@ class Connection(asyncio.Protocol):
     async def _arrival(self, expected: str, within_s: float | None = None, since: float | None = None) -> None:
         """Wait until something new may be in the inbox or the connection ends.
 
-        ``since`` is when this was first waited for. Raises :class:`TimeoutError` where the limit of the case left no time
-        to wait: that says nothing of the broker.
+        ``since`` is when this was first waited for. Raises :class:`TimeoutError` where the limit of the case left no
+        time to wait: that says nothing of the broker.
         """
         self._wake.clear()
         patience_s = self.ctx.remaining_s(within_s)

@@ -287,7 +287,9 @@ async def told(ctx: CaseContext) -> None:
     consumer = await consume(ctx, queue, prefetch="2")
     for number in range(4):
         await publish(publisher, queue, b"%d" % number)
-    first, _ = await deliveries(consumer, at_least=2)
+    got = await deliveries(consumer, at_least=2)
+    ctx.must(len(got) == 2, f"consumer: expected 2 messages; seen {len(got)}")
+    first = got[0]
     await settle(ctx, consumer, queue, "ack", first)
     ctx.must(len(await deliveries(consumer, at_least=1)) == 1, "consumer: expected the third message")
     found = await admin(ctx, publisher, f"queue/{queue}/groups", {"group": "workers"})
