@@ -42,7 +42,9 @@ from conformance.wire import (
     Connect,
     Packet,
     Properties,
+    Pubcomp,
     Publish,
+    Pubrel,
     Subscribe,
     Subscription,
     Will,
@@ -420,6 +422,8 @@ class CaseContext:
                     count += isinstance(packet, Publish)
                 if isinstance(packet, Publish) and (ack or packet.topic == topic):
                     await subscriber.acknowledge(packet)
+                elif isinstance(packet, Pubrel) and ack:
+                    subscriber.send(Pubcomp(packet_id=packet.packet_id))
             await marker
         finally:
             marker.cancel()
