@@ -314,7 +314,8 @@ async def refused_not_resent(ctx: CaseContext) -> None:
     publisher = await ctx.connect(name="publisher")
     await publisher.publish(topic, b"refused", qos=1)
     message = await first.expect_publish(topic, b"refused", qos=1, ack=False)
-    first.send(Puback(packet_id=message.packet_id, reason_code=_UNSPECIFIED))
+    refusal = Puback if message.qos == 1 else Pubrec
+    first.send(refusal(packet_id=message.packet_id, reason_code=_UNSPECIFIED))
     await publisher.publish(topic, b"refused", qos=2)
     message = await first.expect_publish(topic, b"refused", qos=2, ack=False)
     first.send(Pubrec(packet_id=message.packet_id, reason_code=_UNSPECIFIED))
