@@ -19,7 +19,7 @@ from mutation.operators import Mutant
 from mutation.reach import Check, Part, Reach
 from mutation.tree import ROOT, Ended, Tree
 
-UNIT_FOLDERS = ("tests/core", "tests/mqtt", "tests/storage")
+UNIT_FOLDERS = ("tests/core", "tests/mqtt", "tests/storage", "tests/storage_tools", "tests/server")
 _SLOW = ("tests/mqtt/quirks",)
 """Tests that run whole suites: other judges do that."""
 _MOST_TESTS = 300

@@ -58,6 +58,21 @@ def test_a_damaged_index_is_refused(data: bytes) -> None:
         decode_index(data)
 
 
+@pytest.mark.parametrize(("first", "second"), [(-1, 0), (0, -1)])
+def test_no_index_begins_below_zero(first: int, second: int) -> None:
+    """A timestamp may lie before 1970; an offset or a position may not."""
+    data = struct.pack(">qq", first, second)
+    with pytest.raises(GoQueueFileError, match="negative"):
+        decode_index(data)
+    if second < 0:
+        with pytest.raises(GoQueueFileError, match="negative"):
+            decode_time_index(data)
+    else:
+        assert decode_time_index(data) == [(first, second)]
+    assert decode_index(struct.pack(">qq", 0, 0)) == [(0, 0)]
+    assert decode_index(b"") == decode_time_index(b"") == []
+
+
 def test_a_time_index_must_grow_in_offsets() -> None:
     with pytest.raises(GoQueueFileError, match="does not grow"):
         decode_time_index(struct.pack(">qqqq", 5, 3, 6, 3))

@@ -24,6 +24,7 @@ from reference_broker.storage.foreign.goqueue_message import (
     decode_message,
     detect_layout,
     encode_message,
+    has_sound_body,
     message_size,
     parse_priority,
 )
@@ -232,3 +233,15 @@ def test_priorities_by_name() -> None:
     for name in ("hIGH", "urgent", " high"):
         with pytest.raises(ValueError, match="choose one of"):
             parse_priority(name)
+
+
+@given(messages(), st.integers(0, 20), st.data())
+def test_a_sound_body_is_whole_and_as_it_was_written(message: GoQueueMessage, before: int, data: st.DataObject) -> None:
+    """It is what tells a damaged head, whose message may be skipped, from damage whose end nobody knows."""
+    encoded = bytes(before) + encode_message(message)
+    assert has_sound_body(encoded, before, GoQueueLayout.V34)
+    cut = data.draw(st.integers(1, len(encoded) - before))
+    assert not has_sound_body(encoded[:-cut], before, GoQueueLayout.V34)
+    flipped = bytearray(encoded)
+    flipped[-1] ^= 1 << data.draw(st.integers(0, 7))
+    assert not has_sound_body(bytes(flipped), before, GoQueueLayout.V34)
