@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,6 +48,9 @@ def explore(
     examples: Annotated[int, typer.Option("--examples", min=1, help="How many lives are played.")] = 1_000,
     seed: Annotated[int, typer.Option("--seed", help="Which lives.")] = 0,
     most: Annotated[int, typer.Option("--max-findings", min=1, max=100, help="Stop after so many.")] = 10,
+    limit_s: Annotated[
+        float | None, typer.Option("--time-limit", min=1.0, help="Stop after so many seconds, with what there is.")
+    ] = None,
     replay: Annotated[
         Path | None, typer.Option("--replay", help="Play the life of this file, and nothing else.")
     ] = None,
@@ -71,6 +73,13 @@ def explore(
     except TargetError as error:
         raise _stop(str(error), ExitCode.USAGE) from error
     started_at = utc_now()
+    files: list[Path] = []
+
+    def keep(finding: Found) -> None:
+        """At once: a run may be cut."""
+        if out is not None:
+            files.append(_write(out, judged, len(files) + 1, finding))
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
         with Progress(*columns, console=errors, transient=True) as progress:
@@ -79,9 +88,13 @@ def explore(
                 judged, report=lambda lives, what: progress.update(task, completed=lives, description=what)
             ) as campaign:
                 if recorded is None:
-                    found = campaign.explore(examples, seed, max_findings=most)
+                    found = campaign.explore(
+                        examples, seed, max_findings=most, limit_s=limit_s or float("inf"), on_finding=keep
+                    )
                 else:
                     finding = replay_once(campaign, recorded.life)
+                    if finding is not None:
+                        keep(finding)
                     found = Exploration(
                         target=judged.name,
                         version=campaign.broker.version,
@@ -95,9 +108,8 @@ def explore(
     except (TargetStartError, ProbeError, TargetUnreachableError) as error:
         raise _stop(f"target {judged.name} cannot be reached: {error}", ExitCode.UNREACHABLE) from error
     counting = [finding for finding in found.findings if finding.counts]
-    files = _write(out, judged, found.findings) if out is not None else {}
     for number, finding in enumerate(found.findings, 1):
-        _print_finding(number, finding.replay, files.get(number), counts=finding.counts)
+        _print_finding(number, finding.replay, files[number - 1] if files else None, counts=finding.counts)
     rate = f", {found.lives / found.duration_s:.0f} a second" if found.duration_s else ""
     verdict = "[bold red]FAILED[/]" if counting else "[bold green]PASS[/]"
     version = f" {found.version}" if found.version else ""
@@ -139,22 +151,19 @@ def explore(
                 )
             ],
             metrics={"lives": found.lives, "steps": found.steps},
-            artefacts={f"finding {number}": path.name for number, path in files.items()},
+            artefacts={f"finding {number}": path.name for number, path in enumerate(files, 1)},
             machine=this_machine(),
         )
         console.print(f"result: {write_result(out, result)}", soft_wrap=True)
     raise typer.Exit(int(ExitCode.FAILED if counting else ExitCode.OK))
 
 
-def _write(out: Path, target: Target, findings: Sequence[Found]) -> dict[int, Path]:
+def _write(out: Path, target: Target, number: int, finding: Found) -> Path:
     out.mkdir(parents=True, exist_ok=True)
-    files: dict[int, Path] = {}
-    for number, finding in enumerate(findings, 1):
-        path = out / f"{target.name.replace(':', '-')}-{number}-{finding.replay.rule}.json"
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(finding.replay), indent=1))
-        write_transcript(path.with_suffix(".jsonl"), finding.transcript)
-        files[number] = path
-    return files
+    path = out / f"{target.name.replace(':', '-')}-{number}-{finding.replay.rule}.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(finding.replay), indent=1))
+    write_transcript(path.with_suffix(".jsonl"), finding.transcript)
+    return path
 
 
 def _print_finding(number: int, replay: plan.Replay, path: Path | None, *, counts: bool) -> None:

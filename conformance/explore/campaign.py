@@ -32,6 +32,10 @@ REPEATS = 3
 MAX_FINDINGS = 10
 
 
+class _TimeIsUpError(Exception):
+    """Ends a search."""
+
+
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """Something outside the model."""
 
@@ -62,20 +66,17 @@ class Exploration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def broker_of(target: Target, mutant: str = "") -> Iterator[RunningTarget]:
-    """A broker for a campaign; ours keeps its data, so that it can be killed.
+def broker_of(target: Target, mutant: str = "", nursery: Nursery | None = None) -> Iterator[RunningTarget]:
+    """A broker for a campaign; ours keeps its data, so that it can be killed, and may come from a nursery at hand.
 
     Raises :class:`TargetStartError`, :class:`ProbeError`.
     """
-    if not target.is_ours:
-        with running(target) as broker:
-            yield broker
-        return
-    with (
-        Nursery() as nursery,
-        nursery.broker(target, mutant or _planted(target), settings={"data_dir": "{dir}"}) as broker,
-    ):
-        yield broker
+    with ExitStack() as stack:
+        if not target.is_ours:
+            yield stack.enter_context(running(target))
+            return
+        forking = nursery or stack.enter_context(Nursery())
+        yield stack.enter_context(forking.broker(target, mutant or _planted(target), settings={"data_dir": "{dir}"}))
 
 
 def _planted(target: Target) -> str:
@@ -92,16 +93,18 @@ class Campaign:
         target: Target,
         *,
         mutant: str = "",
+        nursery: Nursery | None = None,
         patience_s: float = PATIENCE_S,
         shrink_s: float = SHRINK_S,
         shrink_patience_s: float = SHRINK_PATIENCE_S,
         report: Callable[[int, str], None] = lambda _lives, _what: None,
     ) -> None:
         """``mutant`` breaks the reference broker; ``report`` gets the number of lives and what is going on."""
-        self.target, self.mutant = target, mutant
+        self.target, self.mutant, self._nursery = target, mutant, nursery
         self.patience_s, self.shrink_s, self.shrink_patience_s = patience_s, shrink_s, shrink_patience_s
         self._report = report
         self._stack = ExitStack()
+        self._over_at = float("inf")
         self.lives = self.steps = 0
         self.capabilities: dict[str, CapabilityValue] = {}
         self.broker: RunningTarget
@@ -117,7 +120,7 @@ class Campaign:
     def _start(self) -> None:
         """A broker in the state of its first start. Raises :class:`TargetStartError`, :class:`ProbeError`."""
         with ExitStack() as stack:
-            self.broker = stack.enter_context(broker_of(self.target, self.mutant))
+            self.broker = stack.enter_context(broker_of(self.target, self.mutant, self._nursery))
             self.capabilities = probe(self.broker.target, self.broker.endpoint)
             if not self.capabilities.get("persistence", False) and not self.target.is_ours:
                 self.capabilities["restart"] = False
@@ -154,12 +157,21 @@ class Campaign:
             text = f"{error}; the broker {status or 'does not answer'}"
             raise ViolationError(Rule.DIED, 5, text) from error
 
-    def explore(self, examples: int, seed: int, *, max_findings: int = MAX_FINDINGS) -> Exploration:
-        """Play so many lives. Each finding ends a search; the next one passes over what is known.
+    def explore(
+        self,
+        examples: int,
+        seed: int,
+        *,
+        max_findings: int = MAX_FINDINGS,
+        limit_s: float = float("inf"),
+        on_finding: Callable[[Finding], None] = lambda _finding: None,
+    ) -> Exploration:
+        """Play so many lives, or as many as the time allows. Each finding ends a search; the next passes over it.
 
         Raises :class:`TargetStartError`, :class:`ProbeError`, :class:`TargetUnreachableError`.
         """
         began = time.monotonic()
+        self._over_at = began + limit_s
         findings: list[Finding] = []
         known: set[tuple[str, int]] = set()
         while self.lives < examples and len(findings) < max_findings:
@@ -167,6 +179,7 @@ class Campaign:
             if finding is None:
                 break
             findings.append(finding)
+            on_finding(finding)
         return Exploration(
             target=self.target.name,
             version=self.broker.version,
@@ -184,6 +197,8 @@ class Campaign:
 
         def attempt(life: Life) -> None:
             nonlocal found
+            if time.monotonic() > self._over_at:
+                raise _TimeIsUpError
             self.lives += 1
             self.steps += len(life.steps)
             self._report(self.lives, "lives")
@@ -205,7 +220,7 @@ class Campaign:
             phases=(Phase.generate,),
         )(seeded(seed)(given(lives(self.capabilities))(attempt)))
         # Hypothesis plays a life that failed once more, to report it; what was noted says all.
-        with contextlib.suppress(ViolationError, Flaky):
+        with contextlib.suppress(ViolationError, Flaky, _TimeIsUpError):
             run()
         if found is None:
             return None

@@ -16,6 +16,10 @@ from conformance.wire import NO_PROPERTIES, Properties, Publish
 
 Objection = tuple[Rule, str]
 _MANY = 1_000
+_RICH_BYTES = 150
+"""At least what the properties of a publish take here."""
+_HEADER_BYTES = 60
+"""At least what header, packet identifier, alias and subscription identifiers take."""
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +30,8 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     no_local: bool = False
     retain_as_published: bool = False
     identifier: int = 0
+    earlier: tuple[Subscription, ...] = ()
+    """Of a share that was subscribed to again: no statement says that the new options replace the old ones."""
 
     @property
     def identifiers(self) -> frozenset[int]:
@@ -68,11 +74,15 @@ class Claim:
     open, and so is how often a share delivers it."""
     others: frozenset[int] = frozenset()
     """Identifiers of other subscriptions that match, which may stand beside that of a retained message."""
-    copies: int = 0
 
     @property
     def satisfied(self) -> bool:
         return any(slot.claim is self and slot.main and slot.copies for slot in self.message.slots)
+
+    @property
+    def came(self) -> bool:
+        """Some copy did, if not the one that must."""
+        return any(slot.claim is self and slot.copies for slot in self.message.slots)
 
     def qos_of(self, client: int) -> int:
         """The QoS of the copy that must come: the maximum of all matching subscriptions decides."""
@@ -130,6 +140,8 @@ class Slot:
         entries = claim.members[copy.client]
         if claim.loose and claim.via is Via.LIVE:
             return None
+        if claim.via is Via.SHARE and any(self._fits_one(copy, entry) for entry in entries):
+            return None
         wanted_qos = claim.qos_of(copy.client)
         if self.only is not None:
             return None if self._fits_one(copy, self.only) else (Rule.DUPLICATE, "no subscription has a copy left")
@@ -172,6 +184,11 @@ class Message:
     def expires_at(self) -> float:
         interval_s = self.properties.message_expiry_interval
         return float("inf") if interval_s is None else self.sent_at + interval_s
+
+    @property
+    def most_bytes(self) -> int:
+        """Of its PUBLISH, whatever a server adds to it."""
+        return len(self.payload) + len(self.topic.encode()) + (_RICH_BYTES if self.version >= 5 else 0) + _HEADER_BYTES
 
     @property
     def name(self) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
 
 from conformance.explore import life as plan
+from conformance.explore.topics import matches
 from conformance.targets import CapabilityValue
 
 CLIENTS = 4
@@ -23,6 +25,7 @@ TOPICS = (
     "{t}",
     "$assay/{t}/a",
     "assay/{t}/A",
+    "assay/{t}/a.b",
     "assay/{t}/a b é.*>",
     "assay/{t}/\U0001f600\ufeff/$x",
 )
@@ -57,13 +60,16 @@ SHARES = (
 TIMES_S = (100_000, 50)
 """Expiry intervals and delays: :data:`ADVANCES_S` add up to nothing near them."""
 ADVANCES_S = (30, 90, 300_000)
+SMALL_PACKET_BYTES = 400
+"""A client's Maximum Packet Size that most messages fit."""
 SIZES_BYTES = (8, 8, 8, 0, 0, 200, 20_000, 70_000)
 
 _qos = st.integers(0, 2)
-_client = st.integers(0, CLIENTS - 1)
+_client = st.sampled_from((0, 0, 0, 1, 1, 2, 3))
+"""Much happens to one of them: states meet there."""
 _rarely = st.sampled_from((False, False, False, True))
-_topics = st.sampled_from((*TOPICS[:3] * 5, *TOPICS))
-_filters = st.sampled_from((*FILTERS[:8] * 2, *FILTERS))
+_picked = st.integers(0, 7).map(str)
+"""Stands for a topic or filter until the life has its few: lives of few topics are those in which things meet."""
 
 
 def _clients(capabilities: Mapping[str, CapabilityValue]) -> st.SearchStrategy[plan.Client]:
@@ -71,10 +77,11 @@ def _clients(capabilities: Mapping[str, CapabilityValue]) -> st.SearchStrategy[p
     clock = bool(capabilities.get("clock", False))
     will = st.builds(
         plan.WillPlan,
-        topic=_topics,
+        topic=_picked,
         qos=_qos,
         retain=_rarely,
         delay_s=st.sampled_from((0, 0, *TIMES_S[::-1])),
+        rich=_rarely,
     )
     return st.builds(
         plan.Client,
@@ -84,6 +91,7 @@ def _clients(capabilities: Mapping[str, CapabilityValue]) -> st.SearchStrategy[p
         keep_alive_s=st.sampled_from((0, 0, 50)) if clock else st.just(0),
         receive_maximum=st.sampled_from((0, 0, 1, 2, 10)),
         alias_maximum=st.sampled_from((0, 0, 2)),
+        max_packet_bytes=st.sampled_from((0,) * 7 + (SMALL_PACKET_BYTES,)),
         will=st.one_of(st.none(), st.none(), will),
     )
 
@@ -91,13 +99,14 @@ def _clients(capabilities: Mapping[str, CapabilityValue]) -> st.SearchStrategy[p
 def _filter_plans(shared: bool) -> st.SearchStrategy[plan.FilterPlan]:
     plain = st.builds(
         plan.FilterPlan,
-        filter=_filters,
+        filter=_picked,
         qos=_qos,
         no_local=_rarely,
         retain_as_published=st.booleans(),
         retain_handling=st.sampled_from((0, 0, 1, 2)),
     )
-    share = st.builds(plan.FilterPlan, filter=st.sampled_from(SHARES), qos=_qos, retain_as_published=st.booleans())
+    shares = st.sampled_from((0, 0, 1, 2, 3, 4)).map(lambda index: SHARES[index])
+    share = st.builds(plan.FilterPlan, filter=shares, qos=_qos, retain_as_published=st.booleans())
     return st.one_of(plain, plain, plain, share) if shared else plain
 
 
@@ -105,7 +114,7 @@ def _publishes(cuts: st.SearchStrategy[plan.Cut]) -> st.SearchStrategy[plan.Publ
     return st.builds(
         plan.Publish,
         client=_client,
-        topic=_topics,
+        topic=_picked,
         qos=_qos,
         retain=st.sampled_from((False, False, True)),
         size_bytes=st.sampled_from(SIZES_BYTES),
@@ -123,7 +132,7 @@ def _steps(capabilities: Mapping[str, CapabilityValue]) -> st.SearchStrategy[Any
     subscribe = st.builds(
         plan.Subscribe, client=_client, filters=filters.map(tuple), identifier=st.sampled_from((0, 1, 2, 268_435_455))
     )
-    unsubscribed = st.lists(st.sampled_from((*FILTERS[:8], *SHARES[:3])), min_size=1, max_size=2)
+    unsubscribed = st.lists(_picked, min_size=1, max_size=2)
     ordinary: list[st.SearchStrategy[Any]] = [
         publish,
         subscribe,
@@ -139,21 +148,73 @@ def _steps(capabilities: Mapping[str, CapabilityValue]) -> st.SearchStrategy[Any
     weights = [7, 6, 1, 2, 1, 1, 1]
     if capabilities.get("restart", False):
         ordinary.append(st.just(plan.Restart()))
-        weights.append(1)
+        weights.append(3)
     if capabilities.get("clock", False):
         ordinary.append(st.builds(plan.Advance, seconds=st.sampled_from(ADVANCES_S)))
-        weights.append(1)
+        weights.append(2)
     weighted = [index for index, weight in enumerate(weights) for _ in range(weight)]
     return st.sampled_from(weighted).flatmap(lambda index: ordinary[index])
+
+
+class _Dresser:
+    """Puts topics and filters in the place of their numbers."""
+
+    def __init__(self, topics: tuple[str, ...]) -> None:
+        self.topics = topics
+        self.matching = [entry for entry in FILTERS if any(matches(entry, topic) for topic in topics)]
+        self.subscribed: dict[int, list[str]] = {}
+
+    def topic(self, number: str) -> str:
+        return self.topics[int(number) % len(self.topics)]
+
+    def filter(self, number: str) -> str:
+        """Mostly one that matches a topic of this life."""
+        if not number.isdigit():
+            return number
+        index = int(number)
+        return self.matching[index % len(self.matching)] if index < 6 else FILTERS[index * 7 % len(FILTERS)]
+
+    def client(self, client: plan.Client) -> plan.Client:
+        if client.will is None:
+            return client
+        will = msgspec.structs.replace(client.will, topic=self.topic(client.will.topic))
+        return msgspec.structs.replace(client, will=will)
+
+    def _publish(self, step: plan.Publish) -> plan.Publish:
+        return msgspec.structs.replace(step, topic=self.topic(step.topic))
+
+    def step(self, step: Any) -> plan.Step:
+        match step:
+            case plan.Publish():
+                return self._publish(step)
+            case plan.Burst():
+                return plan.Burst(publishes=tuple(self._publish(one) for one in step.publishes))
+            case plan.Subscribe():
+                filters = tuple(msgspec.structs.replace(one, filter=self.filter(one.filter)) for one in step.filters)
+                self.subscribed.setdefault(step.client, []).extend(one.filter for one in filters)
+                return msgspec.structs.replace(step, filters=filters)
+            case plan.Unsubscribe():
+                known = self.subscribed.get(step.client, [])
+                names = [known[int(one) % len(known)] if known else self.filter(one) for one in step.filters]
+                return msgspec.structs.replace(step, filters=tuple(dict.fromkeys(names)))
+        return step  # type: ignore[no-any-return]
+
+
+def _dressed(clients: list[plan.Client], steps: tuple[Any, ...], topics: list[str]) -> plan.Life:
+    dresser = _Dresser(tuple(topics))
+    return plan.Life(
+        clients=tuple(dresser.client(client) for client in clients), steps=tuple(dresser.step(step) for step in steps)
+    )
 
 
 def lives(capabilities: Mapping[str, CapabilityValue]) -> st.SearchStrategy[plan.Life]:
     """Lives that a broker with these capabilities can be asked to live; one in four has restarts or a moved clock."""
     quiet = {**capabilities, "restart": False, "clock": False}
     clients = st.lists(_clients(capabilities), min_size=CLIENTS, max_size=CLIENTS)
+    topics = st.lists(st.sampled_from((*TOPICS[:3] * 4, *TOPICS)), min_size=2, max_size=3)
 
     def steps(able: Mapping[str, CapabilityValue]) -> st.SearchStrategy[tuple[plan.Step, ...]]:
         some = st.lists(_steps(able), max_size=12)
         return st.tuples(some, some, some).map(lambda parts: tuple(step for part in parts for step in part))
 
-    return st.builds(plan.Life, clients=clients.map(tuple), steps=st.one_of(*(steps(quiet),) * 3, steps(capabilities)))
+    return st.builds(_dressed, clients, st.one_of(*(steps(quiet),) * 3, steps(capabilities)), topics)

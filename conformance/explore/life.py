@@ -48,6 +48,8 @@ class WillPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     qos: int = 0
     retain: bool = False
     delay_s: int = 0
+    rich: bool = False
+    """5.0: with the properties that a server must hand on, and a message expiry."""
 
 
 class Client(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -59,6 +61,8 @@ class Client(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     receive_maximum: int = 0
     """0 = not sent."""
     alias_maximum: int = 0
+    max_packet_bytes: int = 0
+    """0 = not sent."""
     will: WillPlan | None = None
 
     @property

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from conformance.case import CLOCK_TOPIC
 from conformance.explore import life as plan
 from conformance.explore.referee import Referee
@@ -58,6 +60,7 @@ _OBSERVER = 1_000
 _WIDE = ("assay/{t}/#", "/{t}/#", "{t}", "$assay/{t}/#")
 """Filters that match every topic of a life."""
 _END = "end/{t}"
+_WILL_EXPIRY_S = 100_000
 _LINGER_NOT = struct.pack("ii", 1, 0)
 RICH = Properties(
     payload_format_indicator=1,
@@ -168,9 +171,8 @@ def _connected(endpoint: Endpoint) -> socket.socket:
 def _with_credentials(packet: Connect, endpoint: Endpoint) -> Connect:
     if endpoint.username is None:
         return packet
-    fields = {name: getattr(packet, name) for name in packet.__struct_fields__}
     password = None if endpoint.password is None else endpoint.password.encode()
-    return Connect(**{**fields, "username": endpoint.username, "password": password})
+    return msgspec.structs.replace(packet, username=endpoint.username, password=password)
 
 
 class Player:
@@ -352,6 +354,7 @@ class Player:
                 session_expiry_interval=None if fields.clean else fields.expiry_s,
                 receive_maximum=fields.receive_maximum or None,
                 topic_alias_maximum=fields.alias_maximum or None,
+                maximum_packet_size=fields.max_packet_bytes or None,
             )
         packet = Connect(
             client_id=self._client_id(client),
@@ -382,13 +385,20 @@ class Player:
     def _will(self, fields: plan.Client) -> Will | None:
         if fields.will is None:
             return None
-        delay_s = fields.will.delay_s if fields.version >= 5 else 0
+        properties = Properties()
+        if fields.version >= 5:
+            rich = RICH if fields.will.rich else properties
+            properties = msgspec.structs.replace(
+                rich,
+                will_delay_interval=fields.will.delay_s or None,
+                message_expiry_interval=_WILL_EXPIRY_S if fields.will.rich else None,
+            )
         return Will(
             topic=self._named(fields.will.topic),
             payload=self._payload(8),
             qos=self._qos(fields.will.qos),
             retain=fields.will.retain and bool(self.capabilities.get("retain", True)),
-            properties=Properties(will_delay_interval=delay_s or None),
+            properties=properties,
         )
 
     def _resume(self, wire: _Wire) -> None:
@@ -399,7 +409,7 @@ class Player:
                 self._send(wire, Pubrel(packet_id=packet_id))
             else:
                 message = outgoing.message
-                properties = _without_alias(message.properties)
+                properties = msgspec.structs.replace(message.properties, topic_alias=None)
                 self._send(
                     wire,
                     Publish(
@@ -484,13 +494,8 @@ class Player:
             wire.alias_topics[alias] = named
         properties = Properties()
         if new:
-            rich = RICH if step.rich else properties
-            properties = Properties(
-                payload_format_indicator=rich.payload_format_indicator,
-                content_type=rich.content_type,
-                response_topic=rich.response_topic,
-                correlation_data=rich.correlation_data,
-                user_property=rich.user_property,
+            properties = msgspec.structs.replace(
+                RICH if step.rich else properties,
                 message_expiry_interval=step.expiry_s or None,
                 topic_alias=alias or None,
             )
@@ -673,6 +678,9 @@ class Player:
         try:
             for frame in wire.decoder.feed_frames(data):
                 self.log.append((time.perf_counter_ns() - self._began_ns, name, "recv", frame, version))
+                if len(frame) > wire.link.most_bytes:
+                    text = f"{name}: a packet of {len(frame)} bytes, the client takes {wire.link.most_bytes:g}"
+                    raise ViolationError(Rule.MAXIMUM_PACKET_SIZE, version, text)
                 self._received(wire, decode_packet(frame, version))
         except MalformedPacketError as error:
             raise ViolationError(Rule.MALFORMED, version, f"{name}: {error}") from error
@@ -741,8 +749,3 @@ class Player:
                 text = f"MALFORMED: {error}"
             lines.append(WireLine(t_ns=t_ns, connection=name, direction=direction, hex=content.hex(), decoded=text))
         return lines
-
-
-def _without_alias(properties: Properties) -> Properties:
-    fields = {name: getattr(properties, name) for name in properties.__struct_fields__}
-    return Properties(**{**fields, "topic_alias": None})

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from conformance.explore.claims import Claim, Copy, Message, Objection, Slot, Subscription, Via
 from conformance.explore.rules import Rule, ViolationError
 from conformance.explore.state import Flight, Link, Outgoing, Session
@@ -24,7 +26,6 @@ from conformance.wire import (
     Packet,
     Pingreq,
     Pingresp,
-    Properties,
     Puback,
     Pubcomp,
     Publish,
@@ -105,7 +106,15 @@ class Referee:
         if packet.will is not None:
             will = packet.will
             link.will = self._remember(
-                Publish(topic=will.topic, payload=will.payload, qos=will.qos, retain=will.retain), link, now
+                Publish(
+                    topic=will.topic,
+                    payload=will.payload,
+                    qos=will.qos,
+                    retain=will.retain,
+                    properties=will.properties,
+                ),
+                link,
+                now,
             )
             link.will.is_will, link.will.published = True, False
             link.will_delay_s = float(will.properties.will_delay_interval or 0)
@@ -208,7 +217,7 @@ class Referee:
         for claim in self._shares:
             if claim.must and not claim.satisfied and now < claim.message.expires_at - MARGIN_S:
                 members = [self.sessions.get(client) for client in claim.members]
-                if all(session is not None and self._may_be_served(session) for session in members):
+                if all(session is not None and self._may_be_served(session, claim.message) for session in members):
                     return Rule.SHARE_UNDELIVERED, 5, f"{claim.message.name} for one member of {_share(claim)!r}"
         return None
 
@@ -246,8 +255,11 @@ class Referee:
             return Rule.NOT_RESENT, link.version, text
         for claim in session.claims:
             message = claim.message
-            if claim.must and not claim.satisfied and now < message.expires_at - MARGIN_S:
-                if claim.via is Via.RETAINED:
+            owed = claim.must and not claim.satisfied and now < message.expires_at - MARGIN_S
+            if owed and message.most_bytes <= link.most_bytes:
+                if claim.came:
+                    rule = Rule.QOS  # only a copy at a lower one came (MQTT-3.3.5-1)
+                elif claim.via is Via.RETAINED:
                     rule = Rule.RETAINED_UNSENT
                 elif message.is_will:
                     rule = Rule.WILL_UNSENT
@@ -256,8 +268,10 @@ class Referee:
                 return rule, link.version, f"{link.name}: {message.name} at QoS {claim.qos} ({claim.via.value})"
         return None
 
-    def _may_be_served(self, session: Session) -> bool:
-        return session.link is not None and session.link.session is session and not session.flights
+    def _may_be_served(self, session: Session, message: Message) -> bool:
+        link = session.link
+        ready = link is not None and link.session is session and message.most_bytes <= link.most_bytes
+        return ready and not session.flights
 
     def audit(self) -> None:
         """At the end of a life. Raises :class:`ViolationError` for what only the whole shows."""
@@ -380,7 +394,7 @@ class Referee:
             if packet.topic:
                 link.own_aliases[alias] = packet.topic
             else:
-                packet = _with_topic(packet, link.own_aliases[alias])
+                packet = msgspec.structs.replace(packet, topic=link.own_aliases[alias])
         outgoing = session.outgoing.get(packet.packet_id) if packet.qos else None
         if outgoing is not None and packet.dup:
             outgoing.link = link
@@ -444,7 +458,7 @@ class Referee:
         for session in self.sessions.values():
             for entry in session.subscriptions.values():
                 if is_shared(entry.filter) and matches(pattern(entry.filter), message.topic):
-                    shares.setdefault(entry.filter, {})[session.client] = (entry,)
+                    shares.setdefault(entry.filter, {})[session.client] = _alternatives(entry)
         for members in shares.values():
             self._route_to_share(message, members, must)
 
@@ -526,6 +540,7 @@ class Referee:
                 no_local=entry.no_local,
                 retain_as_published=entry.retain_as_published,
                 identifier=identifier,
+                earlier=_alternatives(session.subscriptions.get(entry.filter)) if is_shared(entry.filter) else (),
             )
             session.subscriptions[entry.filter] = granted
             handling = entry.retain_handling if link.version >= 5 else 0
@@ -669,6 +684,10 @@ class Referee:
             for entry in session.subscriptions.values()
         ):
             raise self._violation(Rule.RETAINED_FOR_SHARE, link, f"a share brings no retained ones: {describe(packet)}")
+        if any(_is_kept_away(entry, packet, known, session.client) for entry in session.subscriptions.values()):
+            raise self._violation(Rule.NO_LOCAL, link, describe(packet))
+        open_ones = [slot for one in fresh for slot in one.slots_of(copy.client) if slot.main and not slot.copies]
+        objections = [slot.objection(copy) for slot in open_ones] or objections
         if objections and None not in objections:
             rule, text = next(found for found in objections if found is not None)
             raise self._violation(rule, link, f"{text}: {describe(packet)}")
@@ -679,7 +698,7 @@ class Referee:
         for claim in message.claims:
             entry = session.subscriptions.get(_share(claim)) if claim.via is Via.SHARE and claim.loose else None
             if entry is not None:
-                claim.members.setdefault(session.client, (entry,))
+                claim.members.setdefault(session.client, _alternatives(entry))
 
     def _no_right(
         self, link: Link, session: Session, known: list[Message], packet: Publish, topic: str
@@ -742,6 +761,18 @@ def _share(claim: Claim) -> str:
     return next(iter(claim.members.values()))[0].filter
 
 
+def _alternatives(entry: Subscription | None) -> tuple[Subscription, ...]:
+    """The subscription, and what it may still be."""
+    return () if entry is None else (entry, *entry.earlier)
+
+
+def _is_kept_away(entry: Subscription, packet: Publish, known: list[Message], client: int) -> bool:
+    """No Local must keep the client's own message away, and this looks as if it came by that subscription."""
+    own = known[-1].publisher == client and not packet.retain
+    seen = frozenset(packet.properties.subscription_identifier)
+    return own and entry.no_local and matches(entry.filter, known[-1].topic) and entry.identifiers == seen
+
+
 def _objections(message: Message, copy: Copy) -> list[Objection | None]:
     """Of each slot of the client, that of the copy which must come first; None: it would fit, but there is no room."""
     return [slot.objection(copy) for slot in sorted(message.slots_of(copy.client), key=lambda slot: not slot.main)]
@@ -753,16 +784,3 @@ def _less_likely(message: Message, copy: Copy) -> tuple[bool, bool, bool]:
     differs = copy.version >= 5 and any(getattr(before, name) != getattr(after, name) for name in _HANDED_ON)
     due = any(slot.due for slot in message.slots_of(copy.client))
     return differs, not due, not message.has_empty_main(copy.client)
-
-
-def _with_topic(packet: Publish, topic: str) -> Publish:
-    properties: Properties = packet.properties
-    return Publish(
-        topic=topic,
-        payload=packet.payload,
-        qos=packet.qos,
-        packet_id=packet.packet_id,
-        retain=packet.retain,
-        dup=packet.dup,
-        properties=properties,
-    )

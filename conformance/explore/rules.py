@@ -61,6 +61,7 @@ class Rule(Enum):
     PACKET_ID = ("packet-identifier-in-use", ("MQTT-2.3.1-4",), ("MQTT-2.2.1-4",))
     ORDER = ("order", ("MQTT-4.6.0-6",), ("MQTT-4.6.0-5",))
     RECEIVE_MAXIMUM = ("receive-maximum", (), ("MQTT-3.3.4-9", "MQTT-4.9.0-2"))
+    MAXIMUM_PACKET_SIZE = ("maximum-packet-size", (), ("MQTT-3.1.2-24",))
     ALIAS = ("topic-alias", (), ("MQTT-3.1.2-26", "MQTT-3.1.2-27", "MQTT-3.3.2-11"))
     EXPIRED = ("expired", (), ("MQTT-3.3.2-5",))
     EXPIRY_INTERVAL = ("expiry-interval", (), ("MQTT-3.3.2-6",))

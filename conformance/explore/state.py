@@ -84,3 +84,8 @@ class Link:
     @property
     def version(self) -> int:
         return self.connect.version
+
+    @property
+    def most_bytes(self) -> float:
+        """What is larger is not sent to this client."""
+        return self.connect.properties.maximum_packet_size or float("inf")

@@ -250,7 +250,7 @@ def test_overlapping_subscriptions_may_give_a_copy_each(scene: Scene) -> None:
     scene.subscribe(1, s("t/a", 1), identifier=2)
     scene.publish(0, "t/a", qos=1)
     scene.receive(1, "t/a", identifiers=(1,))
-    assert scene.wanted is Rule.UNDELIVERED, "the copy at the highest QoS is owed"
+    assert scene.wanted is Rule.QOS, "the copy at the highest QoS is owed"
     scene.receive(1, "t/a", qos=1, identifiers=(2,))
     assert scene.wanted is None
     scene.referee.audit()
@@ -478,6 +478,24 @@ def test_copies_of_a_share_and_of_own_subscriptions_are_told_apart_whatever_thei
     for identifiers in ((2,), (2,), ()):
         scene.receive(1, "t/a", identifiers=identifiers)
     assert scene.wanted is None
+
+
+def test_subscribing_again_to_a_share_may_change_its_options_or_not(scene: Scene) -> None:
+    scene.subscribe(1, s("$share/g/t/a"))
+    scene.subscribe(1, s("$share/g/t/a", retain_as_published=True))
+    for payload, retain in ((b"1", False), (b"2", True)):
+        scene.publish(0, "t/a", payload, retain=True)
+        scene.receive(1, "t/a", payload, retain=retain)
+    assert scene.wanted is None
+
+
+def test_subscribing_again_to_a_filter_replaces_its_options(scene: Scene) -> None:
+    scene.subscribe(1, "t/#")
+    scene.subscribe(1, "t/a")
+    scene.subscribe(1, s("t/a", no_local=True), identifier=2)
+    scene.publish(1, "t/a")
+    scene.receive(1, "t/a")
+    scene.objects(Rule.NO_LOCAL, 1, "t/a", identifiers=(2,))
 
 
 def test_a_member_that_is_away_may_be_the_one(scene: Scene) -> None:
