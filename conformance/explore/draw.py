@@ -177,7 +177,8 @@ class _Dresser:
     def client(self, client: plan.Client) -> plan.Client:
         if client.will is None:
             return client
-        will = msgspec.structs.replace(client.will, topic=self.topic(client.will.topic))
+        topic = self.topic(client.will.topic)
+        will = msgspec.structs.replace(client.will, topic=topic.removeprefix("$"))  # a $ topic may be refused
         return msgspec.structs.replace(client, will=will)
 
     def _publish(self, step: plan.Publish) -> plan.Publish:

@@ -48,7 +48,9 @@ from conformance.wire import (
 )
 from reference_broker.trace.conformance import WireLine
 
-PATIENCE_S = 3.0
+PATIENCE_S = 4.0
+_WILL_PATIENCE = 2
+"""Wills get so many times more: no statement says how soon a server learns of a lost connection, or acts on it."""
 _SLOW_ROUND_TRIP_S = 0.1
 """On an idle machine a PINGREQ is answered in less than a millisecond."""
 _MAX_EXTENSIONS = 5
@@ -425,6 +427,8 @@ class Player:
 
     def _leave(self, wire: _Wire, how: plan.Leaving) -> None:
         self._barrier(wire)
+        if not wire.open:
+            return
         version = wire.link.version
         if how is plan.Leaving.RESET or (how is plan.Leaving.WITH_WILL and version < 5):
             self._reset(wire)
@@ -523,8 +527,9 @@ class Player:
             self._barrier(wire)  # what was under way before is over
         _wire, packet_id = self._send_publish(step)
         if wire.blind:
-            self._settle(until=lambda: wire.unseen > 0)
-            self._reset(wire)
+            self._settle(until=lambda: wire.unseen > 0 or not wire.open)
+            if wire.open:
+                self._reset(wire)
             return
         if qos == 0:
             self._barrier(wire)
@@ -532,6 +537,8 @@ class Player:
         if not wire.keep_pubrel:
             return
         self._settle()
+        if not wire.open:
+            return
         if step.cut is plan.Cut.BEFORE_PUBREL:
             self._reset(wire)
             return
@@ -602,7 +609,7 @@ class Player:
 
     def _barrier(self, wire: _Wire) -> None:
         self._send(wire, Pingreq())
-        self._settle(until=lambda: not wire.link.pings)
+        self._settle(until=lambda: not wire.link.pings or not wire.open)
 
     # Packets
 
@@ -639,6 +646,8 @@ class Player:
             if until() if until is not None else wanted is None:
                 return
             left_s = deadline - time.monotonic()
+            if wanted is not None and wanted[0] is Rule.WILL_UNSENT:
+                left_s += self.patience_s * _WILL_PATIENCE
             if left_s > 0:
                 self._read(left_s)
                 continue
@@ -706,7 +715,7 @@ class Player:
 
     def _answer(self, wire: _Wire, packet: Packet) -> None:
         if isinstance(packet, Pubrec):
-            if packet.reason_code < 0x80 and not wire.keep_pubrel:
+            if packet.reason_code < 0x80 and not wire.keep_pubrel and self._owes_pubrel(wire, packet.packet_id):
                 self._send(wire, Pubrel(packet_id=packet.packet_id))
             return
         answer: Packet | None = None
@@ -717,6 +726,11 @@ class Player:
             answer = Pubcomp(packet_id=packet.packet_id)
         if answer is not None:
             self._acknowledge(wire, answer)
+
+    def _owes_pubrel(self, wire: _Wire, packet_id: int) -> bool:
+        session = wire.link.session
+        outgoing = session.outgoing.get(packet_id) if session is not None else None
+        return outgoing is not None and outgoing.awaits is None
 
     def _acknowledge(self, wire: _Wire, answer: Packet) -> None:
         hold = self._holds.get(wire.link.client, plan.Hold.NOTHING)

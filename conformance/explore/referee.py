@@ -5,7 +5,7 @@ raised as soon as something cannot be right; :meth:`Referee.waiting` names what 
 
 Where the standards leave a choice, nothing is demanded: a window of one delivery is legal, so that nothing is due from
 a session with an unacknowledged one; QoS 0 for a session without connection may be kept or not; overlapping
-subscriptions give one copy or several; a retained QoS 0 message of 3.1.1 may vanish; what ``$`` topics carry between
+subscriptions give one copy or several; a retained QoS 0 message may vanish; what ``$`` topics carry between
 clients is the server's affair; order counts for one publisher, topic and QoS alone; a refusal is no violation.
 """
 
@@ -64,6 +64,8 @@ class Referee:
         self._by_content: dict[tuple[str, bytes], list[Message]] = {}
         self._by_payload: dict[bytes, Message] = {}
         self._shares: list[Claim] = []
+        self._hazy: set[str] = set()
+        """Topics to which a retained will may be published at any time."""
         self._at_once: dict[str, set[int]] | None = None
         """Topic to the clients that publish to it within the burst that is going on."""
 
@@ -125,7 +127,7 @@ class Referee:
             older.must_close = Rule.TAKEOVER
             self._finish(older, now, taken_over_by=packet)
         if packet.clean and client in self.sessions:
-            self._end_session(self.sessions[client], now)
+            self._end_session(self.sessions[client], now, by_clean_start=True)
         self.links[name] = link
         return link
 
@@ -159,14 +161,14 @@ class Referee:
                 link.pings -= 1
             case Disconnect():
                 link.goodbye = True
-                if link.must_close is None:
+                if link.must_close is None and not link.excused:
                     raise self._violation(Rule.ENDED, link, f"no reason for {describe(packet)}")
             case _:
                 raise self._violation(Rule.UNASKED, link, f"unexpected {describe(packet)}")
 
     def ended(self, link: Link, now: float, *, by_broker: bool) -> None:
         """The connection is gone. Raises :class:`ViolationError` if the broker had no reason to end it."""
-        expected = link.must_close is not None or link.goodbye or link.over
+        expected = link.must_close is not None or link.goodbye or link.over or link.excused
         link.must_close = None
         if by_broker and not expected:
             pending = self.waiting(now)
@@ -197,9 +199,8 @@ class Referee:
                 will, link.will = link.will, None
                 self._finish(link, now)
                 if will is not None:
-                    will.published = True
-                    self._route(will, now, must=False)
-                    self._retain(will, certain=False)
+                    orphan = Session(client=link.client, version=link.version, will=will)
+                    self._publish_will(orphan, now, must=False)
 
     def retained_topics(self) -> list[str]:
         """Topics on which something may be retained, now or once every will was published."""
@@ -336,31 +337,30 @@ class Referee:
         session.expires_at = now + link.kept_s
         ends = link.kept_s <= 0
         if link.will is not None:
-            resumed = taken_over_by is not None and not taken_over_by.clean
-            if ends and resumed and link.will_delay_s > 0:
-                link.will.published = True
-                self._route(link.will, now, must=False)
-                self._retain(link.will, certain=False)
-            else:
-                session.will = link.will
-                session.will_due_at = now + min(link.will_delay_s, link.kept_s)
-                if link.will_delay_s <= 0 or ends:
-                    self._publish_will(session, now)
+            session.will, session.will_due_at = link.will, now + min(link.will_delay_s, link.kept_s)
+            if link.will_delay_s > 0 and taken_over_by is not None:
+                if ends or taken_over_by.clean:
+                    self._publish_will(session, now, must=False)  # back in time, or the session ended: both is said
+            elif link.will_delay_s <= 0 or ends:
+                self._publish_will(session, now)
         if ends and (taken_over_by is None or link.version < 5 or taken_over_by.clean):
             self._end_session(session, now)
 
-    def _publish_will(self, session: Session, now: float) -> None:
+    def _publish_will(self, session: Session, now: float, *, must: bool = True) -> None:
+        """``must`` not: a server may also discard it, or publish it at any later time."""
         will, session.will = session.will, None
         if will is not None:
             will.published, will.sent_at = True, now
-            self._route(will, now, must=True)
-            self._retain(will, certain=True)
+            if will.retain and not must:
+                self._hazy.add(will.topic)
+            self._route(will, now, must=must)
+            self._retain(will, certain=must)
 
-    def _end_session(self, session: Session, now: float) -> None:
+    def _end_session(self, session: Session, now: float, *, by_clean_start: bool = False) -> None:
         if self.sessions.get(session.client) is session:
             del self.sessions[session.client]
         self._leave_shares(session.client, self._shares)
-        self._publish_will(session, now)
+        self._publish_will(session, now, must=not by_clean_start)  # a client that is back in time has none, either
 
     def _leave_shares(self, client: int, shares: Iterable[Claim]) -> None:
         for share in shares:
@@ -389,6 +389,7 @@ class Referee:
 
     def _sent_publish(self, link: Link, packet: Publish, now: float) -> None:
         session = self._session(link)
+        link.excused = link.excused or packet.topic.startswith("$")
         alias = packet.properties.topic_alias
         if alias is not None:
             if packet.topic:
@@ -415,12 +416,13 @@ class Referee:
         if not message.retain:
             return
         kept: list[Message | None] = [message if message.payload else None]
-        if message.version < 5 and message.qos == 0 and message.payload:
-            kept.append(None)  # may be discarded at any time (3.1.1: MQTT-3.3.1-7)
+        if message.qos == 0 and message.payload:
+            kept.append(None)  # may be discarded at any time (3.3.1.3 of both versions)
         if self._at_once is not None:
             publishers = self._at_once.setdefault(message.topic, set())
             publishers.add(message.publisher)
             certain = certain and len(publishers) == 1
+        certain = certain and message.topic not in self._hazy
         self._replace_pending(message)
         before = [] if certain else self.retained.get(message.topic, [None])
         self.retained[message.topic] = [*(entry for entry in before if entry not in kept), *kept]
@@ -507,6 +509,8 @@ class Referee:
     def _acknowledged(self, link: Link, packet: Puback | Pubrec | Pubcomp) -> None:
         session = self._session(link)
         outgoing = session.outgoing.get(packet.packet_id)
+        if isinstance(packet, Pubrec) and outgoing is not None and outgoing.awaits is Pubcomp:
+            return  # sent again to a client that came back
         if outgoing is None or outgoing.link is not link or not isinstance(packet, outgoing.awaits or ()):
             raise self._violation(Rule.UNASKED, link, f"nothing to acknowledge by {describe(packet)}")
         outgoing.awaits, outgoing.received = None, isinstance(packet, Pubrec)
@@ -593,7 +597,7 @@ class Referee:
     def _released(self, link: Link, packet: Pubrel) -> None:
         flight = self._session(link).flights.get(packet.packet_id)
         if flight is None:
-            if link.connect.clean or link.session is None:
+            if link.version >= 5 and link.connect.clean:  # 3.1.1 may repeat it
                 raise self._violation(Rule.UNASKED, link, f"no PUBREC for {describe(packet)}")
             return
         if not flight.received:
@@ -629,11 +633,14 @@ class Referee:
             session.flights[packet.packet_id] = Flight(packet=packet, topic=topic, link=link)
         if self.ours not in topic:
             return
-        slot = self._slot_for(link, session, packet, topic, now)
+        copy = Copy(client=session.client, version=session.version, packet=packet)
+        slot = self._slot_for(link, session, copy, topic, now)
         message = slot.claim.message
         if packet.dup and not any(one.claim.maybe_sent for one in message.slots_of(session.client)):
             raise self._violation(Rule.DUP, link, f"DUP 1 at the first delivery: {describe(packet)}")
-        self._check_properties(link, message, packet, now)
+        objection = _changed(message, copy, now)
+        if objection is not None:
+            raise self._violation(objection[0], link, f"{objection[1]}: {describe(packet)}")
         if slot.main and slot.claim.via is Via.LIVE and not message.is_will:
             self._check_order(link, session, message, packet)
 
@@ -660,19 +667,19 @@ class Referee:
                 raise ViolationError(Rule.ORDER, link.version, f"{link.name}: {text}", ("MQTT-4.6.0-1",))
         flight.link = link
 
-    def _slot_for(self, link: Link, session: Session, packet: Publish, topic: str, now: float) -> Slot:
-        """Where the packet fits. Raises :class:`ViolationError` with the reason why it fits nowhere."""
+    def _slot_for(self, link: Link, session: Session, copy: Copy, topic: str, now: float) -> Slot:
+        """Where the copy fits. Raises :class:`ViolationError` with the reason why it fits nowhere."""
+        packet = copy.packet
         known = self._by_content.get((topic, packet.payload), [])
         if not known:
             other = self._by_payload.get(packet.payload)
             if other is not None:
                 raise self._violation(Rule.TOPIC, link, f"{other.name} came as {describe(packet)}")
             raise self._violation(Rule.UNKNOWN_MESSAGE, link, f"nobody published {describe(packet)}")
-        copy = Copy(client=session.client, version=session.version, packet=packet)
         fresh = [message for message in known if now <= message.expires_at + MARGIN_S]
         for message in fresh:
             self._join_loose_shares(message, session)
-        for message in sorted(fresh, key=lambda one: _less_likely(one, copy)):
+        for message in sorted(fresh, key=lambda one: _less_likely(one, copy, now)):
             slot = message.place(copy)
             if slot is not None:
                 return slot
@@ -738,23 +745,6 @@ class Referee:
             raise self._violation(Rule.ORDER, link, f"{message.name} came after message {last}: {describe(packet)}")
         session.order[key] = max(last, message.number)
 
-    def _check_properties(self, link: Link, message: Message, packet: Publish, now: float) -> None:
-        if link.version < 5:
-            return
-        before, after = message.properties, packet.properties
-        for name in _HANDED_ON:
-            sent, seen = getattr(before, name), getattr(after, name)
-            if sent != seen and (sent or seen):
-                text = f"{name} was {sent!r}: {describe(packet)}"
-                raise self._violation(Rule.PROPERTIES, link, text)
-        interval_s = before.message_expiry_interval
-        if interval_s is not None:
-            left_s = interval_s - (now - message.sent_at)
-            seen_s = after.message_expiry_interval
-            if seen_s is None or not left_s - MARGIN_S <= seen_s <= min(interval_s, left_s + MARGIN_S):
-                text = f"expiry interval {seen_s}, expected about {left_s:.0f} s: {describe(packet)}"
-                raise self._violation(Rule.EXPIRY_INTERVAL, link, text)
-
 
 def _share(claim: Claim) -> str:
     """The filter of a share."""
@@ -778,9 +768,24 @@ def _objections(message: Message, copy: Copy) -> list[Objection | None]:
     return [slot.objection(copy) for slot in sorted(message.slots_of(copy.client), key=lambda slot: not slot.main)]
 
 
-def _less_likely(message: Message, copy: Copy) -> tuple[bool, bool, bool]:
+def _less_likely(message: Message, copy: Copy, now: float) -> tuple[bool, bool, bool]:
     """Of messages with one content, which one a copy is: like it, then waited for, then not come yet."""
-    before, after = message.properties, copy.packet.properties
-    differs = copy.version >= 5 and any(getattr(before, name) != getattr(after, name) for name in _HANDED_ON)
     due = any(slot.due for slot in message.slots_of(copy.client))
-    return differs, not due, not message.has_empty_main(copy.client)
+    return _changed(message, copy, now) is not None, not due, not message.has_empty_main(copy.client)
+
+
+def _changed(message: Message, copy: Copy, now: float) -> Objection | None:
+    """What a server did to the properties of a message that it must not; 3.1.1 has none."""
+    before, after = message.properties, copy.packet.properties
+    if copy.version < 5:
+        return None
+    for name in _HANDED_ON:
+        sent, seen = getattr(before, name), getattr(after, name)
+        if sent != seen and (sent or seen):
+            return Rule.PROPERTIES, f"{name} was {sent!r}"
+    interval_s, seen_s = before.message_expiry_interval, after.message_expiry_interval
+    if interval_s is not None:
+        left_s = interval_s - (now - message.sent_at)
+        if seen_s is None or not left_s - MARGIN_S <= seen_s <= min(interval_s, left_s + MARGIN_S):
+            return Rule.EXPIRY_INTERVAL, f"expiry interval {seen_s}, expected about {left_s:.0f} s"
+    return None

@@ -68,6 +68,8 @@ class Link:
     superseded: bool = False
     goodbye: bool = False
     """DISCONNECT was sent or seen: the end of the connection surprises nobody."""
+    excused: bool = False
+    """The client published to a ``$`` topic: a server may end its connection."""
     must_close: Rule | None = None
     kept_s: float = 0.0
     keep_alive_s: float = 0.0
