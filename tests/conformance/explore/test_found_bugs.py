@@ -15,7 +15,6 @@ LIVES = 400
 BUGS = {
     "v5-retain-as-published-ignored": ({"retain-flag"}, 3),
     "v3-overlap-takes-the-lowest-qos": ({"qos"}, 3),
-    "v5-only-one-subscription-identifier": ({"subscription-identifiers"}, 4),
     "v5-no-local-ignored": ({"no-local", "delivered-twice", "subscription-identifiers"}, 4),
     "v5-offline-messages-dropped": ({"queued-message-lost"}, 4),
     "v3-unacknowledged-not-resent": ({"unacknowledged-not-resent"}, 6),
