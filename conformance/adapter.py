@@ -80,14 +80,17 @@ def _forked_broker(mutant: str, config: str, log: str, life: int) -> int:
     """The life of a forked broker: until ``life``, the read end of a pipe, ends. Returns the exit status."""
     with Path(log).open("ab") as sink:
         os.dup2(sink.fileno(), sys.stderr.fileno())
+    ready = False
     try:
         wanted = broker_config(Path(config) if config else None, 0)
         with applied(*filter(None, [mutant])), Broker(wanted) as broker:
             print(_ready_line(broker), flush=True)
+            ready = True
             os.read(life, 1)
     except Exception as error:
         traceback.print_exc()
-        print(json.dumps({"error": f"{type(error).__name__}: {error}", "pid": os.getpid()}), flush=True)
+        if not ready:  # one answer to a request: a second line would be taken for that to the next
+            print(json.dumps({"error": f"{type(error).__name__}: {error}", "pid": os.getpid()}), flush=True)
         return 1
     return 0
 
