@@ -90,7 +90,9 @@ def test_statements_know_their_cases() -> None:
     first = found["mqtt311", "MQTT-3.1.0-1"]
     assert "mqtt311/connect/first-packet-must-be-connect" in first.cases
     assert all(not name.startswith("mqtt5/") for name in first.cases)
-    assert found["queue", "Q-ACK-1"].cases == ["queue/bursts/every-ack-counts", "queue/settle/acked-is-gone"]
+    of_acks = found["queue", "Q-ACK-1"].cases
+    assert of_acks == sorted(name for name, case in CASES.items() if "Q-ACK-1" in case.clauses)
+    assert "queue/settle/acked-is-gone" in of_acks
     for clause in found.values():
         assert (clause.status is ClauseStatus.TESTED) == bool(clause.cases)
         assert clause.reason or clause.status is not ClauseStatus.UNTESTABLE
