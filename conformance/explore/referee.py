@@ -771,7 +771,13 @@ def _objections(message: Message, copy: Copy) -> list[Objection | None]:
 def _less_likely(message: Message, copy: Copy, now: float) -> tuple[bool, bool, bool]:
     """Of messages with one content, which one a copy is: like it, then waited for, then not come yet."""
     due = any(slot.due for slot in message.slots_of(copy.client))
-    return _changed(message, copy, now) is not None, not due, not message.has_empty_main(copy.client)
+    limits = (message.properties.message_expiry_interval, copy.packet.properties.message_expiry_interval)
+    differs = copy.version >= 5 and (limits[0] is None) is not (limits[1] is None)  # a server may set one: no finding
+    return (
+        differs or _changed(message, copy, now) is not None,
+        not due,
+        not message.has_empty_main(copy.client),
+    )
 
 
 def _changed(message: Message, copy: Copy, now: float) -> Objection | None:

@@ -735,6 +735,18 @@ def test_the_expiry_interval_is_counted_down(scene: Scene) -> None:
     assert seen.value.rule is Rule.EXPIRY_INTERVAL
 
 
+def test_empty_messages_are_told_apart_by_their_expiry(scene: Scene) -> None:
+    scene.subscribe(1, "t/+")
+    scene.subscribe(1, "t/#")
+    scene.publish(0, "t/a", b"")
+    scene.receive(1, "t/a", b"")
+    scene.publish(0, "t/a", b"")
+    scene.publish(1, "t/a", b"", message_expiry_interval=50)
+    scene.receive(1, "t/a", b"", message_expiry_interval=50)
+    scene.receive(1, "t/a", b"")
+    assert scene.wanted is None
+
+
 def test_properties_reach_the_subscriber_unaltered(scene: Scene) -> None:
     scene.subscribe(1, "t/a")
     scene.publish(0, "t/a", payload_format_indicator=1)
