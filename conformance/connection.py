@@ -16,7 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from conformance.outcome import CaseFailureError, ClientFaultError
-from conformance.rules import ANSWERS, Incident, Rule, StepFailureError, malformed, request_shape
+from conformance.rules import ANSWERS, Incident, Rule, StepFailureError, malformed, request_shape, was_asked
 from conformance.wire import (
     Connack,
     Connect,
@@ -379,7 +379,7 @@ class Connection(asyncio.Protocol):
 
     def _missing(self, kind: type[Packet], text: str) -> CaseFailureError:
         rule = ANSWERS.get(kind)
-        if rule is None:
+        if rule is None or not was_asked(rule, self._sent):
             return CaseFailureError(f"{self.name}: {text}")
         return self.step_failed(rule, text, soft=kind is Publish)
 

@@ -137,6 +137,8 @@ _REQUESTS: dict[Rule, type[Packet]] = {
     Rule.UNSUBACK: Unsubscribe,
     Rule.PUBACK: Publish,
     Rule.PUBREC: Publish,
+    Rule.PUBREL: Pubrec,
+    Rule.PUBCOMP: Pubrel,
     Rule.PINGRESP: Pingreq,
 }
 
@@ -213,6 +215,11 @@ def shape(record: msgspec.Struct) -> frozenset[str]:
         else:
             found.add(f"{field.name} {value}")
     return frozenset(found)
+
+
+def was_asked(rule: Rule, sent: Mapping[type[Packet], Packet]) -> bool:
+    """Whether what a rule demands would be an answer: what comes unasked, as on resuming, is the case's own affair."""
+    return rule not in _REQUESTS or _REQUESTS[rule] in sent
 
 
 def request_shape(rule: Rule, sent: Mapping[type[Packet], Packet]) -> frozenset[str]:

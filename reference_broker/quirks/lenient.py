@@ -350,7 +350,7 @@ QUIRKS = (
         what="Like ill-formed-text-taken, and the user name in CONNECT is taken as well.",
         statements=("3.1.1 MQTT-1.5.3-1", "3.1.1 MQTT-3.1.3-11"),
         citation=_FINDINGS,
-        fails=("mqtt311/connect/fields-are-read-in-their-order", "mqtt311/malformed/connect-text-must-be-utf-8"),
+        fails=("mqtt311/malformed/connect-text-must-be-utf-8",),
         connection=_IllFormedName,
     ),
     Quirk(
