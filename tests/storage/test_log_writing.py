@@ -282,6 +282,25 @@ def test_a_segment_that_was_synced_before_it_was_sealed_gets_its_indexes_too() -
         assert disk.exists(f"{FOLDER}/{segment_name(segment.base_offset, '.tix')}")
 
 
+@pytest.mark.parametrize("buffer_bytes", [0, 150])
+def test_segments_end_by_size_and_by_age_whether_writes_are_buffered_or_not(buffer_bytes: int) -> None:
+    log = open_log(MemoryDisk(), segment_bytes=500, segment_age_ms=10_000, write_buffer_bytes=buffer_bytes)
+    for number in range(40):
+        log.append([record(f"{number:030}", timestamp_ms=1)])
+    log.flush()
+    by_size = [segment.size for segment in log.segments]
+    assert len(by_size) >= 4
+    largest_write_bytes = buffer_bytes + 150
+    assert all(500 <= size < 500 + largest_write_bytes for size in by_size[:-1])
+    # The age of a segment is counted from its first record.
+    began = log.segments[-1].base_offset
+    log.append([record("young", timestamp_ms=10_000)])
+    assert log.segments[-1].base_offset == began
+    log.append([record("old", timestamp_ms=10_001)])
+    assert [segment.base_offset for segment in log.segments[-2:]] == [began, 41]
+    assert values(log) == [f"{number:030}" for number in range(40)] + ["young", "old"]
+
+
 # -- a killed broker -----------------------------------------------------------------------------------------------
 
 
