@@ -27,6 +27,7 @@ _TIMES_SLOWER = 5
 _SAID = 300
 _COMMAND = ("-m", "assay.cli")
 _SUITES = ("mqtt311", "mqtt5", "queue")
+_LIVES = 100
 _SCENARIOS = ("crash-restart", "power-loss", "slow-consumer", "flaky-network")
 
 
@@ -270,4 +271,9 @@ def all_judges(seed: int) -> list[Judge]:
         Commands("fuzz", f"{run} fuzz mqtt --packets 6000 --seed {seed} --shrink-for-s 0"),
         Commands("simulation", *(f"{run} sim run {name} --seed {seed}" for name in _SCENARIOS)),
         Suites("conformance"),
+        Commands(
+            "explore",
+            f"{run} conformance explore --target reference --examples {_LIVES} --max-findings 1 --seed {seed}",
+            black_box=True,
+        ),
     ]
