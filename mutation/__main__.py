@@ -73,7 +73,7 @@ def main(
                 seed=secrets.randbits(32) if seed is None else seed,
             )
         journal = Journal(resume or out / "mutants.jsonl", plan, resume=resume is not None)
-        known = all_judges(plan.seed)
+        known = all_judges()
         wanted = [name.strip() for name in judges.split(",")] if judges else [judge.name for judge in known]
         if unknown := set(wanted) - {judge.name for judge in known}:
             message = f"unknown judges {sorted(unknown)}: use {', '.join(judge.name for judge in known)}"

@@ -262,18 +262,18 @@ def _said(ended: Ended) -> str:
     return " ".join(ended.output.split())[-_SAID:]
 
 
-def all_judges(seed: int) -> list[Judge]:
+def all_judges() -> list[Judge]:
     """From fast to slow."""
     run = " ".join(_COMMAND)
     return [
         UnitTests("unit tests"),
-        Commands("model", f"-m sim.queue_model --examples 40 --seed {seed}"),
-        Commands("fuzz", f"{run} fuzz mqtt --packets 6000 --seed {seed} --shrink-for-s 0"),
-        Commands("simulation", *(f"{run} sim run {name} --seed {seed}" for name in _SCENARIOS)),
+        Commands("model", "-m sim.queue_model --examples 40 --seed 1"),
+        Commands("fuzz", f"{run} fuzz mqtt --packets 6000 --seed 1 --shrink-for-s 0"),
+        Commands("simulation", *(f"{run} sim run {name} --seed 1" for name in _SCENARIOS)),
         Suites("conformance"),
         Commands(
             "explore",
-            f"{run} conformance explore --target reference --examples {_LIVES} --max-findings 1 --seed {seed}",
+            f"{run} conformance explore --target reference --examples {_LIVES} --max-findings 1 --seed 1",
             black_box=True,
         ),
     ]

@@ -118,6 +118,9 @@ class Reach:
         with ThreadPoolExecutor(len(trees)) as pool:
             for done in [pool.submit(work, tree) for tree in trees]:
                 done.result()
+        for judge in {part.judge for part in parts}:
+            kept = self.record.checks[judge]
+            self.record.checks[judge] = {part.name: kept[part.name] for part in parts if part.judge == judge}
         self.lines_of.cache_clear()
 
     def _make_part(self, tree: Tree, part: Part) -> list[Check]:
