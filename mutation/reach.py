@@ -170,6 +170,10 @@ class Reach:
 
     def _lines_of(self, module: str) -> dict[int, frozenset[str]]:
         """Line to the contexts that executed it: ``judge|check``, for a test ``judge||test``."""
+        with self._lock:  # the library is not made for threads
+            return self._read_lines(module)
+
+    def _read_lines(self, module: str) -> dict[int, frozenset[str]]:
         data = CoverageData(basename=str(self.folder / _DATA))
         data.read()
         found = {line: frozenset(contexts) for line, contexts in data.contexts_by_lineno(module).items()}
