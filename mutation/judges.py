@@ -118,7 +118,7 @@ class Judge:
 
 
 class UnitTests(Judge):
-    """Tests of pytest: those that mirror the module first, then from fast to slow."""
+    """Tests of pytest: those of files named after the module first, then from fast to slow."""
 
     def __init__(self, name: str, files: Sequence[str] = ()) -> None:
         """``files``: only these files of tests."""
@@ -146,7 +146,7 @@ class UnitTests(Judge):
 
     def chosen(self, mutant: Mutant, checks: list[Check], budget_s: float) -> list[Check]:
         stem = Path(mutant.module).stem
-        ordered = sorted(checks, key=lambda check: (f"test_{stem}.py" not in check.name, check.duration_s))
+        ordered = sorted(checks, key=lambda check: (stem not in check.name.partition("::")[0], check.duration_s))
         left_s, found = budget_s, []
         for check in ordered[:_MOST_TESTS]:
             if check.duration_s <= left_s:
