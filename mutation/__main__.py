@@ -20,10 +20,9 @@ from mutation.campaign import (
     CampaignError,
     Journal,
     Judged,
-    Plan,
     draw,
     judge_all,
-    modules_of,
+    plan_of,
     read_plan,
 )
 from mutation.judges import all_judges
@@ -67,11 +66,7 @@ def main(
         if resume is not None:
             plan = read_plan(resume)
         else:
-            plan = Plan(
-                modules=tuple(modules_of(modules or DEFAULT_MODULES)),
-                sample=sample,
-                seed=secrets.randbits(32) if seed is None else seed,
-            )
+            plan = plan_of(modules or DEFAULT_MODULES, sample, secrets.randbits(32) if seed is None else seed)
         journal = Journal(resume or out / "mutants.jsonl", plan, resume=resume is not None)
         known = all_judges()
         wanted = [name.strip() for name in judges.split(",")] if judges else [judge.name for judge in known]

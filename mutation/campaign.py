@@ -14,7 +14,7 @@ import msgspec
 
 from mutation.judges import KILLS, Bench, Judge, Opinion, Outcome, SoundTree
 from mutation.operators import Mutant, is_sound, mutants_of
-from mutation.reach import Reach
+from mutation.reach import Reach, digest
 from mutation.tree import ROOT, StoppedError, Tree, copied_tree
 
 DEFAULT_MODULES = ("reference_broker/mqtt", "reference_broker/core", "reference_broker/storage")
@@ -49,6 +49,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     modules: tuple[str, ...]
     sample: int
     seed: int
+    sources: str
+    """Digest of the modules: another text has other mutants."""
+
+
+def plan_of(names: Sequence[str], sample: int, seed: int) -> Plan:
+    """The plan of a campaign that begins now. Raises :class:`CampaignError`."""
+    modules = modules_of(names)
+    sources = digest(ROOT / module for module in modules)
+    return Plan(modules=tuple(modules), sample=sample, seed=seed, sources=sources)
 
 
 def modules_of(names: Sequence[str]) -> list[str]:
@@ -112,12 +121,16 @@ class Journal:
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan of an interrupted campaign. Raises :class:`CampaignError`."""
+    """The plan of an interrupted campaign. Raises :class:`CampaignError`, also when the broker is another one now."""
     try:
-        return msgspec.json.decode(path.read_bytes().partition(b"\n")[0], type=Plan)
+        plan = msgspec.json.decode(path.read_bytes().partition(b"\n")[0], type=Plan)
     except (OSError, msgspec.DecodeError) as error:
         message = f"{path} is no file of a campaign: {error}"
         raise CampaignError(message) from error
+    if plan_of(plan.modules, plan.sample, plan.seed) != plan:
+        message = f"the broker has changed since {path} was begun; draw again"
+        raise CampaignError(message)
+    return plan
 
 
 def _identity(mutant: Mutant) -> str:

@@ -1,7 +1,8 @@
 """A pytest plugin (``-p mutation.contexts``): tells coverage.py which test runs, and a file how each ended.
 
 ``ASSAY_TESTS`` names the file: one JSON line per test, ``{"test": ..., "ok": ..., "duration_s": ...}``. Once the
-process and its children have used ``ASSAY_MOST_S`` seconds of a processor, the tests that are left are skipped, and have no line.
+process and its children have used ``ASSAY_MOST_S`` seconds of a processor, the tests that are left are skipped, and
+have no line.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mutation.campaign import (
@@ -14,11 +15,11 @@ from mutation.campaign import (
     CampaignError,
     Journal,
     Judged,
-    Plan,
     draw,
     judge_all,
     known_equivalents,
     modules_of,
+    plan_of,
     read_plan,
 )
 from mutation.judges import Bench, Commands, Judge, Outcome, SoundTree, Suites, UnitTests
@@ -70,7 +71,7 @@ def test_a_campaign_kills_what_it_must_goes_on_when_interrupted_and_leaves_nothi
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     before = {module: (ROOT / module).read_bytes() for module in (TOPICS, WIRE_TYPES)}
     mutants = _mutants(*EXPECTED, EQUIVALENT)
-    plan = Plan(modules=(TOPICS, WIRE_TYPES), sample=len(mutants), seed=1)
+    plan = plan_of((TOPICS, WIRE_TYPES), len(mutants), 1)
     path = tmp_path / "out" / "mutants.jsonl"
     seen: list[str] = []
 
@@ -110,7 +111,17 @@ def test_a_campaign_kills_what_it_must_goes_on_when_interrupted_and_leaves_nothi
     killed = [sum(pair[index] in (KILLED, TIMEOUT) for pair in EXPECTED.values()) for index in (0, 1)]
     assert [(rate.killed, rate.of) for rate in rates] == [(killed[0], 5), (0, 5), (killed[1], 5)]
     with pytest.raises(CampaignError, match="another campaign"):
-        Journal(path, Plan(modules=(TOPICS,), sample=1, seed=2), resume=True)
+        Journal(path, plan_of((TOPICS,), 1, 2), resume=True)
+
+
+def test_a_campaign_on_another_broker_is_not_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "mutants.jsonl"
+    Journal(path, msgspec.structs.replace(plan_of((TOPICS,), 1, 2), sources="of yesterday"), resume=False)
+    with pytest.raises(CampaignError, match="the broker has changed"):
+        read_plan(path)
+    path.write_text("{}\n")
+    with pytest.raises(CampaignError, match="no file of a campaign"):
+        read_plan(path)
 
 
 def test_a_seed_draws_the_same_mutants_from_all_modules() -> None:

@@ -15,7 +15,7 @@ from reference_broker.core.queues import QueueError, QueueErrorCode, Verb
 from reference_broker.core.queues.address import parse_receipt, receipt_of
 from reference_broker.core.queues.delivery import delivery_properties
 from reference_broker.core.queues.group_operations import Claim
-from reference_broker.core.queues.settle_request import MAX_DELIVERIES, format_ranges, parse, parse_ranges
+from reference_broker.core.queues.settle_request import MAX_DELIVERIES, format_ranges, parse, parse_ranges, whole_number
 from reference_broker.storage.memory_disk import MemoryDisk
 
 if TYPE_CHECKING:
@@ -175,6 +175,8 @@ def test_a_batch_is_confirmed_by_one_sync(durable: QueueBench) -> None:
         (Verb.ACK, (("partition", "0"), ("offsets", "")), QueueErrorCode.BAD_ADDRESS),
         (Verb.ACK, (("partition", "0"), ("offsets", "1,,2")), QueueErrorCode.BAD_ADDRESS),
         (Verb.ACK, (("partition", "0"), ("offsets", "-1")), QueueErrorCode.BAD_ADDRESS),
+        (Verb.ACK, (("partition", "0"), ("offset", "1" * 20)), QueueErrorCode.BAD_ADDRESS),
+        (Verb.ACK, (("partition", "0"), ("offset", "1" * 5_000)), QueueErrorCode.BAD_ADDRESS),
         (Verb.ACK, (("partition", "٣"), ("offset", "0")), QueueErrorCode.BAD_ADDRESS),
         (Verb.ACK, (("partition", "0"), ("offsets", "0-10000")), QueueErrorCode.BAD_OPTION),
         (Verb.ACK, (("partition", "0"), ("offsets", f"0-{10**18}")), QueueErrorCode.BAD_OPTION),
@@ -376,6 +378,13 @@ def test_many_receipts_settle_at_once(bench_with: BenchWith) -> None:
 )
 def test_receipts_are_read_from_the_right(queue: str, partition: int, offset: int, count: int, nonce: int) -> None:
     assert parse_receipt(receipt_of(queue, partition, offset, count, nonce)) == (queue, partition, offset, count, nonce)
+
+
+@given(st.integers(0, 10**19 - 1))
+def test_numbers_have_up_to_nineteen_digits(number: int) -> None:
+    assert whole_number(str(number), "offset") == number
+    with pytest.raises(QueueError):
+        whole_number(f"{number:020}", "offset")
 
 
 @pytest.mark.parametrize(
