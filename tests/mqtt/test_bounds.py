@@ -111,6 +111,7 @@ def test_bytes_in_flight_to_one_client(make_world: type[World], size: int) -> No
     _publish(world, "t", b"x" * 10 * size, 1)
     for number in range(5):
         client.send(p.Acknowledgement(type=p.PacketType.PUBACK, packet_id=client.publishes()[number].packet_id))
+        assert session.in_flight_bytes <= 2 * cost or len(session.in_flight) == 1, "acknowledgements make no more room"
     assert len(client.publishes()) == 5, "one that is larger than the limit goes alone"
     assert (session.in_flight_bytes, session.queued_bytes, world.node.state.held.used) == (0, 0, 0)
 

@@ -181,6 +181,9 @@ def test_the_log_stays_small_while_much_passes_through_it(make_world: type[World
         client.send(p.Acknowledgement(type=K.PUBACK, packet_id=delivered.packet_id))
         client.take()
         manual.world.wait(0.1)
+        kept = client.connection.active_session.kept
+        assert kept is not None
+        assert not kept.in_flight.changed, "what was written once is looked at no more"
     sizes = [
         manual.disk.open(f"sessions/{name}").size for name in manual.disk.list("sessions") if name.endswith(".seg")
     ]
