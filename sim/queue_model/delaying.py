@@ -6,6 +6,7 @@ from functools import partial
 
 from reference_broker.core.message import Message
 from reference_broker.core.queues.confirms import StoredAs
+from sim.queue_model.contents import dressed
 from sim.queue_model.delayed import Delayed
 from sim.queue_model.life import QUEUE, QueueLife
 from sim.queue_model.outcome import Outcome
@@ -20,7 +21,7 @@ class Delayer:
         self.kept: list[tuple[str, Delayed]] = []
         """Delay ids, and what they name."""
 
-    def publish(self, delay_s: float, key: str | None = None, priority: int | None = None) -> None:
+    def publish(self, delay_s: float, key: str | None = None, priority: int | None = None, dress: str = "") -> None:
         """Publish a message that is due after some time."""
         life = self.life
         life.sent += 1
@@ -35,6 +36,8 @@ class Delayer:
             payload=label.encode(),
             user_properties=tuple((name, value) for name, value in options.items() if value),
         )
+        message = dressed(message, dress)
+        life.contents.published(message)
         found: list[Delayed] = []
 
         def stored(kind: StoredAs, delay_id: str) -> None:

@@ -31,6 +31,7 @@ from reference_broker.core.topics import matches
 from reference_broker.storage.log import LogOptions
 from reference_broker.storage.queue_store import LogQueueStore
 from sim.disk import DiskProfile, Persistence, SimDisk
+from sim.queue_model.contents import Contents, dressed, name_in
 from sim.queue_model.delayed import Delays
 from sim.queue_model.figures import check
 from sim.queue_model.leaving import Leaving
@@ -66,6 +67,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     protocol: str = "eager"
     assignor: str = "range"
     segment_bytes: int = 400
+    cache_bytes: int = 0
+    """Of messages that need not be read back; 0 = many. Queues in memory are not held to it."""
     to_letters: bool = False
     """What leaves the queue by its limits or by time becomes a dead letter; no group joins it."""
 
@@ -165,13 +168,14 @@ class Member:
             return False
         self.room -= 1
         members[self.name] = self.room > 0
-        payload = delivery.message.payload.decode()
+        life.contents.check(delivery)
+        label = name_in(delivery.message)
         letter_of = delivery.message.user_property("_dlq_group")
         sent = life.oracle.deliver(
             self.queue,
             self.group,
             self.name,
-            payload if letter_of is None else f"{letter_of}>{payload}",
+            label if letter_of is None else f"{letter_of}>{label}",
             (delivery.partition, delivery.offset),
             delivery.delivery_count,
         )
@@ -189,7 +193,11 @@ class QueueLife:
         self.rng = random.Random(seed)
         self.disk = SimDisk(self.rng, _PROFILE)
         self.config = QueuesConfig(
-            profile=Profile.FLUXMQ, configured=setup.configured(), auto_create=False, segment_bytes=setup.segment_bytes
+            profile=Profile.FLUXMQ,
+            configured=setup.configured(),
+            auto_create=False,
+            segment_bytes=setup.segment_bytes,
+            max_memory_bytes=0 if setup.durability == "memory" else 4 * setup.cache_bytes,
         )
         self.names = tuple(queue.name for queue in self.config.configured)
         self.now = START
@@ -197,6 +205,7 @@ class QueueLife:
         self.delays = Delays(self.oracle)
         self.to_letters = setup.to_letters and setup.dead_letters
         self.leaving = Leaving(self.oracle, QUEUE) if self.to_letters else None
+        self.contents = Contents()
         self.sent = 0
         self._start()
 
@@ -225,10 +234,11 @@ class QueueLife:
         priority: int | None = None,
         *,
         queue: str = QUEUE,
+        dress: str = "",
         marks: dict[str, str] | None = None,
         on_stored: Stored | None = None,
     ) -> Sent | None:
-        """None when the queue is full. ``marks``: what names a producer."""
+        """None when the queue is full. ``dress``: how it looks; ``marks``: what names a producer."""
         self.sent += 1
         label = f"m{self.sent}"
         topic = f"$queue/{queue}/{routing_key}" if routing_key else f"$queue/{queue}"
@@ -239,6 +249,8 @@ class QueueLife:
             expires_at=self.now + expires_in_s if expires_in_s else 0.0,
             user_properties=tuple((name, value) for name, value in options.items() if value is not None),
         )
+        message = dressed(message, dress)
+        self.contents.published(message)
         outcome = Outcome(self, label)
         try:
             self.engine.publish(self.engine.address(topic), message, self.now, outcome, on_stored)

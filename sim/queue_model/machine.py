@@ -15,10 +15,12 @@ from reference_broker.core.queues import Verb
 from reference_broker.storage import pending_log
 from sim.disk import Persistence
 from sim.queue_model.claiming import claim
+from sim.queue_model.contents import DRESSES
 from sim.queue_model.delaying import Delayer
 from sim.queue_model.life import LETTERS, OTHER, QUEUE, Member, QueueLife, Setup, is_of_a_group
 from sim.queue_model.producing import Producer, kinds_of
 from sim.queue_model.resetting import reset
+from sim.queue_model.settling import by_ids, by_ranges, settle_many
 
 STEPS: Final = 40
 """Steps of an example at most."""
@@ -45,6 +47,7 @@ SETUPS: Final = st.builds(
     protocol=st.sampled_from(("eager", "cooperative")),
     assignor=st.sampled_from(("range", "round_robin", "sticky")),
     segment_bytes=st.sampled_from((100_000, 400)),
+    cache_bytes=st.sampled_from((0, 0, 4_096)),
     to_letters=st.sampled_from((False, False, True)),
 )
 
@@ -99,16 +102,19 @@ class QueueMachine(RuleBasedStateMachine):
         routing_key=st.sampled_from(("", "x", "x/y")),
         expires_in_s=st.sampled_from((0.0, 0.0, 3.0)),
         priority=st.sampled_from((None, None, 0, 2, 4)),
+        dress=st.sampled_from(DRESSES),
         then=THEN,
     )
-    def publish(self, key: str | None, routing_key: str, expires_in_s: float, priority: int | None, then: str) -> None:
-        self.life.publish(key, routing_key, expires_in_s, priority)
+    def publish(
+        self, key: str | None, routing_key: str, expires_in_s: float, priority: int | None, dress: str, then: str
+    ) -> None:
+        self.life.publish(key, routing_key, expires_in_s, priority, dress=dress)
         self._did("publish", then)
 
-    @rule(count=st.integers(2, 4), key=st.sampled_from((None, "a")), then=THEN)
-    def publish_some(self, count: int, key: str | None, then: str) -> None:
+    @rule(count=st.integers(2, 4), key=st.sampled_from((None, "a")), dress=st.sampled_from(DRESSES), then=THEN)
+    def publish_some(self, count: int, key: str | None, dress: str, then: str) -> None:
         for _ in range(count):
-            self.life.publish(key)
+            self.life.publish(key, dress=dress)
         self._did("publish", then)
 
     @rule(
@@ -186,6 +192,57 @@ class QueueMachine(RuleBasedStateMachine):
         self.life.ack_all(self._delivery(member, 0)[0])
         self._did("ack_all", then)
 
+    @rule(
+        member=st.integers(0, 5),
+        picks=st.lists(st.integers(0, 11), min_size=1, max_size=5),
+        verb=st.sampled_from((Verb.ACK, Verb.NACK, Verb.REJECT, Verb.EXTEND)),
+        ranges=st.booleans(),
+        any_group=st.booleans(),
+        wait_s=st.sampled_from((None, None, 1.0, 6.0)),
+        within=st.sampled_from((None, None, *PRODUCERS)),
+        then=THEN,
+    )
+    def settle_several(
+        self,
+        member: int,
+        picks: list[int],
+        verb: Verb,
+        ranges: bool,
+        any_group: bool,
+        wait_s: float | None,
+        within: str | None,
+        then: str,
+    ) -> None:
+        """Deliveries of the whole queue, its own and others', pending or not; acks also ``within`` a transaction."""
+        self._serve()
+        if not self._has_deliveries():
+            return
+        consumer, _ = self._delivery(member, 0)
+        pool = [held for each in self.life.members.values() if each.queue == consumer.queue for held in each.got]
+        picked = [pool[len(pool) - 1 - pick % len(pool)] for pick in picks]
+        named = (by_ranges if ranges else by_ids)(picked)
+        if within and verb is Verb.ACK:
+            self._within(within, begins=True).ack_several(consumer, named, any_group=any_group)
+        else:
+            settle_many(self.life, consumer, verb, named, any_group=any_group, wait_s=wait_s)
+        self._did(f"{verb.value} several", then)
+
+    def _serve(self) -> None:
+        """Two consumers of a group and an eager one of another are given something, unless somebody holds something."""
+        if self.life.held():
+            return
+        queue = LETTERS if self.life.to_letters else QUEUE
+        for _ in range(3):
+            self.life.publish()
+        self.life.rest()
+        self.life.join(queue, "g", "a", room=3)
+        self.life.rest()
+        self.life.join(queue, "g", "b")
+        self.life.join(queue, "h", "c", is_eager=True)
+        for _ in range(3):
+            self.life.publish()
+        self.life.rest()
+
     @precondition(_has_deliveries)
     @rule(
         claimant=st.integers(0, 5),
@@ -216,11 +273,12 @@ class QueueMachine(RuleBasedStateMachine):
         delays_s=st.sampled_from(((0.9,), (2.9, 0.9), (7.9, 0.9, 2.9))),
         key=st.sampled_from((None, "a")),
         priority=st.sampled_from((None, None, 0)),
+        dress=st.sampled_from(DRESSES),
         then=THEN,
     )
-    def delay(self, delays_s: tuple[float, ...], key: str | None, priority: int | None, then: str) -> None:
+    def delay(self, delays_s: tuple[float, ...], key: str | None, priority: int | None, dress: str, then: str) -> None:
         for delay_s in delays_s:
-            self.delayer.publish(delay_s, key, priority)
+            self.delayer.publish(delay_s, key, priority, dress)
         self._did("delay", then)
 
     @precondition(lambda self: bool(self.delayer.kept))

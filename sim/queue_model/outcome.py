@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 class Outcome:
     """Waits for one answer, which must come once and be good, unless something was not there to settle."""
 
-    def __init__(self, life: QueueLife, what: str, *, fails: bool = False) -> None:
+    def __init__(self, life: QueueLife, what: str, *, fails: bool = False, told: frozenset[str] | None = None) -> None:
         self._life = life
         self._fails = fails
+        self._told = told
+        """What a failure must say in its details."""
         self._what = f"{what} ({life.oracle.step})"
         self._then: Callable[[], object] | None = None
         self._calls = 0
@@ -26,6 +28,8 @@ class Outcome:
         self._calls += 1
         if (error is not None) is not self._fails or self._calls > 1:
             raise ViolationError(f"{self._what}: answer {self._calls} is {error}")
+        if error is not None and self._told not in (None, {" ".join(pair) for pair in error.details}):
+            raise ViolationError(f"{self._what}: says {error.details}, not {self._told}")
         self._life.waiting.discard(self._what)
         if self._then is not None:
             self._then()

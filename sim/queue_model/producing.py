@@ -13,6 +13,7 @@ from reference_broker.core.queues.settle_request import SettleRequest
 from reference_broker.core.queues.transaction import TransactionKey
 from sim.queue_model.life import Member, QueueLife
 from sim.queue_model.outcome import Outcome
+from sim.queue_model.settling import Named, settle_many
 from sim.queue_model.state import LIVE, Fate, Sent, Transaction, ViolationError
 
 _REFUSED: Final = (QueueErrorCode.TRANSACTION_STATE, QueueErrorCode.UNKNOWN_TRANSACTION, QueueErrorCode.FENCED)
@@ -177,6 +178,20 @@ class Producer:
         if not is_held or self.transaction.fate is not Fate.OPEN:
             raise ViolationError(f"{self.name} acks {held.sent.label}, which it may not")
         life.oracle.transactions.hold(self.transaction, member.queue, member.group, held.sent)
+
+    def ack_several(self, member: Member, named: Named, *, any_group: bool) -> None:
+        """Acknowledge deliveries in the last transaction, all that the consumer holds of them."""
+        if self.identity is None or self.key is None or self.transaction is None:
+            return
+        try:
+            found = settle_many(self.life, member, Verb.ACK, named, any_group=any_group, within=self.key)
+        except QueueError as error:
+            self._check_refused(error)
+            return
+        if found and self.transaction.fate is not Fate.OPEN:
+            raise ViolationError(f"{self.name} acks {found}, which it may not")
+        for group_id, sent in found or ():
+            self.life.oracle.transactions.hold(self.transaction, member.queue, group_id, sent)
 
     def commit(self) -> None:
         """Commit the last transaction, be it open or not."""

@@ -15,6 +15,8 @@ import msgspec
 from reference_broker.core.queues import Verb
 from sim.disk import Persistence
 from sim.queue_model.life import LETTERS, QUEUE, Member, QueueLife, Setup, is_of_a_group
+from sim.queue_model.producing import Producer
+from sim.queue_model.settling import by_ids, by_ranges, settle_many
 
 Tell = Callable[["StoryLife"], None]
 
@@ -27,9 +29,11 @@ class StoryLife(QueueLife):
         super().rest()
         self.check()
 
-    def publish_and_rest(self, count: int = 1, routing_key: str = "", expires_in_s: float = 0.0) -> None:
+    def publish_and_rest(
+        self, count: int = 1, routing_key: str = "", expires_in_s: float = 0.0, dress: str = ""
+    ) -> None:
         for _ in range(count):
-            self.publish(routing_key=routing_key, expires_in_s=expires_in_s)
+            self.publish(routing_key=routing_key, expires_in_s=expires_in_s, dress=dress)
         self.rest()
 
     def enter(self, name: str = "a", group: str = "g", *, queue: str = QUEUE, room: int = 1_000) -> Member:
@@ -134,6 +138,29 @@ def a_new_group_gets_what_is_there(life: StoryLife) -> None:
     life.enter()
 
 
+# -- contents ----------------------------------------------------------------------------------------------------
+
+
+@ends("engine-large-payload-cut", setup=Setup(cache_bytes=4_096))
+def large_messages_are_read_back(life: StoryLife) -> None:
+    life.publish_and_rest(3, dress="100 KB")
+    life.enter()
+
+
+@ends("engine-own-property-taken-for-a-brokers")
+def a_property_with_a_name_of_the_broker_outlives_a_restart(life: StoryLife) -> None:
+    life.publish_and_rest(dress="repeated")
+    life.kill()
+    life.enter()
+
+
+@ends("engine-letter-keeps-the-last-of-a-name")
+def a_dead_letter_says_all_that_the_message_said(life: StoryLife) -> None:
+    life.publish_and_rest(dress="repeated")
+    life.do(life.enter(), Verb.REJECT)
+    life.enter(queue=LETTERS)
+
+
 # -- members -----------------------------------------------------------------------------------------------------
 
 
@@ -208,6 +235,61 @@ def an_ack_of_all_of_which_one_is_settled(life: StoryLife) -> None:
     member = life.enter()
     life.do(member, Verb.ACK, 0)
     life.ack_all(member)
+    life.rest()
+
+
+def _shared(life: StoryLife) -> tuple[Member, Member]:
+    """Two consumers that hold messages in turn: the first those at offsets 0, 1, 4, 5, the other 2, 3, 6, 7."""
+    first, other = life.join(QUEUE, "g", "a", room=0), life.join(QUEUE, "g", "b", room=0)
+    for member in (first, other, first, other):
+        life.make_room(member, 2)
+        life.publish_and_rest(2)
+        life.make_room(member, 0)
+    return first, other
+
+
+@ends("engine-range-takes-others", "engine-missing-told-as-one-range", setup=Setup(ordered=False))
+def a_range_over_what_others_hold(life: StoryLife) -> None:
+    first, other = _shared(life)
+    settle_many(life, first, Verb.ACK, by_ranges([first.got[0], other.got[3]]))
+    life.rest()
+
+
+@ends("engine-range-ends-early", "engine-last-range-only", setup=Setup(ordered=False))
+def ranges_are_settled_whole(life: StoryLife) -> None:
+    first, _ = _shared(life)
+    settle_many(life, first, Verb.ACK, by_ranges([first.got[0], first.got[1], first.got[3]]))
+    life.rest()
+
+
+@ends("engine-list-ends-at-what-is-missing", setup=Setup(ordered=False))
+def a_list_that_begins_with_what_others_hold(life: StoryLife) -> None:
+    first, other = _shared(life)
+    settle_many(life, first, Verb.NACK, by_ids([other.got[0], first.got[2], first.got[0]]))
+    life.rest()
+
+
+@ends("engine-several-rejected-one-letter", setup=Setup(ordered=False))
+def several_are_rejected_together(life: StoryLife) -> None:
+    first, _ = _shared(life)
+    settle_many(life, first, Verb.REJECT, by_ids(first.got))
+    life.rest()
+
+
+@ends("engine-abort-gives-back-the-first", "engine-commit-forgets-a-lists-end", setup=Setup(ordered=False))
+def a_transaction_that_acknowledged_several_is_aborted(life: StoryLife) -> None:
+    first, other = _shared(life)
+    producer = Producer(life, "s")
+    producer.init()
+    life.rest()
+    producer.begin(60.0)
+    life.rest()
+    named = by_ranges([first.got[0], other.got[3]])
+    producer.ack_several(first, named, any_group=False)
+    settle_many(life, first, Verb.NACK, named)
+    producer.abort()
+    life.rest()
+    settle_many(life, first, Verb.ACK, named)
     life.rest()
 
 
