@@ -6,6 +6,7 @@ is for which slot is found by matching, so that a copy is refused only if no arr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -209,33 +210,10 @@ class Message:
     def slots_of(self, client: int) -> list[Slot]:
         """Those in which the copy of a client may be, what must be filled first."""
         mine = [slot for slot in self.slots if client in slot.claim.members]
-        return sorted(mine, key=lambda slot: (not slot.due, not slot.main, slot.extra, len(slot.copies)))
+        return sorted(mine, key=_rank)
 
-    def place(self, copy: Copy) -> Slot | None:
-        """Find room for a copy, moving others if need be; None if there is none."""
-        return self._place(copy, set(), mains=True) or self._place(copy, set(), mains=False)
-
-    def _place(self, copy: Copy, tried: set[int], *, mains: bool) -> Slot | None:
-        """With ``mains``, only where a copy must be: what may come as well has what is left."""
-        for slot in self.slots_of(copy.client):
-            if id(slot) in tried or (mains and not slot.main) or slot.objection(copy) is not None:
-                continue
-            if slot.only is not None and self._count(slot.claim) >= len(slot.claim.members[copy.client]):
-                continue
-            tried.add(id(slot))
-            if not slot.has_room:
-                other = slot.copies[0]
-                if self._place(other, tried, mains=mains) is None:
-                    continue
-                slot.copies.remove(other)
-            slot.copies.append(copy)
-            return slot
-        return None
-
-    def has_empty_main(self, client: int) -> bool:
-        return any(slot.main and not slot.copies for slot in self.slots_of(client))
-
-    def _count(self, claim: Claim) -> int:
+    def count(self, claim: Claim) -> int:
+        """Copies that came for a claim."""
         return sum(len(slot.copies) for slot in self.slots if slot.claim is claim and not slot.extra)
 
     def complaint(self) -> tuple[int, Objection] | None:
@@ -245,10 +223,53 @@ class Message:
             if slot.claim.via is not Via.LIVE or not slot.main or not copies or slot.claim.loose:
                 continue
             copy = copies[0]
+            if any(one.via is Via.SHARE and copy.client in one.members for one in self.claims):
+                continue  # which of its copies is the one of its own subscriptions is not certain
             entries = slot.claim.members[copy.client]
             identifiers = frozenset[int]().union(*(entry.identifiers for entry in entries))
             seen = frozenset(copy.packet.properties.subscription_identifier)
-            if copy.version >= 5 and seen != identifiers and self._count(slot.claim) == 1:
+            if copy.version >= 5 and seen != identifiers and self.count(slot.claim) == 1:
                 text = f"{self.name} came once, with the identifiers {sorted(seen)} in place of {sorted(identifiers)}"
                 return copy.client, (Rule.IDENTIFIERS, text)
         return None
+
+
+def _rank(slot: Slot) -> tuple[bool, bool, bool, int]:
+    """What must be filled comes first."""
+    return not slot.due, not slot.main, slot.extra, len(slot.copies)
+
+
+def place(messages: list[Message], copy: Copy, fits: Callable[[Message, Copy], bool]) -> Slot | None:
+    """Find room for a copy among messages of one content, moving other copies if need be; None if there is none.
+
+    First where a copy must be, then where one may be as well; both among messages that ``fits`` before the others.
+    """
+    for mains, every in ((True, False), (False, False), (True, True), (False, True)):
+        slots = [
+            slot
+            for message in messages
+            for slot in message.slots
+            if (slot.main or not mains) and (every or fits(message, copy))
+        ]
+        found = _place(sorted(slots, key=_rank), copy, set())
+        if found is not None:
+            return found
+    return None
+
+
+def _place(slots: list[Slot], copy: Copy, tried: set[int]) -> Slot | None:
+    for slot in slots:
+        claim = slot.claim
+        if id(slot) in tried or copy.client not in claim.members or slot.objection(copy) is not None:
+            continue
+        if slot.only is not None and claim.message.count(claim) >= len(claim.members[copy.client]):
+            continue
+        tried.add(id(slot))
+        if not slot.has_room:
+            other = slot.copies[0]
+            if _place(slots, other, tried) is None:
+                continue
+            slot.copies.remove(other)
+        slot.copies.append(copy)
+        return slot
+    return None

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from conformance.explore.claims import Claim, Copy, Message, Objection, Slot, Subscription, Via
+from conformance.explore.claims import Claim, Copy, Message, Objection, Slot, Subscription, Via, place
 from conformance.explore.rules import Rule, ViolationError
 from conformance.explore.state import Flight, Link, Outgoing, Session
 from conformance.explore.topics import is_shared, matches, matches_but_for_dollar, pattern
@@ -433,6 +433,8 @@ class Referee:
             for claim in [one for one in session.claims if one.via is Via.RETAINED and not one.satisfied]:
                 if claim.message.topic == message.topic and claim.message is not message:
                     claim.must = False
+                    if not message.payload:
+                        continue
                     newer = Claim(
                         message=message, via=Via.RETAINED, members=claim.members, must=False, others=claim.others
                     )
@@ -679,10 +681,9 @@ class Referee:
         fresh = [message for message in known if now <= message.expires_at + MARGIN_S]
         for message in fresh:
             self._join_loose_shares(message, session)
-        for message in sorted(fresh, key=lambda one: _less_likely(one, copy, now)):
-            slot = message.place(copy)
-            if slot is not None:
-                return slot
+        slot = place(fresh, copy, lambda message, one: _is_alike(message, one, now))
+        if slot is not None:
+            return slot
         objections = [found for one in fresh for found in _objections(one, copy)]
         if any(found is None for one in known if one not in fresh for found in _objections(one, copy)):
             raise self._violation(Rule.EXPIRED, link, f"its expiry interval has passed: {describe(packet)}")
@@ -768,16 +769,11 @@ def _objections(message: Message, copy: Copy) -> list[Objection | None]:
     return [slot.objection(copy) for slot in sorted(message.slots_of(copy.client), key=lambda slot: not slot.main)]
 
 
-def _less_likely(message: Message, copy: Copy, now: float) -> tuple[bool, bool, bool]:
-    """Of messages with one content, which one a copy is: like it, then waited for, then not come yet."""
-    due = any(slot.due for slot in message.slots_of(copy.client))
+def _is_alike(message: Message, copy: Copy, now: float) -> bool:
+    """Of messages with one content, whether a copy may be of this one: a limit that the server sets is no finding."""
     limits = (message.properties.message_expiry_interval, copy.packet.properties.message_expiry_interval)
-    differs = copy.version >= 5 and (limits[0] is None) is not (limits[1] is None)  # a server may set one: no finding
-    return (
-        differs or _changed(message, copy, now) is not None,
-        not due,
-        not message.has_empty_main(copy.client),
-    )
+    differs = copy.version >= 5 and (limits[0] is None) is not (limits[1] is None)
+    return not differs and _changed(message, copy, now) is None
 
 
 def _changed(message: Message, copy: Copy, now: float) -> Objection | None:

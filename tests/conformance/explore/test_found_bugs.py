@@ -22,7 +22,7 @@ BUGS = {
     "v5-session-present-always-0": ({"session-lost"}, 4),
     "v5-retained-not-replaced": ({"retained-stale", "retained-unsent"}, 4),
     "v5-client-receive-maximum-ignored": ({"receive-maximum"}, 5),
-    "v5-hash-misses-parent": ({"undelivered", "retained-unsent", "will-unsent"}, 4),
+    "v5-hash-misses-parent": ({"undelivered", "retained-unsent", "will-unsent", "subscription-identifiers", "qos"}, 4),
     "v3-deliveries-swapped": ({"order", "undelivered", "retained-unsent", "suback"}, 4),
     "v5-unsubscribe-ignored": ({"after-unsubscribe"}, 4),
 }

@@ -747,6 +747,20 @@ def test_empty_messages_are_told_apart_by_their_expiry(scene: Scene) -> None:
     assert scene.wanted is None
 
 
+def test_an_empty_message_at_qos_2_is_not_taken_for_a_further_copy_of_an_older_one(scene: Scene) -> None:
+    scene.connect(2, version=4)
+    scene.publish(0, "t/a", b"1", retain=True)
+    scene.subscribe(2, "t/+", "t/#")
+    scene.publish(0, "t/a", b"", retain=True)
+    scene.receive(2, "t/a", b"")
+    scene.put(0, Publish(topic="t/a", payload=b"", qos=2, packet_id=80))
+    scene.receive(2, "t/a", b"")
+    scene.get(0, Pubrec(packet_id=80))
+    scene.put(0, Pubrel(packet_id=80))
+    scene.get(0, Pubcomp(packet_id=80))
+    assert scene.wanted is None
+
+
 def test_properties_reach_the_subscriber_unaltered(scene: Scene) -> None:
     scene.subscribe(1, "t/a")
     scene.publish(0, "t/a", payload_format_indicator=1)
