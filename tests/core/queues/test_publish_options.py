@@ -119,6 +119,8 @@ def test_delay_and_deliver_at_exclude_each_other() -> None:
         ("0", 0),
         ("0s", 0),
         ("1ns", 1),
+        ("1000000ns", 1),
+        ("1000001ns", 2),
         ("999us", 1),
         ("1000µs", 1),
         ("1001μs", 2),
