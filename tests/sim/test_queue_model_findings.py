@@ -218,3 +218,23 @@ def test_what_a_new_group_of_dead_letters_inherits_was_not_delivered_yet() -> No
     life.rest()
     life.check()
     life.drain()
+
+
+def test_a_new_group_of_dead_letters_with_a_filter_inherits_only_what_it_wants() -> None:
+    """All others had settled a later letter, so that those before it were set to wait, whatever the filter said."""
+    life = QueueLife(Setup(partitions=1, max_retries=0))
+    for routing_key in ("", "x", "x"):
+        life.publish(routing_key=routing_key)
+    life.rest()
+    failing, reader = life.join(QUEUE, "g", "a"), life.join(LETTERS, "h", "a")
+    life.rest()
+    for index in range(3):
+        life.settle(failing, index, Verb.REJECT)
+        life.rest()
+    life.settle(reader, 2, Verb.ACK)
+    life.rest()
+    filtering = life.join(LETTERS, "p", "a", pattern="x/#")
+    life.rest()
+    assert [held.sent.label for held in filtering.got] == ["g>m2"]
+    life.check()
+    life.drain()

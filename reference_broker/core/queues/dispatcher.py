@@ -436,6 +436,11 @@ class Dispatcher:
         if now >= stored.expires_at:
             group.owner.expire_entry(group, entry, now)
             return False
+        if group.pattern and not entry.delivery_count and not self._matches(stored.routing_key):
+            # It came to wait before it was the group's turn to look at it.
+            group.counts.unmatched += 1
+            group.remove(entry, None)
+            return False
         entry.enqueued_at = stored.enqueued_at
         reason = exhausted_reason(group.config.retry, entry.delivery_count, 0.0)
         if reason is not None and not group.keeps_exhausted:
