@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from sim.queue_model.figures import depth
 from sim.queue_model.oracle import Oracle
 from sim.queue_model.places import remove
 from sim.queue_model.state import DEAD, DONE, NONE, Queue, Sent, ViolationError
 
 _NEVER: Final = float("inf")
 _TICK_S: Final = 0.01
+_RETRY_S: Final = 1.0
+"""A full queue is asked again so much later at the latest."""
 
 
 class Delayed:
@@ -65,6 +68,10 @@ class Delays:
     def __init__(self, oracle: Oracle) -> None:
         self._oracle = oracle
         self.all: list[Delayed] = []
+        self._asked_again: dict[str, float] = {}
+        """Queue that may have been full -> until when what is due may wait."""
+        self.has_room = False
+        """For long, everything has been taken at once, so that all that was ever due has fired, or was lost."""
 
     def schedule(self, name: str, label: str, key: str | None, lane: int, due: float) -> Delayed:
         """The engine took a message that is to be delayed."""
@@ -107,23 +114,37 @@ class Delays:
     # -- time ----------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """The engine looks at its clock: what is due may fire from now on."""
+        """The engine looks at its clock: what is due may fire from now on, if there is room."""
+        now = self._oracle.now
         for each in self.all:
-            if each.is_pending and each.due <= self._oracle.now:
-                each.is_pending = False
+            if each.is_pending and each.due <= now:
                 queue = self._queue(each)
-                sent = self._oracle.add(queue, each.label, each.key, "", _NEVER)
-                sent.lane, sent.is_delayed, sent.unsure = each.lane, True, True
+                if depth(queue, now)[0] >= queue.rules.max_depth and not queue.rules.drops_oldest:
+                    self._asked_again[each.name] = now + _RETRY_S + _TICK_S
+                    continue
+                each.is_pending = False
+                ttl_s = queue.rules.ttl_s
+                sent = self._oracle.add(queue, each.label, each.key, "", now + ttl_s if ttl_s else _NEVER)
+                sent.lane, sent.is_delayed, sent.unsure, sent.is_late = each.lane, True, True, True
                 sent.confirmed, sent.is_orphan = each.confirmed, each.is_orphan
                 for group in queue.groups.values():
                     group.copies[sent].spots.add(NONE)
                 each.sents.append(sent)
                 _mix(queue, [sent for sent in each.sents if sent.place is None and sent in queue.messages])
+        for name in {each.name for each in self.all if any(sent.is_late for sent in each.sents)}:
+            queue = self._oracle.queues[name]
+            if depth(queue, now)[1] > queue.rules.max_depth:
+                self._oracle.drop_oldest(queue)
+                self._asked_again[name] = 0.0 if self.has_room else now + _RETRY_S + _TICK_S
 
     def rest(self) -> None:
-        """The engine has nothing left to do at this time: what is due has fired."""
+        """The engine has nothing left to do at this time: what is due has fired where there was room."""
         synced = self._oracle.synced
         for each in self.all:
+            if self._oracle.now < self._asked_again.get(each.name, 0.0):
+                continue
+            for sent in each.sents:
+                sent.is_late = False
             if len(each.sents) == 1 and not each.unsure and each.sents[0] in self._queue(each).messages:
                 self._fired(each, each.sents[0])
             if each.sents and not each.is_pending and all(sent.number <= synced for sent in each.sents):
@@ -132,7 +153,8 @@ class Delays:
 
     def next_due(self) -> float:
         """When the engine must look at its clock at the latest."""
-        waiting = (each.due for each in self.all if each.is_pending and not each.unsure)
+        asked = self._asked_again
+        waiting = (max(each.due, asked.get(each.name, 0.0)) for each in self.all if each.is_pending and not each.unsure)
         return min(waiting, default=_NEVER) + _TICK_S
 
     @property

@@ -47,6 +47,8 @@ START: Final = 1_700_000_000.0
 _TURNS: Final = 30
 _LEAVE_TURNS: Final = 8
 """At the end: after so many everything that expires has become a letter."""
+_ROOM_TURNS: Final = 20
+"""At the end: after so many a queue with a limit has taken all that was due."""
 _PROFILE: Final = DiskProfile(stall_rate=0.0)
 
 
@@ -524,6 +526,7 @@ class QueueLife:
             self.check()
             if self.leaving is not None and number == _LEAVE_TURNS:
                 self.leaving.finish()
+            self.delays.has_room = number >= _ROOM_TURNS
             if not self.oracle.is_open and not self.delays.is_open:
                 break
             due = self.oracle.transactions.next_due()

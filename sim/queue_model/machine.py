@@ -65,6 +65,8 @@ class QueueMachine(RuleBasedStateMachine):
     producers: dict[str, Producer]
     delayer: Delayer
     may_delay: bool
+    is_limited: bool
+    """Its queue is, in depth or time to live."""
 
     @initialize(setup=SETUPS, seed=st.integers(0, 255))
     def open(self, setup: Setup, seed: int) -> None:
@@ -72,8 +74,10 @@ class QueueMachine(RuleBasedStateMachine):
         self.life = QueueLife(setup, seed)
         self.producers = {name: Producer(self.life, name) for name in PRODUCERS}
         self.delayer = Delayer(self.life)
-        # A full queue takes what is due at some later time, which nobody sees; so does the time to live count.
-        self.may_delay = setup.max_depth >= 1_000 and not setup.ttl_s
+        # A full queue takes what is due at some later time, which nobody sees, and from then on it has so long to live.
+        limits = (setup.max_depth < 1_000) + bool(setup.ttl_s)
+        self.is_limited = limits > 0
+        self.may_delay = limits < (1 if setup.to_letters else 2)
 
     def _did(self, what: str, then: str = "") -> None:
         self.covered[what] = self.covered.get(what, 0) + 1
@@ -130,6 +134,28 @@ class QueueMachine(RuleBasedStateMachine):
             queue = LETTERS
         self.life.join(queue, group[0], name, pattern=group[1], room=room, is_eager=is_eager)
         self._did("join", then)
+
+    @precondition(lambda self: not self.life.to_letters)
+    @rule(
+        rounds=st.integers(2, 6),
+        pace=st.sampled_from(("slow", "stopped", "absent")),
+        wait_s=st.sampled_from((0.25, 5.0, 11.0)),
+        dress=st.sampled_from(DRESSES),
+        then=THEN,
+    )
+    def stream(self, rounds: int, pace: str, wait_s: float, dress: str, then: str) -> None:
+        """A group keeps up with what is published, another does not, over as much time as freeing segments takes."""
+        self.life.join(QUEUE, "g", "a", is_eager=True)
+        member = self.life.join(QUEUE, "h", "b", room=pace == "slow")
+        if pace == "absent":
+            self.life.leave(member)
+        for _ in range(rounds):
+            for _ in range(3):
+                self.life.publish(dress=dress)
+            self.life.rest()
+            self.life.wait(wait_s)
+            self.life.rest()
+        self._did(f"stream past who is {pace}", then)
 
     @precondition(_has_members)
     @rule(member=st.integers(0, 5), then=THEN)
@@ -409,6 +435,9 @@ class QueueMachine(RuleBasedStateMachine):
         again=st.sampled_from(("", "", "kill")),
     )
     def end(self, how: str, again: str) -> None:
+        if self.life.delays.all and self.is_limited and isinstance(how, Persistence):
+            # What fires again lives longer or finds no room, and nobody can tell the two from each other.
+            how = "kill"
         if how == "kill":
             self.life.kill()
         elif how == "rest and kill":

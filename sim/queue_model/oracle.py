@@ -56,11 +56,11 @@ class Oracle:
         if least >= queue.rules.max_depth and not queue.rules.drops_oldest:
             raise ViolationError(f"{name} took {label} beyond its limit")
         if most >= queue.rules.max_depth:
-            self._drop_oldest(queue)
+            self.drop_oldest(queue)
         ttl_s = queue.rules.ttl_s
         return self.add(queue, label, key, routing_key, min(expires_at, self.now + ttl_s if ttl_s else _NEVER))
 
-    def _drop_oldest(self, queue: Queue) -> None:
+    def drop_oldest(self, queue: Queue) -> None:
         """Some message that nobody was given made room."""
         if queue.rules.drops_oldest:
             for sent in queue.messages:
@@ -288,8 +288,9 @@ class Oracle:
             # A partition that moves waits for what is in flight.
             and group.in_flight < (1 if rules.cooperative and rules.ordered else rules.group_limit)
         )
-        # Its source may still become it.
-        is_open = sent.unsure and sent.source is not None and sent.source.may(Kind.READY, Kind.MOVING)
+        # Its time, or its source, may still become it.
+        is_coming = sent.is_late or (sent.source is not None and sent.source.may(Kind.READY, Kind.MOVING))
+        is_open = sent.unsure and is_coming
         is_behind = self.transactions.holds_back(queue, sent)
         is_retry_first = rules.ordered and any(may_hold_back(other, copy) for other in retried)
         for spot in copy.spots:

@@ -23,7 +23,7 @@ def reset(life: QueueLife, name: str, group_id: str, *, to_latest: bool) -> None
         transaction.held = [each for each in transaction.held if group.copies.get(each[2].message) is not each[2]]
     for copy in group.copies.values():
         if to_latest:
-            oracle.become(copy, DONE)
+            oracle.become(copy, DONE, *((NEW, NONE) if copy.message.is_late and copy.may(Kind.NONE) else ()))
         elif copy.may(Kind.DEAD, Kind.DONE, Kind.NONE):
             # What every group is through with may be deleted.
             oracle.become(copy, NEW, NONE)

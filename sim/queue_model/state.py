@@ -90,6 +90,8 @@ class Sent:
         """Its priority; order holds within a lane."""
         self.is_delayed = False
         """It was published when its time had come, which nobody saw."""
+        self.is_late = False
+        """Its time has come, but it may have to wait for room."""
         self.is_orphan = False
         """Its publisher was gone before it was told anything."""
         self.unsure = False

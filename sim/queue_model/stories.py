@@ -14,6 +14,7 @@ import msgspec
 
 from reference_broker.core.queues import Verb
 from sim.disk import Persistence
+from sim.queue_model.delaying import Delayer
 from sim.queue_model.life import LETTERS, QUEUE, Member, QueueLife, Setup, is_of_a_group
 from sim.queue_model.producing import Producer
 from sim.queue_model.settling import by_ids, by_ranges, settle_many
@@ -384,6 +385,43 @@ def the_oldest_makes_room(life: StoryLife) -> None:
     life.enter(room=0)
     life.publish_and_rest(2)
     life.publish_and_rest()
+
+
+@ends("engine-due-over-the-limit", "engine-refused-when-due-is-lost", setup=Setup(max_depth=2))
+def what_is_due_waits_for_room(life: StoryLife) -> None:
+    delayer, member = Delayer(life), life.enter(room=0)
+    life.publish_and_rest(2)
+    delayer.publish(0.9)
+    life.pass_by(1.0)
+    life.make_room(member, 1)
+    life.rest()
+    life.do(member, Verb.ACK)
+    life.pass_by(2.0)
+
+
+def _stream(life: StoryLife, rounds: int = 6) -> None:
+    """A fast group takes and acknowledges segment after segment, over as much time as freeing them takes."""
+    life.join(QUEUE, "g", "a", is_eager=True)
+    for _ in range(rounds):
+        life.publish_and_rest(3)
+        life.pass_by(11.0)
+
+
+@ends("engine-absent-group-needs-nothing")
+def an_absent_group_comes_back_to_a_fast_one(life: StoryLife) -> None:
+    life.leave(life.enter(group="h"))
+    _stream(life)
+    life.kill()
+    life.enter(group="h")
+
+
+@ends("engine-slow-group-loses-its-pace", setup=Setup(cache_bytes=4_096))
+def a_slow_group_gets_all_in_the_end(life: StoryLife) -> None:
+    member = life.enter(group="h", room=1)
+    _stream(life)
+    life.do(member, Verb.ACK)
+    life.make_room(member, 1_000)
+    life.rest()
 
 
 # -- dead letters ------------------------------------------------------------------------------------------------

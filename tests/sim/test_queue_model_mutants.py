@@ -16,10 +16,12 @@ from sim.queue_model.state import ViolationError
 from sim.queue_model.stories import KILLERS, STORIES
 
 SAMPLE = (
+    "engine-absent-group-needs-nothing",
     "engine-call-not-logged",
     "engine-clock-not-watched",
     "engine-depth-off-by-one",
     "engine-dropped-in-silence",
+    "engine-due-over-the-limit",
     "engine-large-payload-cut",
     "engine-leaving-keeps-deliveries",
     "engine-nack-delay-ignored",

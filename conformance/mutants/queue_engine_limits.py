@@ -1,0 +1,69 @@
+"""Planted bugs of the queue engine that show where delays meet limits, and fast groups slow or absent ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from conformance.mutants import Patch, mutant
+from reference_broker.core.queues.delay_store import DelayStore
+from reference_broker.core.queues.group import ConsumerGroup
+from reference_broker.core.queues.intake import QueueIntake
+from reference_broker.core.queues.limits import QueueLimits
+
+Original = Callable[..., Any]
+
+
+@mutant("engine-due-over-the-limit", "what was delayed is enqueued when it is due, however full the queue is")
+def due_over_the_limit(patch: Patch) -> None:
+    def make(original: Original) -> Original:
+        def enqueue_due(self: Any, *args: Any) -> Any:
+            room, self._room = self._room, 1_000
+            try:
+                return original(self, *args)
+            finally:
+                self._room = room
+
+        return enqueue_due
+
+    patch.wrap(QueueIntake, "enqueue_due", make)
+
+
+@mutant("engine-refused-when-due-is-lost", "a delayed message that is due when its queue is full is not tried again")
+def refused_when_due_is_lost(patch: Patch) -> None:
+    def refuse(self: DelayStore, offsets: list[int], now: float) -> None:
+        for offset in offsets:
+            self._refused.pop(offset, None)
+            self._finish(offset)
+
+    patch.replace(DelayStore, "_refuse", refuse)
+
+
+def _free_for(patch: Patch, chosen: Callable[[list[ConsumerGroup]], list[ConsumerGroup]]) -> None:
+    """Segments are freed as if there were only some of the groups."""
+
+    def make(original: Original) -> Original:
+        def trim(self: QueueLimits) -> None:
+            queue = self._queue
+            groups = queue.groups
+            queue.groups = {each.group_id: each for each in chosen(list(groups.values()))} or groups
+            try:
+                original(self)
+            finally:
+                queue.groups = groups
+
+        return trim
+
+    patch.wrap(QueueLimits, "_trim_some", make)
+
+
+@mutant("engine-absent-group-needs-nothing", "what all groups with consumers have settled is freed, whoever is absent")
+def absent_group_needs_nothing(patch: Patch) -> None:
+    _free_for(patch, lambda groups: [group for group in groups if group.consumers])
+
+
+@mutant("engine-slow-group-loses-its-pace", "what the fastest group has settled is freed while a slower one needs it")
+def slow_group_loses_its_pace(patch: Patch) -> None:
+    _free_for(
+        patch, lambda groups: sorted(groups, key=lambda group: -sum(map(group.low, range(len(group.places)))))[:1]
+    )
