@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from conformance.mutants import Patch, mutant
+from reference_broker.config import QueueConfig
 from reference_broker.core.queues.delay_store import DelayStore
 from reference_broker.core.queues.group import ConsumerGroup
 from reference_broker.core.queues.intake import QueueIntake
 from reference_broker.core.queues.limits import QueueLimits
+from reference_broker.core.queues.queue import DurableQueue
 
 Original = Callable[..., Any]
 
@@ -37,6 +41,27 @@ def refused_when_due_is_lost(patch: Patch) -> None:
             self._finish(offset)
 
     patch.replace(DelayStore, "_refuse", refuse)
+
+
+@mutant("engine-new-limit-from-the-next-start", "a limit that is changed at run time holds from the next start on")
+def new_limit_from_the_next_start(patch: Patch) -> None:
+    def make(original: Original) -> Original:
+        def reconfigure(self: DurableQueue, config: QueueConfig, settings: dict[str, Any]) -> None:
+            before = self.config.max_depth
+            original(self, config, settings)
+            original(self, msgspec.structs.replace(config, max_depth=before), settings)
+
+        return reconfigure
+
+    patch.wrap(DurableQueue, "reconfigure", make)
+
+
+@mutant("engine-new-limit-until-the-next-start", "a limit that is changed at run time is forgotten at the next start")
+def new_limit_until_the_next_start(patch: Patch) -> None:
+    def make(original: Original) -> Original:
+        return lambda self, config, settings: original(self, config, {})
+
+    patch.wrap(DurableQueue, "reconfigure", make)
 
 
 def _free_for(patch: Patch, chosen: Callable[[list[ConsumerGroup]], list[ConsumerGroup]]) -> None:

@@ -281,6 +281,12 @@ class QueueLife:
         self.oracle.queues[queue].groups[group_id].members[name] = room > 0
         return member
 
+    def limit(self, max_depth: int) -> None:
+        """From now on the queue holds so many messages, over starts, too; what is beyond it stays."""
+        self.engine.update_queue(QUEUE, {"max_depth": max_depth}, self.now)
+        queue = self.oracle.queues[QUEUE]
+        queue.rules = queue.rules._replace(max_depth=max_depth)
+
     def leave(self, member: Member) -> None:
         self.engine.unsubscribe(member.handle, self.now)
         self.oracle.leave(member.queue, member.group, member.name)

@@ -65,6 +65,7 @@ class QueueMachine(RuleBasedStateMachine):
     producers: dict[str, Producer]
     delayer: Delayer
     may_delay: bool
+    may_limit: bool
     is_limited: bool
     """Its queue is, in depth or time to live."""
 
@@ -77,6 +78,7 @@ class QueueMachine(RuleBasedStateMachine):
         # A full queue takes what is due at some later time, which nobody sees, and from then on it has so long to live.
         limits = (setup.max_depth < 1_000) + bool(setup.ttl_s)
         self.is_limited = limits > 0
+        self.may_limit = setup.max_depth < 1_000 and setup.durability != "memory" and not setup.to_letters
         self.may_delay = limits < (1 if setup.to_letters else 2)
 
     def _did(self, what: str, then: str = "") -> None:
@@ -134,6 +136,12 @@ class QueueMachine(RuleBasedStateMachine):
             queue = LETTERS
         self.life.join(queue, group[0], name, pattern=group[1], room=room, is_eager=is_eager)
         self._did("join", then)
+
+    @precondition(lambda self: self.may_limit)
+    @rule(max_depth=st.sampled_from((2, 4, 6)), then=THEN)
+    def limit(self, max_depth: int, then: str) -> None:
+        self.life.limit(max_depth)
+        self._did("limit", then)
 
     @precondition(lambda self: not self.life.to_letters)
     @rule(

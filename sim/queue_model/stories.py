@@ -399,6 +399,15 @@ def what_is_due_waits_for_room(life: StoryLife) -> None:
     life.pass_by(2.0)
 
 
+@ends("engine-new-limit-from-the-next-start", "engine-new-limit-until-the-next-start", setup=Setup(max_depth=6))
+def a_limit_is_changed_in_use(life: StoryLife) -> None:
+    life.enter(room=0)
+    life.limit(2)
+    life.publish_and_rest(3)
+    life.kill()
+    life.publish_and_rest()
+
+
 def _stream(life: StoryLife, rounds: int = 6) -> None:
     """A fast group takes and acknowledges segment after segment, over as much time as freeing them takes."""
     life.join(QUEUE, "g", "a", is_eager=True)
