@@ -255,7 +255,7 @@ async def still_to_be_sent(ctx: CaseContext) -> None:
     requires=("restart", "persistence", "retain", "wildcards", "qos1"),
     mutant="storage-compaction-drops-newest",
     kills=("storage-tombstone-kills-newer",),
-    near_miss="sessions-are-written-record-by-record",
+    near_miss="restart-record-by-record",
     settings=SMALL_SEGMENTS,
     together=True,
     limit_s=20.0,

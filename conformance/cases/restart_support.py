@@ -39,7 +39,7 @@ def survives(
     requires: tuple[str, ...] = (),
     mutant: str,
     kills: tuple[str, ...] = (),
-    near_miss: str = "sessions-are-written-record-by-record",
+    near_miss: str = "restart-record-by-record",
     level: Level = "MUST",
     limit_s: float = _LIMIT_S,
 ) -> Callable[[CaseFunction], CaseFunction]:

@@ -31,7 +31,7 @@ def _lose(patch: Patch, owner: Any, name: str, **values: object) -> None:
     patch.wrap(owner, name, make)
 
 
-@variation("sessions-are-written-record-by-record", "each change of a session is a write of its own")
+@variation("restart-record-by-record", "each change of a session is a write of its own")
 def record_by_record(patch: Patch) -> None:
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def write(self: SessionStore, records: Sequence[NewRecord], now: float) -> None:
