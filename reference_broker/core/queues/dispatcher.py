@@ -100,17 +100,18 @@ class Dispatcher:
 
     def _is_spent(self) -> bool:
         """Whether the turn has no room for more."""
-        self._count_work()
-        self._has_more = self._group.agenda.work >= MAX_WORK
-        return self._has_more
+        self._has_more = has_more = self._count_work() >= MAX_WORK
+        return has_more
 
-    def _count_work(self) -> None:
-        """What was delivered since the last time."""
-        counts = self._group.counts
+    def _count_work(self) -> int:
+        """Count what was delivered since the last time; returns the work of the turn so far."""
+        group = self._group
+        counts, agenda, in_runs = group.counts, group.agenda, self._in_runs
         delivered = counts.delivered + counts.redelivered
         # What went out in runs took less.
-        self._group.agenda.work += delivered - self._counted - (self._in_runs - (self._in_runs >> 3))
+        work = agenda.work = agenda.work + delivered - self._counted - (in_runs - (in_runs >> 3))
         self._counted, self._in_runs = delivered, 0
+        return work
 
     def _serve_consumer(self, consumer: Consumer, now: float) -> None:
         limit = consumer.limit
