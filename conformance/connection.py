@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 
 _P = TypeVar("_P", bound=Packet)
 _MAX_INBOX_PACKETS = 100_000
+_MAX_STRANGE_LINES = 200
+"""Of what is not for the client, or comes behind what cannot be read, a transcript holds so many lines of a connection:
+a broker that sends everything to everybody has no end of them."""
 FIRST_FAILURE_CODE = 0x80
 _LEAST_WAIT_S = 1.0
 """A wait that the limit of the case cut shorter than this fails nobody."""
@@ -109,6 +112,7 @@ class Connection(asyncio.Protocol):
         self._last_packet_id = 0
         self._sent: dict[type[Packet], Packet] = {}
         """The last packet of each type."""
+        self._strange_lines = 0
         self._foreign: set[int] = set()
         """Identifiers of QoS 2 messages of other cases that wait for PUBREL."""
         self._to_acknowledge: dict[type[Packet], list[int]] = {Puback: [], Pubrec: []}
@@ -125,7 +129,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._malformed is not None:
-            self.ctx.transcript.add(self.name, "recv", data, "after a malformed packet, not read")
+            self._note_strange(data, "after a malformed packet, not read")
             return
         position = 0
         pending = self._decoder.pending
@@ -138,10 +142,10 @@ class Connection(asyncio.Protocol):
                     if not self.skip_malformed:
                         position -= len(frame)
                         raise
-                    self.ctx.transcript.add(self.name, "recv", frame, f"MALFORMED, passed over: {error}")
+                    self._note_strange(frame, f"MALFORMED, passed over: {error}")
                     continue
                 if self._is_foreign(packet):
-                    self.ctx.transcript.add(self.name, "recv", frame, f"NOT FOR THIS CLIENT: {describe(packet)}")
+                    self._note_strange(frame, f"NOT FOR THIS CLIENT: {describe(packet)}")
                     continue
                 self.ctx.transcript.add(self.name, "recv", frame, describe(packet))
                 if len(self._inbox) >= _MAX_INBOX_PACKETS:
@@ -154,6 +158,14 @@ class Connection(asyncio.Protocol):
             self._malformed = error
             self.ctx.transcript.add(self.name, "recv", (pending + data)[position:], f"MALFORMED: {error}")
         self._wake.set()
+
+    def _note_strange(self, data: bytes, text: str) -> None:
+        """Into the transcript, as far as there is room for such."""
+        self._strange_lines += 1
+        if self._strange_lines <= _MAX_STRANGE_LINES:
+            self.ctx.transcript.add(self.name, "recv", data, text)
+        elif self._strange_lines == _MAX_STRANGE_LINES + 1:
+            self.ctx.transcript.add(self.name, "event", decoded="more of the same is not written down")
 
     def _is_foreign(self, packet: Packet) -> bool:
         """A message of another case, or what follows it: noted, finished, and not shown to the case."""

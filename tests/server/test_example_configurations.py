@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from conformance.wire import Connack, Connect, Decoder, Packet, Puback, Publish, Suback, Subscribe, Subscription, encode
+from reference_broker.auth import hash_password
 from reference_broker.broker import Broker
 from reference_broker.config import BrokerConfig, load_config
 from reference_broker.core.queues import QueueError
@@ -49,6 +50,7 @@ def test_a_secured_broker(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "server.pem").write_bytes(certificate.read_bytes())
     (tmp_path / "server.key").write_bytes(key.read_bytes())
+    (tmp_path / "users").write_text(f"alice:{hash_password(b'correct horse')}\n", encoding="utf-8")
     with Broker(example("secured", tmp_path / "data")) as broker, connected(broker, pki.client_context()) as client:
         decoder = Decoder(5)
         waiting: list[Packet] = []

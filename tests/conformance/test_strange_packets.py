@@ -1,0 +1,50 @@
+"""What a broker sends beyond all asking takes bounded room: messages of others, or bytes behind a fault."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from conformance.connection import _MAX_STRANGE_LINES, Connection, Transcript
+from conformance.rules import Rule
+from conformance.wire import Packet, Publish, encode
+
+FLOOD = 3 * _MAX_STRANGE_LINES
+
+
+class Context:
+    """As much of a case as a connection needs; every message is one of another case."""
+
+    def __init__(self) -> None:
+        self.transcript = Transcript()
+        self.noted: list[Rule] = []
+
+    def will_send(self, packet: Packet, client_id: str = "") -> None:
+        """Nothing to clean up."""
+
+    def is_foreign(self, *_asked: object) -> bool:
+        return True
+
+    def note_incident(self, rule: Rule, _text: str) -> None:
+        self.noted.append(rule)
+
+
+@pytest.mark.parametrize("first", [b"", b"\x00\x00"], ids=["messages of others", "bytes behind a fault"])
+def test_a_flood_is_written_down_in_part(first: bytes) -> None:
+    context = Context()
+
+    async def flood() -> None:
+        connection = Connection(cast("Any", context), "client", 5)
+        if first:
+            connection.data_received(first)
+        for _ in range(FLOOD):
+            connection.data_received(encode(Publish(topic="t", payload=b"x"), 5))
+
+    asyncio.run(flood())
+    lines = [line.decoded for line in context.transcript.lines]
+    assert _MAX_STRANGE_LINES < len(lines) <= _MAX_STRANGE_LINES + 2
+    assert lines[-1] == "more of the same is not written down"
+    # Each counts all the same.
+    assert len(context.noted) == (0 if first else FLOOD)
