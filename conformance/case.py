@@ -260,6 +260,8 @@ class CaseContext:
         self._connections: list[Connection] = []
         self._names = 0
         self._restart = restart
+        self.lives = 1
+        """Of the broker, as far as the case has ended them."""
         self._clock: Connection | None = None
         self._ahead_s = 0.0
         self._deadline = asyncio.get_running_loop().time() + self.limit_s
@@ -530,12 +532,14 @@ class CaseContext:
         try:
             self.endpoint = await self._restart(self._ahead_s)
         except TargetStartError as error:
-            self.fail(f"the broker was killed, and does not start again: {error}")
+            text = f"the broker was killed, and does not start again: {error}"
+            raise StepFailureError(Incident(rule=Rule.STARTS_AGAIN, text=text, soft=True)) from error
         finally:
             self._move_deadline(asyncio.get_running_loop().time() + self.limit_s)
         for connection in self._connections:
             connection.close()
         self._clock = None
+        self.lives += 1
 
     # Time
 

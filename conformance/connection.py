@@ -95,6 +95,8 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, ctx: CaseContext, name: str, version: int) -> None:
         self.ctx, self.name, self.version = ctx, name, version
+        self.life = ctx.lives
+        """Of the broker."""
         self.connack = Connack()
         """The CONNACK of :meth:`CaseContext.connect`."""
         self.client_id = ""

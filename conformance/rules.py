@@ -52,6 +52,11 @@ def _shaped(what: str, *, in_311: tuple[str, ...], in_5: tuple[str, ...]) -> Bas
     return Basis(what=what, in_311=in_311, in_5=in_5, shaped=True)
 
 
+def _soft(what: str, *, in_311: tuple[str, ...], in_5: tuple[str, ...]) -> Basis:
+    """Of what many a case may well be about: only the plainest one explains its failures (:class:`Incident`)."""
+    return Basis(what=what, in_311=in_311, in_5=in_5, judges=(), shaped=True)
+
+
 class Rule(Enum):
     """The steps."""
 
@@ -70,6 +75,17 @@ class Rule(Enum):
         what="what the broker sends is well-formed", in_311=("2.2.2-1",), in_5=("2.1.3-1",), judges=(), shaped=True
     )
     SESSION_KEPT = Basis(what="a session is kept, and said so", in_311=("3.2.2-2",), in_5=("3.2.2-3",))
+    SESSION_SURVIVES = Basis(
+        what="a session outlives a restart",
+        in_311=("3.1.2-4", "4.1.0-1"),
+        in_5=("3.1.2-5", "3.1.2-23"),
+        judges=("restart/sessions-without-anything",),
+    )
+    STARTS_AGAIN = _soft("a broker starts again on what it has stored", in_311=("4.1.0-1",), in_5=("3.1.2-23",))
+    SUBSCRIPTION_SURVIVES = _soft("a subscription outlives a restart", in_311=("3.1.2-4",), in_5=("3.1.2-23",))
+    SHARE_SURVIVES = _soft("a shared subscription outlives a restart", in_311=(), in_5=("3.1.2-23",))
+    MESSAGE_SURVIVES = _soft("a message that waits outlives a restart", in_311=("3.1.2-5",), in_5=("3.1.2-23",))
+    RETAINED_SURVIVES = _soft("a retained message outlives a restart", in_311=("3.3.1-5",), in_5=("3.3.1-5",))
     SESSION_NEW = Basis(what="a new session is said to be new", in_311=("3.2.2-1", "3.2.2-3"), in_5=("3.2.2-2",))
     RETAIN_SET = Basis(
         what="RETAIN is 1 on a retained message",
