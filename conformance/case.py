@@ -20,6 +20,7 @@ not fail.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import inspect
 import pkgutil
@@ -27,7 +28,7 @@ import random
 import re
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Literal, NoReturn, TypedDict, TypeVar, Unpack
 
 import msgspec
@@ -477,6 +478,14 @@ class CaseContext:
         """A step that other cases are about must work: unless ``condition`` holds, the case fails or is blocked."""
         if not condition:
             raise StepFailureError(Incident(rule=rule, text=text))
+
+    @contextlib.contextmanager
+    def own_point(self) -> Iterator[None]:
+        """A step that fails in here, such as a publish that is refused, is what the case is about."""
+        try:
+            yield
+        except StepFailureError as error:
+            self.fail(str(error))
 
     def breach(self, rule: Rule, text: str) -> None:
         """A rule was seen broken that does not keep the case from going on, unless it is about that rule."""

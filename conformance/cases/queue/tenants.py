@@ -322,11 +322,12 @@ async def connections(ctx: CaseContext) -> None:
     third.send(Connect(client_id="acme-3", version=5))
     connack = await third.expect(Connack)
     ctx.must(connack.reason_code == 0x97, f"third: expected 0x97; seen {connack}")
-    await _client(ctx, "acme-2")
-    await first.disconnect()
-    for _ in range(3):
-        again = await _client(ctx, "acme-4")
-        await again.disconnect()
+    with ctx.own_point():
+        await _client(ctx, "acme-2")
+        await first.disconnect()
+        for _ in range(3):
+            again = await _client(ctx, "acme-4")
+            await again.disconnect()
 
 
 @case(
