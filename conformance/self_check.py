@@ -66,7 +66,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     wrong: tuple[str, ...] = ()
     """Cases with the wrong verdict, each with that verdict and its detail."""
     blocked: tuple[str, ...] = ()
-    """Cases that met the failure of a step which another case is about, and failed on: a further mutant must prove them."""
+    """Cases that met the failure of a step which another case is about, and failed on: another mutant proves them."""
     problem: str = ""
     """Why nothing could be checked."""
 

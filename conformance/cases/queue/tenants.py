@@ -316,8 +316,9 @@ async def connections(ctx: CaseContext) -> None:
 
     Two connect; a third gets 0x97; the second connects again and takes itself over. One leaves, and there is room.
     """
-    first = await _client(ctx, "acme-1")
-    await _client(ctx, "acme-2")
+    with ctx.own_point():
+        first = await _client(ctx, "acme-1")
+        await _client(ctx, "acme-2")
     third = await ctx.open(version=5, name="third")
     third.send(Connect(client_id="acme-3", version=5))
     connack = await third.expect(Connack)
