@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from conformance.rules import VERSIONS, Incident, Rule
+from conformance.rules import VERSIONS, Incident, Rule, full_id
 from reference_broker.trace.conformance import CaseResult, CaseVerdict
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _without_restarts(outcome: Outcome, booked: Iterable[Outcome]) -> Outcome:
 
 
 def _failed(result: CaseResult, incident: Incident) -> CaseResult:
-    clauses = [f"MQTT-{name}" for name in incident.statements] or list(incident.rule.clauses(version_of(result)))
+    clauses = [full_id(name) for name in incident.statements] or list(incident.rule.clauses(version_of(result)))
     return msgspec.structs.replace(result, verdict=CaseVerdict.FAIL, detail=incident.text, clauses=clauses)
 
 

@@ -57,6 +57,16 @@ def _soft(what: str, *, in_311: tuple[str, ...], in_5: tuple[str, ...]) -> Basis
     return Basis(what=what, in_311=in_311, in_5=in_5, judges=(), shaped=True)
 
 
+def _websocket(what: str, *statements: str, judge: str) -> Basis:
+    in_both = tuple(f"RFC6455-{name}" for name in statements)
+    return Basis(what=what, in_311=in_both, in_5=in_both, judges=(f"websocket/{judge}",))
+
+
+def full_id(statement: str) -> str:
+    """The id of a statement that stands without ``MQTT-`` here."""
+    return statement if statement.startswith("RFC") else f"MQTT-{statement}"
+
+
 class Rule(Enum):
     """The steps."""
 
@@ -123,9 +133,23 @@ class Rule(Enum):
     )
     FOREIGN = Basis(what="only who subscribes gets messages", in_311=("3.3.2-3",), in_5=("3.3.2-3",))
 
+    UPGRADE = _websocket("a WebSocket handshake is answered", "4.2.2-1", judge="server-selects-the-sub-protocol-mqtt")
+    FRAMES = _websocket(
+        "what the broker sends is WebSocket",
+        *("5.1-2", "5.2-1", "5.2-2", "5.4-1", "5.5-1"),
+        judge="frames-of-the-server-are-well-formed",
+    )
+    PONG = _websocket("a WebSocket ping is answered", "5.5.2-1", judge="pings-are-answered")
+    BINARY = Basis(
+        what="MQTT travels in binary frames",
+        in_311=("6.0.0-1",),
+        in_5=("6.0.0-1",),
+        judges=("websocket/packets-travel-in-binary-frames",),
+    )
+
     def clauses(self, version: int) -> tuple[str, ...]:
         """Ids of the statements, for reports."""
-        return tuple(f"MQTT-{name}" for name in (self.value.in_5 if version >= _V5 else self.value.in_311))
+        return tuple(map(full_id, self.value.in_5 if version >= _V5 else self.value.in_311))
 
     def is_subject_of(self, case_id: str, clauses: Collection[str]) -> bool:
         """Whether a case with this id, which cites ``clauses``, is about this rule."""

@@ -26,7 +26,7 @@ from conformance.case import Case, load_cases
 from conformance.cohort import cohorts
 from conformance.engine import BAD, Engine, Outcome, RunOptions, blank_result, missing_capability
 from conformance.nursery import Nursery
-from conformance.registry import SPECS, clauses
+from conformance.registry import clauses
 from conformance.report import (
     ExitCode,
     ReportWriter,
@@ -133,7 +133,7 @@ class Run:
             )
             if plan.report is not None:
                 self._writer = stack.enter_context(ReportWriter(plan.report, plan.folder))
-                self._writer.begin(self.header, clauses(load_cases().values(), SPECS))
+                self._writer.begin(self.header, clauses(load_cases().values()))
             self._loop = asyncio.new_event_loop()
             thread = threading.Thread(target=self._loop.run_forever, name="conformance engine", daemon=True)
             thread.start()
@@ -400,7 +400,7 @@ class Run:
                 self._writer.folder,
                 self.header,
                 self.results,
-                clauses(load_cases().values(), SPECS),
+                clauses(load_cases().values()),
                 self._writer.finish(code, self.deaths),
                 report=self._writer.path,
                 command=self.plan.command,
