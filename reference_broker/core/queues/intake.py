@@ -61,7 +61,7 @@ class QueueIntake:
         self._has_priorities = config.priority.enabled and config.ordering is not Ordering.STRICT
         self._counts_bytes = config.max_bytes > 0
         self._end_total = 0
-        """Sum of the next offsets, those of unwritten messages included."""
+        """Sum of the next offsets, those of unwritten messages included, not those of unwritten control records."""
         self._room = 0
         """Messages that certainly still fit; depth is only counted again when it is used up."""
 
@@ -199,15 +199,14 @@ class QueueIntake:
             self.tell_place(partition, on_stored)
 
     def add_control(self, partition: QueuePartition, record: NewRecord, confirm: Confirm) -> None:
-        """Enqueue the record that ends a transaction, whatever the limits."""
+        """Enqueue the record that ends a transaction, whatever the limits. It never counts as a message."""
 
         def told(_index: int, offset: int) -> None:
             if partition.produced is not None:
                 partition.produced.hide(offset)
+            self._end_total += 1
             self.hide(partition, (offset,))
 
-        self._end_total += 1
-        self._room -= 1
         partition.add_marked(record, HIDDEN, confirm, transactional=True)
         partition.tell_place(told)
 

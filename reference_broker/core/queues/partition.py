@@ -161,13 +161,13 @@ class QueuePartition(SyncPoint):
         unwritten.confirms += [ignore] * (len(messages) - 1)
         unwritten.confirms.append(confirm)
 
-    def write(self) -> tuple[int, list[StoredMessage], int]:
-        """Append what collected as one batch; returns its first offset and the messages, and how many were refused:
-        all or none.
+    def write(self) -> tuple[int, list[StoredMessage], list[StoredMessage]]:
+        """Append what collected as one batch; returns its first offset and the messages, and which were refused: all
+        or none.
         """
         unwritten, self._unwritten = self._unwritten, None
         if unwritten is None:
-            return 0, [], 0
+            return 0, [], []
         messages, confirms = unwritten.messages, unwritten.confirms
         append = self.log.append
         try:
@@ -179,7 +179,7 @@ class QueuePartition(SyncPoint):
             if error.sticky:
                 self.fail(str(error))
             call_all(confirms, QueueError(QueueErrorCode.STORAGE_FAILED, str(error)))
-            return 0, [], len(messages)
+            return 0, [], messages
         if unwritten.told is not None:
             for position, tell in unwritten.told:
                 tell(self.index, base_offset + position)
@@ -208,7 +208,7 @@ class QueuePartition(SyncPoint):
             else:
                 self.show()
             call_all(confirms, None)
-        return base_offset, messages, 0
+        return base_offset, messages, []
 
     def open_expiry(self) -> PartitionExpiry:
         """From now on the partition remembers messages that nobody gets."""

@@ -221,8 +221,9 @@ class DurableQueue(QueueIntake):
         if partition.produced is not None:
             self.enqueued -= messages.count(HIDDEN)
         if refused:
-            self.refused += refused
-            self._end_total -= refused
+            count = len(refused) - refused.count(HIDDEN)
+            self.refused += count
+            self._end_total -= count
             if self._counts_bytes:
                 self.limits.add_bytes(-unwritten_bytes)
             # The disk may be full: what is settled makes room for the next.

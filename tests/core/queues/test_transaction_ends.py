@@ -172,3 +172,58 @@ def test_a_close_with_a_disk_that_fails_answers_a_commit(bench_with: BenchWith, 
     disk.fail_sync = place
     bench.engine.close(bench.now)
     assert outcome.failed
+
+
+@pytest.mark.parametrize("durability", list(Durability))
+@pytest.mark.parametrize("commits", [True, False])
+def test_the_record_of_an_end_takes_no_place_even_before_it_is_written(
+    bench_with: BenchWith, durability: Durability, commits: bool
+) -> None:
+    """Between the sync that decided and the next turn it counted, and a publisher that came then was refused."""
+    disk = None if durability is Durability.MEMORY else MemoryDisk()
+    bench = bench_with(disk, durability=durability, max_depth=2)
+    bench.consumer(room=0)
+    actor = Actor(bench)
+    transaction = actor.begin()
+    actor.publish("a", transaction)
+    bench.turn()
+    outcome = (actor.commit if commits else actor.abort)(transaction)
+    depths = set()
+    while not outcome.calls or bench.engine.transactions.is_busy:
+        bench.engine.tick(bench.now)
+        depths.add(bench.engine.stats("q").depth)
+        bench.engine.dispatch(bench.now)
+        for job in bench.engine.take_sync_jobs(bench.now):
+            job.run()
+            bench.engine.sync_done(job, None, bench.now)
+            depths.add(bench.engine.stats("q").depth)
+    last = bench.publish("b") if commits else [bench.publish("b"), bench.publish("c")][-1]
+    bench.turn()
+    assert last.confirmed
+    assert depths <= ({1} if commits else {0, 1})
+    stats = bench.engine.stats("q")
+    assert (stats.depth, stats.groups[0].lag, stats.refused) == (2, 2, 0)
+
+
+def test_the_record_of_an_end_that_the_disk_refuses_is_no_message_that_was_refused(bench_with: BenchWith) -> None:
+    disk = FailingDisk()
+    bench = bench_with(disk, max_depth=2)
+    actor = Actor(bench)
+    transaction = actor.begin()
+    actor.publish("a", transaction)
+    bench.turn()
+    outcome = actor.commit(transaction)
+    disk.fail_write = "q/"
+    bench.turn()
+    bench.advance(1.5)
+    stats = bench.engine.stats("q")
+    assert outcome.confirmed
+    assert (stats.depth, stats.refused) == (1, 0)
+    disk.fail_write = ""
+    bench.advance(10.0)
+    consumer = bench.consumer()
+    bench.publish("b")
+    bench.turn()
+    stats = bench.engine.stats("q")
+    assert consumer.values == ["a", "b"]
+    assert (stats.depth, stats.refused, stats.groups[0].in_flight) == (2, 0, 2)
