@@ -1,8 +1,7 @@
 """Proves the suite by mutation: a case that a broken broker passes proves nothing.
 
 First the selected cases must pass the reference broker as it is. Then each mutant is started in a process of its own,
-and the cases that name it must all fail it, or be blocked by one that does and fail another mutant; each near miss (a
-legal variation) must be passed by those that name it.
+and the cases that name it must all fail it; each near miss (a legal variation) must be passed by those that name it.
 Last, every case must pass the variations of :data:`EVERYONE`, which use what the standards leave to any server.
 A case says on which configuration of the reference broker (``judged_on``, a target file) all this happens.
 """
@@ -65,8 +64,6 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     cases: tuple[str, ...]
     wrong: tuple[str, ...] = ()
     """Cases with the wrong verdict, each with that verdict and its detail."""
-    blocked: tuple[str, ...] = ()
-    """Cases that met the failure of a step which another case is about, and failed on: another mutant proves them."""
     problem: str = ""
     """Why nothing could be checked."""
 
@@ -117,7 +114,8 @@ def _run_cases(
             engine = Engine(broker, probe(broker.target, broker.endpoint), own_options, solo=True)
             # Without a bystander: a broker that is killed serves nobody.
             run = engine.run_all(group, lambda _outcome: None) if owner is None else engine.run_together(group)
-            outcomes += asyncio.run(run)
+            # Each by itself: that another case has seen the same bug excuses none from seeing it.
+            outcomes += (settle([outcome])[0] for outcome in asyncio.run(run))
             _, crash, text = broker.log_tail(LOG_BYTES).partition(CRASH)
         problem = problem or (f"the broker crashed: {crash}{text[:LOG_SHOWN]}" if crash else "")
     return outcomes, problem
@@ -129,31 +127,6 @@ def _wanted(entry: mutants.Mutant, case: Case) -> tuple[CaseVerdict, ...]:
         return (*GOOD, CaseVerdict.UNSUPPORTED) if case.id in entry.silences else GOOD
     advisory = case.level != "MUST"
     return (CaseVerdict.FAIL, CaseVerdict.NON_STRICT) if advisory else (CaseVerdict.FAIL,)
-
-
-def judged(
-    entry: mutants.Mutant, cases: Sequence[Case], outcomes: Sequence[Outcome]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Wrong verdicts of cases on a mutant or variation, each with its detail; and the cases that it only blocks.
-
-    A case proves itself by failing on what it is about. A mutant that breaks a step of it proves nothing of it, and is
-    accepted where another case of this mutant fails on that step.
-    """
-    by_id = {case.id: case for case in cases}
-    # A variation must not even break a step; each case by itself, so that none is excused by another.
-    booked = [settle([outcome])[0] for outcome in outcomes] if entry.legal else settle(outcomes)
-    decided = booked if entry.legal else outcomes
-    failed = {outcome.result.case for outcome in decided if outcome.result.verdict is CaseVerdict.FAIL}
-    wrong, blocked = [], []
-    for by_itself, among_all in zip(decided, booked, strict=True):
-        result = by_itself.result
-        if result.verdict in _wanted(entry, by_id[result.case]):
-            continue
-        if not entry.legal and among_all.result.blocked_by in failed:
-            blocked.append(result.case)
-        else:
-            wrong.append(f"{result.case}: {result.verdict.value} {result.detail}".strip())
-    return tuple(wrong), tuple(blocked)
 
 
 def _check_one(nursery: Nursery, target: Target, name: str, cases: Sequence[Case]) -> Check:
@@ -173,7 +146,12 @@ def _check_one(nursery: Nursery, target: Target, name: str, cases: Sequence[Case
         outcomes, problem = _run_cases(nursery, target, planted, cases, options)
     except (TargetStartError, ProbeError) as error:
         outcomes, problem = [], str(error)
-    wrong, blocked = judged(entry, cases, outcomes)
+    by_id = {case.id: case for case in cases}
+    wrong = tuple(
+        f"{outcome.result.case}: {outcome.result.verdict.value} {outcome.result.detail}".strip()
+        for outcome in outcomes
+        if outcome.result.verdict not in _wanted(entry, by_id[outcome.result.case])
+    )
     return Check(
         mutant=name,
         target=target.name,
@@ -181,7 +159,6 @@ def _check_one(nursery: Nursery, target: Target, name: str, cases: Sequence[Case
         legal=entry.legal,
         cases=case_ids,
         wrong=wrong,
-        blocked=blocked,
         problem=problem,
     )
 
@@ -234,25 +211,6 @@ async def _check_all(
     return sorted(checks, key=lambda check: (check.target, check.mutant))
 
 
-def demand_proof(checks: Sequence[Check]) -> list[Check]:
-    """The checks; where all mutants of a case only block it, those are wrong."""
-    proved = {
-        case
-        for check in checks
-        if not check.legal and not check.problem
-        for case in set(check.cases) - set(check.blocked)
-    }
-    return [
-        msgspec.structs.replace(
-            check,
-            wrong=(*check.wrong, *(f"{case}: no mutant does more than block it" for case in sorted(unproved))),
-        )
-        if (unproved := set(check.blocked) - proved)
-        else check
-        for check in checks
-    ]
-
-
 def check_mutants(
     cases: Sequence[Case],
     *,
@@ -267,8 +225,6 @@ def check_mutants(
         checks = asyncio.run(_check_all(nursery, _baselines(work), jobs=2))
         if not any(check.problem for check in checks):
             checks += asyncio.run(_check_all(nursery, work, jobs, report))
-    # One mutant alone cannot say what the others prove.
-    checks = checks if only else demand_proof(checks)
     return SelfCheck(
         checks=tuple(checks),
         without_mutant=tuple(case.id for case in cases if not case.mutant),

@@ -9,11 +9,14 @@ import msgspec
 
 from conformance.mutants import Patch, mutant
 from reference_broker.config import QueueConfig
+from reference_broker.core.queues.confirms import Confirm
 from reference_broker.core.queues.delay_store import DelayStore
 from reference_broker.core.queues.group import ConsumerGroup
 from reference_broker.core.queues.intake import QueueIntake
 from reference_broker.core.queues.limits import QueueLimits
+from reference_broker.core.queues.partition import QueuePartition
 from reference_broker.core.queues.queue import DurableQueue
+from reference_broker.core.queues.store import NewRecord
 
 Original = Callable[..., Any]
 
@@ -41,6 +44,51 @@ def refused_when_due_is_lost(patch: Patch) -> None:
             self._finish(offset)
 
     patch.replace(DelayStore, "_refuse", refuse)
+
+
+@mutant(
+    "engine-refused-when-due-waits-for-a-start", "what was due while its queue was full fires at the next start only"
+)
+def refused_when_due_waits_for_a_start(patch: Patch) -> None:
+    def make(original: Original) -> Original:
+        def refuse(self: DelayStore, offsets: list[int], now: float) -> None:
+            original(self, offsets, now)
+            self._retry_at = float("inf")
+
+        return refuse
+
+    patch.wrap(DelayStore, "_refuse", make)
+
+
+@mutant("engine-refused-when-due-comes-singly", "of what was due while its queue was full one fires a second")
+def refused_when_due_comes_singly(patch: Patch) -> None:
+    def make(original: Original) -> Original:
+        def fire(self: DelayStore, due: list[int], now: float) -> None:
+            were_refused = bool(self._refused)
+            original(self, due[:1] if were_refused else due, now)
+            if were_refused:
+                self._refuse(due[1:], now)
+
+        return fire
+
+    patch.wrap(DelayStore, "_fire", make)
+
+
+@mutant("engine-end-takes-a-place", "the record that ends a transaction counts as a message until it is written")
+def end_takes_a_place(patch: Patch) -> None:
+    def make(original: Original) -> Original:
+        def add_control(self: QueueIntake, partition: QueuePartition, record: NewRecord, confirm: Confirm) -> None:
+            def told(_index: int, _offset: int) -> None:
+                self._end_total -= 1
+
+            original(self, partition, record, confirm)
+            self._end_total += 1
+            self._room -= 1
+            partition.tell_place(told)
+
+        return add_control
+
+    patch.wrap(QueueIntake, "add_control", make)
 
 
 @mutant("engine-new-limit-from-the-next-start", "a limit that is changed at run time holds from the next start on")

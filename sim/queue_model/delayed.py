@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sim.queue_model.figures import depth
 from sim.queue_model.oracle import Oracle
 from sim.queue_model.places import remove
 from sim.queue_model.state import DEAD, DONE, NONE, Queue, Sent, ViolationError
@@ -47,6 +46,16 @@ class Delayed:
     def is_cancelled(self) -> bool:
         return self.cancelled_at < _NEVER
 
+    @property
+    def is_open(self) -> bool:
+        """It may be waiting."""
+        return self.is_pending or any(sent.is_late for sent in self.sents)
+
+    @property
+    def is_certain(self) -> bool:
+        """The engine certainly has it waiting."""
+        return self.is_pending and not self.unsure and not self.sents
+
 
 def _mix(queue: Queue, twins: list[Sent]) -> None:
     """Nobody can tell messages that fired more than once from each other before they are seen: what a group is through
@@ -62,16 +71,22 @@ def _mix(queue: Queue, twins: list[Sent]) -> None:
             copy.spots |= through
 
 
+class _Asked:
+    """When a queue that may not have taken all that was due is asked again at the latest."""
+
+    def __init__(self) -> None:
+        self.by = 0.0
+        self.is_sure = True
+        """Something certainly waited then: nothing makes it later."""
+
+
 class Delays:
     """All delayed messages that the oracle knows of."""
 
     def __init__(self, oracle: Oracle) -> None:
         self._oracle = oracle
         self.all: list[Delayed] = []
-        self._asked_again: dict[str, float] = {}
-        """Queue that may have been full -> until when what is due may wait."""
-        self.has_room = False
-        """For long, everything has been taken at once, so that all that was ever due has fired, or was lost."""
+        self._asked: dict[str, _Asked] = {}
 
     def schedule(self, name: str, label: str, key: str | None, lane: int, due: float) -> Delayed:
         """The engine took a message that is to be delayed."""
@@ -92,6 +107,8 @@ class Delays:
             raise ViolationError(f"{what} is cancelled, although it fired or was cancelled before")
         self._oracle.step += 1
         delayed.cancelled_at, delayed.is_pending = self._oracle.step, False
+        # It may have been the only one that was left.
+        self._asked.setdefault(delayed.name, _Asked()).is_sure = False
         for sent in delayed.sents:
             remove(self._queue(delayed), sent)
         delayed.sents = []
@@ -113,38 +130,61 @@ class Delays:
 
     # -- time ----------------------------------------------------------------------------------------------------
 
-    def tick(self) -> None:
-        """The engine looks at its clock: what is due may fire from now on, if there is room."""
-        now = self._oracle.now
-        for each in self.all:
-            if each.is_pending and each.due <= now:
-                queue = self._queue(each)
-                if depth(queue, now)[0] >= queue.rules.max_depth and not queue.rules.drops_oldest:
-                    self._asked_again[each.name] = now + _RETRY_S + _TICK_S
-                    continue
+    def tick(self, name: str, before: Any, after: Any) -> None:
+        """The engine looked at its clock; before and after that it showed these figures of a queue.
+
+        What is due fires then as far as there is room, or, when the queue had none, so much later at the latest; how
+        many did shows. Room is what was there before: nobody says in which order what is due at one time happens.
+        """
+        now, queue = self._oracle.now, self._oracle.queues[name]
+        asked = self._asked.setdefault(name, _Asked())
+        waiting = [each for each in self.all if each.name == name and each.is_pending]
+        # What its publisher was not told of is not in the log, or not safe there.
+        due = [each for each in waiting if each.due <= now and (each.confirmed or each.is_orphan)]
+        fired = before.delays.pending - after.delays.pending
+        later_most = len(waiting) - len(due)
+        later_least = sum(each.is_certain for each in waiting) - sum(each.is_certain for each in due)
+        due_most = before.delays.pending - later_least
+        due_least = max(before.delays.pending - later_most, sum(each.is_certain for each in due))
+        room = max(0, queue.rules.max_depth - before.depth)
+        must = now >= asked.by
+        if not (min(room, due_least) if must else 0) <= fired <= due_most:
+            what = f"{due_least}..{due_most} were due, with room for {room}"
+            raise ViolationError(f"{name}: {fired} delayed messages fire at {now}; {what}, asked by {asked.by}")
+        if fired and after.depth > queue.rules.max_depth and not queue.rules.drops_oldest:
+            raise ViolationError(f"{name} took what was due beyond its limit: {after.depth}")
+        for each in due if fired else ():
+            self._may_fire(queue, each)
+        if fired and before.depth + fired > queue.rules.max_depth:
+            self._oracle.drop_oldest(queue)
+        if after.delays.pending <= later_least or (must and room >= due_most):
+            # All of them; what a crash may have lost is lost.
+            asked.by, asked.is_sure = 0.0, True
+            for each in due:
                 each.is_pending = False
-                ttl_s = queue.rules.ttl_s
-                sent = self._oracle.add(queue, each.label, each.key, "", now + ttl_s if ttl_s else _NEVER)
-                sent.lane, sent.is_delayed, sent.unsure, sent.is_late = each.lane, True, True, True
-                sent.confirmed, sent.is_orphan = each.confirmed, each.is_orphan
-                for group in queue.groups.values():
-                    group.copies[sent].spots.add(NONE)
-                each.sents.append(sent)
-                _mix(queue, [sent for sent in each.sents if sent.place is None and sent in queue.messages])
-        for name in {each.name for each in self.all if any(sent.is_late for sent in each.sents)}:
-            queue = self._oracle.queues[name]
-            if depth(queue, now)[1] > queue.rules.max_depth:
-                self._oracle.drop_oldest(queue)
-                self._asked_again[name] = 0.0 if self.has_room else now + _RETRY_S + _TICK_S
+            for each in self.all:
+                for sent in each.sents if each.name == name else ():
+                    sent.is_late = False
+        elif now >= asked.by - _TICK_S or not asked.is_sure:
+            asked.by, asked.is_sure = now + _RETRY_S + _TICK_S, after.delays.pending > later_most
+
+    def _may_fire(self, queue: Queue, each: Delayed) -> None:
+        each.is_pending = False
+        ttl_s = queue.rules.ttl_s
+        sent = self._oracle.add(queue, each.label, each.key, "", self._oracle.now + ttl_s if ttl_s else _NEVER)
+        sent.lane, sent.is_delayed, sent.unsure, sent.is_late = each.lane, True, True, True
+        sent.confirmed, sent.is_orphan = each.confirmed, each.is_orphan
+        for group in queue.groups.values():
+            group.copies[sent].spots |= {NONE}
+        each.sents.append(sent)
+        _mix(queue, [sent for sent in each.sents if sent.place is None and sent in queue.messages])
 
     def rest(self) -> None:
-        """The engine has nothing left to do at this time: what is due has fired where there was room."""
+        """The engine has nothing left to do at this time: what fired is there."""
         synced = self._oracle.synced
         for each in self.all:
-            if self._oracle.now < self._asked_again.get(each.name, 0.0):
+            if any(sent.is_late for sent in each.sents):
                 continue
-            for sent in each.sents:
-                sent.is_late = False
             if len(each.sents) == 1 and not each.unsure and each.sents[0] in self._queue(each).messages:
                 self._fired(each, each.sents[0])
             if each.sents and not each.is_pending and all(sent.number <= synced for sent in each.sents):
@@ -153,19 +193,28 @@ class Delays:
 
     def next_due(self) -> float:
         """When the engine must look at its clock at the latest."""
-        asked = self._asked_again
-        waiting = (max(each.due, asked.get(each.name, 0.0)) for each in self.all if each.is_pending and not each.unsure)
-        return min(waiting, default=_NEVER) + _TICK_S
+        waiting = (
+            max(each.due, asked.by) if (asked := self._asked.get(each.name)) else each.due
+            for each in self.all
+            if each.is_pending and not each.unsure
+        )
+        left = (asked.by for asked in self._asked.values() if asked.by and asked.is_sure)
+        return min(*waiting, *left, _NEVER, _NEVER) + _TICK_S
 
     @property
-    def is_open(self) -> bool:
-        """Some will fire."""
-        return any(each.is_pending for each in self.all)
+    def names(self) -> list[str]:
+        """Queues that have, or had, delayed messages."""
+        return list({each.name: None for each in self.all})
+
+    @property
+    def open_count(self) -> int:
+        """Those that will fire, or may have to."""
+        return sum(each.is_open for each in self.all)
 
     def check(self, name: str, stats: Any) -> None:
         """Hold the engine's figure of those that wait to what it may be."""
         known = [each for each in self.all if each.name == name and not each.is_cancelled]
-        least = sum(each.is_pending and not each.unsure and not each.sents for each in known)
+        least = sum(each.is_certain for each in known)
         most = sum(each.is_pending or any(sent.unsure for sent in each.sents) for each in known)
         if not least <= stats.pending <= most:
             raise ViolationError(f"{name}: {stats.pending} are delayed, not within {least}..{most}")
@@ -177,6 +226,7 @@ class Delays:
 
         What fired may fire again after a loss of ``power``.
         """
+        self._asked = {}
         self.all = [each for each in self.all if self._queue(each).rules.durability != "memory"]
         for each in self.all:
             is_synced = self._queue(each).rules.durability == "fsync"
@@ -190,6 +240,8 @@ class Delays:
     def finish(self) -> None:
         """After everything was drained: nothing vanished."""
         for each in self.all:
+            if each.is_open:
+                raise ViolationError(f"{each.name}: delayed {each.label} never fires")
             if each.unsure or each.is_cancelled or any(sent.place or sent.unneeded for sent in each.sents):
                 continue
             for group_id, group in self._queue(each).groups.items():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
-from sim.queue_model.state import BUCKETS, ENDS, Group, Kind, Queue, Sent, ViolationError, bucket_of
+from sim.queue_model.state import BUCKETS, ENDS, Group, Kind, Queue, Sent, ViolationError
 
 _THROUGH: Final = "through"
 _ALL: Final = (*BUCKETS, _THROUGH)
@@ -18,10 +19,11 @@ def is_passed_over(group: Group, sent: Sent, now: float) -> bool:
 def census(group: Group, now: float) -> dict[str, tuple[int, int]]:
     """How many messages are in each bucket, at least and at most."""
     least, most = dict.fromkeys(_ALL, 0), dict.fromkeys(_ALL, 0)
-    for sent, copy in group.copies.items():
-        buckets = {bucket_of(spot) for spot in copy.spots}
-        if copy.may(Kind.MOVING) or (copy.may(Kind.READY) and is_passed_over(group, sent, now)):
-            buckets.add(_THROUGH)
+    least[_THROUGH] = most[_THROUGH] = len(group.copies) - len(group.open)
+    for copy in group.open:
+        buckets = copy.buckets
+        if Kind.MOVING in copy.kinds or (Kind.READY in copy.kinds and is_passed_over(group, copy.message, now)):
+            buckets = buckets | {_THROUGH}
         for bucket in buckets:
             most[bucket] += 1
             least[bucket] += len(buckets) == 1
@@ -30,10 +32,14 @@ def census(group: Group, now: float) -> dict[str, tuple[int, int]]:
 
 def depth(queue: Queue, now: float) -> tuple[int, int]:
     """Messages that some group is not through with, at least and at most; all that are kept while there is none."""
+    return _depth(queue, now, [census(group, now) for group in queue.groups.values()])
+
+
+def _depth(queue: Queue, now: float, counted: Iterable[dict[str, tuple[int, int]]]) -> tuple[int, int]:
     if not queue.groups:
         kept = sum(not (sent.unsure or sent.unneeded or sent.expires_at <= now) for sent in queue.messages)
         return kept, len(queue.messages)
-    through = [census(group, now)[_THROUGH] for group in queue.groups.values()]
+    through = [each[_THROUGH] for each in counted]
     total = len(queue.messages)
     return total - min(most for _, most in through), total - min(least for least, _ in through)
 
@@ -43,14 +49,15 @@ def check(queue: Queue, stats: Any, *, now: float, written: int) -> None:
 
     ``written``: messages published after that step are not counted as enqueued yet.
     """
-    least, most = depth(queue, now)
+    counted = {group_id: census(group, now) for group_id, group in queue.groups.items()}
+    least, most = _depth(queue, now, counted.values())
     if not least <= stats.depth <= most:
         raise ViolationError(f"{queue.name}: depth {stats.depth}, not within {least}..{most}")
     unwritten = sum(sent.number > written for sent in queue.messages)
     for figures in stats.groups:
         group = queue.groups[figures.group]
         where = f"{queue.name}/{figures.group}"
-        for bucket, (low, high) in census(group, now).items():
+        for bucket, (low, high) in counted[figures.group].items():
             if bucket != _THROUGH and not low <= getattr(figures, bucket) <= high:
                 raise ViolationError(f"{where}: {bucket} {getattr(figures, bucket)}, not within {low}..{high}")
         for count, value in group.counts.items():

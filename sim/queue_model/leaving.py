@@ -12,6 +12,8 @@ from sim.queue_model.oracle import Oracle
 from sim.queue_model.state import DEAD, NEW, NONE, Copy, Sent
 
 _NEVER: Final = float("inf")
+_SOON_S: Final = 6.0
+"""What has expired has left after that."""
 
 
 class Leaving:
@@ -50,7 +52,7 @@ class Leaving:
         letter.unsure, letter.source = True, Copy(sent, NEW)
         self._sources.append(letter.source)
         for group in target.groups.values():
-            group.copies[letter].spots.add(NONE)
+            group.copies[letter].spots |= {NONE}
 
     def rest(self) -> None:
         """Whatever was on its way has arrived."""
@@ -60,6 +62,13 @@ class Leaving:
     def crash(self, *, power: bool) -> None:
         """What was on its way, or is not known to be safe, may leave again."""
         self._lettered = {sent: True for sent, is_settled in self._lettered.items() if is_settled and not power}
+
+    @property
+    def is_over(self) -> bool:
+        """Everything that expires has done so, and has had time to become a letter."""
+        messages = self._oracle.queues[self._name].messages
+        ends = (sent.expires_at for sent in messages if sent.expires_at < _NEVER)
+        return max(ends, default=0.0) + _SOON_S <= self._oracle.now
 
     def finish(self) -> None:
         """Nothing leaves any more."""

@@ -45,10 +45,6 @@ OTHER: Final = "r"
 LETTERS: Final = "$dlq/q"
 START: Final = 1_700_000_000.0
 _TURNS: Final = 30
-_LEAVE_TURNS: Final = 8
-"""At the end: after so many everything that expires has become a letter."""
-_ROOM_TURNS: Final = 20
-"""At the end: after so many a queue with a limit has taken all that was due."""
 _PROFILE: Final = DiskProfile(stall_rate=0.0)
 
 
@@ -389,10 +385,12 @@ class QueueLife:
 
     def _begin_turn(self) -> None:
         self.oracle.tick(self.now)
-        self.delays.tick()
         if self.leaving is not None:
             self.leaving.tick()
+        before = {name: self.engine.stats(name) for name in self.delays.names}
         self.engine.tick(self.now)
+        for name, figures in before.items():
+            self.delays.tick(name, figures, self.engine.stats(name))
         self._dispatch()
         self.jobs += self.engine.take_sync_jobs(self.now)
 
@@ -415,9 +413,6 @@ class QueueLife:
         done, self.done = self.done, []
         for job in done:
             self.engine.sync_done(job, None, self.now)
-        if done and self.oracle.transactions.all:
-            # The record that ends a transaction counts as a message until it is written.
-            self._dispatch()
 
     def rest(self) -> None:
         """Turns until nothing is left to do now; then everything that had to happen has happened."""
@@ -503,8 +498,6 @@ class QueueLife:
         self._start()
         for name in self.names:
             self.oracle.reopened(name, [group.group for group in self.engine.stats(name).groups], mark)
-        if self.oracle.transactions.all:
-            self._dispatch()
 
     # -- checks --------------------------------------------------------------------------------------------------
 
@@ -527,13 +520,13 @@ class QueueLife:
             for group_id in queue.groups:
                 group, _, pattern = group_id.partition("@")
                 self.join(name, group, "z", pattern=pattern, is_eager=True)
-        for number in range(_TURNS):
+        # Once all others have had what was there, each turn has room for one that was delayed.
+        for _ in range(_TURNS + self.delays.open_count):
             self.rest()
             self.check()
-            if self.leaving is not None and number == _LEAVE_TURNS:
+            if self.leaving is not None and self.leaving.is_over:
                 self.leaving.finish()
-            self.delays.has_room = number >= _ROOM_TURNS
-            if not self.oracle.is_open and not self.delays.is_open:
+            if not self.oracle.is_open and not self.delays.open_count:
                 break
             due = self.oracle.transactions.next_due()
             self.now = max(self.now + 2.0, 0.0 if due == float("inf") else due)

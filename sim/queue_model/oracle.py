@@ -28,7 +28,7 @@ from sim.queue_model.state import (
     Spot,
     ViolationError,
 )
-from sim.queue_model.transactions import Transactions
+from sim.queue_model.transactions import Transactions, holds_back
 
 _NEVER: Final = float("inf")
 
@@ -66,7 +66,7 @@ class Oracle:
             for sent in queue.messages:
                 sent.unneeded |= not queue.groups
             for group in queue.groups.values():
-                for copy in group.copies.values():
+                for copy in list(group.open):
                     if NEW in copy.spots and not self.transactions.is_open(copy.message):
                         self.become(copy, *copy.spots, DONE)
 
@@ -76,7 +76,7 @@ class Oracle:
         queue.messages[sent] = None
         queue.labels.setdefault(label, []).append(sent)
         for group in queue.groups.values():
-            group.copies[sent] = Copy(sent, NEW)
+            group.add(Copy(sent, NEW))
         return sent
 
     def refused(self, name: str) -> None:
@@ -96,7 +96,7 @@ class Oracle:
             self._note_unneeded(queue)
             group = queue.groups[group_id] = Group(wants, self.step)
             for sent in queue.messages:
-                group.copies[sent] = Copy(sent, NEW, NONE) if sent.unneeded or sent.unsure else Copy(sent, NEW)
+                group.add(Copy(sent, NEW, NONE) if sent.unneeded or sent.unsure else Copy(sent, NEW))
         self.leave(name, group_id, consumer)
         group.members[consumer] = True
 
@@ -160,7 +160,7 @@ class Oracle:
             sent.number = self.step
         if not sent.unneeded:
             for group in queue.groups.values():
-                group.copies[sent].spots.discard(NONE)
+                group.copies[sent].spots -= {NONE}
 
     # -- settlements ---------------------------------------------------------------------------------------------
 
@@ -231,7 +231,7 @@ class Oracle:
         if unsure:
             letter.unsure = True
             for group in target.groups.values():
-                group.copies[letter].spots.add(NONE)
+                group.copies[letter].spots |= {NONE}
 
     def become(self, copy: Copy, *spots: Spot) -> None:
         self.step += 1
@@ -249,10 +249,10 @@ class Oracle:
                     group.counts["timed_out"] += 1
                     self.fail(queue, group_id, copy, now + queue.rules.backoff_s(spot.deliveries))
 
-    def _every(self) -> Iterator[tuple[Queue, str, Group, Copy]]:
+    def _every(self, *, ended: bool = False) -> Iterator[tuple[Queue, str, Group, Copy]]:
         for queue in self.queues.values():
             for group_id, group in queue.groups.items():
-                for copy in list(group.copies.values()):
+                for copy in list(group.copies.values() if ended else group.open):
                     yield queue, group_id, group, copy
 
     def next_due(self) -> float:
@@ -270,28 +270,25 @@ class Oracle:
     def rest(self) -> None:
         """The engine has nothing left to do at this time: whatever could be done was done."""
         for queue in self.queues.values():
+            behind = list(self.transactions.open_in(queue))
             for group_id, group in queue.groups.items():
-                copies = sorted(group.copies.values(), key=lambda copy: copy.message.place or (_NEVER, 0))
+                copies = sorted(group.open, key=lambda copy: copy.message.place or (_NEVER, 0))
                 retried = [copy for copy in copies if copy.is_retried]
+                is_served = group.is_served(queue.rules)
                 for copy in copies:
-                    self._settle_down(queue, group, copy, retried, f"{queue.name}/{group_id}")
+                    if is_served:
+                        self._settle_down(queue, group, copy, retried, behind, f"{queue.name}/{group_id}")
+                    elif Kind.MOVING in copy.kinds:
+                        self.become(copy, *(DEAD if spot.kind is Kind.MOVING else spot for spot in copy.spots))
 
-    def _settle_down(self, queue: Queue, group: Group, copy: Copy, retried: Iterable[Copy], where: str) -> None:
-        sent, left = copy.message, set[Spot]()
-        rules = queue.rules
-        is_served = (
-            bool(group.members)
-            and (any if not rules.ordered else all)(
-                takes and len(group.held_by(consumer)) < rules.max_in_flight
-                for consumer, takes in group.members.items()
-            )
-            # A partition that moves waits for what is in flight.
-            and group.in_flight < (1 if rules.cooperative and rules.ordered else rules.group_limit)
-        )
+    def _settle_down(
+        self, queue: Queue, group: Group, copy: Copy, retried: list[Copy], behind: list[Sent], where: str
+    ) -> None:
+        sent, left, rules = copy.message, set[Spot](), queue.rules
         # Its time, or its source, may still become it.
         is_coming = sent.is_late or (sent.source is not None and sent.source.may(Kind.READY, Kind.MOVING))
         is_open = sent.unsure and is_coming
-        is_behind = self.transactions.holds_back(queue, sent)
+        is_behind = bool(behind) and holds_back(behind, sent)
         is_retry_first = rules.ordered and any(may_hold_back(other, copy) for other in retried)
         for spot in copy.spots:
             if spot.kind is Kind.MOVING:
@@ -299,7 +296,6 @@ class Oracle:
             elif (
                 spot.kind is not Kind.READY
                 or spot.at > self.now
-                or not is_served
                 or is_retry_first
                 or is_open
                 or (is_behind and not spot.deliveries)
@@ -386,7 +382,7 @@ class Oracle:
     def finish(self) -> None:
         """After everything was drained: nothing vanished."""
         self.transactions.finish()
-        for queue, group_id, _, copy in self._every():
+        for queue, group_id, _, copy in self._every(ended=True):
             what = f"{queue.name}/{group_id}: {copy.message.label}"
             if not copy.spots <= THROUGH:
                 raise ViolationError(f"{what} is stuck: {copy.spots}")

@@ -43,7 +43,7 @@ def _lose(queue: Queue, sent: Sent, why: str) -> None:
     if not sent.is_hole:
         queue.labels[sent.label].remove(sent)
     for group in queue.groups.values():
-        group.copies.pop(sent).spots = {NONE}
+        group.remove(sent).spots = {NONE}
 
 
 def remove(queue: Queue, sent: Sent) -> None:
@@ -53,7 +53,7 @@ def remove(queue: Queue, sent: Sent) -> None:
         if sent.place is not None:
             queue.places.pop(sent.place, None)
         for group in queue.groups.values():
-            copy = group.copies.pop(sent)
+            copy = group.remove(sent)
             if copy.may(Kind.DONE, Kind.NONE):
                 # A reset, or a group that began behind it, skipped it; then it counts twice.
                 group.total = None
@@ -70,7 +70,7 @@ def _leave_hole(queue: Queue, sent: Sent) -> None:
     if sent.place is not None and queue.places.setdefault(sent.place, sent) is not sent:
         sent.place = None
     for group in queue.groups.values():
-        group.copies[sent] = Copy(sent, NEW, NONE)
+        group.add(Copy(sent, NEW, NONE))
 
 
 def leave_holes(queue: Queue, mark: int) -> None:
@@ -86,7 +86,7 @@ def leave_holes(queue: Queue, mark: int) -> None:
 def check_order(group: Group, copy: Copy, what: str, now: float) -> None:
     """Nothing earlier of its partition and lane may still wait for its turn."""
     (partition, offset), lane = copy.message.place or (0, 0), copy.message.lane
-    for other in group.copies.values():
+    for other in group.open:
         there = other.message.place
         if there is None or other.message.lane != lane:
             continue

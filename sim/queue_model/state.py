@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -48,6 +49,7 @@ DEAD: Final = Spot(Kind.DEAD)
 DONE: Final = Spot(Kind.DONE)
 NONE: Final = Spot(Kind.NONE)
 THROUGH: Final = {DEAD, DONE, NONE}
+_THROUGH_ONLY: Final = {"through"}
 
 
 class Rules(NamedTuple):
@@ -120,8 +122,9 @@ class Copy:
 
     def __init__(self, message: Sent, *spots: Spot) -> None:
         self.message = message
-        self.spots = set(spots)
-        self.before: list[tuple[int, set[Spot]]] = []
+        self.group: Group | None = None
+        self.spots = frozenset(spots)
+        self.before: list[tuple[int, AbstractSet[Spot]]] = []
         """(step, what held until then), as far as a crash may bring it back."""
         self.delivered_at = 0.0
         """The last time."""
@@ -131,11 +134,29 @@ class Copy:
         """The dead letter that it became, or may have become."""
 
     @property
+    def spots(self) -> AbstractSet[Spot]:
+        return self._spots
+
+    @spots.setter
+    def spots(self, spots: AbstractSet[Spot]) -> None:
+        self._spots = frozenset(spots)
+        self.kinds = tuple({spot.kind for spot in spots})
+        self.buckets = {bucket_of(spot) for spot in spots}
+        """Where the engine's figures may count it."""
+        if self.group is not None:
+            self.group.changed(self)
+
+    @property
+    def is_open(self) -> bool:
+        """The group may not be through with it."""
+        return self.buckets != _THROUGH_ONLY
+
+    @property
     def is_retried(self) -> bool:
-        return any(spot.deliveries and spot.kind is Kind.READY for spot in self.spots)
+        return "retrying" in self.buckets
 
     def may(self, *kinds: Kind) -> bool:
-        return any(spot.kind in kinds for spot in self.spots)
+        return any(kind in kinds for kind in self.kinds)
 
 
 class Group:
@@ -147,6 +168,9 @@ class Group:
         self.born = born
         """The step that created it; 0 once it is known to survive any crash."""
         self.copies: dict[Sent, Copy] = {}
+        """Changed by :meth:`add` and :meth:`remove` only."""
+        self.open: dict[Copy, None] = {}
+        """Those that it may not be through with: usually few of many."""
         self.members: dict[str, bool] = {}
         """Consumer -> whether it takes what it is given."""
         self.counts = dict.fromkeys(COUNTED, 0)
@@ -155,12 +179,42 @@ class Group:
         self.total: int | None = None
         """What conservation must keep constant."""
 
+    def add(self, copy: Copy) -> None:
+        """It has that copy of a message, and no other."""
+        self.copies[copy.message], copy.group = copy, self
+        self.changed(copy)
+
+    def remove(self, sent: Sent) -> Copy:
+        """It has no copy of that message."""
+        copy = self.copies.pop(sent)
+        copy.group = None
+        self.open.pop(copy, None)
+        return copy
+
+    def changed(self, copy: Copy) -> None:
+        """The copy says that other things may be true of it."""
+        if copy.is_open:
+            self.open[copy] = None
+        else:
+            self.open.pop(copy, None)
+
     @property
     def in_flight(self) -> int:
-        return sum(copy.may(Kind.FLIGHT) for copy in self.copies.values())
+        return sum(Kind.FLIGHT in copy.kinds for copy in self.open)
 
     def held_by(self, consumer: str) -> list[Copy]:
-        return [copy for copy in self.copies.values() if any(spot.holder == consumer for spot in copy.spots)]
+        return [copy for copy in self.open if any(spot.holder == consumer for spot in copy.spots)]
+
+    def is_served(self, rules: Rules) -> bool:
+        """Its consumers certainly have room for what is ready."""
+        return (
+            bool(self.members)
+            and (any if not rules.ordered else all)(
+                takes and len(self.held_by(consumer)) < rules.max_in_flight for consumer, takes in self.members.items()
+            )
+            # A partition that moves waits for what is in flight.
+            and self.in_flight < (1 if rules.cooperative and rules.ordered else rules.group_limit)
+        )
 
 
 class Queue:

@@ -387,7 +387,12 @@ def the_oldest_makes_room(life: StoryLife) -> None:
     life.publish_and_rest()
 
 
-@ends("engine-due-over-the-limit", "engine-refused-when-due-is-lost", setup=Setup(max_depth=2))
+@ends(
+    "engine-due-over-the-limit",
+    "engine-refused-when-due-is-lost",
+    "engine-refused-when-due-waits-for-a-start",
+    setup=Setup(max_depth=2),
+)
 def what_is_due_waits_for_room(life: StoryLife) -> None:
     delayer, member = Delayer(life), life.enter(room=0)
     life.publish_and_rest(2)
@@ -397,6 +402,36 @@ def what_is_due_waits_for_room(life: StoryLife) -> None:
     life.rest()
     life.do(member, Verb.ACK)
     life.pass_by(2.0)
+
+
+@ends("engine-refused-when-due-comes-singly", setup=Setup(max_depth=2))
+def what_is_due_takes_all_the_room_there_is(life: StoryLife) -> None:
+    """Many through few places: each time as many as there are places, the last of them, too."""
+    delayer, member = Delayer(life), life.enter(room=0)
+    life.publish_and_rest(2)
+    for _ in range(5):
+        delayer.publish(0.9)
+    life.pass_by(1.0)
+    life.make_room(member, 1_000)
+    life.rest()
+    life.ack_all(member)
+    life.pass_by(2.0)
+
+
+@ends("engine-end-takes-a-place", setup=Setup(max_depth=2))
+def the_end_of_a_transaction_takes_no_place(life: StoryLife) -> None:
+    """Not even before it is written."""
+    producer = Producer(life, "s")
+    producer.init()
+    life.rest()
+    producer.begin(60.0)
+    life.rest()
+    producer.publish(QUEUE, None, is_numbered=False)
+    producer.commit()
+    while life.waiting:
+        life.turn()
+        life.check()
+    life.publish_and_rest()
 
 
 @ends("engine-new-limit-from-the-next-start", "engine-new-limit-until-the-next-start", setup=Setup(max_depth=6))

@@ -55,7 +55,7 @@ class Transactions:
                 self.abort(transaction)
                 for *_, copy, _ in transaction.held:
                     # What this turn delivers may come before.
-                    copy.spots.add(Spot(Kind.HELD))
+                    copy.spots |= {Spot(Kind.HELD)}
                     self._given_back.append(copy)
 
     def turned(self) -> None:
@@ -95,7 +95,7 @@ class Transactions:
             if was is not Fate.EITHER:
                 self._oracle.fail(queue, group_id, copy, self._oracle.now)
             elif len(copy.spots) > 1:
-                copy.spots.discard(DONE)
+                copy.spots -= {DONE}
 
     def _mark(self, transaction: Transaction) -> None:
         """Each of its partitions gets a record that says how it ended."""
@@ -129,7 +129,7 @@ class Transactions:
         for other in self.all:
             if other.fate is Fate.EITHER and any(held is copy for _, _, held, _ in other.held):
                 self.abort(other)
-        for first in self._open_in(queue) if count == 1 else ():
+        for first in self.open_in(queue) if count == 1 else ():
             if first.place and sent.place and first.place[0] == sent.place[0] and first.place < sent.place:
                 raise ViolationError(f"{what}: the transaction of {first.label} at {first.place} is open")
 
@@ -137,14 +137,8 @@ class Transactions:
         """Whether a message belongs to a transaction that has not ended."""
         return sent.transaction is not None and sent.transaction.fate in LIVE
 
-    def holds_back(self, queue: Queue, sent: Sent) -> bool:
-        """It may be behind a message of an open transaction."""
-        return any(
-            first.number <= sent.number and (not first.place or not sent.place or first.place[0] == sent.place[0])
-            for first in self._open_in(queue)
-        )
-
-    def _open_in(self, queue: Queue) -> Iterator[Sent]:
+    def open_in(self, queue: Queue) -> Iterator[Sent]:
+        """Messages of open transactions."""
         return (sent for each in self.all if each.fate in LIVE for there, sent in each.messages if there is queue)
 
     def next_due(self) -> float:
@@ -195,3 +189,11 @@ class Transactions:
             ]
             if each.fate is Fate.EITHER and absent and settled:
                 raise ViolationError(f"a transaction settled {settled}, and {absent} do not show")
+
+
+def holds_back(open_ones: list[Sent], sent: Sent) -> bool:
+    """It may be behind one of these messages of open transactions."""
+    return any(
+        first.number <= sent.number and (not first.place or not sent.place or first.place[0] == sent.place[0])
+        for first in open_ones
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from reference_broker.core.queues import Verb
 from sim.disk import Persistence
+from sim.queue_model.delaying import Delayer
 from sim.queue_model.life import LETTERS, QUEUE, QueueLife, Setup
 from sim.queue_model.producing import Producer
 
@@ -238,3 +239,32 @@ def test_a_new_group_of_dead_letters_with_a_filter_inherits_only_what_it_wants()
     assert [held.sent.label for held in filtering.got] == ["g>m2"]
     life.check()
     life.drain()
+
+
+def test_what_is_due_may_find_full_what_a_timeout_empties_at_that_time() -> None:
+    """The model had the timeout first, and then expected the message; it comes when the queue is asked again."""
+    life = QueueLife(Setup(max_depth=1, max_retries=0, dead_letters=False))
+    life.join(QUEUE, "g", "a")
+    life.publish()
+    Delayer(life).publish(0.9)
+    life.rest()
+    life.wait(11.0)
+    life.rest()
+    life.check()
+    assert life.engine.stats(QUEUE).delays.pending == 1
+    life.wait(1.5)
+    life.rest()
+    life.check()
+    assert life.engine.stats(QUEUE).delays.pending == 0
+
+
+def test_many_that_were_delayed_come_through_few_places() -> None:
+    """The model gave them 20 turns, whatever their number."""
+    life = QueueLife(Setup(max_depth=2, max_retries=0, dead_letters=False))
+    delayer = Delayer(life)
+    for _ in range(70):
+        delayer.publish(0.9)
+    life.rest()
+    life.drain()
+    stats = life.engine.stats(QUEUE)
+    assert (stats.delays.pending, stats.delays.fired, stats.depth) == (0, 70, 0)

@@ -22,6 +22,7 @@ SAMPLE = (
     "engine-depth-off-by-one",
     "engine-dropped-in-silence",
     "engine-due-over-the-limit",
+    "engine-end-takes-a-place",
     "engine-large-payload-cut",
     "engine-leaving-keeps-deliveries",
     "engine-nack-delay-ignored",
