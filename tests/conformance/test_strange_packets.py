@@ -17,6 +17,8 @@ FLOOD = 3 * _MAX_STRANGE_LINES
 class Context:
     """As much of a case as a connection needs; every message is one of another case."""
 
+    lives = 1
+
     def __init__(self) -> None:
         self.transcript = Transcript()
         self.noted: list[Rule] = []
