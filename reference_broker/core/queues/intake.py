@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from reference_broker.core.queues.limits import QueueLimits
 
 _NEVER = float("inf")
+_new = tuple.__new__
+"""``_new(NewRecord, (...))`` is ``NewRecord(...)`` without a call of Python."""
 _RUN_MESSAGES = 8
 """Fewer are not worth a block."""
 _BLOCK_MESSAGES = 32
@@ -94,18 +96,19 @@ class QueueIntake:
         """
         properties = message.user_properties
         size = message_bytes(message) if properties else len(message.payload)
+        options: PublishOptions | None = None
         if size > self.config.max_message_bytes:
             self.refused += 1
             text = f"{size} bytes; the queue {self.name!r} takes at most {self.config.max_message_bytes}"
             raise QueueError(QueueErrorCode.TOO_LARGE, text)
-        options = parse(message) if properties else None
-        if options is not None and options.ttl_ms is not None:
-            message = with_ttl(message, options.ttl_ms, now)
-        if options is not None and self._agenda.produce is not None and options.is_produced:
-            self._agenda.produce(self, routing_key, message, options, now, on_confirmed, on_stored)
-            return
-        if options is not None and self._is_kept(routing_key, message, size, options, now, on_confirmed, on_stored):
-            return
+        if properties and (options := parse(message)) is not None:
+            if options.ttl_ms is not None:
+                message = with_ttl(message, options.ttl_ms, now)
+            if self._agenda.produce is not None and options.is_produced:
+                self._agenda.produce(self, routing_key, message, options, now, on_confirmed, on_stored)
+                return
+            if self._is_kept(routing_key, message, size, options, now, on_confirmed, on_stored):
+                return
         partition = self._add(routing_key, message, size, now, on_confirmed, options)
         if on_stored is not None:
             self.tell_place(partition, on_stored)
@@ -162,7 +165,7 @@ class QueueIntake:
             partition.list_next()
         if self._counts_bytes:
             self.limits.add_bytes(size)
-        record = NewRecord(timestamp_ms, b"" if key is None else key.encode(), message.payload, headers)
+        record = _new(NewRecord, (timestamp_ms, b"" if key is None else key.encode(), message.payload, headers))
         if mark is None:
             partition.add(record, stored, on_confirmed)
         else:
@@ -296,7 +299,7 @@ class QueueIntake:
         if count < _RUN_MESSAGES:
             return False
         some = messages[:1] if alike else messages
-        if not all(is_plain(message) and len(message.payload) <= limit for message in some):
+        if not all(map(is_plain, some)) or max([len(message.payload) for message in some]) > limit:
             return False
         if not self._takes_run(count):
             return False
@@ -314,16 +317,20 @@ class QueueIntake:
             if alike:
                 header, topic = headers(some[0], routing_key)
                 bytes_each = len(some[0].payload)
-                records = [NewRecord(timestamp_ms, b"", message.payload, header) for message in some]
+                records = [_new(NewRecord, (timestamp_ms, b"", message.payload, header)) for message in some]
                 stored = [
                     StoredMessage(message, topic, routing_key, enqueued_at, expires_at, bytes_each) for message in some
                 ]
             else:
                 records, stored = [], []
+                previous = some[0]
+                header, topic = headers(previous, routing_key)
                 for message in some:
                     payload = message.payload
-                    header, topic = headers(message, routing_key)
-                    records.append(NewRecord(timestamp_ms, b"", payload, header))
+                    if message.topic != previous.topic or message.publisher != previous.publisher:
+                        previous = message
+                        header, topic = headers(message, routing_key)
+                    records.append(_new(NewRecord, (timestamp_ms, b"", payload, header)))
                     stored.append(StoredMessage(message, topic, routing_key, enqueued_at, expires_at, len(payload)))
             partition = self.partitions[(first + block) % len(self.partitions)]
             partition.add_run(records, stored, part(len(some)))
@@ -366,15 +373,13 @@ class QueueIntake:
         common, topic = self._codec.headers(
             Message(topic=first.topic, payload=b"", publisher=first.publisher), routing_key
         )
-        new = tuple.__new__
         runs: dict[int | None, tuple[list[int], list[NewRecord], list[StoredMessage]]] = {}
         for position, (index, message, each, size) in enumerate(zip(chosen, messages, known, sizes, strict=True)):
             run = runs.get(index)
             if run is None:
                 run = runs[index] = [], [], []
             run[0].append(position)
-            # As NewRecord(...), without a call of Python.
-            run[1].append(new(NewRecord, (timestamp_ms, each.key_bytes, message.payload, common + each.headers)))
+            run[1].append(_new(NewRecord, (timestamp_ms, each.key_bytes, message.payload, common + each.headers)))
             run[2].append(StoredMessage(message, topic, routing_key, enqueued_at, expires_at, size))
         for index, (positions, records, stored) in runs.items():
             assert index is not None

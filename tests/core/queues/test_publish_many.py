@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable
 
@@ -11,9 +12,12 @@ from reference_broker.core.message import Message
 from reference_broker.core.queues import QueueErrorCode
 from reference_broker.core.queues.confirms import JointConfirm
 from reference_broker.core.queues.errors import QueueError
+from sim.disk import SimDisk
 from tests.core.queues.conftest import Outcome, QueueBench
 
 BenchWith = Callable[..., QueueBench]
+TOPICS = ("$queue/q/key", "captured/a", "captured/b")
+"""Those of ordinary topics come by a binding."""
 KINDS: dict[str, Callable[[int], Message]] = {
     "plain": lambda number: _message(number),
     "with keys": lambda number: _message(number, user_properties=(("partition-key", str(number % 7)),)),
@@ -22,25 +26,35 @@ KINDS: dict[str, Callable[[int], Message]] = {
 
 
 def _message(number: int, **fields: object) -> Message:
-    return Message(topic="$queue/q/key", payload=b"%d" % number, publisher=f"p{number % 2}", **fields)  # type: ignore[arg-type]
+    # What comes in a row may differ in one of them, in both, or in none.
+    topic, publisher = TOPICS[number // 3 % 3], f"p{number // 2 % 2}"
+    return Message(topic=topic, payload=b"%d" % number, publisher=publisher, **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [1, 63, 64, 1_000])
-def test_all_of_them_are_delivered_as_single_ones_are(bench_with: BenchWith, kind: str, count: int) -> None:
-    bench = bench_with(partitions=4, max_in_flight=2_000)
-    consumer = bench.consumer(room=2_000)
+@pytest.mark.parametrize("restarts", [False, True], ids=["remembered", "read back"])
+def test_all_of_them_are_delivered_as_single_ones_are(
+    bench_with: BenchWith, kind: str, count: int, restarts: bool
+) -> None:
+    bench = bench_with(SimDisk(random.Random(1)), partitions=4, max_in_flight=2_000)
+    consumer = bench.consumer(room=0 if restarts else 2_000)
     confirmed = Outcome()
     messages = [KINDS[kind](number) for number in range(count)]
     bench.engine.publish_many(bench.engine.address("$queue/q/key"), messages, bench.now, confirmed)
     assert not confirmed.calls
     bench.turn()
     assert confirmed.confirmed
+    if restarts:
+        bench.restart()
+        consumer = bench.consumer(room=2_000)
+        bench.turn()
     assert Counter(consumer.values) == Counter(str(number) for number in range(count))
     for delivery in consumer.got:
         sent = messages[int(delivery.message.payload)]
         assert (delivery.message.publisher, delivery.message.user_properties) == (sent.publisher, sent.user_properties)
-        assert (delivery.topic, delivery.message.expires_at) == ("$queue/q/key", sent.expires_at)
+        assert (delivery.topic, delivery.message.topic) == ("$queue/q/key", sent.topic)
+        assert delivery.message.expires_at == sent.expires_at
     by_partition: dict[int, list[int]] = {}
     for delivery in consumer.got:
         by_partition.setdefault(delivery.partition, []).append(int(delivery.message.payload))
