@@ -1,4 +1,4 @@
-"""The files that a configuration names: users and access rules, read at start and at each reload."""
+"""The files that a configuration names: users and access rules, read at start and at each reload; and certificates."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from pathlib import Path
 
 import msgspec
 
-from reference_broker.config import AclRuleConfig, BrokerConfig, ConfigError, UserConfig, rule_problems
+from reference_broker.config import AclRuleConfig, BrokerConfig, ConfigError, TlsConfig, UserConfig, rule_problems
 from reference_broker.trace.yaml_text import YamlError, parse_yaml, read_utf8
 
 
 def read_named_files(config: BrokerConfig, folder: Path = Path()) -> BrokerConfig:
     """Put what the password file and the rules file hold in the place of their names, which are relative to ``folder``.
+    So are the names of certificates and keys, which listeners read; they become names from here.
 
     Raises :class:`ConfigError` naming file and line. A configuration that names no file is returned as it is.
     """
@@ -23,9 +24,32 @@ def read_named_files(config: BrokerConfig, folder: Path = Path()) -> BrokerConfi
         path = folder / acl.file
         rules = _read_rules(path)
         acl = msgspec.structs.replace(acl, rules=(*acl.rules, *rules), file="")
-    if auth is config.auth and acl is config.acl:
+    listeners = config.listeners
+    if folder != Path():
+        listeners = tuple(
+            msgspec.structs.replace(listener, tls=_tls_in(folder, listener.tls)) if listener.tls else listener
+            for listener in listeners
+        )
+    if auth is config.auth and acl is config.acl and listeners == config.listeners:
         return config
-    return msgspec.structs.replace(config, auth=auth, acl=acl)
+    return msgspec.structs.replace(config, auth=auth, acl=acl, listeners=listeners)
+
+
+def _tls_in(folder: Path, tls: TlsConfig) -> TlsConfig:
+    def of(name: str) -> str:
+        return name and str(folder / name)
+
+    further = tuple(
+        msgspec.structs.replace(each, certificate=of(each.certificate), key=of(each.key)) for each in tls.certificates
+    )
+    authority = of(tls.client_certificate_authority)
+    return msgspec.structs.replace(
+        tls,
+        certificate=of(tls.certificate),
+        key=of(tls.key),
+        certificates=further,
+        client_certificate_authority=authority,
+    )
 
 
 def _read_users(path: Path) -> tuple[UserConfig, ...]:

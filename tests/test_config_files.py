@@ -148,3 +148,25 @@ def test_hash_password_prints_what_the_configuration_takes() -> None:
     assert plain.output.splitlines()[-1].startswith("scrypt$")
     refused = CliRunner().invoke(app, ["--scram"], input="se\u0007cret\nse\u0007cret\n")
     assert refused.exit_code == 2
+
+
+def test_certificates_are_looked_for_beside_the_configuration(tmp_path: Path) -> None:
+    further = {"server_names": ["b"], "certificate": "b.pem", "key": "/keys/b"}
+    tls = {"certificate": "a.pem", "key": "keys/a", "client_certificate_authority": "c.pem", "certificates": [further]}
+    config = parse_config(
+        {"listeners": [{"port": 1}, {"port": 2, "tls": tls}, {"port": 3, "tls": {**tls, "key": "/k"}}]}
+    )
+    read = read_named_files(config, tmp_path)
+    plain, second, third = read.listeners
+    assert plain.tls is None
+    assert second.tls is not None
+    assert third.tls is not None
+    assert (second.tls.certificate, second.tls.key) == (str(tmp_path / "a.pem"), str(tmp_path / "keys/a"))
+    assert second.tls.client_certificate_authority == str(tmp_path / "c.pem")
+    assert [(each.certificate, each.key) for each in second.tls.certificates] == [(str(tmp_path / "b.pem"), "/keys/b")]
+    assert third.tls.key == "/k"
+    assert read_named_files(read) is read, "the broker looks again, from where it is started"
+    asked_for_none = parse_config({"listeners": [{"port": 1, "tls": {"certificate": "a", "key": "b"}}]})
+    without = read_named_files(asked_for_none, tmp_path).listeners[0].tls
+    assert without is not None
+    assert not without.client_certificate_authority, "no authority stays none"
