@@ -6,17 +6,20 @@ so that nothing is left behind when its parent dies. ``websocket_port`` is in it
 WebSocket listener. In this process: :func:`reference_broker_endpoint`.
 
 ``--fork`` makes it a nursery of broken brokers for the self-check, which spares them the start of Python: each line
-``{"start": MUTANT, "config": FILE, "log": FILE}`` on standard input forks a broker with that mutant (none for "") and
-configuration (the defaults for ""), whose ready line, or one with ``error``, is printed; ``{"stop": PID}`` ends that
-broker, ``{"kill": PID}`` does so by SIGKILL, the end of the input ends all of them.
+``{"start": MUTANT, "config": FILE, "log": FILE, "number": N}`` on standard input forks a broker with that mutant (none
+for "") and configuration (the defaults for ""), whose ready line, or one with ``error``, is printed, with that number:
+brokers that start at the same time may be ready in any order. ``{"stop": PID}`` ends that broker, ``{"kill": PID}``
+does so by SIGKILL, the end of the input ends all of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import os
+import select
 import signal
 import sys
 import time
@@ -68,15 +71,24 @@ def _version() -> str:
         return ""
 
 
-def _ready_line(broker: Broker) -> str:
+def _ready(broker: Broker) -> dict[str, object]:
     ready = {"ready": True, "host": broker.host, "port": broker.port, "version": _version(), "pid": os.getpid()}
     websocket_ports = [address.port for address in broker.addresses if address.scheme == "ws"]
     if websocket_ports:
         ready["websocket_port"] = websocket_ports[0]
-    return json.dumps(ready)
+    return ready
 
 
-def _forked_broker(mutant: str, config: str, log: str, life: int) -> int:
+def _answer(**values: object) -> None:
+    """One line in one write, short enough for the system not to mix it with those of other processes."""
+    line = json.dumps(values)
+    while len(line) >= select.PIPE_BUF:
+        values["error"] = str(values["error"])[: len(str(values["error"])) // 2]
+        line = json.dumps(values)
+    os.write(sys.stdout.fileno(), f"{line}\n".encode())
+
+
+def _forked_broker(mutant: str, config: str, log: str, life: int, number: int) -> int:
     """The life of a forked broker: until ``life``, the read end of a pipe, ends. Returns the exit status."""
     with Path(log).open("ab") as sink:
         os.dup2(sink.fileno(), sys.stderr.fileno())
@@ -84,13 +96,13 @@ def _forked_broker(mutant: str, config: str, log: str, life: int) -> int:
     try:
         wanted = broker_config(Path(config) if config else None, 0)
         with applied(*filter(None, [mutant])), Broker(wanted) as broker:
-            print(_ready_line(broker), flush=True)
+            _answer(number=number, **_ready(broker))
             ready = True
             os.read(life, 1)
     except Exception as error:
         traceback.print_exc()
-        if not ready:  # one answer to a request: a second line would be taken for that to the next
-            print(json.dumps({"error": f"{type(error).__name__}: {error}", "pid": os.getpid()}), flush=True)
+        if not ready:  # one answer to a request
+            _answer(number=number, pid=os.getpid(), error=f"{type(error).__name__}: {error}")
         return 1
     return 0
 
@@ -101,8 +113,10 @@ class Nursery:
     def __init__(self) -> None:
         self._lives: dict[int, int] = {}
         """Process id to the write end of the pipe that keeps the broker alive."""
+        self._ending: dict[int, float] = {}
+        """Process id of a broker that was told to end, to the time at which it is killed if it still has not."""
 
-    def start(self, mutant: str, config: str, log: str) -> None:
+    def start(self, mutant: str, config: str, log: str, number: int) -> None:
         """Fork a broker; it prints its own ready line."""
         life, keep = os.pipe()
         pid = os.fork()
@@ -111,7 +125,7 @@ class Nursery:
             for other in (keep, *self._lives.values()):
                 os.close(other)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os._exit(_forked_broker(mutant, config, log, life))
+            os._exit(_forked_broker(mutant, config, log, life, number))
         os.close(life)
         self._lives[pid] = keep
 
@@ -124,36 +138,48 @@ class Nursery:
             os.close(keep)
 
     def stop(self, pid: int) -> None:
-        """End a broker and wait for its process; twice is fine. One that does not end by itself is killed."""
+        """Tell a broker to end; twice is fine. Nobody waits for it: :meth:`reap` looks after its process."""
         keep = self._lives.pop(pid, None)
-        if keep is None:
-            return
-        os.close(keep)
-        deadline = time.monotonic() + _STOP_TIMEOUT_S
-        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+        if keep is not None:
+            os.close(keep)
+            self._ending[pid] = time.monotonic() + _STOP_TIMEOUT_S
+
+    def reap(self) -> None:
+        """Take leave of the processes that have ended since, and kill those that take too long."""
+        for pid, deadline in list(self._ending.items()):
             if time.monotonic() > deadline:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
-                return
-            time.sleep(_POLL_S)  # a blocking wait has no time limit
+            elif os.waitpid(pid, os.WNOHANG) == (0, 0):
+                continue
+            del self._ending[pid]
 
     def stop_all(self) -> None:
+        """End all of them and wait until they have."""
         for pid in list(self._lives):
             self.stop(pid)
+        while self._ending:
+            self.reap()
+            time.sleep(_POLL_S)  # a blocking wait has no time limit
 
 
 def _serve_nursery() -> int:
     all_mutants()
+    with Broker():
+        pass  # what the first start of a broker imports and works out, its children need not
+    gc.freeze()  # nor do they copy what the collector would look at
     nursery = Nursery()
     try:
         for line in sys.stdin:
+            nursery.reap()
             request = json.loads(line)
             if "stop" in request:
                 nursery.stop(int(request["stop"]))
             elif "kill" in request:
                 nursery.kill(int(request["kill"]))
             else:
-                nursery.start(str(request["start"]), str(request["config"]), str(request["log"]))
+                mutant, config, log = (str(request[key]) for key in ("start", "config", "log"))
+                nursery.start(mutant, config, log, int(request["number"]))
     finally:
         nursery.stop_all()
     return 0
@@ -182,7 +208,7 @@ def main(argv: Sequence[str]) -> int:
         with applied(*arguments.mutant), Broker(config) as broker:
             tune_collector()
             raise_file_limit()
-            print(_ready_line(broker), flush=True)
+            print(json.dumps(_ready(broker)), flush=True)
             with contextlib.suppress(KeyboardInterrupt):
                 while sys.stdin.buffer.read(4_096):
                     pass

@@ -41,7 +41,7 @@ from conformance.selection import (
     split,
     to_be_repeated,
 )
-from conformance.self_check import Check, check_mutants, print_table, work_of, write_self_check
+from conformance.self_check import JOBS, Check, check_mutants, print_table, work_of, write_self_check
 from conformance.signals import stopped_by_signals
 from conformance.targets import CAPABILITIES, Access, TargetError, choose_target, shipped_targets
 from reference_broker.trace.conformance import CaseResult, CaseVerdict, read_report
@@ -529,7 +529,9 @@ def self_check(
     area: AreaOption = "",
     mutant: Annotated[str, typer.Option("--mutant", help="Only this mutant or variation.")] = "",
     out: Annotated[Path | None, typer.Option("--out", help="Folder for result.json.")] = None,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, max=16, help="Broken brokers that run at the same time.")] = 12,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=1, max=16, help="Broken brokers that run at the same time.")
+    ] = JOBS,
 ) -> None:
     """Prove the suite: each case must fail a reference broker with the bug it names, and pass its near miss.
 

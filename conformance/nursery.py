@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import selectors
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +23,7 @@ from conformance.targets.process import fill, placeholders, with_ports
 
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 10.0
+_GONE = "the process that starts brokers has ended"
 CONFIG_FILE = "broker.yaml"
 """Among the files of a reference target: the configuration of its broker."""
 _COMMAND = (sys.executable, "-m", "conformance.adapter", "--fork")
@@ -67,7 +68,7 @@ class _Life:
             text = json.dumps(_merged(self._settings, ahead))
             path.write_text(fill(text, placeholders(self._folder)), encoding="utf-8")
             config = str(path)
-        answer = self._nursery.ask({"start": self._mutant, "config": config, "log": str(self.log)})
+        answer = self._nursery.start(self._mutant, config, str(self.log))
         self._pid = int(str(answer["pid"]))
         if "error" in answer:
             message = f"the broker does not start: {answer['error']}"
@@ -92,10 +93,14 @@ class Nursery:
         self._stack = ExitStack()
         self._talking = threading.Lock()
         self._numbers = itertools.count()
+        self._awaited: dict[int, Future[dict[str, object]]] = {}
+        """The answer to each request for a broker, by its number: they come in the order in which brokers are ready."""
 
     def __enter__(self) -> Self:
         self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="assay-")))
         self._process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._listener = threading.Thread(target=self._listen, name="assay-nursery", daemon=True)
+        self._listener.start()
         return self
 
     def __exit__(
@@ -109,44 +114,41 @@ class Nursery:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait(_STOP_TIMEOUT_S)
-            if self._process.stdout is not None:
-                self._process.stdout.close()
+            self._listener.join(_STOP_TIMEOUT_S)
 
     def tell(self, request: dict[str, object]) -> None:
         """Send a request that has no answer. Raises :class:`TargetStartError` if nobody is there."""
         with self._talking:
-            self._send(request)
+            stdin = self._process.stdin
+            if stdin is None or self._process.poll() is not None:
+                raise TargetStartError(_GONE)
+            stdin.write(json.dumps(request) + "\n")
+            stdin.flush()
 
-    def ask(self, request: dict[str, object]) -> dict[str, object]:
-        """Send a request and wait for the answer. Raises :class:`TargetStartError` if there is none."""
-        with self._talking:
-            self._send(request)
-            return self._answer()
+    def start(self, mutant: str, config: str, log: str) -> dict[str, object]:
+        """Ask for a broker and wait for its answer. Raises :class:`TargetStartError` if there is none."""
+        number, answer = next(self._numbers), Future[dict[str, object]]()
+        self._awaited[number] = answer
+        try:
+            self.tell({"start": mutant, "config": config, "log": log, "number": number})
+            return answer.result(_START_TIMEOUT_S)
+        except TimeoutError as error:
+            message = f"the broker was not ready within {_START_TIMEOUT_S:g} s" if self._listener.is_alive() else _GONE
+            raise TargetStartError(message) from error
+        finally:
+            self._awaited.pop(number, None)
 
-    def _send(self, request: dict[str, object]) -> None:
-        stdin = self._process.stdin
-        if stdin is None or self._process.poll() is not None:
-            message = "the process that starts brokers has ended"
-            raise TargetStartError(message)
-        stdin.write(json.dumps(request) + "\n")
-        stdin.flush()
-
-    def _answer(self) -> dict[str, object]:
-        stdout = self._process.stdout
-        if stdout is None:
-            message = "the process that starts brokers has no output"
-            raise TargetStartError(message)
-        with selectors.DefaultSelector() as selector:
-            selector.register(stdout, selectors.EVENT_READ)
-            if not selector.select(_START_TIMEOUT_S):
-                message = f"the broker was not ready within {_START_TIMEOUT_S:g} s"
-                raise TargetStartError(message)
-        line = stdout.readline()
-        if not line:
-            message = "the process that starts brokers has ended"
-            raise TargetStartError(message)
-        answer: dict[str, object] = json.loads(line)
-        return answer
+    def _listen(self) -> None:
+        """In a thread of its own: give each answer to the one who waits for it, until there are no more."""
+        assert self._process.stdout is not None
+        with self._process.stdout as answers:
+            for line in answers:
+                answer: dict[str, object] = json.loads(line)
+                awaited = self._awaited.pop(int(str(answer["number"])), None)
+                if awaited is not None:
+                    awaited.set_result(answer)
+        for awaited in list(self._awaited.values()):
+            awaited.set_exception(TargetStartError(_GONE))
 
     @contextmanager
     def broker(

@@ -1,8 +1,8 @@
 """Proves the suite by mutation: a case that a broken broker passes proves nothing.
 
-First the selected cases must pass the reference broker as it is. Then each mutant is started in a process of its own,
-and the cases that name it must all fail it; each near miss (a legal variation) must be passed by those that name it.
-Last, every case must pass the variations of :data:`EVERYONE`, which use what the standards leave to any server.
+The selected cases must pass the reference broker as it is. Each mutant is started in a process of its own, and the
+cases that name it must all fail it; each near miss (a legal variation) must be passed by those that name it. Every case
+must pass the variations of :data:`EVERYONE`, too, which use what the standards leave to any server.
 A case says on which configuration of the reference broker (``judged_on``, a target file) all this happens.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from zlib import crc32
 
@@ -22,7 +23,7 @@ from conformance import mutants
 from conformance.booking import settle
 from conformance.case import Case
 from conformance.cohort import cohorts
-from conformance.engine import Engine, Outcome, RunOptions
+from conformance.engine import DEFAULT_CONCURRENCY, Engine, Outcome, RunOptions
 from conformance.nursery import Nursery
 from conformance.report import ExitCode, this_machine, utc_now
 from conformance.targets import ProbeError, Target, TargetStartError, load_target, probe
@@ -33,6 +34,8 @@ from reference_broker.trace.terminal import WholeTable
 
 PATIENCE_S = 1.5
 """A broken broker often answers nothing at all; waiting the whole limit for each would take minutes."""
+JOBS = 12
+"""Brokers that run at the same time. Most cases wait most of the time: for what does not come, or for a clock."""
 BASELINE = "(unchanged)"
 CRASH = "Traceback"
 """In the log of a Python process that failed: a mutant that merely crashes proves nothing."""
@@ -52,6 +55,9 @@ EVERYONE = {
 }
 """Variations with a freedom (:attr:`Mutant.freedom`), several at once in one broker, which saves time: the whole suite
 runs on each. A case that has a broker to itself runs on one of them. ``--mutant NAME`` runs all on that one alone."""
+
+_WHOLE = {BASELINE, *EVERYONE}
+"""Run on whole suites."""
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,28 +103,35 @@ class SelfCheck(msgspec.Struct, frozen=True, kw_only=True):
         return ExitCode.FAILED if self.without_mutant else ExitCode.OK
 
 
-def _run_cases(
-    nursery: Nursery, target: Target, mutant: str, cases: Sequence[Case], options: RunOptions
+Group = tuple[Case | None, list[Case]]
+"""Cases that share a broker, and if it is private to them, the one that says what it is like."""
+
+
+def _groups(cases: Sequence[Case]) -> list[Group]:
+    together = [case for case in cases if not case.is_private]
+    groups: list[Group] = [(None, together)] if together else []
+    return groups + [(group[0], group) for group in cohorts(case for case in cases if case.is_private)]
+
+
+def _run_group(
+    nursery: Nursery, target: Target, mutant: str, group: Group, patience_s: float | None
 ) -> tuple[list[Outcome], str]:
     """The outcomes, and what went wrong within the broker process."""
-    outcomes: list[Outcome] = []
-    problem = ""
-    together = [case for case in cases if not case.is_private]
-    groups: list[tuple[Case | None, list[Case]]] = [(None, together)] if together else []
-    groups += [(group[0], group) for group in cohorts(case for case in cases if case.is_private)]
-    for owner, group in groups:
+    owner, cases = group
+    try:
         with nursery.broker(target, mutant, owner) as broker:
-            at_once = max(options.concurrency, len(group)) if owner is not None else options.concurrency
-            own_options = msgspec.structs.replace(options, concurrency=at_once)
+            at_once = DEFAULT_CONCURRENCY if owner is None else max(DEFAULT_CONCURRENCY, len(cases))
+            options = RunOptions(patience_s=patience_s, concurrency=at_once)
             # All these cases must notice one bug: if the broker dies of it, each of them has.
-            engine = Engine(broker, probe(broker.target, broker.endpoint), own_options, solo=True)
+            engine = Engine(broker, probe(broker.target, broker.endpoint), options, solo=True)
             # Without a bystander: a broker that is killed serves nobody.
-            run = engine.run_all(group, lambda _outcome: None) if owner is None else engine.run_together(group)
+            run = engine.run_all(cases, lambda _outcome: None) if owner is None else engine.run_together(cases)
             # Each by itself: that another case has seen the same bug excuses none from seeing it.
-            outcomes += (settle([outcome])[0] for outcome in asyncio.run(run))
+            outcomes = [settle([outcome])[0] for outcome in asyncio.run(run)]
             _, crash, text = broker.log_tail(LOG_BYTES).partition(CRASH)
-        problem = problem or (f"the broker crashed: {crash}{text[:LOG_SHOWN]}" if crash else "")
-    return outcomes, problem
+    except (TargetStartError, ProbeError) as error:
+        return [], str(error)
+    return outcomes, f"the broker crashed: {crash}{text[:LOG_SHOWN]}" if crash else ""
 
 
 def _wanted(entry: mutants.Mutant, case: Case) -> tuple[CaseVerdict, ...]:
@@ -129,8 +142,8 @@ def _wanted(entry: mutants.Mutant, case: Case) -> tuple[CaseVerdict, ...]:
     return (CaseVerdict.FAIL, CaseVerdict.NON_STRICT) if advisory else (CaseVerdict.FAIL,)
 
 
-def _check_one(nursery: Nursery, target: Target, name: str, cases: Sequence[Case]) -> Check:
-    """Run the cases against the reference broker with the mutant ``name``."""
+async def _check_one(pool: Executor, nursery: Nursery, target: Target, name: str, cases: Sequence[Case]) -> Check:
+    """Run the cases against the reference broker with the mutant ``name``, each group in a thread of the pool."""
     case_ids = tuple(case.id for case in cases)
     if name == BASELINE:
         entry = mutants.Mutant(name=name, what="the reference broker as it is", apply=lambda _patch: None, legal=True)
@@ -139,27 +152,33 @@ def _check_one(nursery: Nursery, target: Target, name: str, cases: Sequence[Case
             entry = mutants.find(name)
         except mutants.UnknownMutantError as error:
             return Check(mutant=name, target=target.name, what="", legal=False, cases=case_ids, problem=str(error))
-    # A broken broker may be silent; a sound one may be slow, so that it gets the whole time.
-    options = RunOptions(patience_s=None if entry.legal else PATIENCE_S)
-    try:
-        planted = "" if name == BASELINE else name
-        outcomes, problem = _run_cases(nursery, target, planted, cases, options)
-    except (TargetStartError, ProbeError) as error:
-        outcomes, problem = [], str(error)
     by_id = {case.id: case for case in cases}
-    wrong = tuple(
-        f"{outcome.result.case}: {outcome.result.verdict.value} {outcome.result.detail}".strip()
-        for outcome in outcomes
-        if outcome.result.verdict not in _wanted(entry, by_id[outcome.result.case])
-    )
+
+    async def run(group: Group, patience_s: float | None) -> tuple[list[str], str]:
+        planted = "" if name == BASELINE else name
+        loop = asyncio.get_running_loop()
+        outcomes, problem = await loop.run_in_executor(pool, _run_group, nursery, target, planted, group, patience_s)
+        wrong = [
+            f"{outcome.result.case}: {outcome.result.verdict.value} {outcome.result.detail}".strip()
+            for outcome in outcomes
+            if outcome.result.verdict not in _wanted(entry, by_id[outcome.result.case])
+        ]
+        if wrong and not problem and patience_s is not None:
+            # It survives, or the machine is busy and a step took longer than this patience: the whole time tells.
+            return await run(group, None)
+        return wrong, problem
+
+    # A broken broker may be silent; a sound one may be slow, so that it gets the whole time.
+    patience_s = None if entry.legal else PATIENCE_S
+    ran = await asyncio.gather(*(run(group, patience_s) for group in _groups(cases)))
     return Check(
         mutant=name,
         target=target.name,
         what=entry.what,
         legal=entry.legal,
         cases=case_ids,
-        wrong=wrong,
-        problem=problem,
+        wrong=tuple(line for wrong, _problem in ran for line in wrong),
+        problem=next((problem for _wrong, problem in ran if problem), ""),
     )
 
 
@@ -193,21 +212,21 @@ def _baselines(work: Work) -> Work:
 async def _check_all(
     nursery: Nursery, work: Work, jobs: int, report: Callable[[Check], None] = lambda _check: None
 ) -> list[Check]:
-    slots = asyncio.Semaphore(jobs)
-
     targets = {name: load_target(name) for name, _mutant in work}
+    # Threads of our own: those that asyncio has at hand are four more than processors, whatever ``jobs`` says.
+    with ThreadPoolExecutor(jobs, "self-check") as pool:
 
-    async def one(target: str, name: str, cases: list[Case]) -> Check:
-        async with slots:
-            check = await asyncio.to_thread(_check_one, nursery, targets[target], name, cases)
-        report(check)
-        return check
+        async def one(target: str, name: str, cases: list[Case]) -> Check:
+            check = await _check_one(pool, nursery, targets[target], name, cases)
+            report(check)
+            return check
 
-    # The slowest first: nobody waits for one that was begun last.
-    slowest_first = sorted(
-        work.items(), key=lambda entry: (-len(entry[1]) * (entry[0][1] in EVERYONE), -max(c.limit_s for c in entry[1]))
-    )
-    checks = await asyncio.gather(*(one(*names, cases) for names, cases in slowest_first))
+        # The slowest first: nobody waits for one that was begun last.
+        slowest_first = sorted(
+            work.items(),
+            key=lambda entry: (-len(entry[1]) * (entry[0][1] in _WHOLE), -max(c.limit_s for c in entry[1])),
+        )
+        checks = await asyncio.gather(*(one(*names, cases) for names, cases in slowest_first))
     return sorted(checks, key=lambda check: (check.target, check.mutant))
 
 
@@ -215,18 +234,18 @@ def check_mutants(
     cases: Sequence[Case],
     *,
     only: str = "",
-    jobs: int = 2,
+    jobs: int = JOBS,
     report: Callable[[Check], None] = lambda _check: None,
 ) -> SelfCheck:
     """Check every mutant and near miss that ``cases`` name; ``report`` gets each check as it is known."""
     began, started_at = time.monotonic(), utc_now()
     work = work_of(cases, only)
     with Nursery() as nursery:
-        checks = asyncio.run(_check_all(nursery, _baselines(work), jobs=2))
-        if not any(check.problem for check in checks):
-            checks += asyncio.run(_check_all(nursery, work, jobs, report))
+        checks = asyncio.run(_check_all(nursery, _baselines(work) | work, jobs, report))
+    # Where the broker itself does not start, nothing else has anything to say.
+    broken = [check for check in checks if check.mutant == BASELINE and check.problem]
     return SelfCheck(
-        checks=tuple(checks),
+        checks=tuple(broken or checks),
         without_mutant=tuple(case.id for case in cases if not case.mutant),
         started_at=started_at,
         duration_s=time.monotonic() - began,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from math import isfinite
 
 import msgspec
@@ -38,9 +39,15 @@ _ZERO_IS_NO_LIMIT = ("group.max_in_flight", "retention.max_messages", "quotas.")
 """Parts of paths: the same names elsewhere need more than 0."""
 
 
+@cache
+def _fields(section: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """Once for each kind of section: this reads its annotations anew, which a test that starts brokers does often."""
+    return msgspec.structs.fields(section)
+
+
 def number_problems(section: msgspec.Struct, where: str = "") -> Iterator[str]:
     """What is wrong with the numbers of a section and of those within it, each with the path of its key."""
-    for field in msgspec.structs.fields(section):
+    for field in _fields(type(section)):
         path = f"{where}.{field.encode_name}" if where else field.encode_name
         value = getattr(section, field.name)
         values = value if isinstance(value, tuple) else (value,)

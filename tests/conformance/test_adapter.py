@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -66,8 +67,33 @@ def test_a_nursery_forks_brokers_and_ends_them() -> None:
             ended = sound.endpoint
         with nursery.broker(load_target("mosquitto"), "") as later:
             assert handshake(later.endpoint, 5).reason_code == 0
-        with pytest.raises(ProbeError):
-            handshake(ended, 4)
+    with pytest.raises(ProbeError):
+        handshake(ended, 4)
+
+
+def test_brokers_that_start_at_the_same_time_get_their_own_answers() -> None:
+    bad, good = "v3-no-such-mutant", "v5-connack-says-more"
+
+    def start(mutant: str) -> str:
+        try:
+            with nursery.broker(load_target("reference"), mutant) as broker:
+                return str(handshake(broker.endpoint, 5).reason_code)
+        except TargetStartError as error:
+            return str(error)
+
+    with Nursery() as nursery, ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(start, [bad, good] * 8))
+    assert answers[1::2] == ["0"] * 8
+    assert all(bad in answer for answer in answers[::2]), answers
+
+
+def test_a_nursery_that_is_gone_says_so_at_once() -> None:
+    target = load_target("reference")
+    with Nursery() as nursery:
+        nursery._process.kill()
+        nursery._process.wait(20)
+        with pytest.raises(TargetStartError, match="has ended"), nursery.broker(target, ""):
+            pass
 
 
 def test_a_nursery_reports_what_does_not_start() -> None:
@@ -81,11 +107,13 @@ def test_a_nursery_reports_what_does_not_start() -> None:
 
 def test_a_forked_broker_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter, "_STOP_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(adapter, "_forked_broker", lambda _mutant, _config, _log, _life: signal.pause())
+    monkeypatch.setattr(adapter, "_forked_broker", lambda *_asked: signal.pause())
     nursery = adapter.Nursery()
-    nursery.start("", "", "unused")
+    nursery.start("", "", "unused", 1)
     (pid,) = nursery._lives
     nursery.stop(pid)
+    nursery.stop(pid)
+    nursery.stop_all()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 

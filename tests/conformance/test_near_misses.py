@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +12,7 @@ from conformance import mutants
 from conformance.case import Case, CaseContext, load_cases
 from conformance.mutants.output_order import _Outbox, frames_of, topic_of
 from conformance.nursery import Nursery
-from conformance.self_check import BASELINE, EVERYONE, _check_one, work_of
-from conformance.targets import load_target
+from conformance.self_check import BASELINE, EVERYONE, PATIENCE_S, Check, _check_all, work_of
 from conformance.wire import Connack, Pingresp, Puback, Publish, Subscription, encode
 from reference_broker.trace.conformance import CaseVerdict
 
@@ -82,6 +82,30 @@ def nursery() -> Iterator[Nursery]:
         yield nursery
 
 
+def _check(nursery: Nursery, name: str, case: Case) -> Check:
+    (check,) = asyncio.run(_check_all(nursery, {("reference", name): [case]}, jobs=1))
+    return check
+
+
+@pytest.mark.parametrize(("name", "times"), [("v3-every-second-ping-lost", 2), ("any-window-of-one", 1)])
+def test_a_bug_that_is_not_noticed_in_haste_is_looked_for_again_with_the_whole_time(
+    nursery: Nursery, name: str, times: int
+) -> None:
+    patience_s: list[float] = []
+
+    async def notices_late(ctx: CaseContext) -> None:
+        patience_s.append(ctx.patience_s)
+        ctx.must(ctx.patience_s < ctx.limit_s, "noticed")
+
+    async def notices_nothing(ctx: CaseContext) -> None:
+        patience_s.append(ctx.patience_s)
+
+    check = _check(nursery, name, _case(notices_late))
+    assert check.ok is (not check.legal), "a mutant is killed, a near miss has no second chance"
+    assert patience_s == ([PATIENCE_S] * (times - 1)) + [2.0]
+    assert _check(nursery, name, _case(notices_nothing)).ok is check.legal
+
+
 @pytest.mark.parametrize(
     ("name", "run"),
     [
@@ -93,10 +117,10 @@ def nursery() -> Iterator[Nursery]:
     ],
 )
 def test_a_case_that_asks_too_much_is_accused(nursery: Nursery, name: str, run: Any) -> None:
-    case, target = _case(run), load_target("reference")
-    sound = _check_one(nursery, target, BASELINE, [case])
+    case = _case(run)
+    sound = _check(nursery, BASELINE, case)
     assert sound.ok, sound
-    check = _check_one(nursery, target, name, [case])
+    check = _check(nursery, name, case)
     assert check.legal
     assert [line.split()[1] for line in check.wrong] == [CaseVerdict.FAIL.value], check
 
@@ -160,5 +184,5 @@ def test_what_comes_when_it_is_due_is_no_fault_of_a_slow_machine(
         await client.expect_nothing(before=ctx.due_in(wait_s))
         await client.expect_publish(ctx.topic(), b"due")
 
-    check = _check_one(nursery, load_target("reference"), BASELINE, [_case(waits)])
+    check = _check(nursery, BASELINE, _case(waits))
     assert bool(check.wrong) == is_early, check

@@ -93,7 +93,7 @@ def test_all_processes_end_with_the_launcher(fake_home: Path, tmp_path: Path, en
     assert epmd_port != distribution_port
     if ending == "SIGTERM":
         process.terminate()
-    _, complaint = process.communicate(timeout=10)
+    _, complaint = process.communicate(timeout=60)
     assert process.returncode == 0, complaint
     mapper, *arguments = (folder / "epmd.started").read_text().split()
     assert arguments == ["-port", epmd_port, "-address", "127.0.0.1"]
@@ -114,7 +114,7 @@ def test_a_node_that_ends_by_itself_ends_the_launcher(fake_home: Path, tmp_path:
     write_program(fake_home / "sbin" / "rabbitmq-server", "#!/bin/sh\necho 'bad configuration' >&2; exit 7\n")
     process = launch(fake_home, tmp_path / "run")
     assert process.stderr is not None
-    assert process.wait(10) == 7
+    assert process.wait(60) == 7
     assert b"bad configuration" in process.stderr.read()
     for stream in (process.stdin, process.stdout, process.stderr):
         if stream is not None:
