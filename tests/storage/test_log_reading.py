@@ -16,8 +16,9 @@ from reference_broker.storage.batch import BatchEncoder, Wanted
 from reference_broker.storage.disk import Disk
 from reference_broker.storage.durable_mark import MARK_NAME
 from reference_broker.storage.file_names import segment_name
+from reference_broker.storage.index_files import decode_offset_index, encode_offset_index
 from reference_broker.storage.log import LogOptions, SegmentedLog
-from reference_broker.storage.memory_disk import MemoryDisk
+from reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
 
 FOLDER = "log"
 ENCODER = BatchEncoder(Compression.NONE)
@@ -210,6 +211,89 @@ def test_damaged_indexes_change_no_answer(damage: Damager, suffix: str) -> None:
         names = [name for name in disk.list(FOLDER) if name.endswith(suffix)]
         damage(disk, f"{FOLDER}/{rng.choice(names)}", rng)
         answers(open_log(disk), written)
+
+
+@pytest.mark.parametrize(("more_offset", "more_position"), [(1, 0), (0, 1), (0, -1), (-1, 0), (1, 1)])
+def test_one_entry_of_an_index_that_is_wrong_changes_no_answer(more_offset: int, more_position: int) -> None:
+    """Each entry in turn, with all others, and the ends of both indexes, as they should be."""
+    disk, written = closed_log(1, 120)
+    entries = 0
+    for name in [name for name in disk.list(FOLDER) if name.endswith(".idx")]:
+        file = disk.open(f"{FOLDER}/{name}")
+        right = file.read_at(0, file.size)
+        found = decode_offset_index(right)
+        pairs = list(zip(found.offsets, found.positions, strict=True))
+        for number, (offset, position) in enumerate(pairs):
+            if offset + more_offset < 0 or position + more_position < 0:
+                continue
+            wrong = [*pairs[:number], (offset + more_offset, position + more_position), *pairs[number + 1 :]]
+            file.truncate(0)
+            file.append(encode_offset_index(found.base_offset, wrong))
+            log = open_log(disk)
+            for at in range(len(written)):
+                assert log.get(at) == written[at], (name, number)
+            answers(open_log(disk), written)
+            entries += 1
+        file.truncate(0)
+        file.append(right)
+    assert entries > 5
+
+
+@pytest.mark.parametrize("suffixes", [(".idx",), (".tix",), (".idx", ".tix")])
+def test_sound_indexes_of_another_log_change_no_answer(suffixes: tuple[str, ...]) -> None:
+    """As a folder has that was copied together from two places: nothing in such a file is damaged."""
+    for seed in range(12):
+        disk, written = closed_log(seed, 60)
+        others = closed_log(100 + seed, 60)[0]
+        for name in set(disk.list(FOLDER)) & set(others.list(FOLDER)):
+            if name.endswith(suffixes):
+                theirs = others.open(f"{FOLDER}/{name}")
+                file = disk.open(f"{FOLDER}/{name}")
+                file.truncate(0)
+                file.append(theirs.read_at(0, theirs.size))
+        answers(open_log(disk), written)
+
+
+class CountedFile(MemoryFile):
+    """Says how much of it is read."""
+
+    read_bytes = 0
+
+    def read_at(self, position: int, length: int) -> bytes:
+        data = super().read_at(position, length)
+        CountedFile.read_bytes += len(data)
+        return data
+
+
+class CountedDisk(MemoryDisk):
+    def open(self, path: str, *, create: bool = False) -> MemoryFile:
+        return CountedFile(super().open(path, create=create)._content)
+
+
+def test_right_indexes_keep_every_reading_small() -> None:
+    """No answer says whether an index was believed; what is read for it does."""
+    rng = random.Random(5)
+    disk = CountedDisk()
+    log = open_log(disk, segment_bytes=10**7)
+    written = fill(log, list(range(0, 20_000, 10)), rng)
+    sync(log)
+    log.close()
+    whole_bytes = disk.open(f"{FOLDER}/{segment_name(0)}").size
+    assert whole_bytes > 800_000
+    for place in (1, len(written) // 2, len(written) - 2):
+        for read in (
+            lambda log, at: [log.get(at)],
+            lambda log, at: log.read(at, 1)[:1],
+            lambda log, at: log.read_back(at + 1, 1),
+            lambda log, at: log.read(log.offset_at(10 * at), 1)[:1],
+        ):
+            opened = open_log(disk, segment_bytes=10**7)
+            CountedFile.read_bytes = 0
+            assert read(opened, place) == written[place : place + 1]
+            first_bytes, CountedFile.read_bytes = CountedFile.read_bytes, 0
+            assert read(opened, place) == written[place : place + 1]
+            assert first_bytes <= whole_bytes // 4, "the index files were read, and the end behind them"
+            assert CountedFile.read_bytes <= whole_bytes // 8, "the index was there"
 
 
 def test_only_wanted_fields_are_read() -> None:
