@@ -221,3 +221,23 @@ def test_a_log_of_another_version_is_refused(make_world: type[World]) -> None:
     store.close()
     with pytest.raises(LogError, match="format b'2'"):
         manual.boot()
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), None])
+def test_a_compaction_that_the_disk_failed_is_told(error: OSError | None) -> None:
+    """Its job says so to whoever ran it, not to the task."""
+    disk = SimDisk(random.Random(1), DiskProfile(stall_rate=0))
+    store = SessionStore(disk, SessionsConfig(segment_bytes=2_000))
+    jobs: list[SyncJob] = []
+    for number in range(200):
+        store.write([NewRecord(number, b"key", bytes(100), ())], float(number))
+        for job in store.take_sync_jobs(float(number)):
+            job.run()
+            if job.point is store:
+                store.finish_sync(None)
+            else:
+                jobs.append(job)
+    (job,) = jobs
+    job.point.finish_sync(error)
+    told = [note.problem for note in store.recovery_notes()]
+    assert any("compaction stopped" in problem for problem in told) == (error is not None)

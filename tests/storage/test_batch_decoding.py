@@ -379,6 +379,24 @@ def test_batches_around_the_size_that_is_copied_are_sound(size: int) -> None:
         assert [(each.offset, each.value) for each in found] == [(7 + at, bytes(size)) for at in range(count)]
 
 
+@pytest.mark.parametrize("base_ms", [-(1 << 63), -1, 0, 1, (1 << 63) - 1])
+@pytest.mark.parametrize("distance", [-(1 << 63) - 1, -(1 << 63), 1 - (1 << 63), (1 << 63) - 1, 1 << 63])
+def test_times_as_far_apart_as_63_bits_hold_are_kept(base_ms: int, distance: int) -> None:
+    """A delta is signed, so that one more fits to the past than to the future; both around their bounds."""
+    times_ms = [base_ms, base_ms + distance, base_ms]
+    if not -(1 << 63) <= times_ms[1] < 1 << 63:
+        return
+    records = [NewRecord(time_ms, None, b"v", ()) for time_ms in times_ms]
+    for more in (0, 40):  # one by one, and in columns
+        batch = records + records[:1] * more
+        if -(1 << 63) <= distance < 1 << 63:
+            found = decode_batch(BatchEncoder(Compression.NONE).encode(0, batch))
+            assert [each.timestamp_ms for each in found] == times_ms + times_ms[:1] * more
+        else:
+            with pytest.raises(RecordError, match="63 bits"):
+                BatchEncoder(Compression.NONE).encode(0, batch)
+
+
 def test_times_and_offsets_beyond_64_bits_are_refused() -> None:
     encoder = BatchEncoder(Compression.NONE)
     with pytest.raises(BatchError, match="beyond 64 bits"):

@@ -24,10 +24,12 @@ from reference_broker.storage.foreign.goqueue_message import (
     encode_message,
 )
 from reference_broker.storage.foreign.goqueue_records import (
+    MAX_TEXT_BYTES,
     BrokerHeaders,
     ConversionError,
     MessageImporter,
     OffsetMap,
+    _is_text,
     to_message,
     to_record,
 )
@@ -291,3 +293,18 @@ def test_the_end_of_a_transaction_is_exported_as_goqueue_writes_it(outcome: Outc
     assert decode_marker(message.value) == ControlMarker(producer_id=5, epoch=2, transaction_id="t-1")
     assert MessageCodec("orders", 0.0, SharedMemory(1 << 20)).decode(record) is HIDDEN
     assert to_record(message) == NewRecord(*record[1:])
+
+
+@pytest.mark.parametrize("letter", ["a", "\u00e4", "\U0001f41d"])
+@pytest.mark.parametrize("size", [0, 1, MAX_TEXT_BYTES - 1, MAX_TEXT_BYTES, MAX_TEXT_BYTES + 1])
+@pytest.mark.parametrize("odd", [b"", b"\0", b"\xff"])
+def test_what_mqtt_carries_as_text_is_what_fits_a_string_of_it(letter: str, size: int, odd: bytes) -> None:
+    """Length, zero and UTF-8 are asked of ASCII and of other letters alike, right up to the limit."""
+    encoded = letter.encode()
+    data = encoded * (size // len(encoded))
+    data = data + b"a" * (size - len(data) - len(odd)) + odd
+    try:
+        expected = "\0" not in data.decode() and len(data) <= MAX_TEXT_BYTES
+    except UnicodeDecodeError:
+        expected = False
+    assert _is_text(data) == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Callable
 
@@ -15,7 +16,7 @@ from reference_broker.storage.disk import Disk
 from reference_broker.storage.durable_mark import MARK_NAME, DurableMark, DurableMarkFile, decode_mark
 from reference_broker.storage.file_names import segment_name
 from reference_broker.storage.log import LogOptions, SegmentedLog
-from reference_broker.storage.memory_disk import MemoryDisk
+from reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
 from sim.disk import DiskProfile, Persistence, SimDisk
 
 FOLDER = "log"
@@ -429,3 +430,55 @@ def test_deleting_a_segment_deletes_its_indexes() -> None:
     assert disk.exists(f"{FOLDER}/{segment_name(0, '.idx')}")
     log.drop_before(5)
     assert not [name for name in disk.list(FOLDER) if name.startswith(f"{0:020d}")]
+
+
+class StubbornFile(MemoryFile):
+    """Takes half of what is written while ``full``, and cannot be cut while ``uncut``."""
+
+    full = uncut = False
+
+    def append(self, data: bytes) -> int:
+        if StubbornFile.full:
+            super().append(data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, "full")
+        return super().append(data)
+
+    def truncate(self, size: int) -> None:
+        if StubbornFile.uncut:
+            raise OSError(errno.EIO, "broken")
+        super().truncate(size)
+
+
+class StubbornDisk(MemoryDisk):
+    def open(self, path: str, *, create: bool = False) -> MemoryFile:
+        return StubbornFile(super().open(path, create=create)._content)
+
+
+@pytest.mark.parametrize("before", [0, 1, 5])
+def test_half_a_write_that_could_not_be_cut_off_is_cut_before_the_next(
+    monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    """The disk is full, refuses even to make a file shorter, and gets well again: no byte of it stays in between."""
+    disk = StubbornDisk()
+    log = open_log(disk)
+    kept = [f"before {number}" for number in range(before)]
+    for value in kept:
+        log.append([record(value), record(value)])
+    kept = [value for value in kept for _ in range(2)]
+    for full, uncut in ((True, True), (True, True), (False, True), (True, False)):
+        monkeypatch.setattr(StubbornFile, "full", full)
+        monkeypatch.setattr(StubbornFile, "uncut", uncut)
+        with pytest.raises(LogError):
+            log.append([record("never" * 20)])
+        assert log.next_offset == len(kept)
+        assert values(log) == kept
+    monkeypatch.setattr(StubbornFile, "full", False)
+    for number in range(3):
+        assert log.append([record(f"after {number}")]) == len(kept)
+        kept.append(f"after {number}")
+        assert values(log) == kept
+    notes: list[str] = []
+    sync(log)
+    log.close()
+    assert values(open_log(disk, notes)) == kept
+    assert not notes

@@ -278,6 +278,24 @@ def test_an_impossible_operation_is_refused(payload: bytes) -> None:
         decode_operations(payload)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_a_torn_tail_in_which_bytes_look_like_frames_is_a_tail(seed: int) -> None:
+    """Lengths that may be right are in any numbers; without a sound frame behind it, nothing more was there."""
+    rng = random.Random(seed)
+    disk = MemoryDisk()
+    file = disk.open("log", create=True)
+    tail = b"".join(struct.pack("<I", rng.choice([0, 9, 20, 33, 10**9])) for _ in range(40))
+    file.append(struct.pack("<II", 2**32 - 1, 0) + tail)
+    (damage,) = walk_frames(file, 0)
+    assert isinstance(damage, LogDamage)
+    assert damage.is_tail
+    payload = rng.randbytes(30)
+    file.append(struct.pack("<II", len(payload), crc32c(payload)) + payload)
+    (damage,) = walk_frames(file, 0)
+    assert isinstance(damage, LogDamage)
+    assert not damage.is_tail, "now a sound frame is behind it"
+
+
 def test_lengths_are_bounded_and_a_search_behind_damage_ends() -> None:
     disk = MemoryDisk()
     file = disk.open("log", create=True)

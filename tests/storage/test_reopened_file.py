@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,6 +14,9 @@ from reference_broker.storage.disk import RealDisk
 from reference_broker.storage.open_files import OpenFiles
 from reference_broker.storage.pending_log import PendingLogFile
 from reference_broker.storage.reopened_file import ReopenedFile
+
+if TYPE_CHECKING:
+    from tests.storage.conftest import LossyDisk
 
 GROUPS, LIMIT = 40, 4
 
@@ -83,6 +87,18 @@ def test_what_is_not_synced_stays_open(tmp_path: Path) -> None:
     file.sync()
     file.end_sync(synced=True)
     assert not files, "a sync in another thread opens it for itself"
+
+
+def test_a_sync_reaches_what_an_earlier_process_left_though_the_file_is_closed(lossy_disk: LossyDisk) -> None:
+    """A process that was killed has synced nothing, and this one wrote nothing: who asks for a sync means all of it."""
+    left = lossy_disk.open("a", create=True)
+    left.append(b"123")
+    file = ReopenedFile(lossy_disk, "a", OpenFiles(1))
+    file.close()
+    file.begin_sync()
+    file.sync()
+    file.end_sync(synced=True)
+    assert lossy_disk.files["a"].synced == b"123"
 
 
 def test_whoever_may_close_makes_room_when_the_system_has_no_descriptor(tmp_path: Path) -> None:

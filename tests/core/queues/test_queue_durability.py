@@ -9,6 +9,7 @@ import pytest
 
 from reference_broker.config import Durability, Profile, QueueConfig
 from reference_broker.core.queues import Delivery, QueueError, QueueErrorCode, QueueOpenError, Verb
+from reference_broker.core.queues.group_operations import Claim
 from reference_broker.storage.memory_disk import MemoryDisk
 from reference_broker.trace.schema import TraceKind
 
@@ -353,6 +354,25 @@ def test_a_pending_message_whose_bytes_are_damaged_is_given_up_visibly(bench_wit
     bench.turn()
     assert again.values == ["b"]
     assert (TraceKind.DISCARDED, "unreadable") in [(kind, fields.get("detail")) for kind, fields in bench.trace]
+
+
+def test_a_claim_of_messages_that_cannot_be_read_any_more_gives_each_up_once(bench_with: BenchWith) -> None:
+    disk = MemoryDisk()
+    bench = bench_with(disk, max_in_flight=2)
+    holder = bench.consumer("holder")
+    for value in "abc":
+        bench.publish(value)
+        bench.turn()
+    other = bench.consumer("other")
+    assert holder.values == ["a", "b"]
+    file = disk.open("queues/q/partitions/0/00000000000000000000.seg")
+    file.write_at(50, b"\xff")
+    bench.engine._queues["q"].partitions[0].cached.clear()
+    bench.now += 60.0
+    bench.engine.groups.claim("q", "g", Claim(min_idle_s=1.0), consumer_id="other", now=bench.now)
+    bench.turn()
+    assert sorted(other.values) == ["b", "c"]
+    assert bench.engine.stats("q").groups[0].unreadable == 1
 
 
 @pytest.mark.parametrize("verb", ["reject", "nack"])

@@ -129,11 +129,25 @@ class WheelModel(RuleBasedStateMachine):
     def thin_out(self) -> None:
         self.wheel.thin_out()
 
+    @rule(ends=st.tuples(st.integers(0, 60), st.integers(0, 60)), all_of=st.booleans(), view=st.integers(0, 4))
+    def look(self, ends: tuple[int, int], all_of: bool, view: int) -> None:
+        """Every view, each of them also as the first one behind a change."""
+        first, end = (0, 2**40) if all_of else sorted(ends)
+        wanted = sorted((number, due_ms) for number, due_ms in self.alive.items() if first <= number < end)
+        if view == 0:
+            assert list(self.wheel.items(first, end)) == wanted
+        elif view == 1:
+            assert sorted(self.wheel.snapshot(first, end)) == [number for number, _ in wanted]
+        elif view == 2:
+            assert self.wheel.count(first, end) == len(wanted)
+        elif view == 3:
+            assert list(self.wheel.numbers(first)) == sorted(number for number in self.alive if number > first)
+        else:
+            assert self.wheel.lowest == min(self.alive, default=None)
+
     @invariant()
     def agrees(self) -> None:
         assert len(self.wheel) == len(self.alive)
-        assert list(self.wheel.numbers()) == sorted(self.alive)
-        assert self.wheel.lowest == min(self.alive, default=None)
         for number, due_ms in self.alive.items():
             assert self.wheel.due_ms(number) == due_ms
         deadline = self.wheel.next_deadline_ms()
