@@ -6,6 +6,9 @@ When all cases are done, each such incident gets a root:
 - a case about that rule which failed, or
 - where there is none, the first case that met the incident; it becomes a failure, on the clauses of the step.
 
+A case over restarts that fails in the same way without any is blocked by a case without restarts that failed on one of
+its clauses.
+
 So nothing is hidden: a blocked case always names a failure of the same run.
 """
 
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from conformance.rules import VERSIONS, Incident, Rule
+from conformance.rules import VERSIONS, Incident, Rule, full_id
 from reference_broker.trace.conformance import CaseResult, CaseVerdict
 
 if TYPE_CHECKING:
@@ -56,7 +59,7 @@ class _Ledger:
         """A case that failed on its own account."""
         result = outcome.result
         for incident in outcome.incidents:
-            if result.case in BASIC_DELIVERIES if incident.soft else _is_about(incident.rule, result):
+            if result.case in PLAINEST[incident.rule] if incident.soft else _is_about(incident.rule, result):
                 self.add(incident.rule, result, incident.shape)
 
     def add_related(self, outcome: Outcome) -> None:
@@ -71,20 +74,32 @@ class _Ledger:
         return next((root.case for root in known if root.explains(incident) and root.case != result.case), "")
 
 
-BASIC_DELIVERIES = frozenset(
-    {
-        "mqtt311/publish/qos-0-arrives-unchanged",
-        "mqtt311/retained/sent-to-a-new-subscriber",
-        "mqtt311/session/keeps-subscriptions-and-messages",
-        "mqtt311/will/published-when-the-connection-breaks",
-        "mqtt5/publish/payload-and-topic-unchanged",
-        "mqtt5/retained/new-subscriber-gets-the-last-one",
-        "mqtt5/session/keeps-messages-while-away",
-        "mqtt5/shared/each-message-goes-to-one-member",
-        "mqtt5/will/published-when-the-connection-is-lost",
-    }
-)
-"""Cases that are about nothing but that a message arrives: where they fail, no other case can say more."""
+def _in_both(slug: str) -> frozenset[str]:
+    return frozenset({f"mqtt311/{slug}", f"mqtt5/{slug}"})
+
+
+PLAINEST: dict[Rule, frozenset[str]] = {
+    Rule.DELIVERY: frozenset(
+        {
+            "mqtt311/publish/qos-0-arrives-unchanged",
+            "mqtt311/retained/sent-to-a-new-subscriber",
+            "mqtt311/session/keeps-subscriptions-and-messages",
+            "mqtt311/will/published-when-the-connection-breaks",
+            "mqtt5/publish/payload-and-topic-unchanged",
+            "mqtt5/retained/new-subscriber-gets-the-last-one",
+            "mqtt5/session/keeps-messages-while-away",
+            "mqtt5/shared/each-message-goes-to-one-member",
+            "mqtt5/will/published-when-the-connection-is-lost",
+        }
+    ),
+    Rule.STARTS_AGAIN: _in_both("restart/sessions-without-anything"),
+    Rule.SUBSCRIPTION_SURVIVES: _in_both("restart/removed-subscriptions"),
+    Rule.SHARE_SURVIVES: frozenset({"mqtt5/restart/shared-subscriptions"}),
+    Rule.MESSAGE_SURVIVES: _in_both("restart/one-message-for-many-sessions"),
+    Rule.RETAINED_SURVIVES: _in_both("restart/retained-messages-are-replaced"),
+}
+"""Of each rule that many cases may well be about, the cases that are about nothing else: where they fail, no other case
+can say more."""
 
 
 def _is_about(rule: Rule, result: CaseResult) -> bool:
@@ -118,8 +133,8 @@ def settle(
         result, incident = outcome.result, outcome.incidents[index]
         root = ledger.root_of(incident, result)
         if result.verdict is CaseVerdict.FAIL:
-            # Failed on a step that it is about, or on a delivery, for which another may be the root.
-            if root and incident.soft and name not in BASIC_DELIVERIES:
+            # Failed on a step that it is about, or on one that it may be about, for which another may be the root.
+            if root and incident.soft and name not in PLAINEST[incident.rule]:
                 settled[name] = msgspec.structs.replace(outcome, result=_blocked(result, incident, root))
             continue
         if not root:
@@ -129,11 +144,31 @@ def settle(
         ledger.add(incident.rule, result, incident.shape, root)
         if result.verdict is CaseVerdict.BLOCKED and not result.blocked_by:
             settled[name] = msgspec.structs.replace(outcome, result=_blocked(result, incident, root))
-    return [settled.get(outcome.result.case, outcome) for outcome in given]
+    booked = [settled.get(outcome.result.case, outcome) for outcome in given]
+    return [_without_restarts(outcome, booked) for outcome in booked]
+
+
+def _without_restarts(outcome: Outcome, booked: Iterable[Outcome]) -> Outcome:
+    """Blocked, if it is no matter of restarts, by the failed case without any that shares the most clauses with it."""
+    result = outcome.result
+    if not outcome.is_no_matter_of_restarts or result.verdict is not CaseVerdict.FAIL:
+        return outcome
+    shared = {
+        other.result.case: len({*other.result.clauses} & {*result.clauses})
+        for other in booked
+        if other.result.verdict in _FAILED and other.result.spec == result.spec
+        if "restart" not in other.result.requires
+    }
+    root = max(sorted(shared), key=lambda name: shared[name], default="")
+    if not root or not shared[root]:
+        return outcome
+    detail = f"{result.detail} (see {root})"
+    blocked = msgspec.structs.replace(result, verdict=CaseVerdict.BLOCKED, detail=detail, blocked_by=root)
+    return msgspec.structs.replace(outcome, result=blocked)
 
 
 def _failed(result: CaseResult, incident: Incident) -> CaseResult:
-    clauses = [f"MQTT-{name}" for name in incident.statements] or list(incident.rule.clauses(version_of(result)))
+    clauses = [full_id(name) for name in incident.statements] or list(incident.rule.clauses(version_of(result)))
     return msgspec.structs.replace(result, verdict=CaseVerdict.FAIL, detail=incident.text, clauses=clauses)
 
 

@@ -20,6 +20,7 @@ not fail.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import inspect
 import pkgutil
@@ -27,7 +28,7 @@ import random
 import re
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Literal, NoReturn, TypedDict, TypeVar, Unpack
 
 import msgspec
@@ -260,6 +261,8 @@ class CaseContext:
         self._connections: list[Connection] = []
         self._names = 0
         self._restart = restart
+        self.lives = 1
+        """Of the broker, as far as the case has ended them."""
         self._clock: Connection | None = None
         self._ahead_s = 0.0
         self._deadline = asyncio.get_running_loop().time() + self.limit_s
@@ -476,6 +479,14 @@ class CaseContext:
         if not condition:
             raise StepFailureError(Incident(rule=rule, text=text))
 
+    @contextlib.contextmanager
+    def own_point(self) -> Iterator[None]:
+        """A step that fails in here, such as a publish that is refused, is what the case is about."""
+        try:
+            yield
+        except StepFailureError as error:
+            self.fail(str(error))
+
     def breach(self, rule: Rule, text: str) -> None:
         """A rule was seen broken that does not keep the case from going on, unless it is about that rule."""
         if rule.is_subject_of(self.case.id, self.case.clauses):
@@ -530,12 +541,14 @@ class CaseContext:
         try:
             self.endpoint = await self._restart(self._ahead_s)
         except TargetStartError as error:
-            self.fail(f"the broker was killed, and does not start again: {error}")
+            text = f"the broker was killed, and does not start again: {error}"
+            raise StepFailureError(Incident(rule=Rule.STARTS_AGAIN, text=text, soft=True)) from error
         finally:
             self._move_deadline(asyncio.get_running_loop().time() + self.limit_s)
         for connection in self._connections:
             connection.close()
         self._clock = None
+        self.lives += 1
 
     # Time
 

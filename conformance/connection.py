@@ -15,6 +15,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+import msgspec
+
 from conformance.outcome import CaseFailureError, ClientFaultError
 from conformance.rules import ANSWERS, Incident, Rule, StepFailureError, malformed, request_shape, was_asked
 from conformance.wire import (
@@ -95,6 +97,8 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, ctx: CaseContext, name: str, version: int) -> None:
         self.ctx, self.name, self.version = ctx, name, version
+        self.life = ctx.lives
+        """Of the broker."""
         self.connack = Connack()
         """The CONNACK of :meth:`CaseContext.connect`."""
         self.client_id = ""
@@ -108,6 +112,8 @@ class Connection(asyncio.Protocol):
         self._inbox: deque[Packet] = deque()
         self._wake = asyncio.Event()
         self._malformed: MalformedPacketError | None = None
+        self._carrier: Incident | None = None
+        """Why what carries the packets is broken."""
         self._transport: asyncio.Transport | None = None
         self._last_packet_id = 0
         self._sent: dict[type[Packet], Packet] = {}
@@ -183,9 +189,10 @@ class Connection(asyncio.Protocol):
             self._write(encode(Pubrec(packet_id=packet.packet_id), self.version))
         return True
 
-    def _refuse_bytes(self, reason: str) -> None:
-        """Every wait fails from now on: what carries the packets is broken."""
-        self._malformed = MalformedPacketError(reason)
+    def _refuse_bytes(self, reason: str, rule: Rule, *statements: str) -> None:
+        """Every wait fails from now on: what carries the packets is broken, and these statements say so."""
+        self._malformed = self._malformed or MalformedPacketError(reason)
+        self._carrier = self._carrier or Incident(rule=rule, statements=statements, text=reason)
 
     def eof_received(self) -> bool:
         self.ctx.transcript.add(self.name, "event", decoded="the broker ended the stream")
@@ -346,6 +353,9 @@ class Connection(asyncio.Protocol):
         since = time.monotonic()
         while not self._inbox:
             if self._malformed is not None:
+                if self._carrier is not None:
+                    message = f"{self.name}: expected {expected}; {self._carrier.text}"
+                    raise StepFailureError(msgspec.structs.replace(self._carrier, text=message))
                 message = f"{self.name}: expected {expected}; the broker sent a malformed packet: {self._malformed}"
                 raise StepFailureError(malformed(str(self._malformed), self.version, message))
             if self.closed:

@@ -23,7 +23,7 @@ import contextlib
 import random
 import secrets
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -33,9 +33,17 @@ from conformance.case import ABSENT, Case, CaseContext
 from conformance.cohort import RestartGate
 from conformance.connection import Connection
 from conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
-from conformance.rules import Incident, StepFailureError
+from conformance.rules import Incident, Rule, StepFailureError
 from conformance.stall import StallWatch
-from conformance.targets import DENIED_BY_CONNACK, CapabilityValue, ProbeError, RunningTarget, Target, handshake
+from conformance.targets import (
+    DENIED_BY_CONNACK,
+    CapabilityValue,
+    Endpoint,
+    ProbeError,
+    RunningTarget,
+    Target,
+    handshake,
+)
 from conformance.wire import Connack, Publish
 from reference_broker.trace.conformance import CaseResult, CaseVerdict, WireLine
 
@@ -67,6 +75,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """It was begun, but the broker died, and not surely of it."""
     incidents: tuple[Incident, ...] = ()
     """Steps that failed: those that the case is not about, and the one that it failed on."""
+    is_no_matter_of_restarts: bool = False
+    """It fails in the same way where connections are lost and the broker lives on."""
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Its verdict depends on how other cases end."""
+        return bool(self.incidents) or self.is_no_matter_of_restarts
 
 
 def missing_capability(case: Case, capabilities: Mapping[str, CapabilityValue]) -> str:
@@ -124,10 +139,14 @@ class Engine:
         *,
         reproduce: Callable[[Case], str] = lambda _case: "",
         solo: bool = False,
+        restarts: bool = True,
     ) -> None:
-        """``solo``: whichever case runs when the broker dies has killed it; else only one that runs by itself has."""
+        """``solo``: whichever case runs when the broker dies has killed it; else only one that runs by itself has.
+
+        Without ``restarts``, a case that asks for one just loses its connections.
+        """
         self.broker, self.capabilities, self.options, self.reproduce = broker, capabilities, options, reproduce
-        self.solo = solo
+        self.solo, self._restarts = solo, restarts
         self.broker_died = ""
         """Why no further case is started; empty while the broker answers."""
         self.died_during: tuple[str, ...] = ()
@@ -157,7 +176,7 @@ class Engine:
 
         async def one(case: Case) -> Outcome:
             outcome = await self.judge(case)
-            if not outcome.incidents:
+            if not outcome.waits_for_others:
                 report(outcome)
             return outcome
 
@@ -167,7 +186,7 @@ class Engine:
         finally:
             self.dismiss_bystander()
         for outcome in outcomes:
-            if outcome.incidents:
+            if outcome.waits_for_others:
                 report(outcome)
         return outcomes
 
@@ -240,8 +259,14 @@ class Engine:
             run_token=f"{self._run_token}{self._attempts:03x}",
             seed=self.options.seed,
             patience_s=self.options.patience_s,
-            restart=self._gate.pass_through if case.is_private else None,
+            restart=self._restart_for(case),
         )
+
+    def _restart_for(self, case: Case) -> Callable[[float], Awaitable[Endpoint]] | None:
+        async def live_on(_clock_ahead_s: float) -> Endpoint:
+            return self.broker.endpoint
+
+        return (self._gate.pass_through if self._restarts else live_on) if case.is_private else None
 
     async def _execute(self, case: Case) -> Outcome:
         stall_s = 0.0
@@ -263,16 +288,17 @@ class Engine:
                 raise
             finally:
                 ctx.close()
-            if verdict not in BAD or stall_s < _STALL_S or attempt == _MAX_ATTEMPTS:
+            never_back = any(incident.rule is Rule.STARTS_AGAIN for incident in ctx.incidents)
+            if verdict not in BAD or never_back or stall_s < _STALL_S or attempt == _MAX_ATTEMPTS:
                 break
             # The harness was held up, so that timing means nothing: this attempt does not count.
             if not await self._why_gone(case.version):
                 await _clean_up(ctx)
         duration_ms = (asyncio.get_running_loop().time() - began) * 1_000
-        gone = await self._why_dead(ctx, verdict)
+        gone = "" if never_back else await self._why_dead(ctx, verdict)
         if gone:
             verdict, detail = await self._judge_death(ctx, gone, detail)
-        else:
+        elif not never_back:
             await _clean_up(ctx)
         result = blank_result(case, verdict, detail, reproduce=self.reproduce(case))
         result = msgspec.structs.replace(result, duration_ms=round(duration_ms, 3))

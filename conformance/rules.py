@@ -52,6 +52,21 @@ def _shaped(what: str, *, in_311: tuple[str, ...], in_5: tuple[str, ...]) -> Bas
     return Basis(what=what, in_311=in_311, in_5=in_5, shaped=True)
 
 
+def _soft(what: str, *, in_311: tuple[str, ...], in_5: tuple[str, ...]) -> Basis:
+    """Of what many a case may well be about: only the plainest one explains its failures (:class:`Incident`)."""
+    return Basis(what=what, in_311=in_311, in_5=in_5, judges=(), shaped=True)
+
+
+def _websocket(what: str, *statements: str, judge: str) -> Basis:
+    in_both = tuple(f"RFC6455-{name}" for name in statements)
+    return Basis(what=what, in_311=in_both, in_5=in_both, judges=(f"websocket/{judge}",))
+
+
+def full_id(statement: str) -> str:
+    """The id of a statement that stands without ``MQTT-`` here."""
+    return statement if statement.startswith("RFC") else f"MQTT-{statement}"
+
+
 class Rule(Enum):
     """The steps."""
 
@@ -70,6 +85,17 @@ class Rule(Enum):
         what="what the broker sends is well-formed", in_311=("2.2.2-1",), in_5=("2.1.3-1",), judges=(), shaped=True
     )
     SESSION_KEPT = Basis(what="a session is kept, and said so", in_311=("3.2.2-2",), in_5=("3.2.2-3",))
+    SESSION_SURVIVES = Basis(
+        what="a session outlives a restart",
+        in_311=("3.1.2-4", "4.1.0-1"),
+        in_5=("3.1.2-5", "3.1.2-23"),
+        judges=("restart/sessions-without-anything",),
+    )
+    STARTS_AGAIN = _soft("a broker starts again on what it has stored", in_311=("4.1.0-1",), in_5=("3.1.2-23",))
+    SUBSCRIPTION_SURVIVES = _soft("a subscription outlives a restart", in_311=("3.1.2-4",), in_5=("3.1.2-23",))
+    SHARE_SURVIVES = _soft("a shared subscription outlives a restart", in_311=(), in_5=("3.1.2-23",))
+    MESSAGE_SURVIVES = _soft("a message that waits outlives a restart", in_311=("3.1.2-5",), in_5=("3.1.2-23",))
+    RETAINED_SURVIVES = _soft("a retained message outlives a restart", in_311=("3.3.1-5",), in_5=("3.3.1-5",))
     SESSION_NEW = Basis(what="a new session is said to be new", in_311=("3.2.2-1", "3.2.2-3"), in_5=("3.2.2-2",))
     RETAIN_SET = Basis(
         what="RETAIN is 1 on a retained message",
@@ -107,9 +133,23 @@ class Rule(Enum):
     )
     FOREIGN = Basis(what="only who subscribes gets messages", in_311=("3.3.2-3",), in_5=("3.3.2-3",))
 
+    UPGRADE = _websocket("a WebSocket handshake is answered", "4.2.2-1", judge="server-selects-the-sub-protocol-mqtt")
+    FRAMES = _websocket(
+        "what the broker sends is WebSocket",
+        *("5.1-2", "5.2-1", "5.2-2", "5.4-1", "5.5-1"),
+        judge="frames-of-the-server-are-well-formed",
+    )
+    PONG = _websocket("a WebSocket ping is answered", "5.5.2-1", judge="pings-are-answered")
+    BINARY = Basis(
+        what="MQTT travels in binary frames",
+        in_311=("6.0.0-1",),
+        in_5=("6.0.0-1",),
+        judges=("websocket/packets-travel-in-binary-frames",),
+    )
+
     def clauses(self, version: int) -> tuple[str, ...]:
         """Ids of the statements, for reports."""
-        return tuple(f"MQTT-{name}" for name in (self.value.in_5 if version >= _V5 else self.value.in_311))
+        return tuple(map(full_id, self.value.in_5 if version >= _V5 else self.value.in_311))
 
     def is_subject_of(self, case_id: str, clauses: Collection[str]) -> bool:
         """Whether a case with this id, which cites ``clauses``, is about this rule."""

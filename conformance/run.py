@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import shlex
 import threading
 import time
@@ -25,7 +26,7 @@ from conformance.case import Case, load_cases
 from conformance.cohort import cohorts
 from conformance.engine import BAD, Engine, Outcome, RunOptions, blank_result, missing_capability
 from conformance.nursery import Nursery
-from conformance.registry import SPECS, clauses
+from conformance.registry import clauses
 from conformance.report import (
     ExitCode,
     ReportWriter,
@@ -47,6 +48,8 @@ DEFAULT_RESTARTS = 20
 _KEPT_LOG_BYTES = 1_000_000
 RETURN_TIMEOUT_S = 10.0
 _RETURN_POLL_S = 0.25
+_TOKEN = re.compile(r"[0-9a-z]{4}[0-9a-f]{11,}")
+_SEEN = re.compile(r"; (?:seen|nothing arrived|the broker)\b")
 
 
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +133,7 @@ class Run:
             )
             if plan.report is not None:
                 self._writer = stack.enter_context(ReportWriter(plan.report, plan.folder))
-                self._writer.begin(self.header, clauses(load_cases().values(), SPECS))
+                self._writer.begin(self.header, clauses(load_cases().values()))
             self._loop = asyncio.new_event_loop()
             thread = threading.Thread(target=self._loop.run_forever, name="conformance engine", daemon=True)
             thread.start()
@@ -193,13 +196,13 @@ class Run:
                 self._nursery = self._stack.enter_context(Nursery())
         return self._nursery.broker(self.plan.target, "", case)
 
-    def _engine(self, broker: RunningTarget, options: RunOptions, *, solo: bool) -> Engine:
+    def _engine(self, broker: RunningTarget, options: RunOptions, *, solo: bool, restarts: bool = True) -> Engine:
         """For a further broker of the same target: it can the same, on ports of its own."""
         texts = {name: value for name, value in broker.target.capabilities.items() if isinstance(value, str)}
         capabilities = {**self.engine.capabilities, **texts}
-        return Engine(broker, capabilities, options, reproduce=self.plan.reproduce, solo=solo)
+        return Engine(broker, capabilities, options, reproduce=self.plan.reproduce, solo=solo, restarts=restarts)
 
-    async def _run_apart(self, cases: Sequence[Case]) -> list[Outcome]:
+    async def _run_apart(self, cases: Sequence[Case], *, restarts: bool = True) -> list[Outcome]:
         """Run cases on a broker that is started for them and stopped after them; a hosted one is left to them alone."""
         is_hosted = self.plan.target.start is None
         async with self._brokers, self.engine.alone() if is_hosted else contextlib.nullcontext():
@@ -209,7 +212,7 @@ class Run:
                 except (TargetStartError, ProbeError) as error:
                     return [Outcome(result=blank_result(case, CaseVerdict.ERROR, str(error))) for case in cases]
                 options = msgspec.structs.replace(self.plan.options, concurrency=len(cases))
-                engine = self._engine(broker, options, solo=len(cases) == 1)
+                engine = self._engine(broker, options, solo=len(cases) == 1, restarts=restarts)
                 outcomes = await engine.run_together(cases)
                 if engine.broker_died and engine.solo:
                     outcomes = [self._note_killer(cases[0], engine, await engine.how_it_died(), outcomes[0])]
@@ -308,7 +311,7 @@ class Run:
             self._end_one()
             raise
         self._judged.append(outcome)
-        if not outcome.incidents:
+        if not outcome.waits_for_others:
             self._end_one()
             return self._record(outcome)
         settled: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -340,9 +343,22 @@ class Run:
     async def _judge(self, case: Case, shared: Future[dict[str, Outcome]] | None) -> Outcome:
         if not self._is_apart(case):
             return await self._run_shared(case)
-        if shared is None:
-            return (await self._run_apart([case]))[0]
-        return (await asyncio.wrap_future(shared))[case.id]
+        outcome = (await self._run_apart([case]))[0] if shared is None else (await asyncio.wrap_future(shared))[case.id]
+        if outcome.result.verdict is not CaseVerdict.FAIL or "restart" not in case.requires:
+            return outcome
+        return await self._compare_without_restarts(case, outcome)
+
+    async def _compare_without_restarts(self, case: Case, outcome: Outcome) -> Outcome:
+        """A case that fails in the same way when its broker lives on is not about what a restart has lost."""
+        control = (await self._run_apart([case], restarts=False))[0].result
+        same = control.verdict is CaseVerdict.FAIL and expectation_of(control.detail) == expectation_of(
+            outcome.result.detail
+        )
+        if not same:
+            return outcome
+        detail = f"without a restart as well: {outcome.result.detail}"
+        result = msgspec.structs.replace(outcome.result, detail=detail)
+        return msgspec.structs.replace(outcome, result=result, is_no_matter_of_restarts=True)
 
     def _is_apart(self, case: Case) -> bool:
         """It gets a broker that is started for it (and perhaps some others)."""
@@ -384,12 +400,17 @@ class Run:
                 self._writer.folder,
                 self.header,
                 self.results,
-                clauses(load_cases().values(), SPECS),
+                clauses(load_cases().values()),
                 self._writer.finish(code, self.deaths),
                 report=self._writer.path,
                 command=self.plan.command,
             )
         return code
+
+
+def expectation_of(detail: str) -> str:
+    """What a failed case had expected, without what differs from run to run: the tokens in names, and what was seen."""
+    return _SEEN.split(_TOKEN.sub("", detail))[0]
 
 
 async def _to_its_end(function: Callable[[], _T]) -> _T:

@@ -1,8 +1,9 @@
 """Proves the suite by mutation: a case that a broken broker passes proves nothing.
 
 The selected cases must pass the reference broker as it is. Each mutant is started in a process of its own, and the
-cases that name it must all fail it; each near miss (a legal variation) must be passed by those that name it. Every case
-must pass the variations of :data:`EVERYONE`, too, which use what the standards leave to any server.
+cases that name it must all fail it, or be blocked by one that does and fail another mutant; each near miss (a legal
+variation) must be passed by those that name it. Every case must pass the variations of :data:`EVERYONE`, too, which use
+what the standards leave to any server.
 A case says on which configuration of the reference broker (``judged_on``, a target file) all this happens.
 """
 
@@ -70,6 +71,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     cases: tuple[str, ...]
     wrong: tuple[str, ...] = ()
     """Cases with the wrong verdict, each with that verdict and its detail."""
+    blocked: tuple[str, ...] = ()
+    """Cases that met the failure of a step which another case is about, and failed on: another mutant proves them."""
     problem: str = ""
     """Why nothing could be checked."""
 
@@ -126,8 +129,7 @@ def _run_group(
             engine = Engine(broker, probe(broker.target, broker.endpoint), options, solo=True)
             # Without a bystander: a broker that is killed serves nobody.
             run = engine.run_all(cases, lambda _outcome: None) if owner is None else engine.run_together(cases)
-            # Each by itself: that another case has seen the same bug excuses none from seeing it.
-            outcomes = [settle([outcome])[0] for outcome in asyncio.run(run)]
+            outcomes = asyncio.run(run)
             _, crash, text = broker.log_tail(LOG_BYTES).partition(CRASH)
     except (TargetStartError, ProbeError) as error:
         return [], str(error)
@@ -142,6 +144,31 @@ def _wanted(entry: mutants.Mutant, case: Case) -> tuple[CaseVerdict, ...]:
     return (CaseVerdict.FAIL, CaseVerdict.NON_STRICT) if advisory else (CaseVerdict.FAIL,)
 
 
+def judged(
+    entry: mutants.Mutant, cases: Sequence[Case], outcomes: Sequence[Outcome]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Wrong verdicts of cases on a mutant or variation, each with its detail; and the cases that it only blocks.
+
+    A case proves itself by failing on what it is about. A mutant that breaks a step of it proves nothing of it, and is
+    accepted where another case of this mutant fails on that step.
+    """
+    by_id = {case.id: case for case in cases}
+    # A variation must not even break a step; each case by itself, so that none is excused by another.
+    booked = [settle([outcome])[0] for outcome in outcomes] if entry.legal else settle(outcomes)
+    decided = booked if entry.legal else outcomes
+    failed = {outcome.result.case for outcome in decided if outcome.result.verdict is CaseVerdict.FAIL}
+    wrong, blocked = [], []
+    for by_itself, among_all in zip(decided, booked, strict=True):
+        result = by_itself.result
+        if result.verdict in _wanted(entry, by_id[result.case]):
+            continue
+        if not entry.legal and among_all.result.blocked_by in failed:
+            blocked.append(result.case)
+        else:
+            wrong.append(f"{result.case}: {result.verdict.value} {result.detail}".strip())
+    return tuple(wrong), tuple(blocked)
+
+
 async def _check_one(pool: Executor, nursery: Nursery, target: Target, name: str, cases: Sequence[Case]) -> Check:
     """Run the cases against the reference broker with the mutant ``name``, each group in a thread of the pool."""
     case_ids = tuple(case.id for case in cases)
@@ -154,31 +181,33 @@ async def _check_one(pool: Executor, nursery: Nursery, target: Target, name: str
             return Check(mutant=name, target=target.name, what="", legal=False, cases=case_ids, problem=str(error))
     by_id = {case.id: case for case in cases}
 
-    async def run(group: Group, patience_s: float | None) -> tuple[list[str], str]:
+    async def run(group: Group, patience_s: float | None) -> tuple[list[Outcome], str]:
         planted = "" if name == BASELINE else name
         loop = asyncio.get_running_loop()
         outcomes, problem = await loop.run_in_executor(pool, _run_group, nursery, target, planted, group, patience_s)
-        wrong = [
-            f"{outcome.result.case}: {outcome.result.verdict.value} {outcome.result.detail}".strip()
+        unnoticed = [
+            outcome
             for outcome in outcomes
-            if outcome.result.verdict not in _wanted(entry, by_id[outcome.result.case])
+            if outcome.result.verdict not in (*_wanted(entry, by_id[outcome.result.case]), CaseVerdict.BLOCKED)
         ]
-        if wrong and not problem and patience_s is not None:
+        if unnoticed and not problem and patience_s is not None:
             # It survives, or the machine is busy and a step took longer than this patience: the whole time tells.
             return await run(group, None)
-        return wrong, problem
+        return outcomes, problem
 
     # A broken broker may be silent; a sound one may be slow, so that it gets the whole time.
     patience_s = None if entry.legal else PATIENCE_S
     ran = await asyncio.gather(*(run(group, patience_s) for group in _groups(cases)))
+    wrong, blocked = judged(entry, cases, [outcome for outcomes, _problem in ran for outcome in outcomes])
     return Check(
         mutant=name,
         target=target.name,
         what=entry.what,
         legal=entry.legal,
         cases=case_ids,
-        wrong=tuple(line for wrong, _problem in ran for line in wrong),
-        problem=next((problem for _wrong, problem in ran if problem), ""),
+        wrong=wrong,
+        blocked=blocked,
+        problem=next((problem for _outcomes, problem in ran if problem), ""),
     )
 
 
@@ -230,6 +259,25 @@ async def _check_all(
     return sorted(checks, key=lambda check: (check.target, check.mutant))
 
 
+def demand_proof(checks: Sequence[Check]) -> list[Check]:
+    """The checks; where all mutants of a case only block it, those are wrong."""
+    proved = {
+        case
+        for check in checks
+        if not check.legal and not check.problem
+        for case in set(check.cases) - set(check.blocked)
+    }
+    return [
+        msgspec.structs.replace(
+            check,
+            wrong=(*check.wrong, *(f"{case}: no mutant does more than block it" for case in sorted(unproved))),
+        )
+        if (unproved := set(check.blocked) - proved)
+        else check
+        for check in checks
+    ]
+
+
 def check_mutants(
     cases: Sequence[Case],
     *,
@@ -242,6 +290,8 @@ def check_mutants(
     work = work_of(cases, only)
     with Nursery() as nursery:
         checks = asyncio.run(_check_all(nursery, _baselines(work) | work, jobs, report))
+    # One mutant alone cannot say what the others prove.
+    checks = checks if only else demand_proof(checks)
     # Where the broker itself does not start, nothing else has anything to say.
     broken = [check for check in checks if check.mutant == BASELINE and check.problem]
     return SelfCheck(

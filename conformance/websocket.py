@@ -7,8 +7,11 @@ from collections import deque
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import msgspec
+
 from conformance.connection import Connection
 from conformance.outcome import CaseFailureError
+from conformance.rules import Incident, Rule, StepFailureError
 from conformance.wire.websocket import (
     SUBPROTOCOL,
     Frame,
@@ -68,8 +71,7 @@ class WebSocketConnection(Connection):
         """The answer to the handshake; None when the broker ended the connection without one."""
         while self._response is None:
             if self.broken:
-                message = f"{self.name}: expected an HTTP response; {self.broken}"
-                raise CaseFailureError(message)
+                raise self._no_upgrade(f"expected an HTTP response; {self.broken}")
             if self.closed:
                 return None
             await self._arrival("the answer to the WebSocket handshake")
@@ -87,16 +89,16 @@ class WebSocketConnection(Connection):
         response = await self.response()
         if response is None or response.status != _SWITCHING_PROTOCOLS:
             seen = "the end of the connection" if response is None else f"status {response.status}"
-            message = f"{self.name}: expected status 101; seen {seen}"
-            raise CaseFailureError(message)
+            raise self._no_upgrade(f"expected status 101; seen {seen}")
         accept = response.header("sec-websocket-accept")
         if accept != accept_value(self._key):
-            message = f"{self.name}: Sec-WebSocket-Accept is {accept!r} and does not answer the key"
-            raise CaseFailureError(message)
+            raise self._no_upgrade(f"Sec-WebSocket-Accept is {accept!r} and does not answer the key")
         if response.header("sec-websocket-extensions"):
-            message = f"{self.name}: the broker uses an extension that was not offered"
-            raise CaseFailureError(message)
+            raise self._no_upgrade("the broker uses an extension that was not offered")
         return response
+
+    def _no_upgrade(self, text: str) -> StepFailureError:
+        return StepFailureError(Incident(rule=Rule.UPGRADE, text=f"{self.name}: {text}"))
 
     # Frames
 
@@ -133,14 +135,22 @@ class WebSocketConnection(Connection):
     async def expect_pong(self, payload: bytes) -> None:
         """A pong with this payload must come; packets that come before stay in the inbox."""
         while not self.pongs:
+            if self._carrier is not None:
+                text = f"{self.name}: expected a pong; {self._carrier.text}"
+                raise StepFailureError(msgspec.structs.replace(self._carrier, text=text))
             if self.closed:
-                message = f"{self.name}: expected a pong; the broker ended the connection"
-                raise CaseFailureError(message)
-            await self._arrival("a pong")
+                raise self._no_pong(f"{self.name}: expected a pong; the broker ended the connection")
+            try:
+                await self._arrival("a pong")
+            except CaseFailureError as error:
+                raise self._no_pong(str(error)) from error
         seen = self.pongs.popleft()
         if seen != payload:
-            message = f"{self.name}: expected a pong with {payload!r}; seen {seen!r}"
-            raise CaseFailureError(message)
+            raise self._no_pong(f"{self.name}: expected a pong with {payload!r}; seen {seen!r}")
+
+    @staticmethod
+    def _no_pong(text: str) -> StepFailureError:
+        return StepFailureError(Incident(rule=Rule.PONG, text=text))
 
     # Below: the two ends of Connection that differ
 
@@ -169,7 +179,7 @@ class WebSocketConnection(Connection):
         except WebSocketError as error:
             self.broken = str(error)
             self.ctx.transcript.add(self.name, "recv", data, f"NO WEBSOCKET: {error}")
-            self._refuse_bytes(self.broken)
+            self._refuse_bytes(self.broken, Rule.FRAMES, error.statement)
         self._wake.set()
 
     def _frame_received(self, frame: Frame) -> None:
@@ -178,7 +188,7 @@ class WebSocketConnection(Connection):
                 super().data_received(frame.payload)
             case Opcode.TEXT:
                 self.text_frames += 1
-                self._refuse_bytes("a text frame, where MQTT is sent in binary frames")
+                self._refuse_bytes("a text frame, where MQTT is sent in binary frames", Rule.BINARY)
             case Opcode.PING:
                 self.ctx.transcript.add(self.name, "recv", frame.payload, "PING frame")
                 self.send_frame(Opcode.PONG, frame.payload)

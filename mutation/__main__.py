@@ -44,6 +44,9 @@ def main(
     judges: Annotated[str, typer.Option(help="Only these judges, separated by commas; default: all.")] = "",
     only: Annotated[str, typer.Option(help="Only mutants whose name holds this text.")] = "",
     budget_s: Annotated[float, typer.Option("--budget-s", min=1, help="Seconds of unit tests for a mutant.")] = 20.0,
+    rest_s: Annotated[
+        float, typer.Option("--rest-s", min=0, help="Seconds more of unit tests for one that everybody let live.")
+    ] = 120.0,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Mutants at the same time.")] = 2,
     until_killed: Annotated[
         bool, typer.Option("--until-killed", help="Ask no more judges than it takes: faster, without rates per judge.")
@@ -100,6 +103,7 @@ def main(
                 out / "reach",
                 jobs=jobs,
                 budget_s=budget_s,
+                rest_s=rest_s,
                 until_killed=until_killed,
                 keep_map=keep_map,
                 report=tell,

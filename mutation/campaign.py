@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 import tomllib
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from mutation.judges import KILLS, Bench, Judge, Opinion, Outcome, SoundTree
-from mutation.operators import Mutant, is_sound, mutants_of
+from mutation.operators import Mutant, Operator, is_sound, mutants_of
 from mutation.reach import Reach, digest
 from mutation.tree import ROOT, StoppedError, Tree, copied_tree
 
@@ -36,6 +37,11 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def killed(self) -> bool:
         return any(opinion.outcome in KILLS for opinion in self.opinions)
+
+    @property
+    def not_whole(self) -> bool:
+        """It lives, but not all that may execute it was asked."""
+        return not self.killed and any(opinion.left_out for opinion in self.opinions)
 
     @property
     def not_reached(self) -> bool:
@@ -88,9 +94,28 @@ def draw(modules: Sequence[str], sample: int, seed: int) -> list[Mutant]:
 
 
 def known_equivalents() -> dict[str, str]:
-    """Key of a mutant to the reason why it is the same program to everybody who looks from outside."""
-    entries = tomllib.loads(EQUIVALENTS.read_text(encoding="utf-8")).get("equivalent", [])
-    return {entry["mutant"]: entry["reason"] for entry in entries}
+    """Key of a mutant to the reason why it is the same program to everybody who looks from outside.
+
+    What the file names and the broker has not got has an empty reason.
+    """
+    entries = tomllib.loads(EQUIVALENTS.read_text(encoding="utf-8"))
+    found = {key: entry["reason"] for entry in entries["equivalent"] for key in entry["mutants"]}
+    sizes = {name: entry["reason"] for entry in entries["size"] for name in entry["constants"]}
+    modules = {key.partition("::")[0] for key in (*found, *sizes)}
+    every = [
+        mutant
+        for module in sorted(modules)
+        if (ROOT / module).exists()
+        for mutant in mutants_of(module, (ROOT / module).read_text(encoding="utf-8"))
+    ]
+    known = {mutant.key: found.pop(mutant.key) for mutant in every if mutant.key in found}
+    left = dict.fromkeys(sizes)
+    for mutant in every:
+        name = f"{mutant.module}::{re.split('[ :]', mutant.key.partition('::: ')[2])[0]}"
+        if mutant.operator is Operator.CONSTANT and not mutant.function and name in sizes:
+            known[mutant.key] = sizes[name]
+            left.pop(name, None)
+    return known | dict.fromkeys((*found, *left), "")
 
 
 class Journal:
@@ -138,13 +163,19 @@ def _identity(mutant: Mutant) -> str:
 
 
 def judge_one(mutant: Mutant, judges: Sequence[Judge], bench: Bench, *, until_killed: bool) -> Judged:
-    """Every judge's opinion of a mutant; with ``until_killed`` of no more judges than it takes."""
+    """Every judge's opinion of a mutant; with ``until_killed`` of no more judges than it takes.
+
+    Whom all let live is asked about again where something was left out.
+    """
     opinions: list[Opinion] = []
     with bench.tree.planted(mutant):
         for judge in judges:
             opinions.append(judge.judge(mutant, bench))
             if until_killed and opinions[-1].outcome in KILLS:
                 break
+        for place, (judge, opinion) in enumerate(zip(judges, opinions, strict=False)):
+            if opinion.left_out and not any(one.outcome in KILLS for one in opinions):
+                opinions[place] = judge.judge_rest(mutant, bench, opinion)
     return Judged(mutant=mutant, opinions=tuple(opinions))
 
 
@@ -156,6 +187,7 @@ def judge_all(
     *,
     jobs: int = 2,
     budget_s: float = 20.0,
+    rest_s: float = 120.0,
     patience_s: float = 30.0,
     until_killed: bool = False,
     keep_map: bool = False,
@@ -179,7 +211,7 @@ def judge_all(
                 report(f"cannot judge: {name}")
 
             def work(tree: Tree) -> None:
-                bench = Bench(tree, sound, reach, budget_s, patience_s)
+                bench = Bench(tree, sound, reach, budget_s=budget_s, rest_s=rest_s, patience_s=patience_s)
                 while True:
                     with lock:
                         if not left:

@@ -1,8 +1,8 @@
 """A pytest plugin (``-p mutation.contexts``): tells coverage.py which test runs, and a file how each ended.
 
 ``ASSAY_TESTS`` names the file: one JSON line per test, ``{"test": ..., "ok": ..., "duration_s": ...}``. Once the
-process and its children have used ``ASSAY_MOST_S`` seconds of a processor, the tests that are left are skipped, and
-have no line.
+process and its children have used ``ASSAY_MOST_S`` seconds of a processor, the tests that are left do not run: their
+lines say ``"ran": false``. Tests that are skipped for another reason have none.
 """
 
 from __future__ import annotations
@@ -45,9 +45,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         current.switch_context("")
 
 
-def pytest_runtest_setup() -> None:
+def pytest_runtest_setup(item: pytest.Item) -> None:
     if _processor_s() > float(os.environ.get("ASSAY_MOST_S", "inf")):
+        _write({"test": item.nodeid, "ran": False})
         pytest.skip("the file has had its time")
+
+
+def _write(line: dict[str, object]) -> None:
+    if "ASSAY_TESTS" in os.environ:
+        with Path(os.environ["ASSAY_TESTS"]).open("a", encoding="utf-8") as sink:
+            sink.write(json.dumps(line) + "\n")
 
 
 _began_at: dict[str, float] = {}
@@ -56,14 +63,11 @@ _skipped: set[str] = set()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if "ASSAY_TESTS" not in os.environ:
-        return
     test = report.nodeid
     if report.skipped:
         _skipped.add(test)
     if report.failed:
         _failed.add(test)
     if report.when == "teardown" and test not in _skipped:
-        line = {"test": test, "ok": test not in _failed, "duration_s": round(_processor_s() - _began_at[test], 4)}
-        with Path(os.environ["ASSAY_TESTS"]).open("a", encoding="utf-8") as sink:
-            sink.write(json.dumps(line) + "\n")
+        duration_s = round(_processor_s() - _began_at[test], 4)
+        _write({"test": test, "ok": test not in _failed, "duration_s": duration_s})

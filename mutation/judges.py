@@ -1,7 +1,8 @@
 """The judges, from fast to slow: what each is asked, and how it says what it found.
 
 A judge is asked only for the checks that execute the mutant. What kills must do so twice, and leave the unchanged
-broker alone, or it counts for nothing: machines are busy.
+broker alone, or it counts for nothing: machines are busy. A judge with a budget says how many checks it left out: what
+lives then has not been judged whole, and is neither killed nor a survivor.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from mutation.tree import ROOT, Ended, Tree
 UNIT_FOLDERS = ("tests/core", "tests/mqtt", "tests/storage", "tests/storage_tools", "tests/server")
 _SLOW = ("tests/mqtt/quirks",)
 """Tests that run whole suites: other judges do that."""
-_MOST_TESTS = 300
+_TESTS_AT_ONCE = 300
 _TIMES_SLOWER = 5
 _SAID = 300
 _COMMAND = ("-m", "assay.cli")
@@ -51,6 +52,8 @@ class Opinion(msgspec.Struct, frozen=True, kw_only=True):
     by: str = ""
     """The check that killed it, or what it said."""
     duration_s: float = 0.0
+    left_out: int = 0
+    """Checks that may execute the mutant and were not made, for want of time."""
 
 
 class SoundTree:
@@ -72,13 +75,15 @@ class SoundTree:
 class Bench:
     """Where a mutant is judged: its tree, an unchanged one, the map, and the limits.
 
-    ``budget_s`` is how long the chosen tests took on the unchanged broker at most; no command is ended before
-    ``patience_s`` are over.
+    ``budget_s`` is how long the chosen tests took on the unchanged broker at most, and ``rest_s`` those that are made
+    afterwards of a mutant that everybody let live; no command is ended before ``patience_s`` are over.
     """
 
-    def __init__(self, tree: Tree, sound: SoundTree, reach: Reach, budget_s: float, patience_s: float) -> None:
+    def __init__(
+        self, tree: Tree, sound: SoundTree, reach: Reach, *, budget_s: float, rest_s: float, patience_s: float
+    ) -> None:
         self.tree, self.sound, self.reach = tree, sound, reach
-        self.budget_s, self.patience_s = budget_s, patience_s
+        self.budget_s, self.rest_s, self.patience_s = budget_s, rest_s, patience_s
 
     def limit_s(self, checks: Sequence[Check], times: float = _TIMES_SLOWER) -> float:
         """The time limit of a command that makes these checks."""
@@ -99,15 +104,21 @@ class Judge:
 
     def judge(self, mutant: Mutant, bench: Bench) -> Opinion:
         """Ask for everything that reaches the mutant, within the budget."""
-        checks = self.chosen(mutant, bench.reach.reaching(self.name, mutant), bench.budget_s)
-        if not checks:
+        checks, left_out = self.chosen(mutant, bench)
+        if not checks and not left_out:
             return Opinion(judge=self.name, outcome=Outcome.NOT_REACHED)
-        return self.ask(checks, bench)
+        return msgspec.structs.replace(self.ask(checks, bench), left_out=len(left_out))
 
-    def chosen(self, mutant: Mutant, checks: list[Check], budget_s: float) -> list[Check]:
-        """The checks that fit into the budget, the most promising first."""
-        del mutant, budget_s
-        return checks
+    def judge_rest(self, mutant: Mutant, bench: Bench, before: Opinion) -> Opinion:
+        """Ask for what :meth:`judge` left out."""
+        checks, left_out = within(self.chosen(mutant, bench)[1], bench.rest_s)
+        opinion = self.ask(checks, bench)
+        spent_s = round(before.duration_s + opinion.duration_s, 2)
+        return msgspec.structs.replace(opinion, left_out=len(left_out), duration_s=spent_s)
+
+    def chosen(self, mutant: Mutant, bench: Bench) -> tuple[list[Check], list[Check]]:
+        """The checks that execute the mutant and fit into the budget, the most promising first; and the others."""
+        return bench.reach.reaching(self.name, mutant), []
 
     def ask(self, checks: list[Check], bench: Bench) -> Opinion:
         raise NotImplementedError
@@ -144,19 +155,22 @@ class UnitTests(Judge):
         options = ("-q", "-p", "mutation.contexts", "-p", "no:cacheprovider", "--no-header")
         return ("-m", "pytest", *options, *more)
 
-    def chosen(self, mutant: Mutant, checks: list[Check], budget_s: float) -> list[Check]:
+    def chosen(self, mutant: Mutant, bench: Bench) -> tuple[list[Check], list[Check]]:
         stem = Path(mutant.module).stem
-        ordered = sorted(checks, key=lambda check: (stem not in check.name.partition("::")[0], check.duration_s))
-        left_s, found = budget_s, []
-        for check in ordered[:_MOST_TESTS]:
-            if check.duration_s <= left_s:
-                left_s -= check.duration_s
-                found.append(check)
-        return found
+        checks = bench.reach.reaching(self.name, mutant)
+        checks.sort(key=lambda check: (stem not in check.name.partition("::")[0], check.duration_s))
+        return within(checks, bench.budget_s)
 
     def ask(self, checks: list[Check], bench: Bench) -> Opinion:
-        names = [check.name for check in checks]
         ran: list[Ended] = []
+        for place in range(0, len(checks), _TESTS_AT_ONCE):
+            opinion = self._ask(checks[place : place + _TESTS_AT_ONCE], bench, ran)
+            if opinion.outcome in KILLS:
+                return opinion
+        return self.opinion(Outcome.SURVIVED, "", *ran)
+
+    def _ask(self, checks: list[Check], bench: Bench, ran: list[Ended]) -> Opinion:
+        names = [check.name for check in checks]
         while names:
             record = bench.tree.scratch.parent / "tests.jsonl"
             record.unlink(missing_ok=True)
@@ -255,6 +269,16 @@ class Suites(Judge):
             if not suspects or len(known) > 3:
                 return self.opinion(Outcome.SURVIVED, "", *ran)
             known.update(suspects)
+
+
+def within(checks: Sequence[Check], budget_s: float) -> tuple[list[Check], list[Check]]:
+    """The checks that fit into a budget, each in its turn, and the others."""
+    left_s, found, left_out = budget_s, list[Check](), list[Check]()
+    for check in checks:
+        fits = check.duration_s <= left_s
+        (found if fits else left_out).append(check)
+        left_s -= check.duration_s if fits else 0.0
+    return found, left_out
 
 
 def _said(ended: Ended) -> str:

@@ -1,13 +1,17 @@
 """The mutants of a source text: each one a small change at one place, written as text into what stands around it.
 
-Not mutated: annotations, docstrings, texts (mostly reasons for people), what is for type checkers only, and what only
-shows (``__repr__``). What would not compile, or is the same program, is no mutant.
+Not mutated, since no client and no file can show it: annotations, docstrings, decorators, and what is for type checkers
+only; texts (mostly reasons for people), what only shows (``__repr__``); the keywords of a class (frozen or not is for
+authors); what states what is so anyway (``assert``, ``zip(strict=True)``); defaults of functions that do nothing (of a
+protocol: they are never called); the order of the arguments of ``min`` and ``max``. What would not compile, or is the
+same program, is no mutant. What is equivalent for a reason of its own is in ``equivalents.toml``.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from enum import StrEnum
 
 import msgspec
@@ -52,11 +56,8 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     """Offset of the replaced text in the source, in bytes."""
     was: str
     now: str
-
-    @property
-    def key(self) -> str:
-        """What names the mutant however far its lines move; known equivalents are found by it."""
-        return f"{self.module}::{self.function}: {_one_line(self.was)} -> {_one_line(self.now)}"
+    key: str
+    """What names the mutant, and no other one, however far its lines move; known equivalents are found by it."""
 
     def apply(self, source: str) -> str:
         """The source with the bug in it."""
@@ -124,10 +125,16 @@ class _Finder:
     def emit(self, operator: Operator, start: int, end: int, now: str) -> None:
         was = self.raw[start:end].decode()
         line = self.raw.count(b"\n", 0, start) + 1
+        function = ".".join(self.scope)
+        before = after = ""
+        if operator is Operator.CONSTANT:  # a number alone would name many
+            before = self.raw[self.starts[line - 1] : start].decode()
+            after = self.raw[end : self.starts[line]].decode()
+        change = f"{_one_line(before + was + after)} -> {_one_line(before + now + after)}"
         self.found.append(
             Mutant(
                 module=self.module,
-                function=".".join(self.scope),
+                function=function,
                 operator=operator,
                 line=line,
                 last_line=line + was.count("\n"),
@@ -135,6 +142,7 @@ class _Finder:
                 start=start,
                 was=was,
                 now=now,
+                key=f"{self.module}::{function}: {change}",
             )
         )
 
@@ -168,7 +176,7 @@ class _Finder:
 
     def enter(self, parent: ast.AST, node: ast.AST) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            if node.name in _SHOWS:
+            if node.name in _SHOWS or all(map(_is_literal, node.body)):
                 return
             self.scope.append(node.name)
             self.visit(node)
@@ -176,7 +184,7 @@ class _Finder:
             return
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             return
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        if _is_literal(node) or (isinstance(node, ast.keyword) and node.arg == "strict"):
             return
         if isinstance(node, ast.stmt):
             self.statement_line = node.lineno
@@ -235,11 +243,18 @@ class _Finder:
                         self.replace(Operator.OFF_BY_ONE, bound, f"({self.text(bound)}) + 1")
             case ast.Call(func=ast.Name(id="range"), args=[*_, stop]) if not isinstance(stop, ast.Constant):
                 self.replace(Operator.OFF_BY_ONE, stop, f"({self.text(stop)}) + 1")
+            case ast.Call(func=ast.Name(id="min" | "max")):
+                pass
             case ast.Call(args=[*args]) if len(args) > 1 and not any(isinstance(arg, ast.Starred) for arg in args):
                 left, right = args[-2:]
                 gap = self.raw[self.span(left)[1] : self.span(right)[0]].decode()
                 start, end = self.span(left)[0], self.span(right)[1]
                 self.emit(Operator.SWAP, start, end, self.text(right) + gap + self.text(left))
+
+
+def _is_literal(node: ast.AST) -> bool:
+    """A docstring, or the three dots of what does nothing."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _is_text(node: ast.expr) -> bool:
@@ -254,7 +269,13 @@ def mutants_of(module: str, source: str) -> list[Mutant]:
     finder = _Finder(module, source)
     finder.visit(ast.parse(source))
     unique = {(mutant.start, mutant.was, mutant.now): mutant for mutant in finder.found}
-    return sorted(unique.values(), key=lambda mutant: (mutant.start, mutant.now))
+    found = sorted(unique.values(), key=lambda mutant: (mutant.start, mutant.now))
+    seen: Counter[str] = Counter()
+    for place, mutant in enumerate(found):
+        seen[mutant.key] += 1
+        if (number := seen[mutant.key]) > 1:
+            found[place] = msgspec.structs.replace(mutant, key=f"{mutant.key} (number {number})")
+    return found
 
 
 def is_sound(mutant: Mutant, source: str) -> bool:

@@ -33,6 +33,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     ok: bool = True
     duration_s: float = 0.0
+    ran: bool = True
+    """False for a test whose file had had its time: nobody knows what it executes, or how long it takes."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +146,7 @@ class Reach:
             return [Check(name=part.name, ok=ended.status == 0, duration_s=ended.duration_s)]
         lines = tests.read_text(encoding="utf-8").splitlines() if tests.exists() else []
         found = [msgspec.json.decode(line) for line in lines]
-        return [Check(name=line["test"], ok=line["ok"], duration_s=line["duration_s"]) for line in found]
+        return [Check(name=line.pop("test"), **line) for line in found]
 
     def _add(self, tree: Tree, paths: list[Path]) -> None:
         data = CoverageData(basename=str(self.folder / _DATA))
@@ -166,7 +168,7 @@ class Reach:
     def checks(self, judge: str) -> dict[str, Check]:
         """All checks of a judge that were good on the unchanged broker, by their names."""
         parts = self.record.checks.get(judge, {})
-        return {check.name: check for checks in parts.values() for check in checks if check.ok}
+        return {check.name: check for checks in parts.values() for check in checks if check.ok and check.ran}
 
     def _lines_of(self, module: str) -> dict[int, frozenset[str]]:
         """Line to the contexts that executed it: ``judge|check``, for a test ``judge||test``."""
@@ -181,7 +183,11 @@ class Reach:
         return found
 
     def reaching(self, judge: str, mutant: Mutant) -> list[Check]:
-        """The checks of a judge that execute the mutant; what runs at import concerns all who reach the module."""
+        """The checks of a judge that execute the mutant; what runs at import concerns all who reach the module.
+
+        A test that did not run for the map may do so where another test of its file reaches the module: it is taken to
+        last as long as one of them.
+        """
         lines = self.lines_of(mutant.module)
         contexts: set[str] = set()
         if mutant.module not in self._changed:
@@ -194,7 +200,18 @@ class Reach:
         found = _names(judge, contexts)
         if found == {""}:
             found = _names(judge, {context for contexts in lines.values() for context in contexts})
-        return [good[name] for name in sorted(found & good.keys())]
+        somehow = _names(judge, {context for contexts in lines.values() for context in contexts})
+        return [good[name] for name in sorted(found & good.keys())] + self._unknown(judge, somehow)
+
+    def _unknown(self, judge: str, names: set[str]) -> list[Check]:
+        """Tests that did not run, of the files of these tests."""
+        found = []
+        for checks in self.record.checks.get(judge, {}).values():
+            ran = [check for check in checks if check.ran]
+            if len(ran) < len(checks) and any(check.name in names for check in ran):
+                mean_s = sum(check.duration_s for check in ran) / len(ran)
+                found += [msgspec.structs.replace(check, duration_s=mean_s) for check in checks if not check.ran]
+        return found
 
 
 def _names(judge: str, contexts: Iterable[str]) -> set[str]:

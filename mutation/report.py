@@ -35,11 +35,20 @@ class Rate:
         self.killed = sum(any(opinion.outcome in KILLS for opinion in each) for each in opinions)
         self.timeouts = sum(any(opinion.outcome is Outcome.TIMEOUT for opinion in each) for each in opinions)
         self.not_reached = sum(all(opinion.outcome is Outcome.NOT_REACHED for opinion in each) for each in opinions)
+        self.not_whole = sum(
+            not any(opinion.outcome in KILLS for opinion in each) and any(opinion.left_out for opinion in each)
+            for each in opinions
+        )
+        """Those that live though not all was asked, for want of time: the rate may be higher by so many."""
         self.spent_s = sum(opinion.duration_s for each in opinions for opinion in each)
 
     @property
     def percent(self) -> float:
         return 100.0 * self.killed / self.of if self.of else 0.0
+
+
+def _state(one: Judged) -> str:
+    return "not reached" if one.not_reached else "not judged whole" if one.not_whole else "survives"
 
 
 def rates(judged: Sequence[Judged], judges: Sequence[Judge]) -> list[Rate]:
@@ -56,15 +65,15 @@ def print_report(console: Console, judged: Sequence[Judged], judges: Sequence[Ju
     for one in judged:
         if one.killed or one.equivalent:
             continue
-        what = "not reached" if one.not_reached else "survives"
         mutant = one.mutant
+        place = f"{mutant.module}:{mutant.line}"
         console.print(
-            f"[bold red]{what}[/] {mutant.module}:{mutant.line} [dim]{mutant.function} ({mutant.operator.value})[/]",
+            f"[bold red]{_state(one)}[/] {place} [dim]{mutant.function} ({mutant.operator.value})[/]",
             highlight=False,
             soft_wrap=True,
         )
         console.print(escape(diff(mutant)), highlight=False, soft_wrap=True)
-    table = WholeTable("judge", "killed", "of", "rate", "by time limit", "not reached", "seconds")
+    table = WholeTable("judge", "killed", "of", "rate", "by time limit", "not reached", "not judged whole", "seconds")
     for rate in rates(judged, judges):
         table.add_row(
             rate.name,
@@ -73,6 +82,7 @@ def print_report(console: Console, judged: Sequence[Judged], judges: Sequence[Ju
             f"{rate.percent:.0f} %",
             str(rate.timeouts),
             str(rate.not_reached),
+            str(rate.not_whole),
             f"{rate.spent_s:.0f}",
         )
     console.print(table)
@@ -99,7 +109,7 @@ def write_report(
             findings=[
                 Finding(
                     checker="mutation",
-                    anomaly="not reached" if one.not_reached else "survives",
+                    anomaly=_state(one),
                     severity=Severity.QUALITY,
                     message=f"{one.mutant.module}:{one.mutant.line} {one.mutant.key}",
                 )
@@ -111,7 +121,8 @@ def write_report(
                     value=round(rate.percent, 1),
                     unit="%",
                     verdict=Verdict.PASS,
-                    source=f"{rate.killed} of {rate.of}, {rate.not_reached} not reached, {rate.spent_s:.0f} s",
+                    source=f"{rate.killed} of {rate.of}, {rate.not_reached} not reached, "
+                    f"{rate.not_whole} not judged whole, {rate.spent_s:.0f} s",
                 )
                 for rate in every
             ],

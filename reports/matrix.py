@@ -17,6 +17,7 @@ SPEC_TITLES = {
     "amqp091": "AMQP 0-9-1",
     "amqp10": "AMQP 1.0",
     "queue": "Durable queues",
+    "rfc6455": "WebSocket",
 }
 LEVELS = ("MUST", "SHOULD", "MAY")
 _SAYS_NOTHING = (CaseVerdict.BLOCKED, CaseVerdict.UNSUPPORTED, CaseVerdict.NOT_RUN)

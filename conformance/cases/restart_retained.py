@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from conformance.case import CaseContext, case
 from conformance.cases.mqtt5.support import Stopwatch, pass_time, taken
 from conformance.cases.restart_messages import _PROPERTIES, _PROPERTY_CLAUSES
-from conformance.cases.restart_support import SMALL_SEGMENTS, come_back, stay, survives
+from conformance.cases.restart_support import SMALL_SEGMENTS, a_step_of_restarts, come_back, stay, survives
 from conformance.connection import Connection
 from conformance.outcome import CaseFailureError
+from conformance.rules import Rule
 from conformance.wire import Properties, Publish, Suback, Subscribe, Subscription, describe
 
 _LARGE_BYTES = 100_000
@@ -41,6 +42,8 @@ async def _kept(
         quiet = 0 if packets else quiet + 1
     for packet in await taken(client, at_least - len(found), ack=False):
         await _note(ctx, client, packet, found)
+    with a_step_of_restarts(ctx, Rule.RETAINED_SURVIVES, found):
+        ctx.must(bool(found or not at_least), f"{name}: expected {at_least} retained messages or more; seen none")
     await client.disconnect()
     return found
 

@@ -12,8 +12,9 @@ import msgspec
 
 from conformance.case import CaseContext
 from conformance.cases.mqtt5.support import pass_time
-from conformance.cases.restart_support import V5, come_back, gone_for_good, stay, survives
+from conformance.cases.restart_support import V5, a_step_of_restarts, come_back, gone_for_good, stay, survives
 from conformance.connection import Connection
+from conformance.rules import Rule
 from conformance.wire import NO_PROPERTIES, Properties, Puback, Publish, Subscription, describe
 
 _ATTEMPTS = 12
@@ -72,6 +73,7 @@ class _Cell:
         theirs, own = f"theirs {self.looks}".encode(), f"own {self.looks}".encode()
         is_flagged = self.before.retain_as_published or self.after.retain_as_published
         there = wanted.qos >= 0
+        survives = Rule.SHARE_SURVIVES if self.is_shared else Rule.SUBSCRIPTION_SURVIVES
         name = f"{self.client.name}, look {self.looks} at {wanted}"
         expected: dict[bytes, tuple[int, bool, tuple[int, ...]]] = {}
         if there:
@@ -82,7 +84,9 @@ class _Cell:
 
         async def take_theirs() -> None:
             while there and theirs not in seen:
-                await self._note(await self.client.receive(f"{name}: somebody else's message"), seen, name)
+                with a_step_of_restarts(self.ctx, survives, seen):
+                    packet = await self.client.receive(f"{name}: somebody else's message")
+                await self._note(packet, seen, name)
 
         # A broker may answer a publisher only when the message was acknowledged, or pass it on only at PUBREL.
         await asyncio.gather(publisher.publish(self.topic, theirs, qos=2, retain=is_flagged), take_theirs())
@@ -280,4 +284,5 @@ async def members(ctx: CaseContext) -> None:
         for client in clients:
             await client.expect_nothing()
         right = sorted(seen) == sorted(wanted)
-        ctx.must(right, f"turn {turn}: expected {sorted(wanted)}, each once; seen {sorted(seen)}")
+        with a_step_of_restarts(ctx, Rule.SHARE_SURVIVES, seen):
+            ctx.must(right, f"turn {turn}: expected {sorted(wanted)}, each once; seen {sorted(seen)}")

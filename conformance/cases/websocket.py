@@ -23,10 +23,18 @@ from conformance.wire.websocket import SUBPROTOCOL, Opcode
 _RESERVED_DATA_OPCODE = 0x3
 _SWITCHING_PROTOCOLS = 101
 _ENDLESS_HEADER_BYTES = 1_000_000
+_LONG_BYTES = 70_000
+"""Its frame has a length of eight bytes."""
 
 
 def _both_versions(
-    slug: str, *, clauses: tuple[str, ...], mutant: str, near_miss: str, level: Literal["MUST", "SHOULD"] = "MUST"
+    slug: str,
+    *,
+    clauses: tuple[str, ...],
+    mutant: str,
+    kills: tuple[str, ...] = (),
+    near_miss: str,
+    level: Literal["MUST", "SHOULD"] = "MUST",
 ) -> Callable[[CaseFunction], CaseFunction]:
     def register(function: CaseFunction) -> CaseFunction:
         for spec in ("mqtt311", "mqtt5"):
@@ -36,6 +44,7 @@ def _both_versions(
                 level=level,
                 requires=("websocket_url",),
                 mutant=mutant,
+                kills=kills,
                 near_miss=near_miss,
             )(function)
         return function
@@ -45,7 +54,7 @@ def _both_versions(
 
 @_both_versions(
     "server-selects-the-sub-protocol-mqtt",
-    clauses=("MQTT-6.0.0-4",),
+    clauses=("MQTT-6.0.0-4", "RFC6455-4.2.2-1"),
     mutant="ws-first-offer-selected",
     near_miss="ws-handshake-says-more",
 )
@@ -89,7 +98,7 @@ async def without_offer(ctx: CaseContext) -> None:
 
 @_both_versions(
     "what-is-no-handshake-is-not-upgraded",
-    clauses=("MQTT-6.0.0-4",),
+    clauses=("RFC6455-4.2.1-1",),
     mutant="ws-handshake-unchecked",
     near_miss="ws-handshake-says-more",
 )
@@ -98,7 +107,7 @@ async def bad_handshakes(ctx: CaseContext) -> None:
 
     A plain GET, and a handshake that never ends within a megabyte of headers, are not answered by 101. That the
     server ends the endless one (and does not collect it), and that it refuses a handshake that asks for version 12 of
-    WebSocket, are SHOULDs here: they are rules of HTTP and WebSocket, not of MQTT.
+    WebSocket, are SHOULDs here: no client that speaks version 13 suffers from it.
     """
     old = "GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     old += "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 12\r\n"
@@ -147,6 +156,32 @@ async def binary_frames(ctx: CaseContext) -> None:
 
 
 @_both_versions(
+    "frames-of-the-server-are-well-formed",
+    clauses=("RFC6455-5.1-2", "RFC6455-5.2-1", "RFC6455-5.2-2", "RFC6455-5.4-1", "RFC6455-5.5-1"),
+    mutant="ws-frames-masked",
+    kills=("ws-reserved-bit-sent", "ws-reserved-opcode-sent", "ws-stray-continuation-sent", "ws-control-frames-cut"),
+    near_miss="ws-frames-of-one-byte",
+)
+async def well_formed(ctx: CaseContext) -> None:
+    """Whatever the server sends is frames as RFC 6455 wants them: packets short and long, pongs and the close frame.
+
+    None is masked, none has a reserved bit or opcode, no message begins by a continuation or is broken by another one,
+    and control frames are whole and short. A client gets messages of 1 byte and of 70 000 (less, where the server takes
+    no such packet), sends a ping, and closes.
+    """
+    topic = ctx.topic()
+    connection = await ctx.connect_over(await ctx.open_websocket(), ctx.connect_packet())
+    await connection.subscribe(topic)
+    connection.send_frame(Opcode.PING, b"between")
+    for size in (1, ctx.room_bytes(_LONG_BYTES)):
+        await connection.publish(topic, b"x" * size)
+        await connection.expect_publish(topic, b"x" * size)
+    await connection.barrier()
+    connection.send_close()
+    await connection.expect_close(allowed=())
+
+
+@_both_versions(
     "a-text-frame-ends-the-connection",
     clauses=("MQTT-6.0.0-1",),
     mutant="ws-text-frames-taken",
@@ -170,7 +205,7 @@ async def text_frame(ctx: CaseContext) -> None:
 
 @_both_versions(
     "a-reserved-data-frame-ends-the-connection",
-    clauses=("MQTT-6.0.0-1",),
+    clauses=("RFC6455-5.2-2", "MQTT-6.0.0-1"),
     mutant="ws-reserved-opcodes-taken",
     near_miss="ws-ends-without-close-frame",
 )
@@ -186,7 +221,7 @@ async def reserved_frame(ctx: CaseContext) -> None:
 
 @_both_versions(
     "an-unmasked-frame-ends-the-connection",
-    clauses=("MQTT-6.0.0-1",),
+    clauses=("RFC6455-5.1-1",),
     mutant="ws-unmasked-frames-taken",
     near_miss="ws-ends-without-close-frame",
 )
@@ -264,7 +299,7 @@ async def several_packets(ctx: CaseContext) -> None:
 
 @_both_versions(
     "control-frames-are-not-part-of-the-stream",
-    clauses=("MQTT-6.0.0-1", "MQTT-6.0.0-2"),
+    clauses=("RFC6455-5.4-1", "MQTT-6.0.0-2"),
     mutant="ws-ping-payload-taken",
     near_miss="ws-frames-of-one-byte",
 )
@@ -289,7 +324,7 @@ async def control_frames(ctx: CaseContext) -> None:
 
 @_both_versions(
     "pings-are-answered",
-    clauses=("MQTT-6.0.0-1",),
+    clauses=("RFC6455-5.5.2-1",),
     mutant="ws-pings-unanswered",
     near_miss="ws-frames-of-one-byte",
 )

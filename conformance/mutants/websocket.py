@@ -7,7 +7,7 @@ from http import HTTPStatus
 from weakref import WeakKeyDictionary
 
 from wsproto import WSConnection
-from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Event, Ping, Request, TextMessage
+from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Event, Ping, Pong, Request, TextMessage
 
 from conformance.mutants import Patch, mutant, variation
 from reference_broker.mqtt.connection import MqttConnection
@@ -17,6 +17,8 @@ from reference_broker.server.websocket import WebSocketPhase, WebSocketServer
 _FINAL, _MASKED, _OPCODE = 0x80, 0x80, 0x0F
 _TEXT, _BINARY, _RESERVED = 0x1, 0x2, 0x3
 _END_OF_HEAD = b"\r\n\r\n"
+_LONG_BYTES = 1_000
+"""The broker greets itself when it starts: what is short must stay right."""
 _ENOUGH = 2
 """A mutant that cuts messages up needs to see no longer frames than those of its cases: the length in one byte."""
 
@@ -129,6 +131,54 @@ def text_frames_sent(patch: Patch) -> None:
         return event
 
     _change_sent(patch, change)
+
+
+def _change_bytes(patch: Patch, change: Callable[[bytearray], bytes], kind: type[Event], least_bytes: int) -> None:
+    """Change each frame that the server sends for events of this kind, if it has so many bytes."""
+
+    def make(original: Callable[[WSConnection, Event], bytes]) -> Callable[[WSConnection, Event], bytes]:
+        def send(self: WSConnection, event: Event) -> bytes:
+            data = original(self, event)
+            concerned = isinstance(event, kind) and len(data) >= least_bytes and not self.client
+            return change(bytearray(data)) if concerned else data
+
+        return send
+
+    patch.wrap(WSConnection, "send", make)
+
+
+def _with_first(data: bytearray, first: int) -> bytes:
+    return bytes((first, *data[1:2])) + data[2:]
+
+
+@mutant("ws-frames-masked", "the server masks long frames")
+def frames_masked(patch: Patch) -> None:
+    def change(data: bytearray) -> bytes:
+        size = data[1]
+        at = _ENOUGH + {126: 2, 127: 8}.get(size, 0)
+        return bytes((data[0], size | _MASKED)) + data[2:at] + bytes(4) + data[at:]
+
+    _change_bytes(patch, change, BytesMessage, _LONG_BYTES)
+
+
+@mutant("ws-reserved-bit-sent", "long messages have a reserved bit, as if they were compressed")
+def reserved_bit(patch: Patch) -> None:
+    _change_bytes(patch, lambda data: _with_first(data, data[0] | 0x40), BytesMessage, _LONG_BYTES)
+
+
+@mutant("ws-reserved-opcode-sent", "long messages are sent with opcode 3")
+def reserved_opcode(patch: Patch) -> None:
+    _change_bytes(patch, lambda data: _with_first(data, data[0] & ~_OPCODE | _RESERVED), BytesMessage, _LONG_BYTES)
+
+
+@mutant("ws-stray-continuation-sent", "a long message begins by a continuation")
+def stray_continuation(patch: Patch) -> None:
+    _change_bytes(patch, lambda data: _with_first(data, data[0] & ~_OPCODE), BytesMessage, _LONG_BYTES)
+
+
+@mutant("ws-control-frames-cut", "a pong says that more of it follows")
+def control_frames_cut(patch: Patch) -> None:
+    _change_bytes(patch, lambda data: _with_first(data, data[0] & ~_FINAL), Pong, _ENOUGH)
 
 
 @mutant("ws-text-frames-taken", "text frames are read like binary ones")

@@ -1,7 +1,8 @@
 """The statements that the cases cite, and which of them are tested: the TOML files of this folder, read strictly.
 
 ``mqtt311.toml`` and ``mqtt5.toml`` hold every numbered statement of the standards, ``queue.toml`` our own rules of the
-durable queues. ``case_ids.txt`` is the permanent list of case ids: an id once listed is never renamed and never reused.
+durable queues, ``rfc6455.toml`` what both versions need of WebSocket. ``case_ids.txt`` is the permanent list of case
+ids: an id once listed is never renamed and never reused.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from conformance.case import Case
 from reference_broker.trace.conformance import Clause, ClauseStatus
 
 SPECS = ("mqtt311", "mqtt5", "queue")
+"""The specifications that cases are sorted by."""
+WEBSOCKET = "rfc6455"
+STANDARDS = (*SPECS, WEBSOCKET)
+"""All whose statements a case may cite."""
 
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,10 +56,11 @@ def listed_case_ids() -> list[str]:
     return [line for line in text.splitlines() if line and not line.startswith("#")]
 
 
-def clauses(cases: Iterable[Case], specs: Iterable[str] = SPECS) -> list[Clause]:
+def clauses(cases: Iterable[Case], specs: Iterable[str] = STANDARDS) -> list[Clause]:
     """Every statement with the cases that cite it.
 
-    A case of ``queue`` may cite MQTT 5.0 statements too; ids starting with ``Q-`` are the queues' own.
+    A case of ``queue`` may cite MQTT 5.0 statements too; ids starting with ``Q-`` are the queues' own, those starting
+    with ``RFC6455-`` of WebSocket.
     """
     citing: dict[tuple[str, str], list[str]] = defaultdict(list)
     for case in cases:
@@ -116,4 +122,6 @@ def home_of(case: Case, clause: str) -> str:
     """The specification whose file must hold ``clause`` when ``case`` cites it."""
     if clause.startswith("Q-"):
         return "queue"
+    if clause.startswith("RFC6455-"):
+        return WEBSOCKET
     return "mqtt5" if case.spec == "queue" else case.spec

@@ -22,7 +22,11 @@ _TWO_BYTE_LENGTH, _EIGHT_BYTE_LENGTH = 126, 127
 
 
 class WebSocketError(ValueError):
-    """The peer's bytes are no WebSocket; the text says why."""
+    """The peer's bytes are no WebSocket; the text says why, ``statement`` by which one."""
+
+    def __init__(self, text: str, statement: str) -> None:
+        super().__init__(text)
+        self.statement = f"RFC6455-{statement}"
 
 
 class Opcode(IntEnum):
@@ -111,12 +115,12 @@ class ResponseReader:
         head, end, rest = bytes(self._data).partition(_END_OF_HEAD)
         if not end:
             if len(self._data) > MAX_HEAD_BYTES:
-                raise WebSocketError(f"no end of the response within {MAX_HEAD_BYTES} bytes")
+                raise WebSocketError(f"no end of the response within {MAX_HEAD_BYTES} bytes", "4.2.2-1")
             return None
         first, *lines = head.decode("latin-1").split("\r\n")
         version, _, status = first.partition(" ")
         if not version.startswith("HTTP/1.") or not status[:3].isdigit():
-            raise WebSocketError(f"not an HTTP response: {first[:80]!r}")
+            raise WebSocketError(f"not an HTTP response: {first[:80]!r}", "4.2.2-1")
         pairs = [line.partition(":") for line in lines]
         headers = tuple((name.strip().lower(), value.strip()) for name, _, value in pairs)
         return Response(status=int(status[:3]), headers=headers), rest
@@ -143,7 +147,7 @@ class FrameReader:
             return None
         first, second = data[0], data[1]
         if second & 0x80:
-            raise WebSocketError("a server's frames are not masked")
+            raise WebSocketError("a server's frames are not masked", "5.1-2")
         at, size = 2, second & 0x7F
         extended = {_TWO_BYTE_LENGTH: 2, _EIGHT_BYTE_LENGTH: 8}.get(size, 0)
         if extended:
@@ -152,7 +156,7 @@ class FrameReader:
                 return None
             size = int.from_bytes(data[2:at], "big")
         if size > MAX_FRAME_BYTES:
-            raise WebSocketError(f"a frame of {size} bytes")
+            raise WebSocketError(f"a frame of {size} bytes", "5.2-2")
         opcode = self._opcode(first, size)
         if len(data) < at + size:
             return None
@@ -165,15 +169,15 @@ class FrameReader:
 
     def _opcode(self, first: int, size: int) -> Opcode:
         if first & 0x70:
-            raise WebSocketError("a reserved bit is set, and no extension was agreed on")
+            raise WebSocketError("a reserved bit is set, and no extension was agreed on", "5.2-1")
         try:
             opcode = Opcode(first & 0x0F)
         except ValueError as error:
-            raise WebSocketError(f"the opcode 0x{first & 0x0F:x} is reserved") from error
+            raise WebSocketError(f"the opcode 0x{first & 0x0F:x} is reserved", "5.2-2") from error
         if opcode >= Opcode.CLOSE:
             if not first & 0x80 or size > _LONGEST_CONTROL_BYTES:
-                raise WebSocketError(f"a {opcode.name} frame is cut or has {size} bytes")
+                raise WebSocketError(f"a {opcode.name} frame is cut or has {size} bytes", "5.5-1")
         elif self._inside_message is not (opcode is Opcode.CONTINUATION):
             where = "within" if self._inside_message else "outside"
-            raise WebSocketError(f"a {opcode.name} frame {where} a message")
+            raise WebSocketError(f"a {opcode.name} frame {where} a message", "5.4-1")
         return opcode

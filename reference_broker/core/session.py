@@ -103,6 +103,10 @@ class OutgoingState(Enum):
     WAIT_PUBCOMP = auto()
 
 
+WAIT_PUBACK, WAIT_PUBREC = OutgoingState.WAIT_PUBACK, OutgoingState.WAIT_PUBREC
+"""For what is done per message: to look up a member in its enumeration takes longer than a call."""
+
+
 class Outgoing:
     """An outgoing QoS 1 or 2 message that is queued or in flight."""
 
@@ -132,7 +136,7 @@ class Outgoing:
         """Packet ids that it is in flight under; likewise of the kinds below."""
         self.size = message.memory_bytes or memory_bytes(message)
         """What the session is charged with for it; likewise of the kinds below."""
-        self.state = OutgoingState.WAIT_PUBACK if qos < 2 else OutgoingState.WAIT_PUBREC
+        self.state = WAIT_PUBACK if qos < 2 else WAIT_PUBREC
 
     def message_for(self, packet_id: int) -> Message:
         """The message sent under a packet id."""
@@ -208,7 +212,7 @@ class OutgoingRun:
         self.make = make
         self.left = count
         self.size = size + count * HOLDER_BYTES
-        self.state = OutgoingState.WAIT_PUBACK if qos < 2 else OutgoingState.WAIT_PUBREC
+        self.state = WAIT_PUBACK if qos < 2 else WAIT_PUBREC
 
     def message_for(self, packet_id: int) -> Message:
         return self.make(packet_id)

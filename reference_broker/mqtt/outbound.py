@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from reference_broker.core.message import Message
 from reference_broker.core.queues import Delivery
 from reference_broker.core.queues.delivery_run import DeliveryRun
-from reference_broker.core.session import RELEASED, OutgoingRun, OutgoingState
+from reference_broker.core.session import RELEASED, WAIT_PUBACK, OutgoingRun, OutgoingState
 from reference_broker.mqtt import runs
 from reference_broker.mqtt.errors import ProtocolError, Reason
 from reference_broker.mqtt.outgoing import PublishEncoder
@@ -17,7 +17,7 @@ from reference_broker.mqtt.queue_deliveries import DeliveryEncoder
 if TYPE_CHECKING:
     from reference_broker.mqtt.connection import MqttConnection
 
-_FINISHED_BY = {PacketType.PUBACK: OutgoingState.WAIT_PUBACK, PacketType.PUBCOMP: OutgoingState.WAIT_PUBCOMP}
+_FINISHED_BY = {PacketType.PUBACK: WAIT_PUBACK, PacketType.PUBCOMP: OutgoingState.WAIT_PUBCOMP}
 _PUBREL_START = b"\x62\x02"
 
 
@@ -165,12 +165,11 @@ class Outbound:
         self._go_on(now)
 
     def _on_one(self, kind: PacketType, packet_id: int, now: float) -> None:
-        if kind is PacketType.PUBACK:
-            self._finish(packet_id, OutgoingState.WAIT_PUBACK, kind, now)
-        elif kind is PacketType.PUBCOMP:
-            self._finish(packet_id, OutgoingState.WAIT_PUBCOMP, kind, now)
-        else:
+        state = _FINISHED_BY.get(kind)
+        if state is None:
             self._on_pubrec(packet_id)
+        else:
+            self._finish(packet_id, state, kind, now)
 
     def _go_on(self, now: float) -> None:
         session = self._connection.active_session
@@ -203,7 +202,7 @@ class Outbound:
             packet = Acknowledgement(type=PacketType.PUBREL, packet_id=packet_id, reason=reason)
             self._connection.send_packet(packet)
             return
-        if outgoing.state is OutgoingState.WAIT_PUBACK:
+        if outgoing.state is WAIT_PUBACK:
             raise self._unexpected(PacketType.PUBREC, outgoing.state)
         # The client has the message: only the packet id is still in flight, behind all others.
         in_flight = session.in_flight
@@ -216,7 +215,7 @@ class Outbound:
 
     def _unexpected(self, kind: PacketType, state: OutgoingState) -> ProtocolError:
         five = self._connection.version == V5
-        if state is OutgoingState.WAIT_PUBACK:
+        if state is WAIT_PUBACK:
             statement = "MQTT-4.3.2-3" if five else "MQTT-4.3.2-1"
         else:
             statement = "MQTT-4.3.3-4" if five else "MQTT-4.3.3-1"

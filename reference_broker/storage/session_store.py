@@ -217,7 +217,8 @@ class SessionStore(SyncPoint):
         try:
             self._log.append(whole)
         except LogError:
-            self._unwritten = {record.key: record for record in records if record.key is not None}
+            self._unwritten = {}
+            self._with_unwritten(records)
             self._retry_at = None if self.failure is not None else now + _RETRY_S
             raise
         self._unwritten = {}

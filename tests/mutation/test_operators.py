@@ -44,7 +44,9 @@ def _made(source: str, operator: Operator) -> set[str]:
         (Operator.DROP, "def f():\n    return\n", {"def f():\n    pass\n"}),
         (Operator.DROP, "'''A docstring.'''\nimport os\n", set()),
         (Operator.SWAP, "f(a, b, c)\n", {"f(a, c, b)\n"}),
-        (Operator.SWAP, "f(*a, b)\nf(a)\n", set()),
+        (Operator.SWAP, "f(*a, b)\nf(a)\nmin(a, b)\n", set()),
+        (Operator.CONSTANT, "zip(a, b, strict=True)\nf(c=True)\n", {"zip(a, b, strict=True)\nf(c=False)\n"}),
+        (Operator.CONSTANT, "class A(Protocol):\n    def f(self, x=1):\n        'Text.'\n        ...\n", set()),
     ],
 )
 def test_an_operator_changes_one_place(operator: Operator, source: str, expected: set[str]) -> None:
@@ -65,12 +67,25 @@ def test_a_mutant_says_where_it_is() -> None:
     drop, constant = mutants_of("reference_broker/m.py", source)
     assert (drop.line, drop.last_line, drop.statement_line) == (3, 5, 3)
     assert (constant.line, constant.last_line, constant.statement_line) == (4, 4, 3)
-    assert constant.key == "reference_broker/m.py::A.f: 1 -> 2"
+    assert constant.key == "reference_broker/m.py::A.f: 1, -> 2,"
+
+
+def test_mutants_that_look_alike_are_named_apart() -> None:
+    made = mutants_of("m.py", "def f():\n    g(0, 0)\n    return\n    return\n")
+    assert [mutant.key.partition("::f: ")[2] for mutant in made] == [
+        "g(0, 0) -> pass",
+        "0, 0 -> 0, 0",
+        "g(0, 0) -> g(1, 0)",
+        "g(0, 0) -> g(0, 1)",
+        "return -> pass",
+        "return -> pass (number 2)",
+    ]
 
 
 def test_what_does_not_compile_or_is_the_same_program_is_no_mutant() -> None:
     def mutant(was: str, now: str) -> Mutant:
         return Mutant(
+            key="",
             module="m.py",
             function="",
             operator=Operator.DROP,

@@ -16,10 +16,11 @@ MANY = PINGREQ * 1_500
 """More than a turn handles."""
 
 
-def connected(broker: Broker) -> socket.socket:
+def connected(broker: Broker, name: bytes) -> socket.socket:
+    """A client of that name, of one letter."""
     address = broker.addresses[0]
     client = socket.create_connection((address.host, address.port), timeout=WAIT_S)
-    client.sendall(CONNECT_311)
+    client.sendall(CONNECT_311[:-1] + name)
     assert client.recv(4) == CONNACK_311
     return client
 
@@ -35,7 +36,9 @@ def until_closed(client: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("where", ["_go_on_with", "take_output"])
-def test_who_meets_a_bug_is_cut_and_others_are_served(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_who_meets_a_bug_is_cut_and_others_are_served(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
     config = BrokerConfig(listeners=(ListenerConfig(port=0),), auth=AuthConfig(anonymous=True))
     victims: list[MqttConnection] = []
     original = getattr(MqttConnection, where)
@@ -47,9 +50,9 @@ def test_who_meets_a_bug_is_cut_and_others_are_served(monkeypatch: pytest.Monkey
         return original(self, *rest)
 
     with Broker(config) as broker:
-        victim, other = connected(broker), connected(broker)
+        victim, other = connected(broker, b"v"), connected(broker, b"o")
         assert broker._running is not None
-        victims.append(next(iter(broker._running.driver.node._connections)))
+        victims += [each for each in broker._running.driver.node._connections if each.client_id == "v"]
         monkeypatch.setattr(MqttConnection, where, with_bug)
         victim.sendall(MANY)
         until_closed(victim)
@@ -57,3 +60,4 @@ def test_who_meets_a_bug_is_cut_and_others_are_served(monkeypatch: pytest.Monkey
             other.sendall(PINGREQ)
             assert other.recv(2) == PINGRESP
         other.close()
+    assert "by a bug of the broker" in caplog.text

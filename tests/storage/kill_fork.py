@@ -41,7 +41,13 @@ class Voice:
         self._shared[:_COUNT_BYTES] = count.to_bytes(_COUNT_BYTES, "little")
 
 
-def live_and_die(name: str, rng: random.Random, live: Callable[[Voice], None], hear: Callable[[bytes], None]) -> int:
+def live_and_die(
+    name: str,
+    rng: random.Random,
+    live: Callable[[Voice], None],
+    hear: Callable[[bytes], None],
+    life_bytes: int = LIFE_BYTES,
+) -> int:
     """Fork a process that runs ``live``, which never ends, and kill it at a random moment; ``hear`` gets what it said.
 
     Returns what it last told :meth:`Voice.made`. Raises :class:`WrongError` when it ended by itself.
@@ -49,7 +55,7 @@ def live_and_die(name: str, rng: random.Random, live: Callable[[Voice], None], h
     reader, writer = os.pipe()
     shared = mmap.mmap(-1, mmap.PAGESIZE)
     is_early = rng.random() < 0.2
-    heard_bytes = 0 if is_early else rng.randint(1, LIFE_BYTES)
+    heard_bytes = 0 if is_early else rng.randint(1, life_bytes)
     wait_s = rng.uniform(0.0, OPENING_S if is_early else MOMENT_S)
     child = os.fork()
     if not child:

@@ -60,7 +60,7 @@ def test_two_hundred_kills_lose_nothing(tmp_path: Path) -> None:
 
 def test_kills_amid_compaction_lose_no_key_and_bring_nothing_back(tmp_path: Path) -> None:
     summary = check_lives(tmp_path, lives=60, seed=4, worker=COMPACTION_WORKER)
-    # How many depends on the machine; what matters is that kills met appends and compactions.
+    # Kills met appends and compactions.
     assert summary["confirmed"] > 200
     assert summary["compacted"] > 200, "compaction removed too little for kills to meet it"
 

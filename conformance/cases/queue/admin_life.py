@@ -189,10 +189,12 @@ async def ephemeral(ctx: CaseContext) -> None:
     await create(ctx, client, queue, ephemeral=True, expires_after_s=60)
     consumer = await consume(ctx, queue)
     await ctx.advance(90)
-    await figure(ctx, client, queue, "depth")
+    with ctx.own_point():
+        await figure(ctx, client, queue, "depth")
     await consumer.disconnect()
     await ctx.advance(59)
-    await figure(ctx, client, queue, "depth")
+    with ctx.own_point():
+        await figure(ctx, client, queue, "depth")
     await ctx.advance(2)
     await refused(ctx, client, f"{queue}/stats")
 

@@ -130,7 +130,8 @@ async def drop_oldest(ctx: CaseContext) -> None:
     consumer = await consume(ctx, queue)
     await publish(publisher, queue, b"1")
     held = await consumer.expect_publish(payload=b"1")
-    await publish(publisher, queue, b"2", b"3", b"4", b"5")
+    with ctx.own_point():
+        await publish(publisher, queue, b"2", b"3", b"4", b"5")
     await settle(ctx, consumer, queue, "ack", held)
     for payload in (b"4", b"5"):
         await settle(ctx, consumer, queue, "ack", await consumer.expect_publish(payload=payload))

@@ -316,17 +316,19 @@ async def connections(ctx: CaseContext) -> None:
 
     Two connect; a third gets 0x97; the second connects again and takes itself over. One leaves, and there is room.
     """
-    first = await _client(ctx, "acme-1")
-    await _client(ctx, "acme-2")
+    with ctx.own_point():
+        first = await _client(ctx, "acme-1")
+        await _client(ctx, "acme-2")
     third = await ctx.open(version=5, name="third")
     third.send(Connect(client_id="acme-3", version=5))
     connack = await third.expect(Connack)
     ctx.must(connack.reason_code == 0x97, f"third: expected 0x97; seen {connack}")
-    await _client(ctx, "acme-2")
-    await first.disconnect()
-    for _ in range(3):
-        again = await _client(ctx, "acme-4")
-        await again.disconnect()
+    with ctx.own_point():
+        await _client(ctx, "acme-2")
+        await first.disconnect()
+        for _ in range(3):
+            again = await _client(ctx, "acme-4")
+            await again.disconnect()
 
 
 @case(

@@ -13,7 +13,7 @@ from reference_broker.core.queues.errors import LogError
 from reference_broker.core.queues.fair_turns import FairTurns
 from reference_broker.core.queues.group import ConsumerGroup
 from reference_broker.core.queues.lanes import LANES, NORMAL, LaneScheduler, PartitionLanes
-from reference_broker.core.queues.pending import EntryState, GroupPartition, PendingEntry
+from reference_broker.core.queues.pending import DELIVERED, SETTLED, EntryState, GroupPartition, PendingEntry
 from reference_broker.core.queues.retry import exhausted_reason
 from reference_broker.core.queues.stored_message import StoredMessage
 from reference_broker.core.remembered import remember
@@ -28,7 +28,6 @@ _MATCH_CACHE = 16_384
 _MATCHED: dict[tuple[str, str], bool] = {}
 """Whether a filter of a group matches a routing key, for all groups."""
 _NEVER = float("inf")
-_DELIVERED = EntryState.DELIVERED
 
 
 class Dispatcher:
@@ -327,7 +326,7 @@ class Dispatcher:
             return 0
         deadline = now + self._timeout_s
         entries = [
-            PendingEntry(place, at, 1, consumer, _DELIVERED, deadline, now, now, "", message.enqueued_at)
+            PendingEntry(place, at, 1, consumer, DELIVERED, deadline, now, now, "", message.enqueued_at)
             for at, message in enumerate(stored[:count], offset)
         ]
         end = offset + count
@@ -376,7 +375,8 @@ class Dispatcher:
             group.unsettled -= 1
             return False
         group.log.add(place.number, offset, consumer.consumer_id, int(now * 1000), 1)
-        self._log_what_the_call_did(entry)
+        if entry.state is not DELIVERED:
+            self._log_what_the_call_did(entry)
         group.counts.delivered += 1
         group.agenda.groups_to_write[group] = None
         return consumer.active
@@ -386,7 +386,7 @@ class Dispatcher:
         place = entry.place
         offset = entry.offset
         deadline = now + self._timeout_s
-        entry.state = EntryState.DELIVERED
+        entry.state = DELIVERED
         entry.consumer = consumer
         entry.deadline = deadline
         entry.claimed_at = now
@@ -409,7 +409,7 @@ class Dispatcher:
             receipt=receipt,
             lane=stored.lane,
         )
-        if not consumer.deliver(delivery) and entry.state is EntryState.DELIVERED:
+        if not consumer.deliver(delivery) and entry.state is DELIVERED:
             consumer.blocked = True
             consumer.in_flight -= 1
             if group.shared_limit:
@@ -459,7 +459,8 @@ class Dispatcher:
             place.push_waiting(entry)
             return False
         group.log.claim(place.number, entry.offset, consumer.consumer_id, int(now * 1000), entry.delivery_count)
-        self._log_what_the_call_did(entry)
+        if entry.state is not DELIVERED:
+            self._log_what_the_call_did(entry)
         if is_first:
             group.counts.delivered += 1
         else:
@@ -491,7 +492,8 @@ class Dispatcher:
         if holder is not None:
             group.let_go(holder, entry.place)
         group.log.claim(entry.place.number, entry.offset, consumer.consumer_id, int(now * 1000), entry.delivery_count)
-        self._log_what_the_call_did(entry)
+        if entry.state is not DELIVERED:
+            self._log_what_the_call_did(entry)
         group.counts.redelivered += 1
         group.counts.claimed += 1
         group.agenda.groups_to_write[group] = None
@@ -499,7 +501,7 @@ class Dispatcher:
 
     def _log_what_the_call_did(self, entry: PendingEntry) -> None:
         """A settlement within the delivery call: in the log it must follow the delivery."""
-        if entry.state is EntryState.SETTLED:
+        if entry.state is SETTLED:
             self._group.log.ack(entry.place.number, entry.offset)
         elif entry.state is EntryState.WAITING:
             self._group.log.expire(entry.place.number, entry.offset, int(entry.deadline * 1000))

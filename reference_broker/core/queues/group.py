@@ -18,7 +18,7 @@ from reference_broker.core.queues.group_state import WRITE_RETRY_S, GroupState, 
 from reference_broker.core.queues.lanes import LaneScheduler
 from reference_broker.core.queues.membership import Membership
 from reference_broker.core.queues.partition import QueuePartition
-from reference_broker.core.queues.pending import EntryState, GroupPartition, PendingEntry
+from reference_broker.core.queues.pending import DELIVERED, SETTLED, EntryState, GroupPartition, PendingEntry
 from reference_broker.core.queues.rebalance import Rebalance
 from reference_broker.core.queues.retry import exhausted_reason
 from reference_broker.core.queues.slow_consumers import SlowConsumers
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     Tracer = Callable[[TraceKind, dict[str, str | int]], None]
 
-_DELIVERED, _SETTLED = EntryState.DELIVERED, EntryState.SETTLED
 _STALE_TIMEOUTS = 1_024
 
 
@@ -239,7 +238,7 @@ class ConsumerGroup(GroupState):
         entry = place.pending.get(offset)
         if entry is None and place.lanes is not None:
             entry = self.unsettled_entry(partition, offset)
-        return entry if entry is not None and entry.state is EntryState.DELIVERED else None
+        return entry if entry is not None and entry.state is DELIVERED else None
 
     def unsettled_entry(self, partition: int, offset: int) -> PendingEntry | None:
         """The entry at a place in any state but settled; None when there is none."""
@@ -280,7 +279,7 @@ class ConsumerGroup(GroupState):
         """Nothing becomes of it: where the group stands is set anew."""
         self.release(entry)
         self._leaves_no_more(entry)
-        entry.state = EntryState.SETTLED
+        entry.state = SETTLED
         del entry.place.pending[entry.offset]
         self.unsettled -= 1
         self.log.ack(entry.place.number, entry.offset)
@@ -288,7 +287,7 @@ class ConsumerGroup(GroupState):
     def remove(self, entry: PendingEntry, on_done: Confirm | None) -> None:
         """Settle for good; ``on_done`` is called when that is as durable as the queue promises."""
         self.release(entry)
-        entry.state = EntryState.SETTLED
+        entry.state = SETTLED
         if self._counts_bytes and entry.delivery_count:
             sizes = entry.place.partition.sizes
             self.held_bytes -= sizes.of(entry.offset) if sizes is not None else 0
@@ -319,7 +318,7 @@ class ConsumerGroup(GroupState):
                 if consumer.in_flight >= consumer.limit:
                     wants_more = True
                 consumer.in_flight -= 1
-            entry.state = _SETTLED
+            entry.state = SETTLED
             if entry.place is not place:
                 if place is not None:
                     self.log.ack_all(place.number, offsets)
@@ -440,7 +439,7 @@ class ConsumerGroup(GroupState):
         timeouts = self.timeouts
         while timeouts and timeouts[0][0] <= now and len(due) < room:
             deadline, entry = timeouts.popleft()
-            if entry.state is EntryState.DELIVERED and entry.deadline == deadline:
+            if entry.state is DELIVERED and entry.deadline == deadline:
                 due[entry] = None
         extensions = self._extensions
         while extensions and extensions[0][0] <= now and len(due) < room:
@@ -492,7 +491,7 @@ class ConsumerGroup(GroupState):
         while timeouts:
             # As _is_live, without the call: this is done for every delivery.
             deadline, entry = timeouts[0]
-            if entry.state is _DELIVERED and entry.deadline == deadline:
+            if entry.state is DELIVERED and entry.deadline == deadline:
                 break
             timeouts.popleft()
         if len(timeouts) > 2 * self.unsettled + _STALE_TIMEOUTS:
@@ -501,8 +500,8 @@ class ConsumerGroup(GroupState):
 
 def _is_left_behind(entry: PendingEntry) -> bool:
     consumer = entry.consumer
-    return consumer is not None and not consumer.active and entry.state is _DELIVERED
+    return consumer is not None and not consumer.active and entry.state is DELIVERED
 
 
 def _is_live(deadline: float, entry: PendingEntry) -> bool:
-    return entry.state is EntryState.DELIVERED and entry.deadline == deadline
+    return entry.state is DELIVERED and entry.deadline == deadline

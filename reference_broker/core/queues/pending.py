@@ -26,6 +26,10 @@ class EntryState(Enum):
     SETTLED = "settled"
 
 
+DELIVERED, SETTLED = EntryState.DELIVERED, EntryState.SETTLED
+"""For what is done per message: to look up a member in its enumeration takes longer than a call."""
+
+
 class PendingEntry(msgspec.Struct, eq=False):
     """One message that a group has not settled. Times are Unix seconds."""
 

@@ -9,12 +9,13 @@ from reference_broker.core.queues.confirms import Confirm, JointConfirm, ignore
 from reference_broker.core.queues.consumer import Consumer
 from reference_broker.core.queues.errors import QueueError, QueueErrorCode
 from reference_broker.core.queues.group import ConsumerGroup
-from reference_broker.core.queues.pending import EntryState, PendingEntry
+from reference_broker.core.queues.pending import DELIVERED, EntryState, PendingEntry
 from reference_broker.core.queues.retry import backoff_s
 from reference_broker.core.queues.settle_request import SettleRequest, format_ranges
 from reference_broker.core.queues.transaction import TransactionKey
 from reference_broker.trace.schema import TraceKind
 
+_ACK = Verb.ACK
 REJECTED = "rejected by consumer"
 """Reason of a rejection that gives none."""
 
@@ -100,7 +101,7 @@ def _held_range(group: ConsumerGroup, partition: int, first: int, end: int, cons
     holder: Consumer | None = None
     for offset in range(first, end):
         entry = pending.get(offset)
-        if entry is None or entry.state is not EntryState.DELIVERED:
+        if entry is None or entry.state is not DELIVERED:
             break
         if entry.consumer is not holder or holder is None:
             if not _holds(entry, consumer_id):
@@ -130,7 +131,7 @@ def find_by_receipt(groups: Iterable[ConsumerGroup], queue: str, receipt: str) -
         entry = group.unsettled_entry(partition, offset)
         if entry is None:
             continue
-        if entry.nonce == nonce and entry.delivery_count == delivery_count and entry.state is EntryState.DELIVERED:
+        if entry.nonce == nonce and entry.delivery_count == delivery_count and entry.state is DELIVERED:
             return group, _writable(group, entry)
         stale = True
     if stale:
@@ -315,7 +316,7 @@ def settle(
     group: ConsumerGroup, entry: PendingEntry, verb: Verb, reason: str, now: float, on_done: Confirm | None
 ) -> None:
     """Apply a settlement to a delivered entry."""
-    if verb is Verb.ACK:
+    if verb is _ACK:
         group.counts.acked += 1
         if group.tracer is not None:
             group.trace(TraceKind.ACKED, entry)
