@@ -67,7 +67,7 @@ class Oracle:
                 sent.unneeded |= not queue.groups
             for group in queue.groups.values():
                 for copy in list(group.open):
-                    if NEW in copy.spots and not self.transactions.is_open(copy.message):
+                    if NEW in copy.spots and DONE not in copy.spots and not self.transactions.is_open(copy.message):
                         self.become(copy, *copy.spots, DONE)
 
     def add(self, queue: Queue, label: str, key: str | None, routing_key: str, expires_at: float) -> Sent:
