@@ -159,7 +159,8 @@ class Delays:
             self._oracle.drop_oldest(queue)
         if after.delays.pending <= later_least or (must and room >= due_most):
             # All of them; what a crash may have lost is lost.
-            asked.by, asked.is_sure = 0.0, True
+            # What the queue did not take may have been cancelled since: it is asked again no earlier all the same.
+            asked.by, asked.is_sure = (0.0, True) if must or fired else (asked.by, False)
             for each in due:
                 each.is_pending = False
             for each in self.all:

@@ -268,3 +268,20 @@ def test_many_that_were_delayed_come_through_few_places() -> None:
     life.drain()
     stats = life.engine.stats(QUEUE)
     assert (stats.delays.pending, stats.delays.fired, stats.depth) == (0, 70, 0)
+
+
+def test_what_waited_for_room_is_cancelled_and_another_is_due_soon() -> None:
+    """The model forgot that the queue had been asked less than a second ago."""
+    life = QueueLife(Setup(max_depth=1))
+    delayer = Delayer(life)
+    life.join(QUEUE, "g", "a", room=0)
+    life.publish()
+    delayer.publish(0.9)
+    life.rest()
+    life.wait(10.0)
+    life.rest()
+    delayer.publish(0.9)
+    delayer.cancel(0)
+    life.rest()
+    life.check()
+    life.drain()
