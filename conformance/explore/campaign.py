@@ -30,6 +30,8 @@ SHRINK_PATIENCE_S = 0.8
 REPEATS = 3
 """A finding that nothing but a wait shows must be seen again in one of so many repetitions."""
 MAX_FINDINGS = 10
+MAX_DOUBTS = 10
+"""Findings that did not come again, which end no search for those that do."""
 
 
 class _TimeIsUpError(Exception):
@@ -168,18 +170,23 @@ class Campaign:
     ) -> Exploration:
         """Play so many lives, or as many as the time allows. Each finding ends a search; the next passes over it.
 
+        One that does not count, since a busy machine may explain it, is no reason to stop or to pass over its like.
+
         Raises :class:`TargetStartError`, :class:`ProbeError`, :class:`TargetUnreachableError`.
         """
         began = time.monotonic()
         self._over_at = began + limit_s
         findings: list[Finding] = []
         known: set[tuple[str, int]] = set()
-        while self.lives < examples and len(findings) < max_findings:
+        while self.lives < examples:
             finding = self._search(examples - self.lives, seed + len(findings), known)
             if finding is None:
                 break
             findings.append(finding)
             on_finding(finding)
+            counting = sum(each.counts for each in findings)
+            if counting >= max_findings or len(findings) - counting >= MAX_DOUBTS:
+                break
         return Exploration(
             target=self.target.name,
             version=self.broker.version,
@@ -224,10 +231,12 @@ class Campaign:
             run()
         if found is None:
             return None
-        known.add(found[1].key)
         finding = self._confirmed(*self._shrunk(*found), seed)
-        # What a busy machine let pass for smaller may be none: then the whole life has to show it once more.
-        return finding if finding.counts else self._confirmed(*found, seed)
+        if not finding.counts:  # what a busy machine let pass for smaller may be none: the whole life has to show it
+            finding = self._confirmed(*found, seed)
+        if finding.counts:
+            known.add(found[1].key)
+        return finding
 
     def _shrunk(
         self, life: Life, error: ViolationError, transcript: list[WireLine]
