@@ -39,7 +39,8 @@ from reference_broker.server.collector import tune_collector
 from reference_broker.server.file_limit import raise_file_limit
 
 USAGE_ERROR = 2
-_STOP_TIMEOUT_S = 3.0
+_STOP_TIMEOUT_S = 10.0
+"""A busy machine needs some of it; nobody waits for it but the end of a nursery, and that for all at once."""
 _POLL_S = 0.005
 
 

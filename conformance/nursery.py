@@ -22,7 +22,7 @@ from conformance.targets import Endpoint, RunningTarget, Target, TargetStartErro
 from conformance.targets.process import fill, placeholders, with_ports
 
 _START_TIMEOUT_S = 30.0
-_STOP_TIMEOUT_S = 10.0
+_STOP_TIMEOUT_S = 20.0
 _GONE = "the process that starts brokers has ended"
 CONFIG_FILE = "broker.yaml"
 """Among the files of a reference target: the configuration of its broker."""
