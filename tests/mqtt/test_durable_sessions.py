@@ -236,6 +236,34 @@ def test_expired_messages_do_not_come_back(machine: Machine) -> None:
     assert len(machine.world.node.state.retained) == 0
 
 
+@pytest.mark.parametrize("restarts", [1, 2])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_messages_live_as_long_as_they_have_over_restarts(machine: Machine, qos: int, restarts: int) -> None:
+    """Retained and waiting ones: neither forgotten before their time nor kept beyond it, and the rest counts down."""
+    subscribe(machine.connect("c"), "t")
+    machine.restart()
+    publisher = machine.connect("p", expiry_s=0)
+    for number, life_s in enumerate((100, None, 1000)):
+        properties = p.Properties(message_expiry_interval=life_s)
+        name = b"%d" % number
+        publish(publisher, f"kept/{number}", name, qos=qos, first_id=1 + number, properties=properties, retain=True)
+        publish(publisher, "t", name, qos=qos, first_id=11 + number, properties=properties)
+    for _ in range(restarts):
+        machine.restart(down_s=60.0 / restarts)
+    other = machine.connect("other", expiry_s=0)
+    subscribe(other, "kept/#")
+    waiting = machine.connect("c")
+    for client, wanted in ((other, 3), (waiting, 3 if qos else 0)):
+        found = {packet.payload: packet.properties.message_expiry_interval for packet in client.publishes()}
+        assert found == dict([(b"0", 40), (b"1", None), (b"2", 940)][:wanted])
+    other.lose()
+    waiting.lose()
+    machine.restart(down_s=41.0)
+    other = machine.connect("other", expiry_s=0)
+    subscribe(other, "kept/#")
+    assert sorted(payloads(other)) == [b"1", b"2"]
+
+
 def test_retained_messages_survive_until_they_are_removed(machine: Machine) -> None:
     publisher = machine.connect("p", expiry_s=0)
     for topic, payload in (("a", b"1"), ("b", b"2"), ("a", b"3")):

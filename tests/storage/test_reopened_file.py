@@ -89,12 +89,15 @@ def test_what_is_not_synced_stays_open(tmp_path: Path) -> None:
     assert not files, "a sync in another thread opens it for itself"
 
 
-def test_a_sync_reaches_what_an_earlier_process_left_though_the_file_is_closed(lossy_disk: LossyDisk) -> None:
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_sync_reaches_what_an_earlier_process_left(lossy_disk: LossyDisk, is_open: bool) -> None:
     """A process that was killed has synced nothing, and this one wrote nothing: who asks for a sync means all of it."""
     left = lossy_disk.open("a", create=True)
     left.append(b"123")
     file = ReopenedFile(lossy_disk, "a", OpenFiles(1))
     file.close()
+    if is_open:
+        file.read_at(0, 1)
     file.begin_sync()
     file.sync()
     file.end_sync(synced=True)

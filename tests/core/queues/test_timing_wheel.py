@@ -10,8 +10,9 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from reference_broker.core.queues import timing_wheel
 from reference_broker.core.queues.timing_wheel import MAX_DELAY_MS, TICK_MS, TimingWheel
 
 LEVEL_SPANS_MS = (2_560, 163_840, 10_485_760, MAX_DELAY_MS)
@@ -57,10 +58,19 @@ class WheelModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now_ms = 1_000_003
+        self.patch = pytest.MonkeyPatch()
         self.wheel = TimingWheel(self.now_ms)
         self.heap: list[tuple[int, int]] = []
         self.alive: dict[int, int] = {}
         self.next_number = 3
+
+    @initialize(compact_above=st.sampled_from([0, 2, 4_096]))
+    def begin(self, compact_above: int) -> None:
+        """Few numbers lead to where many would."""
+        self.patch.setattr(timing_wheel, "_COMPACT_ABOVE", compact_above)
+
+    def teardown(self) -> None:
+        self.patch.undo()
 
     @rule(
         delay_ms=st.one_of(
