@@ -59,7 +59,7 @@ class _Ledger:
         """A case that failed on its own account."""
         result = outcome.result
         for incident in outcome.incidents:
-            if result.case in PLAINEST[incident.rule] if incident.soft else _is_about(incident.rule, result):
+            if _says_most(incident, result) if incident.soft else _is_about(incident.rule, result):
                 self.add(incident.rule, result, incident.shape)
 
     def add_related(self, outcome: Outcome) -> None:
@@ -92,6 +92,10 @@ PLAINEST: dict[Rule, frozenset[str]] = {
             "mqtt5/will/published-when-the-connection-is-lost",
         }
     ),
+    Rule.CONTENT: frozenset({"mqtt311/publish/qos-0-arrives-unchanged", "mqtt5/publish/payload-and-topic-unchanged"}),
+    Rule.SESSION_NEW: frozenset(
+        {"mqtt311/connect/session-present-0-without-a-session", "mqtt5/connack/clean-start-reports-no-session"}
+    ),
     Rule.STARTS_AGAIN: _in_both("restart/sessions-without-anything"),
     Rule.SUBSCRIPTION_SURVIVES: _in_both("restart/removed-subscriptions"),
     Rule.SHARE_SURVIVES: frozenset({"mqtt5/restart/shared-subscriptions"}),
@@ -104,6 +108,12 @@ can say more."""
 
 def _is_about(rule: Rule, result: CaseResult) -> bool:
     return rule.is_subject_of(result.case, result.clauses)
+
+
+def _says_most(incident: Incident, result: CaseResult) -> bool:
+    """Whether no other case can say more of a step that this one may be about."""
+    plainest = PLAINEST.get(incident.rule)
+    return _is_about(incident.rule, result) if plainest is None else result.case in plainest
 
 
 def settle(
@@ -134,7 +144,7 @@ def settle(
         root = ledger.root_of(incident, result)
         if result.verdict is CaseVerdict.FAIL:
             # Failed on a step that it is about, or on one that it may be about, for which another may be the root.
-            if root and incident.soft and name not in PLAINEST[incident.rule]:
+            if root and incident.soft and not _says_most(incident, result):
                 settled[name] = msgspec.structs.replace(outcome, result=_blocked(result, incident, root))
             continue
         if not root:

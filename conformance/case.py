@@ -67,7 +67,7 @@ CLOCK_TOPIC = "$admin/clock/advance"
 ABSENT = "not "
 """Begins a requirement that the target lacks a capability."""
 _MAX_EXTENSIONS = 3
-_MAX_GIVEN_S = 60.0
+_MAX_GIVEN_S = 180.0
 """The most that a case may take longer because each of its answers is slow."""
 _STRAGGLER_S = 2.0
 """For a message that must come, after others that need not have come before it."""
@@ -76,6 +76,10 @@ _PACKET_OVERHEAD_BYTES = 200
 """Room for everything else in a packet of a case: topic, properties, header."""
 _SECOND_LOOK_S = 12.0
 """No standard says how soon a broker answers, or sends again by a timer: 5 s and 10 s are in use."""
+_LAG_S = 1.0
+"""A broker that takes so long to greet a client is behind what a case believes of its clock."""
+_SHORT_S = 60
+"""Intervals up to this may pass while a broker of slow answers is asked a few things."""
 _SLOW_HANDSHAKE_S = 0.1
 """On an idle machine a handshake takes a few milliseconds."""
 _CASE_ID = re.compile(r"[a-z0-9]+/[a-z0-9-]+/[a-z0-9-]+")
@@ -250,8 +254,16 @@ class CaseContext:
         waits = self.resends_after_s if "persistent_sessions" in case.requires else 0
         self.limit_s = case.limit_s + waits
         self.patience_s = self.limit_s if patience_s is None else patience_s + waits
+        self.is_timed = case.spec == "queue"
+        """The verdict depends on the broker's timers: queues have many."""
+        self.greeting_s = 0.0
+        """The longest that the broker took for a CONNACK."""
         self._asked: set[str] = set()
         self._last_publish: Publish | None = None
+        self._payloads: set[int] = set()
+        """Hashes of what was published."""
+        self._strange_payload = ""
+        """A message of this case that nobody published so."""
         self._filters: dict[str, set[str]] = {}
         """What the clients have subscribed to, by their identifiers."""
         self.persistent_clients: dict[str, int] = {}
@@ -355,7 +367,9 @@ class CaseContext:
         """Send CONNECT on an open connection and expect to be accepted."""
         connection.client_id = packet.client_id
         connection.send(packet)
+        began = time.monotonic()
         connection.connack = await connection.expect(Connack)
+        self.greeting_s = max(self.greeting_s, time.monotonic() - began)
         if connection.connack.reason_code != 0:
             raise connection.step_failed(Rule.ACCEPT, f"expected to be accepted; seen {describe(connection.connack)}")
         if not connection.client_id and connection.connack.properties.assigned_client_identifier:
@@ -365,10 +379,14 @@ class CaseContext:
     def will_send(self, packet: Packet, client_id: str = "") -> None:
         """Note what must be cleaned up after the case; called for every packet sent."""
         if isinstance(packet, Connect):
+            expiry_s = packet.properties.session_expiry_interval or 0
+            delay_s = 0 if packet.will is None else packet.will.properties.will_delay_interval or 0
+            self.is_timed |= any(0 < wait_s < _SHORT_S for wait_s in (packet.keep_alive_s, expiry_s, delay_s))
             if not packet.clean or packet.properties.session_expiry_interval:
                 self.persistent_clients[packet.client_id] = packet.version
                 self._asked.add("kept session")
             if packet.will is not None:
+                self._payloads.add(hash(packet.will.payload))
                 self._asked.add("will")
                 if packet.will.retain:
                     self.retained_topics.add(packet.will.topic)
@@ -376,6 +394,8 @@ class CaseContext:
             self._filters.setdefault(client_id, set()).update(entry.filter for entry in packet.subscriptions)
             self._asked |= {"shared" for entry in packet.subscriptions if entry.filter.startswith("$share/")}
         elif isinstance(packet, Publish):
+            self._payloads.add(hash(packet.payload))
+            self.is_timed |= packet.properties.message_expiry_interval is not None
             if not packet.topic.startswith(MARKER_PREFIX):
                 self._last_publish = packet
             if packet.retain and packet.payload:
@@ -474,10 +494,10 @@ class CaseContext:
         if not condition:
             raise CaseFailureError(text)
 
-    def step(self, rule: Rule, condition: bool, text: str) -> None:
+    def step(self, rule: Rule, condition: bool, text: str, *, soft: bool = False) -> None:
         """A step that other cases are about must work: unless ``condition`` holds, the case fails or is blocked."""
         if not condition:
-            raise StepFailureError(Incident(rule=rule, text=text))
+            raise StepFailureError(Incident(rule=rule, text=text, soft=soft))
 
     @contextlib.contextmanager
     def own_point(self) -> Iterator[None]:
@@ -493,10 +513,12 @@ class CaseContext:
             self.fail(text)
         self.note_incident(rule, text)
 
-    def note_incident(self, rule: Rule, text: str, shape: frozenset[str] = frozenset()) -> None:
+    def note_incident(
+        self, rule: Rule, text: str, shape: frozenset[str] = frozenset(), statements: tuple[str, ...] = ()
+    ) -> None:
         """A rule was seen broken, and the case goes on; the first of a kind is kept."""
         if all(incident.rule is not rule for incident in self.incidents):
-            self.incidents.append(Incident(rule=rule, shape=shape, text=text))
+            self.incidents.append(Incident(rule=rule, shape=shape, text=text, statements=statements))
 
     def should(self, condition: bool, text: str) -> None:
         """Report ``text`` as a missed SHOULD or a debated reaction unless ``condition`` holds (``non_strict``)."""
@@ -510,6 +532,26 @@ class CaseContext:
     def note(self, text: str) -> None:
         """A line for people in the transcript."""
         self.transcript.add("", "event", decoded=text)
+
+    def look_at(self, name: str, packet: Publish) -> None:
+        """Note whether what a client got was published so; called for every message."""
+        is_own = self._token in packet.topic and self.case.spec != "queue"
+        if is_own and not self.sent_raw and hash(packet.payload) not in self._payloads:
+            self._strange_payload = f"{name}: nobody published {describe(packet)}"
+
+    def other_reasons(self) -> list[Incident]:
+        """Why a case that fails may have failed: requests that were not answered, messages that were changed."""
+        found = [incident for connection in self._connections for incident in connection.unanswered()]
+        if self._strange_payload:
+            found.append(Incident(rule=Rule.CONTENT, text=self._strange_payload, soft=True))
+        return found
+
+    @property
+    def lag(self) -> str:
+        """Why nothing that went wrong says anything of the broker; empty where it does."""
+        if not self.is_timed or self.greeting_s < _LAG_S:
+            return ""
+        return f"a CONNACK took {self.greeting_s:.1f} s, and the verdict depends on the broker's timers"
 
     # The broker that a case has to itself
 

@@ -12,13 +12,22 @@ import math
 import socket
 import struct
 import time
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
 from conformance.outcome import CaseFailureError, ClientFaultError
-from conformance.rules import ANSWERS, Incident, Rule, StepFailureError, malformed, request_shape, was_asked
+from conformance.rules import (
+    ANSWERED_ONCE,
+    ANSWERS,
+    Incident,
+    Rule,
+    StepFailureError,
+    malformed,
+    request_shape,
+    was_asked,
+)
 from conformance.wire import (
     Connack,
     Connect,
@@ -61,6 +70,8 @@ _SMALL_BUFFER_BYTES = 4_096
 _END_AFTER_MALFORMED_S = 1.0
 
 
+_ANSWERS_ONCE = frozenset(kind for kinds in ANSWERED_ONCE.values() for kind in kinds)
+_BY_QOS: dict[int, type[Packet]] = {1: Puback, 2: Pubrec}
 _FLAGS = {"retain": (Rule.RETAIN_CLEAR, Rule.RETAIN_SET), "dup": (Rule.DUP_CLEAR, Rule.DUP_SET)}
 """The rules that a flag of a delivery follows where it must be 0, and 1."""
 
@@ -106,6 +117,9 @@ class Connection(asyncio.Protocol):
         """The broker ended the connection (or :meth:`abort` did)."""
         self.sent_raw = False
         """What it asked for may not be known."""
+        self._asks_unseen = False
+        """What was sent is not all packets."""
+        self._own_bytes = Decoder(version)
         self.skip_malformed = False
         """Pass over packets that break the rules, as long as their length can be read; for what is judged elsewhere."""
         self._decoder = Decoder(version)
@@ -118,6 +132,10 @@ class Connection(asyncio.Protocol):
         self._last_packet_id = 0
         self._sent: dict[type[Packet], Packet] = {}
         """The last packet of each type."""
+        self._owed: Counter[tuple[type[Packet], int]] = Counter()
+        """Requests without their answer, by its type and the identifier."""
+        self._had: set[tuple[type[Packet], int]] = set()
+        """Requests that were answered."""
         self._strange_lines = 0
         self._foreign: set[int] = set()
         """Identifiers of QoS 2 messages of other cases that wait for PUBREL."""
@@ -153,11 +171,16 @@ class Connection(asyncio.Protocol):
                 if self._is_foreign(packet):
                     self._note_strange(frame, f"NOT FOR THIS CLIENT: {describe(packet)}")
                     continue
+                if self._is_repeated(packet):
+                    self._note_strange(frame, f"ANSWERED BEFORE: {describe(packet)}")
+                    continue
                 self.ctx.transcript.add(self.name, "recv", frame, describe(packet))
                 if len(self._inbox) >= _MAX_INBOX_PACKETS:
                     message = f"more than {_MAX_INBOX_PACKETS} packets that the case did not ask for"
                     raise MalformedPacketError(message)
                 self._inbox.append(packet)
+                if isinstance(packet, Publish):
+                    self.ctx.look_at(self.name, packet)
                 if isinstance(packet, Publish) and packet.qos and not packet.dup:  # what comes again has its old place
                     self._to_acknowledge[Puback if packet.qos == 1 else Pubrec].append(packet.packet_id)
         except MalformedPacketError as error:
@@ -189,6 +212,45 @@ class Connection(asyncio.Protocol):
             self._write(encode(Pubrec(packet_id=packet.packet_id), self.version))
         return True
 
+    def _is_repeated(self, packet: Packet) -> bool:
+        """An answer that this connection has had, and did not ask for again: noted, and not shown to the case.
+
+        A case about such answers sees it; and nobody knows what was asked for in bytes that are no packets.
+        """
+        kind = type(packet)
+        if kind not in _ANSWERS_ONCE or self._asks_unseen:
+            return False
+        key = (kind, getattr(packet, "packet_id", 0))
+        if self._owed[key] > 0:
+            self._owed[key] -= 1
+            self._had.add(key)
+            return False
+        if key not in self._had:
+            return False
+        rule = ANSWERS[kind]
+        if kind is not Pubrec:  # nothing forbids to repeat that one
+            if rule.is_subject_of(self.ctx.case.id, self.ctx.case.clauses):
+                return False
+            statements = rule.value.in_5 if self.version >= 5 else rule.value.in_311
+            text = f"{self.name}: the answer came again: {describe(packet)}"
+            self.ctx.note_incident(Rule.ONCE, text, statements=statements)
+        return True
+
+    def unanswered(self) -> list[Incident]:
+        """What was asked here and not answered; a case that fails may have failed for that."""
+        if self._asks_unseen:
+            return []
+        rules = {
+            ANSWERS[kind]: f"{self.name}: {request.type.name} has no {kind.type.name}"
+            for request, kinds in ANSWERED_ONCE.items()
+            for kind in kinds
+            if any(owed > 0 for (owing, _), owed in self._owed.items() if owing is kind)
+        }
+        return [
+            Incident(rule=rule, shape=request_shape(rule, self._sent), text=text, soft=True)
+            for rule, text in rules.items()
+        ]
+
     def _refuse_bytes(self, reason: str, rule: Rule, *statements: str) -> None:
         """Every wait fails from now on: what carries the packets is broken, and these statements say so."""
         self._malformed = self._malformed or MalformedPacketError(reason)
@@ -205,6 +267,7 @@ class Connection(asyncio.Protocol):
             reason = f"connection reset ({exc})" if exc else "connection closed"
             self.ctx.transcript.add(self.name, "event", decoded=reason)
         self.closed = True
+        self._transport = None  # asyncio fails on one that is aborted after its end
         self._wake.set()
 
     # Sending
@@ -230,10 +293,24 @@ class Connection(asyncio.Protocol):
             if isinstance(packet, Puback | Pubrec):
                 self._keep_order(packet)
             self._sent[type(packet)] = packet
+            self._note_asked(packet)
             frame = encode(packet, packet.version if isinstance(packet, Connect) else self.version)
             self.ctx.transcript.add(self.name, "send", frame, describe(packet))
             data += frame
         self._write(data)
+
+    def _note_asked(self, packet: Packet, times: int = 1) -> None:
+        for kind in ANSWERED_ONCE.get(type(packet), ()):
+            if not isinstance(packet, Publish) or kind is _BY_QOS.get(packet.qos):
+                self._owed[kind, getattr(packet, "packet_id", 0)] += times
+
+    def _note_bytes(self, data: bytes) -> None:
+        """What is asked for by bytes that are sent as they are."""
+        try:
+            for packet in self._own_bytes.feed(data):
+                self._note_asked(packet)
+        except MalformedPacketError:
+            self._asks_unseen = True
 
     def _keep_order(self, packet: Puback | Pubrec) -> None:
         """A client acknowledges in the order of the deliveries (4.6.0-2, 4.6.0-3), or a server may well end it."""
@@ -249,12 +326,14 @@ class Connection(asyncio.Protocol):
     def send_raw(self, data: bytes) -> None:
         """Send bytes as they are; the runner then checks after the case that the broker is still alive."""
         self.ctx.sent_raw = self.sent_raw = True
+        self._note_bytes(data)
         self.ctx.transcript.add(self.name, "send", data, _describe_bytes(data, self.version))
         self._write(data)
 
     async def send_bytewise(self, data: bytes) -> None:
         """Send each byte by its own write, yielding in between."""
         self.ctx.transcript.add(self.name, "send", data, f"byte by byte: {_describe_bytes(data, self.version)}")
+        self._note_bytes(data)
         for value in data:
             self._write(bytes((value,)))
             await asyncio.sleep(0)
@@ -263,6 +342,8 @@ class Connection(asyncio.Protocol):
         """Send the same packet many times in one write; the transcript shows it once."""
         frame = encode(packet, self.version)
         self.ctx.transcript.add(self.name, "send", frame, f"{times} times: {describe(packet)}")
+        self._note_asked(packet, times)
+        self.ctx.will_send(packet, self.client_id)
         self._write(frame * times)
 
     def stop_reading(self, *, for_good: bool = True) -> None:
@@ -338,7 +419,9 @@ class Connection(asyncio.Protocol):
                 return
             self.ctx.give_back(time.monotonic() - began)
             waited_s = time.monotonic() - (began if since is None else since)
-            if within_s is None and waited_s < min(_LEAST_WAIT_S, self.ctx.patience_s):
+            # What is as slow as its greeting may still come.
+            least_s = max(_LEAST_WAIT_S, 2 * self.ctx.greeting_s)
+            if within_s is None and waited_s < min(least_s, self.ctx.patience_s):
                 raise
             more = self.ctx.looked_on
             message = f"{self.name}: expected {expected}; nothing arrived within {patience_s:.1f} s{more}"
@@ -569,6 +652,12 @@ class Connection(asyncio.Protocol):
             )
         return unsuback
 
+    def expect_new_session(self) -> None:
+        """CONNACK must have said that no session was there."""
+        text = f"expected Session Present 0; seen {describe(self.connack)}"
+        if self.connack.session_present:
+            raise self.step_failed(Rule.SESSION_NEW, text, soft=True)
+
     async def publish(
         self,
         topic: str,
@@ -616,7 +705,7 @@ class Connection(asyncio.Protocol):
         shown = ", ".join(f"{key}={item!r}" for key, item in (*wanted.items(), ("qos", qos)) if item is not None)
         text = f"{self.name}: expected PUBLISH {shown}; seen {describe(packet)}"
         if any(value is not None and getattr(packet, name) != value for name, value in wanted.items()):
-            raise CaseFailureError(text)
+            raise self.step_failed(Rule.CONTENT, text.removeprefix(f"{self.name}: "), soft=True)
         if qos is not None and packet.qos != qos:
             self.ctx.breach(Rule.QOS, text)
         self.check_flag(packet, retain=retain, dup=dup)

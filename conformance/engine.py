@@ -10,6 +10,7 @@ the target lacks a required capability         ``unsupported``; known before the
 ``fail`` of a case in ``expect_fail``          ``xfail``; if it passes instead, ``xpass``
 anything else was raised, or the limit passed  ``error``: the harness failed
 the harness itself was held up meanwhile       a ``fail`` or ``error`` does not count: the case is run again
+it counts on timers, and the answers lag       a ``fail`` or ``blocked`` is an ``error``: it says nothing of the broker
 others are not served any more afterwards      ``fail``: bad input and lost connections are their client's affair
 the broker died meanwhile                      ``fail`` of a case that was alone with it; all others are ``not_run``,
                                                and :class:`conformance.run.Run` runs them again where it can
@@ -41,6 +42,7 @@ from conformance.targets import (
     Endpoint,
     ProbeError,
     RunningTarget,
+    StrangeAnswerError,
     Target,
     handshake,
 )
@@ -288,6 +290,8 @@ class Engine:
                 raise
             finally:
                 ctx.close()
+            if verdict in (CaseVerdict.FAIL, CaseVerdict.BLOCKED) and ctx.lag:
+                verdict, detail = CaseVerdict.ERROR, f"not judged: {ctx.lag}; {detail}"
             never_back = any(incident.rule is Rule.STARTS_AGAIN for incident in ctx.incidents)
             if verdict not in BAD or never_back or stall_s < _STALL_S or attempt == _MAX_ATTEMPTS:
                 break
@@ -396,6 +400,8 @@ class Engine:
         for _ in range(2):
             try:
                 await asyncio.to_thread(handshake, self.broker.endpoint, version, timeout_s=self._alive_timeout_s)
+            except StrangeAnswerError:
+                return "", False  # whoever refuses, or answers nonsense, is alive
             except ProbeError as error:
                 problem = error
                 if not isinstance(error.__cause__, TimeoutError):
@@ -414,8 +420,11 @@ async def _judge(case: Case, ctx: CaseContext) -> tuple[CaseVerdict, str]:
         incident = error.incident
         ctx.incidents.append(incident)
         about = incident.soft or incident.rule.is_subject_of(case.id, case.clauses)
+        if incident.soft:
+            ctx.incidents += ctx.other_reasons()
         return CaseVerdict.FAIL if about else CaseVerdict.BLOCKED, str(error)
     except CaseFailureError as error:
+        ctx.incidents += ctx.other_reasons()
         return CaseVerdict.FAIL, str(error)
     except UnsupportedError as error:
         return CaseVerdict.UNSUPPORTED, str(error)

@@ -81,6 +81,7 @@ class Rule(Enum):
     DELIVERY = Basis(
         what="a message reaches its subscriber", in_311=("4.5.0-1",), in_5=("4.5.0-1",), judges=(), shaped=True
     )
+    CONTENT = _soft("a message comes as it was published", in_311=("3.3.2-1",), in_5=("3.3.2-1",))
     FORM = Basis(
         what="what the broker sends is well-formed", in_311=("2.2.2-1",), in_5=("2.1.3-1",), judges=(), shaped=True
     )
@@ -131,6 +132,7 @@ class Rule(Enum):
         in_5=("4.12.0-1",),
         judges=("auth/unknown-method-refused",),
     )
+    ONCE = Basis(what="a request is answered once", in_311=("3.8.4-2",), in_5=("3.8.4-2",), judges=())
     FOREIGN = Basis(what="only who subscribes gets messages", in_311=("3.3.2-3",), in_5=("3.3.2-3",))
 
     UPGRADE = _websocket("a WebSocket handshake is answered", "4.2.2-1", judge="server-selects-the-sub-protocol-mqtt")
@@ -170,6 +172,15 @@ ANSWERS: dict[type[Packet], Rule] = {
     Publish: Rule.DELIVERY,
 }
 """The rule that is broken when a packet of this type does not come."""
+
+ANSWERED_ONCE: dict[type[Packet], tuple[type[Packet], ...]] = {
+    Subscribe: (Suback,),
+    Unsubscribe: (Unsuback,),
+    Publish: (Puback, Pubrec),
+    Pubrel: (Pubcomp,),
+    Pingreq: (Pingresp,),
+}
+"""Requests with what may come once for each, and tells nothing new when it comes again."""
 
 _REQUESTS: dict[Rule, type[Packet]] = {
     Rule.ACCEPT: Connect,

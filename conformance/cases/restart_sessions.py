@@ -22,6 +22,8 @@ async def _again(ctx: CaseContext, before: Connection, *, name: str) -> Connecti
 
 async def _expect_present(ctx: CaseContext, before: Connection, present: bool, *, name: str) -> Connection:
     client = await _again(ctx, before, name=name)
+    if not present:
+        client.expect_new_session()
     right = client.connack.session_present is present
     ctx.must(right, f"{client.name}: expected Session Present {int(present)}; seen {describe(client.connack)}")
     return client

@@ -28,7 +28,7 @@ from conformance.targets.model import (
     parse_target,
     shipped_targets,
 )
-from conformance.targets.probe import ProbeError, handshake, probe
+from conformance.targets.probe import ProbeError, StrangeAnswerError, handshake, probe
 from conformance.targets.process import (
     RunningTarget,
     TargetStartError,
@@ -53,6 +53,7 @@ __all__ = [
     "ProbeError",
     "RunningTarget",
     "StartHook",
+    "StrangeAnswerError",
     "Target",
     "TargetError",
     "TargetStartError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import time
@@ -15,6 +16,10 @@ HANDSHAKE_TIMEOUT_S = 5.0
 
 class ProbeError(Exception):
     """No MQTT handshake with the broker succeeded; the text says how far it came."""
+
+
+class StrangeAnswerError(ProbeError):
+    """A broker that is alive answered in another way than by accepting."""
 
 
 def _connected(endpoint: Endpoint, timeout_s: float) -> socket.socket:
@@ -52,8 +57,9 @@ def handshake(endpoint: Endpoint, version: int, *, timeout_s: float = HANDSHAKE_
                 for packet in decoder.feed(data):
                     if not isinstance(packet, Connack) or packet.reason_code:
                         message = f"{where} answered CONNECT (MQTT version {version}) with {describe(packet)}"
-                        raise ProbeError(message)
-                    sock.sendall(encode(Disconnect(), version))
+                        raise StrangeAnswerError(message)
+                    with contextlib.suppress(OSError):  # it was accepted, whatever the broker did next
+                        sock.sendall(encode(Disconnect(), version))
                     return packet
     except TimeoutError as error:
         message = f"{where} did not answer CONNECT (MQTT version {version}) within {timeout_s:g} s"
@@ -69,7 +75,7 @@ def handshake(endpoint: Endpoint, version: int, *, timeout_s: float = HANDSHAKE_
         raise ProbeError(message) from error
     except MalformedPacketError as error:
         message = f"{where} answered CONNECT (MQTT version {version}) with a malformed packet: {error}"
-        raise ProbeError(message) from error
+        raise StrangeAnswerError(message) from error
 
 
 def _stated(connack: Connack) -> dict[str, CapabilityValue]:

@@ -17,11 +17,14 @@ FLOOD = 3 * _MAX_STRANGE_LINES
 class Context:
     """As much of a case as a connection needs; every message is one of another case."""
 
-    lives = 1
+    lives, greeting_s = 1, 0.0
 
     def __init__(self) -> None:
         self.transcript = Transcript()
         self.noted: list[Rule] = []
+
+    def look_at(self, _name: str, _packet: Packet) -> None:
+        """No case that asks for it."""
 
     def will_send(self, packet: Packet, client_id: str = "") -> None:
         """Nothing to clean up."""
@@ -29,7 +32,7 @@ class Context:
     def is_foreign(self, *_asked: object) -> bool:
         return True
 
-    def note_incident(self, rule: Rule, _text: str) -> None:
+    def note_incident(self, rule: Rule, _text: str, *_more: object) -> None:
         self.noted.append(rule)
 
 

@@ -390,7 +390,4 @@ async def session_present_zero(ctx: CaseContext) -> None:
     """
     for name, clean in (("clean", True), ("unknown", False)):
         connection = await ctx.connect(clean=clean, name=name)
-        ctx.must(
-            not connection.connack.session_present,
-            f"{name}: expected Session Present 0; seen {describe(connection.connack)}",
-        )
+        connection.expect_new_session()

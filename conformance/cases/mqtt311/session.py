@@ -105,12 +105,12 @@ async def clean_discards(ctx: CaseContext) -> None:
     publisher = await ctx.connect(name="publisher")
     await publisher.publish(topic, b"waiting", qos=1)
     clean = await ctx.connect(client_id=first.client_id, clean=True, name="clean")
-    ctx.must(not clean.connack.session_present, f"expected Session Present 0; seen {describe(clean.connack)}")
+    clean.expect_new_session()
     await publisher.publish(topic, b"for no subscription", qos=1)
     await ctx.expect_no_message(publisher, clean)
     await clean.disconnect()
     last = await ctx.connect(client_id=first.client_id, clean=False, name="last")
-    ctx.must(not last.connack.session_present, f"last: expected Session Present 0; seen {describe(last.connack)}")
+    last.expect_new_session()
 
 
 @case(
@@ -128,7 +128,7 @@ async def clean_ends(ctx: CaseContext) -> None:
     await first.subscribe(ctx.topic(), qos=1)
     await first.disconnect()
     back = await ctx.connect(client_id=first.client_id, clean=False, name="back")
-    ctx.must(not back.connack.session_present, f"back: expected Session Present 0; seen {describe(back.connack)}")
+    back.expect_new_session()
 
 
 @case(

@@ -32,6 +32,8 @@ async def suback(ctx: CaseContext) -> None:
     ctx.must(len(answer.reason_codes) == len(wanted), f"expected {len(wanted)} return codes; seen {describe(answer)}")
     for code, qos in zip(answer.reason_codes, wanted, strict=True):
         ctx.must(code <= qos or code == FIRST_FAILURE_CODE, f"expected codes for QoS {wanted}; seen {describe(answer)}")
+    # One that grants nobody anything cannot be judged by messages.
+    ctx.must(min(answer.reason_codes) < FIRST_FAILURE_CODE, f"expected some to be granted; seen {describe(answer)}")
     ctx.should(
         answer.reason_codes == wanted or not ctx.capabilities["qos2"],
         f"the broker grants less than was asked for: {describe(answer)}",

@@ -108,7 +108,7 @@ async def clean_start(ctx: CaseContext) -> None:
     await first.subscribe(topic)
     await first.disconnect()
     second = await ctx.connect(client_id=first.client_id, clean=True, properties=LASTING, name="second")
-    ctx.must(not second.connack.session_present, f"expected Session Present 0; seen {describe(second.connack)}")
+    second.expect_new_session()
     publisher = await ctx.connect(name="publisher")
     await publisher.publish(topic, b"for the old session")
     await ctx.expect_no_message(publisher, second)
@@ -128,7 +128,7 @@ async def session_present(ctx: CaseContext) -> None:
     second finds it, and Session Present is 1.
     """
     first = await ctx.connect(clean=False, properties=LASTING, name="first")
-    ctx.must(not first.connack.session_present, f"first: expected Session Present 0; seen {describe(first.connack)}")
+    first.expect_new_session()
     await first.disconnect()
     await resume(ctx, first.client_id, name="second")
 

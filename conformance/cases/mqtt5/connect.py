@@ -272,7 +272,7 @@ async def id_names_session(ctx: CaseContext) -> None:
     first = await ctx.connect(client_id=lower, properties=lasting, name="first")
     await first.disconnect()
     other = await ctx.connect(client_id=upper, clean=False, properties=lasting, name="other")
-    ctx.must(not other.connack.session_present, f"other: expected Session Present 0; seen {describe(other.connack)}")
+    other.expect_new_session()
     again = await ctx.connect(client_id=lower, clean=False, properties=lasting, name="again")
     ctx.must(again.connack.session_present, f"again: expected Session Present 1; seen {describe(again.connack)}")
 

@@ -99,10 +99,7 @@ async def expiry_zero(ctx: CaseContext) -> None:
         await first.subscribe(ctx.topic())
         await first.disconnect()
         back = await ctx.connect(client_id=first.client_id, clean=False, name=f"{name} back")
-        ctx.must(
-            not back.connack.session_present,
-            f"{name} back: expected Session Present 0; seen {describe(back.connack)}",
-        )
+        back.expect_new_session()
 
 
 @case(
@@ -125,7 +122,7 @@ async def expiry_passes(ctx: CaseContext) -> None:
     await long.disconnect()
     await pass_time(ctx, 3.0)
     back = await ctx.connect(client_id=brief.client_id, clean=False, name="brief back")
-    ctx.must(not back.connack.session_present, f"brief back: expected Session Present 0; seen {describe(back.connack)}")
+    back.expect_new_session()
     await resume(ctx, long.client_id, name="long back")
 
 
@@ -145,7 +142,7 @@ async def disconnect_changes_expiry(ctx: CaseContext) -> None:
     first = await ctx.connect(properties=LASTING, name="first")
     await first.disconnect(Disconnect(properties=Properties(session_expiry_interval=0)))
     back = await ctx.connect(client_id=first.client_id, clean=False, name="back")
-    ctx.must(not back.connack.session_present, f"back: expected Session Present 0; seen {describe(back.connack)}")
+    back.expect_new_session()
 
 
 @case(
@@ -164,7 +161,7 @@ async def disconnect_cannot_revive(ctx: CaseContext) -> None:
     first.send(Disconnect(properties=LASTING))
     await expect_error(ctx, first)
     back = await ctx.connect(client_id=first.client_id, clean=False, name="back")
-    ctx.must(not back.connack.session_present, f"back: expected Session Present 0; seen {describe(back.connack)}")
+    back.expect_new_session()
 
 
 @case(

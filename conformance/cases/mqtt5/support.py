@@ -290,6 +290,7 @@ class Stopwatch:
 
 async def pass_time(ctx: CaseContext, seconds: float) -> None:
     """Let time pass where a statement is about elapsed time. Never used to see whether something still arrives."""
+    ctx.is_timed = True
     ctx.note(f"the case lets {seconds:g} s pass")
     await asyncio.sleep(seconds)
 

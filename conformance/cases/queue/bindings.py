@@ -325,16 +325,17 @@ async def restarted(ctx: CaseContext) -> None:
     A queue is created with a filter, and another filter is added. A message before the restart and two after it are
     captured.
     """
+    queue, one, two = new_queue(ctx), ctx.topic("one"), ctx.topic("two")
     client = await ctx.connect(version=5, name="client")
-    await create(ctx, client, "captures", topics=["one"], partitions=1)
-    await ask(ctx, client, "captures", "config", {"topics": ["one", "two"]})
-    await client.publish("one", b"before", qos=1)
-    await figure(ctx, client, "captures", "captured")
+    await create(ctx, client, queue, topics=[one], partitions=1)
+    await ask(ctx, client, queue, "config", {"topics": [one, two]})
+    await client.publish(one, b"before", qos=1)
+    await figure(ctx, client, queue, "captured")
     await ctx.restart()
     client = await ctx.connect(version=5, name="client again")
-    await client.publish("one", b"after", qos=1)
-    await client.publish("two", b"added", qos=1)
-    consumer = await consume(ctx, "captures")
+    await client.publish(one, b"after", qos=1)
+    await client.publish(two, b"added", qos=1)
+    consumer = await consume(ctx, queue)
     # Nobody waits for a captured message to be on disk, so it may come a little later.
     for payload in (b"before", b"after", b"added"):
         await consumer.expect_publish(payload=payload)

@@ -1,0 +1,108 @@
+"""A broker whose every answer takes long is not accused: its timers go on while a case waits for what it was told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from meddling_proxy import MeddlingProxy, Slow
+
+from conformance.case import Case, CaseContext
+from conformance.engine import Engine, Outcome, RunOptions
+from conformance.targets import DEFAULT_CAPABILITIES, Endpoint, RunningTarget, hosted_target
+from conformance.wire import Connack, encode
+from reference_broker.broker import Broker
+from reference_broker.trace.conformance import CaseVerdict
+
+DELAY_S = 1.2
+ABLE = {**DEFAULT_CAPABILITIES, "mqtt311": True, "mqtt5": True}
+
+
+def a_case(case_id: str, run: Callable[[CaseContext], Awaitable[None]], *, limit_s: float = 5.0) -> Case:
+    return Case(
+        id=case_id,
+        title="A title.",
+        expectation="Something.",
+        clauses=(),
+        level="MUST",
+        requires=(),
+        mutant="",
+        near_miss="",
+        limit_s=limit_s,
+        module=__name__,
+        run=run,
+    )
+
+
+async def _judge(delay_s: float, *cases: Case) -> dict[str, Outcome]:
+    async with Broker() as broker:
+        behind = Endpoint(host=broker.host, port=broker.port)
+        async with MeddlingProxy(behind, Slow(delay_s)).running() as place:
+            engine = Engine(RunningTarget(hosted_target(place.host, place.port), place), ABLE, RunOptions())
+            outcomes = await engine.run_all(cases, lambda _outcome: None)
+    return {outcome.result.case.split("/")[-1]: outcome for outcome in outcomes}
+
+
+async def _keeps_alive(ctx: CaseContext) -> None:
+    await ctx.connect(keep_alive_s=10)
+    ctx.fail("expected to be kept")
+
+
+async def _plain(ctx: CaseContext) -> None:
+    await ctx.connect()
+    ctx.fail("expected something")
+
+
+async def _has_little_time(ctx: CaseContext) -> None:
+    """What is left for the last wait is shorter than this broker takes for anything."""
+    client = await ctx.connect()
+    ctx._to_give_s = 0.0
+    ctx._look_until = 0.0
+    ctx.time_limit(DELAY_S)
+    await client.receive("what never comes")
+
+
+CASES = (
+    a_case("mqtt311/assay/timed", _keeps_alive),
+    a_case("queue/assay/queue", _plain),
+    a_case("mqtt311/assay/plain", _plain),
+    a_case("mqtt311/assay/little-time", _has_little_time),
+)
+
+
+def test_a_verdict_that_hangs_on_timers_is_none_where_answers_lag() -> None:
+    outcomes = asyncio.run(_judge(DELAY_S, *CASES))
+    verdicts = {name: outcome.result.verdict for name, outcome in outcomes.items()}
+    assert verdicts == {
+        "timed": CaseVerdict.ERROR,
+        "queue": CaseVerdict.ERROR,
+        "plain": CaseVerdict.FAIL,
+        "little-time": CaseVerdict.ERROR,
+    }
+    detail = outcomes["timed"].result.detail
+    assert detail.startswith("not judged: a CONNACK took 1.")
+    assert detail.endswith("expected to be kept")
+
+
+def test_a_broker_in_time_is_judged() -> None:
+    outcomes = asyncio.run(_judge(0.0, *CASES[:3]))
+    assert {outcome.result.verdict for outcome in outcomes.values()} == {CaseVerdict.FAIL}
+
+
+def test_whoever_refuses_or_answers_nonsense_is_alive() -> None:
+    answers = {b"\x20\x02\x00\x05": "", b"\x21\x02\x00\x00": "", encode(Connack(), 4): "", b"": "closed the connection"}
+
+    async def gone(answer: bytes) -> str:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(100)
+            writer.write(answer)
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            place = Endpoint(port=server.sockets[0].getsockname()[1])
+            broker = RunningTarget(hosted_target(place.host, place.port), place)
+            return await Engine(broker, ABLE, RunOptions())._why_gone(4)
+
+    for answer, wanted in answers.items():
+        seen = asyncio.run(gone(answer))
+        assert (wanted in seen) if wanted else not seen, (answer, seen)
