@@ -519,6 +519,8 @@ class Player:
     def _publish(self, step: plan.Publish) -> None:
         wire = self._wire(step.client)
         qos = self._qos(step.qos)
+        if qos and self._quota(wire) <= 0:
+            return
         wire.blind = step.cut is plan.Cut.ACK_UNREAD and qos > 0
         repeats = step.again and qos == 2 and wire.link.version < 5
         wire.keep_pubrel = qos == 2 and (repeats or step.cut is plan.Cut.BEFORE_PUBREL)
@@ -527,7 +529,7 @@ class Player:
             self._barrier(wire)  # what was under way before is over
         _wire, packet_id = self._send_publish(step)
         if wire.blind:
-            self._settle(until=lambda: wire.unseen > 0 or not wire.open)
+            self._settle(until=lambda: wire.unseen > 0 or not wire.open or self.referee.is_pressed)
             if wire.open:
                 self._reset(wire)
             return
@@ -543,7 +545,7 @@ class Player:
             self._reset(wire)
             return
         outgoing = self.referee.sessions[step.client].outgoing.get(packet_id)
-        if outgoing is not None:
+        if outgoing is not None and outgoing.awaits is None:
             message = outgoing.message
             again = Publish(
                 topic=message.topic,
@@ -555,8 +557,13 @@ class Player:
             )
             self._send(wire, again)
             self._settle()
-            wire.keep_pubrel = False
             self._send(wire, Pubrel(packet_id=packet_id))
+        wire.keep_pubrel = False
+
+    def _quota(self, wire: _Wire) -> int:
+        """How many publishes at QoS 1 and 2 the server takes before it acknowledges one more (MQTT-3.3.4-7)."""
+        session = wire.link.session
+        return wire.receive_maximum - (len(session.outgoing) if session is not None else 0)
 
     def _burst(self, step: plan.Burst) -> None:
         room: dict[int, int] = {}
@@ -565,8 +572,8 @@ class Player:
         self.referee.burst(begins=True)
         for publish in step.publishes:
             wire = self._wire(publish.client)
-            left = room.setdefault(publish.client, wire.receive_maximum)
-            if not publish.qos or left:
+            left = room.setdefault(publish.client, self._quota(wire))
+            if not publish.qos or left > 0:
                 room[publish.client] = left - (publish.qos > 0)
                 self._send_publish(publish)
         for client in room:

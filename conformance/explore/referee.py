@@ -19,6 +19,7 @@ from conformance.explore.claims import Claim, Copy, Message, Objection, Slot, Su
 from conformance.explore.rules import Rule, ViolationError
 from conformance.explore.state import Flight, Link, Outgoing, Session
 from conformance.explore.topics import is_shared, matches, matches_but_for_dollar, pattern
+from conformance.explore.wanted import MARGIN_S, Wanted, first_wanted, is_pressed, share_of
 from conformance.wire import (
     Connack,
     Connect,
@@ -38,16 +39,10 @@ from conformance.wire import (
     describe,
 )
 
-MARGIN_S = 5.0
-"""Times that the broker must keep are judged with this much room; lives use such as differ by more."""
 REFUSED = 0x80
 NO_SUBSCRIPTION_EXISTED = 0x11
 _WITH_WILL = 0x04
 _HANDED_ON = ("payload_format_indicator", "content_type", "response_topic", "correlation_data", "user_property")
-
-
-Wanted = tuple[Rule, int, str]
-"""What must still come: the rule, the version of the client, and the text."""
 
 
 class Referee:
@@ -211,68 +206,12 @@ class Referee:
 
     def waiting(self, now: float) -> Wanted | None:
         """Something that has to arrive before anything else is asked of the broker; None if nothing has."""
-        for link in self.links.values():
-            wanted = self._wanted_on(link, now)
-            if wanted is not None:
-                return wanted
-        for claim in self._shares:
-            if claim.must and not claim.satisfied and now < claim.message.expires_at - MARGIN_S:
-                members = [self.sessions.get(client) for client in claim.members]
-                if all(session is not None and self._may_be_served(session, claim.message) for session in members):
-                    return Rule.SHARE_UNDELIVERED, 5, f"{claim.message.name} for one member of {_share(claim)!r}"
-        return None
+        return first_wanted(self.links.values(), self.sessions, self._shares, now)
 
-    def _wanted_on(self, link: Link, now: float) -> Wanted | None:
-        version = link.version
-        if link.must_close is not None:
-            return link.must_close, version, f"{link.name}: the end of the connection"
-        if link.over:
-            return None
-        if link.session is None:
-            return Rule.CONNACK, version, f"{link.name}: CONNACK"
-        if link.subscribing:
-            return Rule.SUBACK, version, f"{link.name}: SUBACK {next(iter(link.subscribing))}"
-        if link.unsubscribing:
-            return Rule.UNSUBACK, version, f"{link.name}: UNSUBACK {next(iter(link.unsubscribing))}"
-        if link.pings:
-            return Rule.PINGRESP, version, f"{link.name}: PINGRESP"
-        rules: dict[type[Packet], Rule] = {Puback: Rule.PUBACK, Pubrec: Rule.PUBREC, Pubcomp: Rule.PUBCOMP}
-        for packet_id, outgoing in link.session.outgoing.items():
-            if outgoing.link is link and outgoing.awaits is not None:
-                text = f"{link.name}: {outgoing.awaits.type.name} {packet_id} for {outgoing.message.name}"
-                return rules[outgoing.awaits], version, text
-        for packet_id, flight in link.session.flights.items():
-            if flight.received and not (flight.released and flight.link is link):
-                rule = Rule.PUBREL if flight.link is link else Rule.NOT_RESENT
-                return rule, version, f"{link.name}: PUBREL {packet_id}"
-        return self._wanted_delivery(link, link.session, now)
-
-    def _wanted_delivery(self, link: Link, session: Session, now: float) -> Wanted | None:
-        flights = session.flights.values()
-        if any(flight.link is link for flight in flights):
-            return None  # a window of one is legal
-        for flight in flights:
-            text = f"{link.name}: PUBLISH {flight.packet.packet_id} ({flight.topic!r}) once more, with DUP"
-            return Rule.NOT_RESENT, link.version, text
-        for claim in session.claims:
-            message = claim.message
-            owed = claim.must and not claim.satisfied and now < message.expires_at - MARGIN_S
-            if owed and message.most_bytes <= link.most_bytes:
-                if claim.came:
-                    rule = Rule.QOS  # only a copy at a lower one came (MQTT-3.3.5-1)
-                elif claim.via is Via.RETAINED:
-                    rule = Rule.RETAINED_UNSENT
-                elif message.is_will:
-                    rule = Rule.WILL_UNSENT
-                else:
-                    rule = Rule.QUEUED_LOST if claim.queued else Rule.UNDELIVERED
-                return rule, link.version, f"{link.name}: {message.name} at QoS {claim.qos} ({claim.via.value})"
-        return None
-
-    def _may_be_served(self, session: Session, message: Message) -> bool:
-        link = session.link
-        ready = link is not None and link.session is session and message.most_bytes <= link.most_bytes
-        return ready and not session.flights
+    @property
+    def is_pressed(self) -> bool:
+        """See :func:`is_pressed`."""
+        return is_pressed(self.links.values())
 
     def audit(self) -> None:
         """At the end of a life. Raises :class:`ViolationError` for what only the whole shows."""
@@ -483,7 +422,7 @@ class Referee:
 
     def _route_to_share(self, message: Message, members: dict[int, tuple[Subscription, ...]], must: bool) -> None:
         name = next(iter(members.values()))[0].filter
-        known = next((one for one in self._shares if one.message is message and _share(one) == name), None)
+        known = next((one for one in self._shares if one.message is message and share_of(one) == name), None)
         connected = all(self.sessions[client].link is not None for client in members)
         if known is None:
             claim = Claim(message=message, via=Via.SHARE, members=members, must=must and connected)
@@ -592,7 +531,7 @@ class Referee:
             for claim in session.claims:
                 if known in claim.members[session.client] and not claim.satisfied:
                     claim.must = False  # what is queued may be dropped, or come (MQTT-3.10.4-3)
-            self._leave_shares(session.client, [one for one in self._shares if _share(one) == topic_filter])
+            self._leave_shares(session.client, [one for one in self._shares if share_of(one) == topic_filter])
 
     # Deliveries
 
@@ -704,7 +643,7 @@ class Referee:
     def _join_loose_shares(self, message: Message, session: Session) -> None:
         """What a share has not delivered may go to whoever is a member by now."""
         for claim in message.claims:
-            entry = session.subscriptions.get(_share(claim)) if claim.via is Via.SHARE and claim.loose else None
+            entry = session.subscriptions.get(share_of(claim)) if claim.via is Via.SHARE and claim.loose else None
             if entry is not None:
                 claim.members.setdefault(session.client, _alternatives(entry))
 
@@ -745,11 +684,6 @@ class Referee:
         if message.number < last and not packet.dup:
             raise self._violation(Rule.ORDER, link, f"{message.name} came after message {last}: {describe(packet)}")
         session.order[key] = max(last, message.number)
-
-
-def _share(claim: Claim) -> str:
-    """The filter of a share."""
-    return next(iter(claim.members.values()))[0].filter
 
 
 def _alternatives(entry: Subscription | None) -> tuple[Subscription, ...]:

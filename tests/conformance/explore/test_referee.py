@@ -213,6 +213,23 @@ def test_every_request_is_answered(scene: Scene) -> None:
         assert scene.wanted is None
 
 
+def test_publishes_are_acknowledged_once_deliveries_are(scene: Scene) -> None:
+    """4.3.2, 4.3.3: an acknowledgement has no deadline, and a server may be full of what nobody takes."""
+    scene.subscribe(1, s("t/a", 1))
+    scene.publish(0, "t/a", b"1", qos=1)
+    scene.receive(1, "t/a", b"1", qos=1, ack=False)
+    scene.put(0, Publish(topic="t/b", payload=b"2", qos=1, packet_id=90))
+    scene.put(0, Publish(topic="t/b", payload=b"3", qos=2, packet_id=91))
+    assert scene.wanted is None
+    scene.put(0, Pingreq())
+    assert scene.wanted is Rule.PINGRESP, "other answers are due all the same"
+    scene.get(0, Pingresp())
+    scene.put(1, Puback(packet_id=1))
+    assert scene.wanted is Rule.PUBACK
+    scene.get(0, Puback(packet_id=90))
+    assert scene.wanted is Rule.PUBREC
+
+
 @pytest.mark.parametrize("packet", [Puback(packet_id=7), Pubcomp(packet_id=7), Suback(packet_id=7, reason_codes=(0,))])
 def test_an_acknowledgement_of_nothing_is_refused(scene: Scene, packet: Packet) -> None:
     with pytest.raises(ViolationError) as seen:

@@ -1,0 +1,105 @@
+"""What must still come before a life can go on. Pure: it reads the links, sessions and shares of a :class:`Referee`.
+
+Nothing is demanded where a server has a choice: a window of one delivery is legal, so nothing more is due to a client
+with an unacknowledged one; and acknowledgements of publishes have no deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from conformance.explore.claims import Claim, Message, Via
+from conformance.explore.rules import Rule
+from conformance.explore.state import Link, Session
+from conformance.wire import Packet, Puback, Pubcomp, Pubrec
+
+MARGIN_S = 5.0
+"""Times that the broker must keep are judged with this much room; lives use such as differ by more."""
+_ACKNOWLEDGEMENTS: dict[type[Packet], Rule] = {Puback: Rule.PUBACK, Pubrec: Rule.PUBREC, Pubcomp: Rule.PUBCOMP}
+
+Wanted = tuple[Rule, int, str]
+"""What must still come: the rule, the version of the client, and the text."""
+
+
+def first_wanted(
+    links: Collection[Link], sessions: Mapping[int, Session], shares: Iterable[Claim], now: float
+) -> Wanted | None:
+    """Something that has to arrive before anything else is asked of the broker; None if nothing has."""
+    pressed = is_pressed(links)
+    for link in links:
+        wanted = _wanted_on(link, now, pressed=pressed)
+        if wanted is not None:
+            return wanted
+    for claim in shares:
+        if claim.must and not claim.satisfied and now < claim.message.expires_at - MARGIN_S:
+            members = [sessions.get(client) for client in claim.members]
+            if all(session is not None and _may_be_served(session, claim.message) for session in members):
+                return Rule.SHARE_UNDELIVERED, 5, f"{claim.message.name} for one member of {share_of(claim)!r}"
+    return None
+
+
+def _wanted_on(link: Link, now: float, *, pressed: bool) -> Wanted | None:
+    version = link.version
+    if link.must_close is not None:
+        return link.must_close, version, f"{link.name}: the end of the connection"
+    if link.over:
+        return None
+    if link.session is None:
+        return Rule.CONNACK, version, f"{link.name}: CONNACK"
+    if link.subscribing:
+        return Rule.SUBACK, version, f"{link.name}: SUBACK {next(iter(link.subscribing))}"
+    if link.unsubscribing:
+        return Rule.UNSUBACK, version, f"{link.name}: UNSUBACK {next(iter(link.unsubscribing))}"
+    if link.pings:
+        return Rule.PINGRESP, version, f"{link.name}: PINGRESP"
+    for packet_id, outgoing in () if pressed else link.session.outgoing.items():
+        if outgoing.link is link and outgoing.awaits is not None:
+            text = f"{link.name}: {outgoing.awaits.type.name} {packet_id} for {outgoing.message.name}"
+            return _ACKNOWLEDGEMENTS[outgoing.awaits], version, text
+    for packet_id, flight in link.session.flights.items():
+        if flight.received and not (flight.released and flight.link is link):
+            rule = Rule.PUBREL if flight.link is link else Rule.NOT_RESENT
+            return rule, version, f"{link.name}: PUBREL {packet_id}"
+    return _wanted_delivery(link, link.session, now)
+
+
+def is_pressed(links: Iterable[Link]) -> bool:
+    """Somebody connected has not acknowledged a delivery. Acknowledgements of publishes have no deadline (4.3.2,
+    4.3.3): a server may keep them back until it is rid of what it has."""
+    return any(
+        flight.link is link for link in links if link.session is not None for flight in link.session.flights.values()
+    )
+
+
+def _wanted_delivery(link: Link, session: Session, now: float) -> Wanted | None:
+    flights = session.flights.values()
+    if any(flight.link is link for flight in flights):
+        return None  # a window of one is legal
+    for flight in flights:
+        text = f"{link.name}: PUBLISH {flight.packet.packet_id} ({flight.topic!r}) once more, with DUP"
+        return Rule.NOT_RESENT, link.version, text
+    for claim in session.claims:
+        message = claim.message
+        owed = claim.must and not claim.satisfied and now < message.expires_at - MARGIN_S
+        if owed and message.most_bytes <= link.most_bytes:
+            if claim.came:
+                rule = Rule.QOS  # only a copy at a lower one came (MQTT-3.3.5-1)
+            elif claim.via is Via.RETAINED:
+                rule = Rule.RETAINED_UNSENT
+            elif message.is_will:
+                rule = Rule.WILL_UNSENT
+            else:
+                rule = Rule.QUEUED_LOST if claim.queued else Rule.UNDELIVERED
+            return rule, link.version, f"{link.name}: {message.name} at QoS {claim.qos} ({claim.via.value})"
+    return None
+
+
+def _may_be_served(session: Session, message: Message) -> bool:
+    link = session.link
+    ready = link is not None and link.session is session and message.most_bytes <= link.most_bytes
+    return ready and not session.flights
+
+
+def share_of(claim: Claim) -> str:
+    """The filter of a share."""
+    return next(iter(claim.members.values()))[0].filter

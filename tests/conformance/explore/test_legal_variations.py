@@ -1,0 +1,25 @@
+"""What the standards leave to a server is no finding: lives on brokers that use it, with restarts and moved clocks."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.explore.campaign import Campaign
+from conformance.nursery import Nursery
+from conformance.self_check import EVERYONE
+from conformance.targets import load_target
+from tests.conformance.explore.test_found_bugs import nursery as nursery
+
+SEED = 5
+LIVES = 12
+SLOW = ("any-slow-answers", "any-late-acknowledgements", "any-says-little")
+"""These wait on purpose, three seconds a life, and have a third of the lives."""
+
+
+@pytest.mark.parametrize("group", EVERYONE)
+def test_a_legal_broker_is_not_accused(nursery: Nursery, group: str) -> None:
+    lives = LIVES // 3 if group.startswith(SLOW) else LIVES
+    with Campaign(load_target("reference"), mutant=group, nursery=nursery) as campaign:
+        found = campaign.explore(lives, SEED, max_findings=1)
+    assert found.lives == lives
+    assert not found.findings, f"seed {SEED}: {found.findings[0].replay}"
