@@ -296,6 +296,29 @@ def test_right_indexes_keep_every_reading_small() -> None:
             assert CountedFile.read_bytes <= whole_bytes // 8, "the index was there"
 
 
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_damage_is_told_whichever_way_it_is_met(number: int) -> None:
+    """Forward, backward and by offset: what is missing from an answer is noted."""
+    disk, written = closed_log(6, 150)
+    names = [name for name in disk.list(FOLDER) if name.endswith(".seg")]
+    file = disk.open(f"{FOLDER}/{names[number]}")
+    file.write_at(file.size // 2, bytes(byte ^ 0xFF for byte in file.read_at(file.size // 2, 3)))
+    sound = {record.offset for record in open_log(disk).read_range(0, len(written))}
+    lost = sorted({record.offset for record in written} - sound)
+    assert lost
+    for read in (
+        lambda log: list(log.read_range(0, len(written))),
+        lambda log: log.read_back(len(written), len(written))[::-1],
+        lambda log: [found for found in map(log.get, range(len(written))) if found is not None],
+    ):
+        notes: list[str] = []
+        log = open_log(disk, notes=notes)
+        opened = len(notes)
+        assert read(log) == [record for record in written if record.offset in sound]
+        assert len(notes) > opened or opened, "nobody is told"
+        assert any(names[number] in note for note in notes)
+
+
 def test_only_wanted_fields_are_read() -> None:
     disk, written = closed_log(7, 20)
     log = open_log(disk)

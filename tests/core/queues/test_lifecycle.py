@@ -12,10 +12,11 @@ import pytest
 
 from reference_broker.config import Ordering, QueueConfig, QueuesConfig, queue_defaults
 from reference_broker.core import queues
-from reference_broker.core.queues import QueueError, QueueOpenError, Verb
+from reference_broker.core.queues import QueueEngine, QueueError, QueueOpenError, Verb
 from reference_broker.core.queues.lifecycle import READY, SETTLED, STEPS, TRANSITIONS
 from reference_broker.core.queues.pending import EntryState, PendingEntry
 from reference_broker.storage.memory_disk import MemoryDisk
+from reference_broker.storage.queue_store import LogQueueStore
 from tests.core.queues.actor import Actor
 from tests.core.queues.conftest import QueueBench
 
@@ -117,6 +118,14 @@ def test_a_queue_of_several_partitions_does_not_become_strict(bench_with: Callab
     disk.unlock()
     with pytest.raises(QueueOpenError, match="strict ordering needs one"):
         bench_with(disk, partitions=3, ordering="strict")
+
+
+@pytest.mark.parametrize("name", ["a//b", "q/#", "q/$ack", "n" * 600])
+def test_a_configured_queue_that_cannot_be_is_an_error_of_the_start(name: str) -> None:
+    """Only what is stored is set aside; who wrote the configuration is told at once."""
+    config = QueuesConfig(configured=(QueueConfig(name=name),))
+    with pytest.raises(QueueOpenError):
+        QueueEngine(config, LogQueueStore(MemoryDisk()), random.Random(1), 0.0)
 
 
 @pytest.mark.parametrize("ordering", ["partition", "strict"])

@@ -159,6 +159,7 @@ def test_the_oldest_of_each_full_group_makes_room_but_nothing_that_was_delivered
     assert fast.values == ["3", "4"]
     stats = {group.group: group for group in bench.engine.stats("q").groups}
     assert (stats["slow"].dropped, stats["slow"].in_flight, stats["slow"].lag) == (2, 1, 2)
+    assert len(bench.kinds(TraceKind.DISCARDED)) == 2, "what is counted is traced"
     assert stats["fast"].dropped == 0
     slow.nack(slow.got[0])
     slow.room = 10
@@ -229,7 +230,7 @@ def test_bytes_make_room_by_dropping_as_many_as_it_takes(bench_with: Benches) ->
     bench.publish("dddddd")
     assert bench.engine.stats("q").held_bytes == 10
     assert _refused(bench, "eleven byte") is QueueErrorCode.FULL
-    assert bench.engine.stats("q").groups[0].dropped == 2
+    assert bench.engine.stats("q").groups[0].dropped == len(bench.kinds(TraceKind.DISCARDED)) == 2
 
 
 def test_a_message_without_bytes_makes_room_too_where_a_late_group_is_over_the_limit(bench_with: Benches) -> None:

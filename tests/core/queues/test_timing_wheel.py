@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import heapq
 import random
 import sys
@@ -158,6 +159,9 @@ class WheelModel(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         assert len(self.wheel) == len(self.alive)
+        # Of copies, since a view may put in order what the next one needs.
+        assert list(copy.copy(self.wheel).numbers()) == sorted(self.alive)
+        assert copy.copy(self.wheel).lowest == min(self.alive, default=None)
         for number, due_ms in self.alive.items():
             assert self.wheel.due_ms(number) == due_ms
         deadline = self.wheel.next_deadline_ms()
