@@ -506,7 +506,7 @@ class QueueLife:
         self.steps += 1
         for name in self.names:
             stats = self.engine.stats(name)
-            check(self.oracle.queues[name], stats, now=self.now, written=self.oracle.written)
+            check(self.oracle.queues[name], stats, now=self.now, step=self.oracle.step, written=self.oracle.written)
             self.delays.check(name, stats.delays)
 
     def drain(self) -> None:

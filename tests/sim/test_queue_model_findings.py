@@ -285,3 +285,28 @@ def test_what_waited_for_room_is_cancelled_and_another_is_due_soon() -> None:
     life.rest()
     life.check()
     life.drain()
+
+
+def test_what_expired_behind_an_open_transaction_becomes_a_letter_between_two_turns() -> None:
+    """The publish after the start sent it off; the model counted the letter before it was written."""
+    life = QueueLife(Setup(max_depth=6, to_letters=True, max_retries=0, segment_bytes=100_000, ordered=False))
+    producer = Producer(life, "s")
+    producer.init()
+    life.rest()
+    producer.begin(60.0)
+    life.rest()
+    producer.publish(QUEUE, None, is_numbered=False)
+    life.rest()
+    life.publish(expires_in_s=3.0)
+    life.rest()
+    life.join(LETTERS, "g", "a", room=3)
+    life.rest()
+    life.check()
+    life.wait(5.0)
+    life.kill()
+    life.check()
+    life.publish()
+    life.check()
+    life.rest()
+    life.check()
+    life.drain()
