@@ -31,7 +31,8 @@ class Leaving:
         return self._oracle.queues[self._name].rules.dead_letters
 
     def publishing(self) -> None:
-        """A message is about to be enqueued: the oldest may have to make room."""
+        """A message is about to be enqueued: what has expired, or the oldest, may have to make room."""
+        self.tick()
         queue = self._oracle.queues[self._name]
         if queue.rules.drops_oldest and depth(queue, self._oracle.now)[1] >= queue.rules.max_depth:
             for sent in list(queue.messages):
