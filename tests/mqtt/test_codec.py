@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.wire import packets as wire
+from conformance.wire.packets import PROPERTY_RULES
 from reference_broker.mqtt import packets as p
 from reference_broker.mqtt.codec import _REASONS, decode_packet, encode_packet
-from reference_broker.mqtt.errors import ProtocolError
+from reference_broker.mqtt.errors import ProtocolError, Reason
 from reference_broker.mqtt.packets import NO_PROPERTIES, V5, V311, PacketType, Properties
 from reference_broker.mqtt.properties import RULES, WILL, Kind, read_properties
 from reference_broker.mqtt.wire_types import Reader, encode_variable_integer
@@ -181,6 +183,40 @@ def test_random_bytes_are_a_packet_or_a_protocol_error(header: int, body: bytes,
 def test_golden_bytes(packet: p.Packet, version: int, expected: str) -> None:
     """Written by hand from the standards' figures."""
     assert encode_packet(packet, version) == bytes.fromhex(expected)
+
+
+CODES = {
+    0x00: "success granted_qos_1 granted_qos_2",
+    0x04: "disconnect_with_will",
+    0x10: "no_matching_subscribers no_subscription_existed",
+    0x18: "continue_authentication reauthenticate",
+    0x80: "unspecified_error malformed_packet protocol_error implementation_specific_error "
+    "unsupported_protocol_version client_identifier_not_valid bad_user_name_or_password not_authorized "
+    "server_unavailable server_busy banned "
+    "server_shutting_down bad_authentication_method keep_alive_timeout session_taken_over topic_filter_invalid "
+    "topic_name_invalid packet_identifier_in_use packet_identifier_not_found receive_maximum_exceeded "
+    "topic_alias_invalid packet_too_large message_rate_too_high quota_exceeded administrative_action "
+    "payload_format_invalid retain_not_supported qos_not_supported use_another_server server_moved "
+    "shared_subscriptions_not_supported connection_rate_exceeded maximum_connect_time "
+    "subscription_identifiers_not_supported wildcard_subscriptions_not_supported",
+}
+"""5.0, table 2-6: codes that follow each other, from the first one on."""
+
+
+def test_reason_codes_have_the_numbers_of_the_standard() -> None:
+    named = {name: first + at for first, names in CODES.items() for at, name in enumerate(names.split())}
+    assert {reason.name.lower(): int(reason) for reason in Reason}.items() <= named.items()
+
+
+def test_properties_have_the_numbers_and_places_of_the_standard() -> None:
+    """Broker and suite have read the table on their own; a round trip would not notice a wrong number."""
+    ours = {rule.identifier: (rule.name, {int(each) for each in rule.packets}) for rule in RULES}
+    theirs = {
+        number: (rule.name, {int(each) for each in rule.packets} | ({int(WILL)} if rule.in_will else set()))
+        for number, rule in PROPERTY_RULES.items()
+    }
+    assert ours == theirs
+    assert {kind.name: int(kind) for kind in PacketType} == {kind.name: int(kind) for kind in wire.PacketType}
 
 
 @pytest.mark.parametrize("value", [0, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152, 268_435_455])

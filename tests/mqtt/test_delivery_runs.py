@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Sequence
 from unittest import mock
@@ -275,3 +276,39 @@ def test_what_is_more_than_plain_goes_alone(other: StoredMessage) -> None:
     run = DeliveryRun("q", "g", 0, 10, [_stored(1), other, _stored(1)])
     assert DeliveryEncoder().encode_run(1, run, 1 << 30) is None
     assert DeliveryEncoder().encode_run(1, run.first(1), 1 << 30) is not None
+
+
+@pytest.mark.parametrize("following", [1, 2, 65_519, 65_520, 65_521, 65_530, 65_535])
+@pytest.mark.parametrize("count", [1, 2, 9, 15, 16, 17])
+def test_packet_ids_of_a_run_follow_each_other_and_never_leave_their_range(following: int, count: int) -> None:
+    """65 535 is the last one, behind which a run begins anew; ids that are in use are in no run."""
+    session = Life(shortest=1, window=40).consumer.active_session
+    session._next_packet_id = following
+    wanted = following if following + count - 1 <= 65_535 else 1
+    assert session.can_send_run(count, 0) == wanted
+    for taken, expected in ((wanted + count - 1, 0), (wanted, 0), (wanted + count, wanted), (wanted - 1, wanted)):
+        with mock.patch.object(session, "in_flight", {taken: None}):
+            assert session.can_send_run(count, 0) == expected
+
+
+def test_a_run_goes_out_only_where_all_of_it_has_room() -> None:
+    """Window, bytes of the client, bytes of all, what waits in front, and a connection: each at its bound."""
+    session = Life(shortest=1, window=40).consumer.active_session
+    budget = session._budget
+    others = dict.fromkeys(range(1000, 1030))
+
+    def first(**state: object) -> int:
+        with contextlib.ExitStack() as stack:
+            for name, value in {"in_flight": others, "in_flight_bytes": 0, **state}.items():
+                stack.enter_context(mock.patch.object(session, name, value))
+            return session.can_send_run(10, 500)
+
+    assert first() == session._next_packet_id
+    assert first(in_flight=others | {2_000: None}) == 0
+    assert first(queued=[None]) == 0
+    assert first(connection=None) == 0
+    assert first(in_flight_bytes=session.max_in_flight_bytes - 500)
+    assert first(in_flight_bytes=session.max_in_flight_bytes - 499) == 0
+    for used, may in ((budget.half - 500, True), (budget.half - 499, False)):
+        with mock.patch.object(budget, "used", used):
+            assert bool(first()) == may

@@ -174,6 +174,29 @@ WheelModel.TestCase.settings = settings(max_examples=60, stateful_step_count=40,
 TestWheelModel = WheelModel.TestCase
 
 
+@pytest.mark.parametrize("view", ["lowest", "numbers", "items"])
+def test_old_timers_that_come_back_in_any_order_are_seen_in_order(monkeypatch: pytest.MonkeyPatch, view: str) -> None:
+    """Those that left the array, were taken out and are added again, the lowest last."""
+    monkeypatch.setattr(timing_wheel, "_COMPACT_ABOVE", 4)
+    wheel = TimingWheel(0)
+    for number in (*range(10), 100):
+        wheel.add(number, 50_000 + number, 0)
+    for number in (7, 5, 3, 1):
+        assert wheel.cancel(number)
+    for number in (7, 5, 3, 1, 0):
+        if number == 0:
+            assert wheel.cancel(number)
+        wheel.add(number, 60_000 + number, 0)
+    if view == "lowest":
+        assert wheel.cancel(0)
+        wheel.add(0, 70_000, 0)
+        assert wheel.lowest == 0
+    elif view == "numbers":
+        assert list(wheel.numbers()) == [*range(10), 100]
+    else:
+        assert [number for number, _ in wheel.items(0, 1_000)] == [*range(10), 100]
+
+
 def test_timers_of_one_tick_fire_by_due_time_then_by_number() -> None:
     wheel = TimingWheel(0)
     for number, due_ms in enumerate((19, 12, 12, 20, 11, 11)):
