@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance.wire import Connect, Properties, Publish, Subscribe, Subscription
+from conformance.wire import Connect, Properties, Puback, Publish, Subscribe, Subscription
+from conformance.wire.decode import Decoder
 from conformance.wire.encode import encode
 from reference_broker.config import AclConfig, AclRuleConfig, BrokerConfig, MqttConfig, Permission, QueuesConfig
 from reference_broker.config_tenants import TenantConfig
@@ -23,6 +24,8 @@ from reference_broker.mqtt.outgoing import PublishEncoder
 from reference_broker.mqtt.packets import V5
 from reference_broker.mqtt.queue_deliveries import DeliveryEncoder
 from reference_broker.node import BrokerNode
+from reference_broker.storage.disk import Disk
+from reference_broker.storage.memory_disk import MemoryDisk
 
 NOW = 1_700_000_000.0
 DEFAULTS = {"durability": "memory", "partitions": 1, "max_depth": 40, "max_message_bytes": 200}
@@ -31,10 +34,12 @@ DEFAULTS = {"durability": "memory", "partitions": 1, "max_depth": 40, "max_messa
 class Life:
     """A node with a publisher and a consumer; input goes in as one chunk, or each packet alone."""
 
-    def __init__(self, *, whole: bool, version: int = 5, config: BrokerConfig | None = None) -> None:
+    def __init__(
+        self, *, whole: bool, version: int = 5, config: BrokerConfig | None = None, disk: Disk | None = None
+    ) -> None:
         self.whole = whole
         config = config or BrokerConfig(queues=QueuesConfig(defaults=DEFAULTS), mqtt=MqttConfig(receive_maximum=60))
-        self.node = BrokerNode(config, None, random.Random(1), NOW)
+        self.node = BrokerNode(config, disk, random.Random(1), NOW)
         self.publisher = self._connect("publisher", version)
         self.consumer = self._connect("consumer", 5)
         joining = Properties(user_property=(("consumer-group", "g"),))
@@ -153,6 +158,57 @@ def test_so_they_do_in_311(published: list[bytes]) -> None:
     run = [_publish(number + 1, payload=b"x" * len(packet), version=4) for number, packet in enumerate(published)]
     whole, single = _both(run, [], version=4)
     assert whole.seen() == single.seen()
+
+
+@pytest.mark.parametrize("error", [None, OSError(5, "Input/output error")])
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("what", ["publishes", "keyed", "acks"])
+def test_what_waits_for_the_disk_is_answered_alike(what: str, version: int, error: OSError | None) -> None:
+    """Each packet of a run hears what became of it, in its turn: also that the disk failed it."""
+    config = BrokerConfig(queues=QueuesConfig(defaults=DEFAULTS | {"durability": "fsync"}))
+    seen = []
+    for whole in (True, False):
+        life = Life(whole=whole, version=version, config=config, disk=MemoryDisk())
+
+        def sync(life: Life, problem: OSError | None) -> bool:
+            jobs = life.node.take_sync_jobs(NOW)
+            for job in jobs:
+                if problem is None:
+                    job.run()
+                life.node.sync_done(job, problem, NOW)
+            life.send(life.publisher, [])
+            return bool(jobs)
+
+        sender = life.publisher
+        published = [_publish(number + 1, version=version) for number in range(20)]
+        if what == "keyed" and version == 5:
+            published = [_ack(number + 1, ("a", "b"), topic="$queue/q", payload=b"x") for number in range(20)]
+        life.send(life.publisher, published)
+        if what == "acks":
+            while sync(life, None):
+                pass
+            life.output(life.publisher)
+            life.output(life.consumer)
+            sender = life.consumer
+            pairs = [(("message-id", f"q:0:{number}"), ("group-id", "g")) for number in range(20)]
+            life.send(sender, [_ack(number + 1, *pair) for number, pair in enumerate(pairs)])
+        assert not life.output(sender), "nothing is said before it is known"
+        assert sync(life, error)
+        while sync(life, None):
+            pass
+        seen.append((life.output(sender), sender.closing))
+    assert seen[0] == seen[1]
+    output, closing = seen[0]
+    five = version == 5 or what == "acks"
+    if five or error is None:
+        answers = Decoder(5 if five else version).feed(output)
+        assert [answer.packet_id for answer in answers if isinstance(answer, Puback)] == list(range(1, 21))
+        codes = {answer.reason_code >= 0x80 for answer in answers if isinstance(answer, Puback)}
+        assert codes == {error is not None}
+        assert not closing
+    else:
+        assert closing, "3.1.1 has no other way to say so"
+        assert not output
 
 
 def test_a_run_takes_the_lane_and_its_limits_are_those_of_single_packets() -> None:
