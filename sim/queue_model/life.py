@@ -250,6 +250,9 @@ class QueueLife:
         message = dressed(message, dress)
         self.contents.published(message)
         outcome = Outcome(self, label)
+        if self.leaving is not None and queue == QUEUE:
+            # Room is made for one that is refused in the end, too.
+            self.leaving.publishing()
         try:
             self.engine.publish(self.engine.address(topic), message, self.now, outcome, on_stored)
         except QueueError as error:
@@ -257,8 +260,6 @@ class QueueLife:
                 raise
             self.oracle.refused(queue)
             return None
-        if self.leaving is not None and queue == QUEUE:
-            self.leaving.publishing()
         sent = self.oracle.publish(queue, label, key, routing_key, message.expires_at or float("inf"))
         sent.lane = 2 if priority is None else priority
         outcome.accepted(partial(setattr, sent, "confirmed", True))
@@ -442,8 +443,9 @@ class QueueLife:
             raise ViolationError(f"the engine sleeps until {deadline}, but something is due at {due}")
 
     def wait(self, seconds: float) -> None:
-        """Time passes; nobody looks at the clock meanwhile."""
+        """Time passes; the engine looks at the clock when somebody calls it."""
         self.now += seconds
+        self.oracle.now = self.now
 
     # -- disasters -----------------------------------------------------------------------------------------------
 
@@ -490,7 +492,6 @@ class QueueLife:
         self._check_depths(before)
 
     def _reopen(self, *, power: bool) -> None:
-        self.oracle.now = self.now
         mark = self.oracle.crash(power=power)
         self.delays.crash(mark, power=power)
         if self.leaving is not None:

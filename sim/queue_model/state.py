@@ -155,6 +155,10 @@ class Copy:
     def is_retried(self) -> bool:
         return "retrying" in self.buckets
 
+    def may_be_given_up(self, rules: Rules) -> bool:
+        """It may have failed for the last time, in a queue that keeps no dead letters."""
+        return rules.dead_letters is None and any(spot.deliveries > rules.max_retries for spot in self.spots)
+
     def may(self, *kinds: Kind) -> bool:
         return any(kind in kinds for kind in self.kinds)
 

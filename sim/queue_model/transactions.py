@@ -94,7 +94,7 @@ class Transactions:
         for queue, group_id, copy, _ in transaction.held:
             if was is not Fate.EITHER:
                 self._oracle.fail(queue, group_id, copy, self._oracle.now)
-            elif len(copy.spots) > 1:
+            elif len(copy.spots) > 1 and not copy.may_be_given_up(queue.rules):
                 copy.spots -= {DONE}
 
     def _mark(self, transaction: Transaction) -> None:

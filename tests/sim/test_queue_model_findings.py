@@ -7,6 +7,7 @@ from sim.disk import Persistence
 from sim.queue_model.delaying import Delayer
 from sim.queue_model.life import LETTERS, QUEUE, QueueLife, Setup
 from sim.queue_model.producing import Producer
+from sim.queue_model.state import DONE
 
 
 def test_the_state_of_an_idle_group_is_synced_after_a_restart() -> None:
@@ -311,3 +312,46 @@ def test_what_expired_behind_an_open_transaction_becomes_a_letter_between_two_tu
     life.rest()
     life.check()
     life.drain()
+
+
+def test_a_publish_that_is_refused_sends_off_what_has_expired_too() -> None:
+    """Power was lost, one came back that had been a letter, and again there was no room: the model saw one letter."""
+    life = QueueLife(Setup(max_depth=2, to_letters=True))
+    life.publish(expires_in_s=3.0)
+    life.publish()
+    life.rest()
+    life.wait(5.0)
+    life.publish()
+    life.rest()
+    life.join(LETTERS, "g", "a")
+    life.rest()
+    life.lose_power(Persistence.NONE)
+    life.publish()
+    assert life.engine.stats(QUEUE).refused == 1
+    life.check()
+    life.rest()
+    life.check()
+    assert life.engine.stats(LETTERS).depth == 2
+    life.drain()
+
+
+def test_what_is_aborted_over_a_loss_of_power_may_have_failed_for_the_last_time() -> None:
+    """One delivery shows that the commit was lost; the other that it held was the last that its message got."""
+    life = QueueLife(Setup(dead_letters=False))
+    life.publish()
+    life.publish()
+    life.rest()
+    member = life.join(QUEUE, "g", "a", room=1)
+    life.rest()
+    life.settle(member, 0, Verb.NACK)
+    life.make_room(member, 2)
+    life.rest()
+    producer = begun(life)
+    producer.ack(member, 1)
+    producer.ack(member, 2)
+    producer.commit()
+    life.turn(sync=False)
+    life.lose_power(Persistence.NONE)
+    life.check()
+    life.drain()
+    assert [copy.spots for copy in life.oracle.queues[QUEUE].groups["g"].copies.values()] == [{DONE}, {DONE}]
