@@ -7,7 +7,10 @@ from typing import Any
 
 from conformance.mutants import Patch, mutant, variation
 from conformance.mutants.queue_engine import after, forget
-from reference_broker.core.queues import dispatcher
+from reference_broker.core.queues import commit_phases, dispatcher
+from reference_broker.core.queues.confirms import SyncPoint
+from reference_broker.core.queues.coordinator import HeldOffset
+from reference_broker.core.queues.departures import Departures
 from reference_broker.core.queues.dispatcher import Dispatcher
 from reference_broker.core.queues.engine import QueueEngine
 from reference_broker.core.queues.group import ConsumerGroup
@@ -172,3 +175,27 @@ def recovery_forgets_offset_0(patch: Patch) -> None:
 @variation("engine-snapshots-often", "a group writes a snapshot after every few operations")
 def snapshots_often(patch: Patch) -> None:
     patch.replace(pending_log, "SNAPSHOT_OPERATIONS", 3)
+
+
+@mutant("engine-decision-settles-what-is-given-anew", "a start settles what a commit did, also if it is delivered anew")
+def decision_settles_what_is_given_anew(patch: Patch) -> None:
+    def make(original: Original) -> Original:
+        def of_any_time(queue: str, group: str, partition: int, offset: int, _: int) -> HeldOffset:
+            held: HeldOffset = original(queue, group, partition, offset)
+            return held
+
+        return of_any_time
+
+    patch.wrap(commit_phases, "HeldOffset", make)
+
+
+@mutant("engine-departures-never-synced", "what limits and time took is back after a loss of power, however long ago")
+def departures_never_synced(patch: Patch) -> None:
+    def make(original: Original) -> Original:
+        def write(self: Departures, point: SyncPoint) -> None:
+            original(self, point)
+            self._agenda.unsynced.pop(point, None)
+
+        return write
+
+    patch.wrap(Departures, "write", make)

@@ -1,6 +1,6 @@
 """What the oracle says of messages that become dead letters without a group: each once, over restarts, too.
 
-Only loss of power, or a kill while a letter is on its way, lets one come twice.
+Only loss of power before the next periodic sync, or a kill while a letter is on its way, lets one come twice.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Leaving:
     def __init__(self, oracle: Oracle, name: str) -> None:
         self._oracle = oracle
         self._name = name
-        self._lettered: dict[Sent, bool] = {}
-        """Messages that may have become letters, and whether that is certainly settled."""
+        self._lettered: dict[Sent, float] = {}
+        """Messages that may have become letters, and the step from which on that is certainly settled."""
         self._sources: list[Copy] = []
 
     @property
@@ -47,7 +47,7 @@ class Leaving:
     def _may_leave(self, sent: Sent) -> None:
         if self._target is None or sent in self._lettered or sent.is_hole:
             return
-        self._lettered[sent] = False
+        self._lettered[sent] = _NEVER
         target = self._oracle.queues[self._target]
         letter = self._oracle.add(target, f">{sent.label}", None, sent.routing_key, _NEVER)
         letter.unsure, letter.source = True, Copy(sent, NEW)
@@ -57,12 +57,15 @@ class Leaving:
 
     def rest(self) -> None:
         """Whatever was on its way has arrived."""
-        for sent in self._lettered:
-            self._lettered[sent] = True
+        for sent, step in self._lettered.items():
+            if step == _NEVER:
+                # What was written at earlier steps was so before this was.
+                self._oracle.step += 1
+                self._lettered[sent] = self._oracle.step
 
-    def crash(self, *, power: bool) -> None:
-        """What was on its way, or is not known to be safe, may leave again."""
-        self._lettered = {sent: True for sent, is_settled in self._lettered.items() if is_settled and not power}
+    def crash(self, mark: int) -> None:
+        """What was on its way, or is not known to be safe, may leave again: what was done up to step ``mark`` is."""
+        self._lettered = {sent: step for sent, step in self._lettered.items() if step <= mark}
 
     @property
     def is_over(self) -> bool:

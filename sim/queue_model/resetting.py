@@ -9,7 +9,11 @@ from sim.queue_model.state import DONE, NEW, NONE, Kind
 
 
 def reset(life: QueueLife, name: str, group_id: str, *, to_latest: bool) -> None:
-    """Begin at the earliest message that is kept, or behind the last."""
+    """Begin at the earliest message that is kept, or behind the last.
+
+    It takes some time: what is delivered again is told from what a transaction acknowledged by the millisecond.
+    """
+    life.wait(0.002)
     life.rest()
     oracle = life.oracle
     group = oracle.queues[name].groups[group_id]

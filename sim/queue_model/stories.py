@@ -17,6 +17,7 @@ from sim.disk import Persistence
 from sim.queue_model.delaying import Delayer
 from sim.queue_model.life import LETTERS, QUEUE, Member, QueueLife, Setup, is_of_a_group
 from sim.queue_model.producing import Producer
+from sim.queue_model.resetting import reset
 from sim.queue_model.settling import by_ids, by_ranges, settle_many
 
 Tell = Callable[["StoryLife"], None]
@@ -51,6 +52,15 @@ class StoryLife(QueueLife):
         else:
             self.settle_later(member, at, verb, wait_s)
         self.rest()
+
+    def producer(self) -> Producer:
+        """One with an open transaction."""
+        producer = Producer(self, "s")
+        producer.init()
+        self.rest()
+        producer.begin(60.0)
+        self.rest()
+        return producer
 
     def pass_by(self, *seconds: float) -> None:
         """Time passes in steps; the engine looks at its clock after each."""
@@ -280,11 +290,7 @@ def several_are_rejected_together(life: StoryLife) -> None:
 @ends("engine-abort-gives-back-the-first", "engine-commit-forgets-a-lists-end", setup=Setup(ordered=False))
 def a_transaction_that_acknowledged_several_is_aborted(life: StoryLife) -> None:
     first, other = _shared(life)
-    producer = Producer(life, "s")
-    producer.init()
-    life.rest()
-    producer.begin(60.0)
-    life.rest()
+    producer = life.producer()
     named = by_ranges([first.got[0], other.got[3]])
     producer.ack_several(first, named, any_group=False)
     settle_many(life, first, Verb.NACK, named)
@@ -292,6 +298,21 @@ def a_transaction_that_acknowledged_several_is_aborted(life: StoryLife) -> None:
     life.rest()
     settle_many(life, first, Verb.ACK, named)
     life.rest()
+
+
+@ends("engine-decision-settles-what-is-given-anew", setup=Setup(durability="interval"))
+def a_group_is_reset_behind_a_commit(life: StoryLife) -> None:
+    """What the transaction acknowledged is delivered anew before every part of it knows durably of the commit."""
+    life.publish_and_rest()
+    member = life.enter()
+    producer = life.producer()
+    producer.ack(member, 0)
+    producer.publish(QUEUE, None, is_numbered=False)
+    producer.commit()
+    life.rest()
+    reset(life, QUEUE, "g", to_latest=False)
+    life.rest()
+    life.kill()
 
 
 @ends("engine-entry-by-stale-position", setup=Setup(max_retries=2))
@@ -421,11 +442,7 @@ def what_is_due_takes_all_the_room_there_is(life: StoryLife) -> None:
 @ends("engine-end-takes-a-place", setup=Setup(max_depth=2))
 def the_end_of_a_transaction_takes_no_place(life: StoryLife) -> None:
     """Not even before it is written."""
-    producer = Producer(life, "s")
-    producer.init()
-    life.rest()
-    producer.begin(60.0)
-    life.rest()
+    producer = life.producer()
     producer.publish(QUEUE, None, is_numbered=False)
     producer.commit()
     while life.waiting:
@@ -466,6 +483,17 @@ def a_slow_group_gets_all_in_the_end(life: StoryLife) -> None:
     life.do(member, Verb.ACK)
     life.make_room(member, 1_000)
     life.rest()
+
+
+@ends("engine-departures-never-synced", setup=Setup(to_letters=True))
+def power_is_lost_after_what_expired_has_left(life: StoryLife) -> None:
+    """The periodic sync covers that it has; a second letter would be one too many."""
+    life.publish_and_rest(expires_in_s=3.0)
+    life.publish_and_rest()
+    life.enter(queue=LETTERS)
+    life.pass_by(5.0, 2.0, 2.0, 2.0)
+    life.lose_power(Persistence.NONE)
+    life.pass_by(1.0)
 
 
 # -- dead letters ------------------------------------------------------------------------------------------------

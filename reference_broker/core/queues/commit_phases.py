@@ -150,7 +150,9 @@ class CommitPhases:
             transaction.name,
             [(queue.name, partition.index) for partition, queue in transaction.partitions.items()],
             [
-                HeldOffset(group.config.name, group.group_id, entry.place.index, entry.offset)
+                HeldOffset(
+                    group.config.name, group.group_id, entry.place.index, entry.offset, int(entry.claimed_at * 1000)
+                )
                 for entry, group in transaction.held.items()
             ],
         )

@@ -134,10 +134,15 @@ class SyncPoint:
         self._synced_log.close()
 
     def abandon(self, error: QueueError) -> None:
-        """The engine closes: whoever still waits is told so."""
+        """There will be no sync any more: whoever still waits is told so."""
         abandoned = [*self._running, *self.waiting]
         self._running, self.waiting = (), []
         call_all(abandoned, error)
+
+    def confirm_waiting(self) -> None:
+        """What they wait for holds without a sync."""
+        waiting, self.waiting = self.waiting, []
+        call_all(waiting, None)
 
 
 def ignore(error: QueueError | None) -> None:

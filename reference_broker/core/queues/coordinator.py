@@ -54,6 +54,8 @@ class HeldOffset(msgspec.Struct, array_like=True, frozen=True):
     group: str
     partition: int
     offset: int
+    delivered_at_ms: int | None = None
+    """Names the delivery: a later one, to a group that was reset or made anew since, is not meant. None: not told."""
 
 
 class Decision(msgspec.Struct, array_like=True, frozen=True):

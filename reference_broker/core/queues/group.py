@@ -227,6 +227,12 @@ class ConsumerGroup(GroupState):
         waiting, moving = states.count(EntryState.WAITING), states.count(EntryState.DEAD_LETTERING)
         return len(states) - waiting - moving, waiting, moving
 
+    @property
+    def is_committing(self) -> bool:
+        """A transaction that has not ended has acknowledged deliveries of it."""
+        entries = (entry for place in self.every_place for entry in place.pending.values())
+        return any(entry.state is EntryState.COMMITTING for entry in entries)
+
     # -- entries -------------------------------------------------------------------------------------------------
 
     def pending_entry(self, partition: int, offset: int) -> PendingEntry | None:

@@ -189,19 +189,24 @@ class GroupOperations:
     def delete(self, queue: str, group: str, now: float) -> None:
         """Delete a group without consumers, for good: what it has not settled it never gets. Durable on return.
 
-        Raises :class:`QueueError`: IN_USE while it has consumers, a sync, or messages on their way to the dead-letter
-        queue; STORAGE_FAILED.
+        Raises :class:`QueueError`: IN_USE while it has consumers, a sync, messages on their way to the dead-letter
+        queue, or deliveries that an open transaction acknowledged; STORAGE_FAILED.
         """
         found, named = self._find_writable(queue, group, now)
         if named.consumers:
             text = f"group {group!r} has {len(named.consumers)} consumers; it can be deleted once they have left"
+            raise QueueError(QueueErrorCode.IN_USE, text)
+        if named.is_committing:
+            text = f"a transaction is open in group {group!r}: try again when it has ended"
             raise QueueError(QueueErrorCode.IN_USE, text)
         if named.is_syncing or named.entry_states()[2]:
             raise QueueError(QueueErrorCode.IN_USE, f"group {group!r} is being written; try again")
         try:
             found.delete_group(named)
         except LogError as error:
-            raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
+            failure = QueueError(QueueErrorCode.STORAGE_FAILED, str(error))
+            named.abandon(failure)
+            raise failure from error
 
     # -- requests ------------------------------------------------------------------------------------------------
 

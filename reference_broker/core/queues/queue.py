@@ -401,6 +401,8 @@ class DurableQueue(QueueIntake):
             mark.write(self._agenda.now)
         elif len(self.groups) == 1:
             starts = starting_cursors(self, EARLIEST)
+        # Who waits for a settlement is told that, too: it holds, since the group is gone.
+        group.write(self._agenda.now)
         self._agenda.forget(group)
         del self.groups[group.group_id]
         del self._dispatchers[group]
@@ -409,6 +411,7 @@ class DurableQueue(QueueIntake):
             self.move_head(partition, start)
         self.departures.flush()
         self._files.remove_group(group.group_id)
+        group.confirm_waiting()
         self.trim()
         self.recount()
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.confirms import Confirm, SyncPoint
 from reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from reference_broker.core.queues.pending import EntryState
 from reference_broker.core.queues.sync_job import SyncJob
 
 if TYPE_CHECKING:
@@ -32,13 +31,7 @@ def check_removable(queue: DurableQueue) -> None:
         and partition.produced.stable_end(partition.log.next_offset) < partition.log.next_offset
         for partition in queue.partitions
     )
-    acknowledged = any(
-        entry.state is EntryState.COMMITTING
-        for group in queue.groups.values()
-        for place in group.every_place
-        for entry in place.pending.values()
-    )
-    if written or acknowledged:
+    if written or any(group.is_committing for group in queue.groups.values()):
         text = f"a transaction is open in the queue {queue.name[:80]!r}: try again when it has ended"
         raise QueueError(QueueErrorCode.NOT_ALLOWED, text)
 

@@ -15,6 +15,7 @@ from sim.disk import Persistence, SimDisk
 from tests.core.queues.actor import Actor
 from tests.core.queues.conftest import Outcome, QueueBench
 from tests.core.queues.failing_disk import FailingDisk
+from tests.core.queues.group_bench import code_of, reset
 
 BenchWith = Callable[..., QueueBench]
 
@@ -80,6 +81,87 @@ def test_a_decided_acknowledgement_counts_after_a_crash_whatever_the_priority(
     disk.power_loss((Persistence.NONE,))
     bench.restart()
     assert bench.engine.stats("q").depth == 0
+
+
+@pytest.mark.parametrize("anew", ["reset before the commit", "reset", "group", "queue"])
+def test_a_decided_acknowledgement_settles_no_later_delivery_at_a_start(bench_with: BenchWith, anew: str) -> None:
+    """The start knew of queue, group, partition and offset only, and settled what came there again in the meantime."""
+    bench = bench_with(MemoryDisk(), durability=Durability.FSYNC)
+    bench.publish("a")
+    consumer = bench.consumer()
+    bench.turn()
+    actor = Actor(bench)
+    transaction = actor.begin()
+    actor.ack(consumer.got[0], "c", transaction)
+    actor.publish("b", transaction)
+    bench.now += 0.002
+    if anew == "reset before the commit":
+        reset(bench, "earliest")
+        bench.turn()
+    outcome = actor.commit(transaction)
+    bench.turn()
+    assert outcome.confirmed
+    bench.now += 0.002
+    if anew == "reset":
+        reset(bench, "earliest")
+    elif anew == "group":
+        consumer.leave()
+        bench.engine.groups.delete("q", "g", bench.now)
+        consumer = bench.consumer()
+    elif anew == "queue":
+        bench.engine.delete_queue("q", bench.now)
+        bench.turn()
+        bench.publish("a")
+        consumer = bench.consumer()
+    bench.turn()
+    expected = ["a"] if anew == "queue" else ["a", "b"]
+    assert consumer.values[-len(expected) :] == expected, "it is delivered anew"
+    if anew != "group":
+        assert bench.engine.transactions.memory.coordinator.decisions, "or it is no test"
+    bench.restart()
+    again = bench.consumer()
+    bench.turn()
+    assert again.values == expected
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_group_is_not_deleted_while_a_transaction_may_give_back_what_it_acknowledged(
+    bench_with: BenchWith, commits: bool
+) -> None:
+    """The abort gave it back to a group that was gone, and the broker fell over."""
+    bench = bench_with(MemoryDisk(), durability=Durability.FSYNC)
+    bench.publish("a")
+    consumer = bench.consumer()
+    bench.turn()
+    actor = Actor(bench)
+    transaction = actor.begin()
+    actor.ack(consumer.got[0], "c", transaction)
+    consumer.leave()
+    bench.turn()
+    assert code_of(lambda: bench.engine.groups.delete("q", "g", bench.now)) is QueueErrorCode.IN_USE
+    outcome = (actor.commit if commits else actor.abort)(transaction)
+    bench.turn()
+    assert outcome.confirmed
+    bench.engine.groups.delete("q", "g", bench.now)
+    bench.advance(3)
+    assert not bench.engine.transactions.memory.coordinator.decisions, "it is complete without the group"
+
+
+@pytest.mark.parametrize("turns", [True, False])
+def test_who_waits_for_a_settlement_is_told_although_the_group_is_deleted(bench_with: BenchWith, turns: bool) -> None:
+    """Nobody was told any more, neither of what was written and not synced, nor of what was not written."""
+    bench = bench_with(MemoryDisk(), durability=Durability.FSYNC)
+    bench.publish("a")
+    consumer = bench.consumer()
+    bench.turn()
+    outcome = consumer.ack(consumer.got[0])
+    consumer.leave()
+    if turns:
+        bench.engine.dispatch(bench.now)
+    assert not outcome.calls
+    bench.engine.groups.delete("q", "g", bench.now)
+    bench.turn()
+    assert outcome.confirmed
 
 
 def test_an_identity_is_told_when_it_is_durable_also_while_the_first_sync_after_a_kill_runs(
