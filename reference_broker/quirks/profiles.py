@@ -36,7 +36,7 @@ PROFILES = (
         missing=(
             "Its silence in places where DISCONNECT should say why; what it lets through where the standard only "
             "recommends to refuse it (undefined reason codes in acknowledgements, lengths in more bytes than needed, "
-            "Payload Format Indicator 2, response topics with wildcards)."
+            "Payload Format Indicator 2, response topics with wildcards); what a restart loses."
         ),
     ),
     Profile(

@@ -125,6 +125,8 @@ def test_the_mosquitto_profile_has_every_reported_deviation_of_mosquitto() -> No
     section = page.split("## Eclipse Mosquitto", 1)[1].split("\n## ", 1)[0]
     known = set(re.findall(r"`(mqtt(?:311|5)/[\w/-]+)`", section))
     known |= {entry.case for entry in load_target("mosquitto").expect_fail}
+    # What a restart loses is not imitated: the profile says so.
+    known = {case for case in known if "/restart/" not in case}
     assert len(known) > 20
     assert known <= {case for quirk in find_quirks(["mosquitto-2.0"]) for case in quirk.fails}
 
