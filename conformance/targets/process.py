@@ -243,6 +243,8 @@ def _await_handshake(endpoint: Endpoint, process: subprocess.Popen[bytes] | None
 
 
 def _stop(hook: StartHook, process: subprocess.Popen[bytes], values: Mapping[str, str]) -> None:
+    """End a broker. One that tells its port on standard output ends with its standard input, and is not interrupted in
+    that: what it writes last would be lost."""
     if process.stdin is not None:
         with contextlib.suppress(OSError):
             process.stdin.close()
@@ -251,7 +253,10 @@ def _stop(hook: StartHook, process: subprocess.Popen[bytes], values: Mapping[str
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(command, check=False, capture_output=True, timeout=_STOP_TIMEOUT_S)
     elif process.poll() is None:
-        process.terminate()
+        if hook.port_from == "stdout":
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_TIMEOUT_S)
+        process.terminate()  # nothing to one that has ended
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_STOP_TIMEOUT_S)
     with contextlib.suppress(ProcessLookupError, PermissionError):
