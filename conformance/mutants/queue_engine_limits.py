@@ -74,6 +74,19 @@ def refused_when_due_comes_singly(patch: Patch) -> None:
     patch.wrap(DelayStore, "_fire", make)
 
 
+@mutant("engine-refused-when-due-holds-back-others", "what is due while others wait for room waits with them")
+def refused_when_due_holds_back_others(patch: Patch) -> None:
+    def make(original: Original) -> Original:
+        def due(self: DelayStore, now: float) -> list[int]:
+            is_between = self._is_full and now < self._refused_until
+            found: list[int] = original(self, now)
+            return [] if is_between else found
+
+        return due
+
+    patch.wrap(DelayStore, "_due", make)
+
+
 @mutant("engine-end-takes-a-place", "the record that ends a transaction counts as a message until it is written")
 def end_takes_a_place(patch: Patch) -> None:
     def make(original: Original) -> Original:

@@ -78,6 +78,8 @@ class _Asked:
         self.by = 0.0
         self.is_sure = True
         """Something certainly waited then: nothing makes it later."""
+        self.looked = 0.0
+        """When the engine last looked at its clock."""
 
 
 class Delays:
@@ -133,8 +135,9 @@ class Delays:
     def tick(self, name: str, before: Any, after: Any) -> None:
         """The engine looked at its clock; before and after that it showed these figures of a queue.
 
-        What is due fires then as far as there is room, or, when the queue had none, so much later at the latest; how
-        many did shows. Room is what was there before: nobody says in which order what is due at one time happens.
+        What is due fires then as far as there is room; when there was none, as far as there is when another is due, or
+        so much later at the latest. How many did shows. Room is what was there before: nobody says in which order what
+        is due at one time happens.
         """
         now, queue = self._oracle.now, self._oracle.queues[name]
         asked = self._asked.setdefault(name, _Asked())
@@ -147,7 +150,8 @@ class Delays:
         due_most = before.delays.pending - later_least
         due_least = max(before.delays.pending - later_most, sum(each.is_certain for each in due))
         room = max(0, queue.rules.max_depth - before.depth)
-        must = now >= asked.by
+        must = now >= asked.by or any(asked.looked < each.due for each in due if each.is_certain)
+        asked.looked = now
         if not (min(room, due_least) if must else 0) <= fired <= due_most:
             what = f"{due_least}..{due_most} were due, with room for {room}"
             raise ViolationError(f"{name}: {fired} delayed messages fire at {now}; {what}, asked by {asked.by}")

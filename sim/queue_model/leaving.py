@@ -16,15 +16,27 @@ _SOON_S: Final = 6.0
 """What has expired has left after that."""
 
 
+class _Left:
+    """What may be said of a message that may have become a letter."""
+
+    def __init__(self, letter: Sent) -> None:
+        self.letter = letter
+        self.is_settled = False
+        """If it left, it has arrived."""
+        self.safe_from = _NEVER
+        """The step from which on it certainly had left: synced, it stays so."""
+
+
 class Leaving:
     """Of one queue that no group ever joins."""
 
     def __init__(self, oracle: Oracle, name: str) -> None:
         self._oracle = oracle
         self._name = name
-        self._lettered: dict[Sent, float] = {}
-        """Messages that may have become letters, and the step from which on that is certainly settled."""
+        self._lettered: dict[Sent, _Left] = {}
         self._sources: list[Copy] = []
+        self._held_at = 0.0
+        """The last time that an open transaction, behind which nothing leaves, was seen."""
 
     @property
     def _target(self) -> str | None:
@@ -40,39 +52,47 @@ class Leaving:
 
     def tick(self) -> None:
         """Some may have expired."""
-        for sent in list(self._oracle.queues[self._name].messages):
+        queue = self._oracle.queues[self._name]
+        if any(self._oracle.transactions.open_in(queue)):
+            self._held_at = self._oracle.now
+        for sent in list(queue.messages):
             if sent.expires_at <= self._oracle.now:
                 self._may_leave(sent)
 
     def _may_leave(self, sent: Sent) -> None:
         if self._target is None or sent in self._lettered or sent.is_hole:
             return
-        self._lettered[sent] = _NEVER
         target = self._oracle.queues[self._target]
         letter = self._oracle.add(target, f">{sent.label}", None, sent.routing_key, _NEVER)
         letter.unsure, letter.source = True, Copy(sent, NEW)
+        self._lettered[sent] = _Left(letter)
         self._sources.append(letter.source)
         for group in target.groups.values():
             group.copies[letter].spots |= {NONE}
 
     def rest(self) -> None:
         """Whatever was on its way has arrived."""
-        for sent, step in self._lettered.items():
-            if step == _NEVER:
+        for left in self._lettered.values():
+            left.is_settled = True
+            if not left.letter.unsure and left.safe_from == _NEVER:
                 # What was written at earlier steps was so before this was.
                 self._oracle.step += 1
-                self._lettered[sent] = self._oracle.step
+                left.safe_from = self._oracle.step
 
-    def crash(self, mark: int) -> None:
-        """What was on its way, or is not known to be safe, may leave again: what was done up to step ``mark`` is."""
-        self._lettered = {sent: step for sent, step in self._lettered.items() if step <= mark}
+    def crash(self, mark: int, *, power: bool) -> None:
+        """What was on its way may leave again, and with ``power`` all that is not known to be safe up to a step."""
+        self._lettered = {
+            sent: left
+            for sent, left in self._lettered.items()
+            if (left.safe_from <= mark if power else left.is_settled)
+        }
 
     @property
     def is_over(self) -> bool:
         """Everything that expires has done so, and has had time to become a letter."""
         messages = self._oracle.queues[self._name].messages
         ends = (sent.expires_at for sent in messages if sent.expires_at < _NEVER)
-        return max(ends, default=0.0) + _SOON_S <= self._oracle.now
+        return max((self._held_at, *ends)) + _SOON_S <= self._oracle.now
 
     def finish(self) -> None:
         """Nothing leaves any more."""

@@ -495,7 +495,7 @@ class QueueLife:
         mark = self.oracle.crash(power=power)
         self.delays.crash(mark, power=power)
         if self.leaving is not None:
-            self.leaving.crash(mark if power else self.oracle.step)
+            self.leaving.crash(mark, power=power)
         self._start()
         for name in self.names:
             self.oracle.reopened(name, [group.group for group in self.engine.stats(name).groups], mark)

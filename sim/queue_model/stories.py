@@ -439,6 +439,18 @@ def what_is_due_takes_all_the_room_there_is(life: StoryLife) -> None:
     life.pass_by(2.0)
 
 
+@ends("engine-refused-when-due-holds-back-others", setup=Setup(max_depth=2))
+def what_is_due_finds_room_although_others_wait(life: StoryLife) -> None:
+    """There was none for the first, and there is again when the second is due."""
+    delayer, member = Delayer(life), life.enter()
+    life.publish_and_rest(2)
+    delayer.publish(0.9)
+    delayer.publish(1.4)
+    life.pass_by(1.0)
+    life.ack_all(member)
+    life.pass_by(0.5)
+
+
 @ends("engine-end-takes-a-place", setup=Setup(max_depth=2))
 def the_end_of_a_transaction_takes_no_place(life: StoryLife) -> None:
     """Not even before it is written."""

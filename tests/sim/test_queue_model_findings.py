@@ -355,3 +355,15 @@ def test_what_is_aborted_over_a_loss_of_power_may_have_failed_for_the_last_time(
     life.check()
     life.drain()
     assert [copy.spots for copy in life.oracle.queues[QUEUE].groups["g"].copies.values()] == [{DONE}, {DONE}]
+
+
+def test_what_expired_behind_an_open_transaction_becomes_a_letter_when_that_has_ended() -> None:
+    """The model took it for over when its time to live was."""
+    life = QueueLife(Setup(to_letters=True))
+    begun(life).publish(QUEUE, None, is_numbered=False)
+    life.publish(expires_in_s=3.0)
+    life.rest()
+    life.wait(20.0)
+    life.rest()
+    life.drain()
+    assert life.engine.stats(LETTERS).enqueued == 1

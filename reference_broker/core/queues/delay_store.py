@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import Protocol
 
 from reference_broker.config import QueueConfig
@@ -42,6 +43,8 @@ FIRED_PER_TURN = 1_024
 """More that are due wait for the next turn, so that others have theirs."""
 RETRY_S = 1.0
 """After the queue or the disk refused something, it is tried again so much later."""
+ASKED_BETWEEN = 64
+"""Most that are tried again before that, when another message is due and the queue has room."""
 MAX_LISTED = 1_000
 _READ_GAP = 3
 """Records this near each other are read in one go, up to so many; others one by one."""
@@ -62,6 +65,10 @@ class DelayTarget(Protocol):
     name: str
     config: QueueConfig
     partitions: list[QueuePartition]
+
+    @property
+    def room(self) -> int:
+        """Messages that it takes before it is full, as it is now."""
 
     def enqueue_due(
         self,
@@ -118,6 +125,11 @@ class DelayStore:
         self._in_hand = self._waiting.in_hand
         self._thinning = DelayThinning(log, self._waiting, agenda)
         self._retry_at = 0.0
+        """Until then the disk is left alone."""
+        self._refused_until = 0.0
+        """Until then what was refused is left alone."""
+        self._is_full = False
+        """It was for want of room: until then, what is due lines up behind it."""
         self._since_trim = 0
         self._trim_at = 0.0
         self._told_to = self._log.log.next_offset
@@ -243,7 +255,9 @@ class DelayStore:
             self._agenda.wake(self, max(self._agenda.now, self._retry_at))
         if self._since_trim:
             self._agenda.wake(self, max(self._trim_at, self._retry_at))
-        if self._refused or (self._done is not None and self._done.has_unwritten):
+        if self._refused:
+            self._agenda.wake(self, max(self._refused_until, self._retry_at))
+        if self._done is not None and self._done.has_unwritten:
             self._agenda.wake(self, self._retry_at)
         elif deadline_ms is not None:
             self._agenda.wake(self, max(deadline_ms / 1000, self._retry_at))
@@ -255,8 +269,7 @@ class DelayStore:
         if now >= self._retry_at:
             if self._done is not None and self._done.has_unwritten:
                 self._agenda.partitions_to_write[self._done] = None
-            due = list(self._refused)[:FIRED_PER_TURN]
-            due += self._wheel_due(now, FIRED_PER_TURN - len(due))
+            due = self._due(now)
             if due:
                 self._fire(due, now)
             if self._done is not None and self._has_to_tell:
@@ -264,6 +277,20 @@ class DelayStore:
             if now >= self._trim_at:
                 self._trim(now)
         self._wake()
+
+    def _due(self, now: float) -> list[int]:
+        """What the queue is to be asked for: first what it refused. Where it was full that is as much as it has room
+        for now, once more is due, and all of it later.
+        """
+        if now >= self._refused_until:
+            self._is_full = False
+            due = list(islice(self._refused, FIRED_PER_TURN))
+            return due + self._wheel_due(now, FIRED_PER_TURN - len(due))
+        due = self._wheel_due(now, FIRED_PER_TURN)
+        if not self._is_full:
+            return due
+        self._refused.update(dict.fromkeys(due, _floor_ms(now)))
+        return list(islice(self._refused, max(0, min(self._target.room, ASKED_BETWEEN)))) if due else []
 
     def _wheel_due(self, now: float, limit: int) -> list[int]:
         return self._wheel.advance(_floor_ms(now), limit) if limit > 0 else []
@@ -273,6 +300,7 @@ class DelayStore:
             records = self._read(due)
         except LogError:
             self._refuse(due, now)
+            self._retry_at = now + RETRY_S
             return
         firing: list[int] = []
         for at, offset in enumerate(due):
@@ -293,9 +321,11 @@ class DelayStore:
                 )
             except QueueError as error:
                 if error.code is QueueErrorCode.STORAGE_FAILED:
-                    # Only its partition.
+                    # Only its partition: others have their turn first.
+                    self._refused.pop(offset, None)
                     self._refuse([offset], now)
                     continue
+                self._is_full = True
                 self._refuse(due[at:], now)
                 break
             self._in_hand[offset] = partition
@@ -345,7 +375,8 @@ class DelayStore:
         now_ms = _floor_ms(now)
         for offset in offsets:
             self._refused.setdefault(offset, now_ms)
-        self._retry_at = now + RETRY_S
+        if now >= self._refused_until:
+            self._refused_until = now + RETRY_S
 
     def _fired(self, offset: int, error: QueueError | None) -> None:
         """The partition wrote it, or could not."""

@@ -82,6 +82,11 @@ class QueueIntake:
         """The depth, without what is only waiting for the dead-letter queue to have it."""
         raise NotImplementedError
 
+    @property
+    def room(self) -> int:
+        """See :class:`DelayTarget`."""
+        return self.config.max_depth - self.staying
+
     def publish(
         self,
         routing_key: str,
@@ -136,7 +141,7 @@ class QueueIntake:
         """
         if self._room <= 0:
             self.limits.make_room(now)
-            self._room = max(1, self.config.max_depth - self.staying)
+            self._room = max(1, self.room)
         key = message.user_property(PARTITION_KEY) if message.user_properties else None
         if mark is not None:
             partition = self.partition_for(message, options, mark.producer)

@@ -12,9 +12,11 @@ from reference_broker.core.message import Message
 from reference_broker.core.queues import QueueError, QueueErrorCode
 from reference_broker.core.queues import delay_store as delay_store_module
 from reference_broker.core.queues.confirms import StoredAs
+from reference_broker.core.queues.delay_store import FIRED_PER_TURN
 from reference_broker.core.queues.delay_thinning import DelayThinning
 from reference_broker.core.queues.timing_wheel import MAX_DELAY_MS, TICK_MS
 from reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
+from tests.core.queues.failing_disk import FailingDisk
 
 if TYPE_CHECKING:
     from tests.core.queues.conftest import Outcome, QueueBench
@@ -252,6 +254,48 @@ def test_a_full_queue_gets_them_later(bench_with: BenchWith) -> None:
         bench.advance(1.1)
     assert bench.engine.stats("q").delays.fired == 2
     assert pending(bench) == 0
+
+
+@pytest.mark.parametrize("places", [0, 1, 2, 3])
+def test_what_is_due_behind_what_was_refused_waits_for_no_more_than_room(bench_with: BenchWith, places: int) -> None:
+    """It waited for the second to pass after which the queue is asked again for what it refused."""
+    bench = bench_with(MemoryDisk(), max_depth=3)
+    for number in range(3):
+        bench.publish(f"first {number}")
+    consumer = bench.consumer()
+    for number in range(2):
+        delayed(bench, f"refused {number}", "1s")
+    delayed(bench, "due", "1500ms")
+    bench.advance(1.2)
+    assert bench.engine.stats("q").delays.fired == 0
+    for delivery in consumer.take()[:places]:
+        consumer.ack(delivery)
+    bench.advance(0.29)
+    assert not consumer.values, "nothing is due"
+    bench.advance(0.02)
+    assert consumer.values == ["refused 0", "refused 1", "due"][:places]
+    bench.advance(0.5)
+    assert bench.engine.stats("q").delays.fired == places
+
+
+def test_messages_of_a_partition_that_fails_hold_back_no_others(bench_with: BenchWith) -> None:
+    """More of them than are tried at a time stood before all others for ever, and each try made these wait a second."""
+    disk = FailingDisk()
+    bench = bench_with(disk, partitions=2, durability=Durability.FSYNC)
+    consumer = bench.consumer()
+    fails, goes = (("partition", str(number)) for number in range(2))
+    for number in range(FIRED_PER_TURN + 1):
+        delay_id(bench, f"fails {number}", ("delay", "1s"), fails)
+    delay_id(bench, "goes", ("delay", "1s"), goes)
+    delay_id(bench, "goes, too", ("delay", "1500ms"), goes)
+    disk.fail_sync = "partitions/0"
+    broken = bench.publish("breaks it", user_properties=(fails,))
+    bench.turn()
+    assert broken.failed
+    bench.advance(1.4)
+    assert consumer.values == ["goes"]
+    bench.advance(0.11)
+    assert consumer.values == ["goes", "goes, too"]
 
 
 def test_time_to_live_counts_from_the_due_time(bench_with: BenchWith) -> None:
