@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from conformance.mutants import Patch, mutant
@@ -51,27 +51,31 @@ def last_range_only(patch: Patch) -> None:
 def list_ends_at_what_is_missing(patch: Patch) -> None:
     def make(original: Original) -> Original:
         def find_entry(groups: Iterable[ConsumerGroup], *args: Any) -> Any:
-            if not failed:
-                try:
-                    return original(groups, *args)
-                except Exception:
-                    failed.append(True)
-                    raise
-            return original([], *args)
+            if request == [True]:
+                return original([], *args)
+            try:
+                return original(groups, *args)
+            except Exception:
+                request[:] = [True] * len(request)
+                raise
 
         return find_entry
 
     def once(original: Original) -> Original:
-        def places(*args: Any) -> Iterator[tuple[int, int, int]]:
-            failed.clear()
-            yield from original(*args)
-            failed.clear()
+        def settle_request(*args: Any) -> None:
+            request[:] = [False]
+            try:
+                original(*args)
+            finally:
+                # Nothing of it lasts, however it ends.
+                request.clear()
 
-        return places
+        return settle_request
 
-    failed: list[bool] = []
+    request: list[bool] = []
+    """Whether something was missing in the request that is under way, if there is one."""
     patch.wrap(settlement, "find_entry", make)
-    patch.wrap(settlement, "_places", once)
+    patch.wrap(settlement, "settle_request", once)
 
 
 @mutant("engine-missing-told-as-one-range", "who is told what was not pending is told of what lies between, too")

@@ -38,6 +38,7 @@ SAMPLE = (
 RARE = frozenset(
     (
         "engine-decision-settles-what-is-given-anew",
+        "engine-refused-when-due-holds-back-others",
         "engine-source-settled-first",
         "engine-wakes-for-the-first-only",
     )
