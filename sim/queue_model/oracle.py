@@ -93,7 +93,7 @@ class Oracle:
         group = queue.groups.get(group_id)
         self.step += 1
         if group is None:
-            self._note_unneeded(queue)
+            self.note_unneeded(queue)
             group = queue.groups[group_id] = Group(wants, self.step)
             for sent in queue.messages:
                 group.add(Copy(sent, NEW, NONE) if sent.unneeded or sent.unsure else Copy(sent, NEW))
@@ -108,7 +108,7 @@ class Oracle:
             for copy in group.held_by(consumer):
                 self.fail(queue, group_id, copy, self.now)
 
-    def _note_unneeded(self, queue: Queue) -> None:
+    def note_unneeded(self, queue: Queue) -> None:
         for sent in queue.messages:
             copies = [(group, group.copies[sent]) for group in queue.groups.values()]
             sent.unneeded |= bool(copies) and all(
@@ -318,7 +318,7 @@ class Oracle:
         self.lost_power |= power
         self.transactions.crash(power=power)
         for queue in self.queues.values():
-            self._note_unneeded(queue)
+            self.note_unneeded(queue)
             for sent in queue.messages:
                 sent.unsure |= not (
                     sent.is_safe or sent.number <= mark or (sent.confirmed and queue.rules.durability == "fsync")

@@ -16,7 +16,7 @@ def locate(queue: Queue, label: str, place: tuple[int, int], what: str) -> Sent:
     found = [sent for sent in known if sent.place == place] or [sent for sent in known if sent.place is None]
     if not found:
         raise ViolationError(f"{what}: never published, or known to be elsewhere")
-    sent = min(found, key=lambda each: (each.unsure, not _may_show(queue, each)))
+    sent = min(found, key=lambda each: (each.unsure, not _may_show(queue, each), _may_be_absent(queue, each)))
     if sent.place is None:
         if sent.key is not None and place[0] != fnv1a_32(sent.key) % queue.rules.partitions:
             raise ViolationError(f"{what}: its key {sent.key!r} belongs to another partition")
@@ -33,6 +33,10 @@ def locate(queue: Queue, label: str, place: tuple[int, int], what: str) -> Sent:
 
 def _may_show(queue: Queue, sent: Sent) -> bool:
     return any(group.copies[sent].may(Kind.READY) for group in queue.groups.values())
+
+
+def _may_be_absent(queue: Queue, sent: Sent) -> bool:
+    return any(group.copies[sent].may(Kind.NONE) for group in queue.groups.values())
 
 
 def _lose(queue: Queue, sent: Sent, why: str) -> None:

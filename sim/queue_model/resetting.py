@@ -19,6 +19,8 @@ def reset(life: QueueLife, name: str, group_id: str, *, to_latest: bool) -> None
     group = oracle.queues[name].groups[group_id]
     if any(copy.may(Kind.MOVING) for copy in group.copies.values()):
         return
+    # What every group is through with may be deleted.
+    oracle.note_unneeded(oracle.queues[name])
     outcome = Outcome(life, f"reset of {group_id}")
     life.engine.groups.reset(
         name, group_id, LATEST if to_latest else EARLIEST, partition=None, now=life.now, on_done=outcome
@@ -29,7 +31,6 @@ def reset(life: QueueLife, name: str, group_id: str, *, to_latest: bool) -> None
         if to_latest:
             oracle.become(copy, DONE, *((NEW, NONE) if copy.message.is_late and copy.may(Kind.NONE) else ()))
         elif copy.may(Kind.DEAD, Kind.DONE, Kind.NONE):
-            # What every group is through with may be deleted.
             oracle.become(copy, NEW, NONE)
         else:
             oracle.become(copy, NEW)

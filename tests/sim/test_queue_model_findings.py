@@ -7,6 +7,7 @@ from sim.disk import Persistence
 from sim.queue_model.delaying import Delayer
 from sim.queue_model.life import LETTERS, QUEUE, QueueLife, Setup
 from sim.queue_model.producing import Producer
+from sim.queue_model.resetting import reset
 from sim.queue_model.state import DONE
 
 
@@ -367,3 +368,40 @@ def test_what_expired_behind_an_open_transaction_becomes_a_letter_when_that_has_
     life.rest()
     life.drain()
     assert life.engine.stats(LETTERS).enqueued == 1
+
+
+def test_of_two_letters_of_a_message_the_one_that_must_come_is_seen_first() -> None:
+    """A reset let it fail twice, a group inherited that the first was settled, and the model took the second for it."""
+    life = QueueLife(Setup(max_retries=0, ordered=False))
+    life.publish()
+    life.rest()
+    life.join(QUEUE, "g", "a")
+    life.rest()
+    life.wait(5.0)
+    life.rest()
+    reset(life, QUEUE, "g", to_latest=False)
+    life.rest()
+    life.join(LETTERS, "p", "a", pattern="x/#")
+    life.rest()
+    life.join(LETTERS, "g", "a")
+    life.turn()
+    life.drain()
+
+
+def test_what_was_delayed_and_dropped_does_not_come_although_its_group_is_reset() -> None:
+    """The model took it for lost: it had forgotten that it may have been dropped."""
+    life = QueueLife(Setup(max_depth=2, overflow="drop_oldest", dead_letters=False))
+    life.join(QUEUE, "g", "a", is_eager=True)
+    life.join(QUEUE, "h", "b", room=0)
+    for _ in range(3):
+        Delayer(life).publish(0.9)
+    life.rest()
+    life.wait(5.0)
+    life.rest()
+    for _ in range(3):
+        life.publish()
+        life.rest()
+    life.wait(11.0)
+    life.rest()
+    reset(life, QUEUE, "g", to_latest=False)
+    life.drain()
