@@ -726,6 +726,16 @@ def test_after_a_crash_wills_may_come_or_not(scene: Scene) -> None:
     scene.receive(2, "t/w", b"w")
 
 
+def test_a_will_of_a_stop_may_have_been_sent_to_connections_that_ended_with_it(scene: Scene) -> None:
+    """A server that is asked to end publishes wills while it still has connections, to clients that see no more."""
+    lasting(scene, 2)
+    scene.subscribe(2, s("t/w", 1))
+    scene.connect(3, will=Will(topic="t/w", payload=b"w", qos=1))
+    scene.referee.restarted(scene.now)
+    lasting(scene, 2, present=True)
+    scene.receive(2, "t/w", b"w", qos=1, dup=True)
+
+
 # Message expiry and properties
 
 
@@ -782,3 +792,16 @@ def test_properties_reach_the_subscriber_unaltered(scene: Scene) -> None:
     scene.subscribe(1, "t/a")
     scene.publish(0, "t/a", payload_format_indicator=1)
     scene.objects(Rule.PROPERTIES, 1, "t/a")
+
+
+def test_two_copies_of_an_empty_message_are_not_taken_for_an_older_one() -> None:
+    scene = Scene()
+    scene.connect(0)
+    scene.subscribe(0, s("#", 1))
+    scene.publish(0, "t/a", b"", qos=2)
+    scene.receive(0, "t/a", b"", qos=1, packet_id=1)
+    scene.subscribe(0, s("t/+", 1))
+    scene.publish(0, "t/a", b"", qos=2)
+    scene.receive(0, "t/a", b"", qos=1, packet_id=2)
+    scene.receive(0, "t/a", b"", qos=1, packet_id=3)
+    scene.referee.audit()
