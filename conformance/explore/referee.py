@@ -456,7 +456,9 @@ class Referee:
         outgoing = session.outgoing.get(packet.packet_id)
         if isinstance(packet, Pubrec) and outgoing is not None and outgoing.awaits is Pubcomp:
             return  # sent again to a client that came back
-        if outgoing is None or outgoing.link is not link or not isinstance(packet, outgoing.awaits or ()):
+        if outgoing is not None and outgoing.link is not link:
+            return  # said again to a client that is back, before that has said anything again: nothing forbids it
+        if outgoing is None or not isinstance(packet, outgoing.awaits or ()):
             raise self._violation(Rule.UNASKED, link, f"nothing to acknowledge by {describe(packet)}")
         outgoing.awaits, outgoing.received = None, isinstance(packet, Pubrec)
         if packet.reason_code >= REFUSED:
@@ -630,14 +632,18 @@ class Referee:
         objections = [found for one in fresh for found in _objections(one, copy)]
         if any(found is None for one in known if one not in fresh for found in _objections(one, copy)):
             raise self._violation(Rule.EXPIRED, link, f"its expiry interval has passed: {describe(packet)}")
-        if packet.retain and any(
-            is_shared(entry.filter) and matches(pattern(entry.filter), topic)
-            for entry in session.subscriptions.values()
+        open_ones = [slot for one in fresh for slot in one.slots_of(copy.client) if slot.main and not slot.copies]
+        if (
+            packet.retain
+            and not any(slot.claim.via is Via.RETAINED for slot in open_ones)
+            and any(
+                is_shared(entry.filter) and matches(pattern(entry.filter), topic)
+                for entry in session.subscriptions.values()
+            )
         ):
             raise self._violation(Rule.RETAINED_FOR_SHARE, link, f"a share brings no retained ones: {describe(packet)}")
         if any(_is_kept_away(entry, packet, known, session.client) for entry in session.subscriptions.values()):
             raise self._violation(Rule.NO_LOCAL, link, describe(packet))
-        open_ones = [slot for one in fresh for slot in one.slots_of(copy.client) if slot.main and not slot.copies]
         objections = [slot.objection(copy) for slot in open_ones] or objections
         if objections and None not in objections:
             rule, text = next(found for found in objections if found is not None)

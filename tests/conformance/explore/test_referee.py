@@ -463,6 +463,13 @@ def test_shares_bring_no_retained_messages(scene: Scene) -> None:
     scene.objects(Rule.RETAINED_FOR_SHARE, 1, "t/a", retain=True)
 
 
+def test_a_retained_message_without_its_identifier_is_not_booked_on_a_share(scene: Scene) -> None:
+    scene.publish(0, "t/a", retain=True)
+    scene.subscribe(1, "$share/g/t/a")
+    scene.subscribe(1, "t/a", identifier=2)
+    scene.objects(Rule.IDENTIFIERS, 1, "t/a", retain=True)
+
+
 def test_nobody_has_a_right_to_retained_messages_at_qos_0() -> None:
     scene = Scene()
     scene.connect(0)
@@ -633,6 +640,19 @@ def test_a_qos_2_publish_that_is_finished_later_arrives_once(scene: Scene) -> No
     assert scene.wanted is Rule.UNDELIVERED
     scene.receive(1, "t/a", qos=2, packet_id=1)
     scene.objects(Rule.DUPLICATE, 1, "t/a", qos=2, packet_id=2)
+
+
+def test_a_server_may_say_pubrec_again_to_a_client_that_is_back(scene: Scene) -> None:
+    lasting(scene, 2)
+    scene.put(2, Publish(topic="t/a", payload=b"m", qos=2, packet_id=1))
+    scene.lose(2)
+    lasting(scene, 2, present=True)
+    scene.get(2, Pubrec(packet_id=1))
+    with pytest.raises(ViolationError) as seen:
+        scene.get(2, Pubrec(packet_id=2))
+    assert seen.value.rule is Rule.UNASKED
+    scene.put(2, Publish(topic="t/a", payload=b"m", qos=2, packet_id=1, dup=True))
+    assert scene.wanted is Rule.PUBREC
 
 
 def test_a_qos_1_publish_that_was_repeated_may_arrive_twice(scene: Scene) -> None:
