@@ -304,6 +304,11 @@ def _launch(
     before: RunningTarget | None = None,
 ) -> RunningTarget:
     """``before``: the life of the broker that this one follows, on its ports and files."""
+    if hook.maven and not maven_version(target):
+        message = (
+            f"its packages are not there, or no compiler; {hook.advice or '`assay conformance peers` copies them'}"
+        )
+        raise TargetStartError(message)
     host = target.endpoint.host
     if before is not None:
         port, websocket_port = before.endpoint.port, before.second_port

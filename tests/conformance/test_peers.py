@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -26,7 +27,7 @@ from conformance.peers import (
     overall,
 )
 from conformance.report import ExitCode
-from conformance.targets import StartHook, Target, load_target, shipped_targets
+from conformance.targets import StartHook, Target, TargetStartError, load_target, running, shipped_targets
 from reference_broker.trace.conformance import CaseResult, CaseVerdict, read_report
 from reference_broker.trace.results import Verdict, read_result
 
@@ -182,6 +183,14 @@ def test_maven_artifacts_are_copied_below_the_cache(tmp_path: Path, monkeypatch:
     asked = (tmp_path / "asked").read_text(encoding="utf-8")
     assert "<artifactId>log</artifactId><version>2</version>" in asked
     assert [path.name for path in (tmp_path / "cache" / "packages" / "java").iterdir() if path.is_dir()] == ["lib"]
+
+
+def test_a_broker_of_java_that_is_not_there_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path))
+    advised = msgspec.structs.replace(JAVA, start=StartHook(command=("broker",), maven=ARTIFACTS, advice="do this"))
+    for target, text in ((JAVA, "`assay conformance peers` copies them"), (advised, "do this")):
+        with pytest.raises(TargetStartError, match=text), running(target):
+            pass
 
 
 def test_a_maven_copy_that_was_cut_is_no_installed_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,23 +213,6 @@ def test_every_request_is_answered(scene: Scene) -> None:
         assert scene.wanted is None
 
 
-def test_publishes_are_acknowledged_once_deliveries_are(scene: Scene) -> None:
-    """4.3.2, 4.3.3: an acknowledgement has no deadline, and a server may be full of what nobody takes."""
-    scene.subscribe(1, s("t/a", 1))
-    scene.publish(0, "t/a", b"1", qos=1)
-    scene.receive(1, "t/a", b"1", qos=1, ack=False)
-    scene.put(0, Publish(topic="t/b", payload=b"2", qos=1, packet_id=90))
-    scene.put(0, Publish(topic="t/b", payload=b"3", qos=2, packet_id=91))
-    assert scene.wanted is None
-    scene.put(0, Pingreq())
-    assert scene.wanted is Rule.PINGRESP, "other answers are due all the same"
-    scene.get(0, Pingresp())
-    scene.put(1, Puback(packet_id=1))
-    assert scene.wanted is Rule.PUBACK
-    scene.get(0, Puback(packet_id=90))
-    assert scene.wanted is Rule.PUBREC
-
-
 @pytest.mark.parametrize("packet", [Puback(packet_id=7), Pubcomp(packet_id=7), Suback(packet_id=7, reason_codes=(0,))])
 def test_an_acknowledgement_of_nothing_is_refused(scene: Scene, packet: Packet) -> None:
     with pytest.raises(ViolationError) as seen:
@@ -463,13 +446,6 @@ def test_shares_bring_no_retained_messages(scene: Scene) -> None:
     scene.objects(Rule.RETAINED_FOR_SHARE, 1, "t/a", retain=True)
 
 
-def test_a_retained_message_without_its_identifier_is_not_booked_on_a_share(scene: Scene) -> None:
-    scene.publish(0, "t/a", retain=True)
-    scene.subscribe(1, "$share/g/t/a")
-    scene.subscribe(1, "t/a", identifier=2)
-    scene.objects(Rule.IDENTIFIERS, 1, "t/a", retain=True)
-
-
 def test_nobody_has_a_right_to_retained_messages_at_qos_0() -> None:
     scene = Scene()
     scene.connect(0)
@@ -642,19 +618,6 @@ def test_a_qos_2_publish_that_is_finished_later_arrives_once(scene: Scene) -> No
     scene.objects(Rule.DUPLICATE, 1, "t/a", qos=2, packet_id=2)
 
 
-def test_a_server_may_say_pubrec_again_to_a_client_that_is_back(scene: Scene) -> None:
-    lasting(scene, 2)
-    scene.put(2, Publish(topic="t/a", payload=b"m", qos=2, packet_id=1))
-    scene.lose(2)
-    lasting(scene, 2, present=True)
-    scene.get(2, Pubrec(packet_id=1))
-    with pytest.raises(ViolationError) as seen:
-        scene.get(2, Pubrec(packet_id=2))
-    assert seen.value.rule is Rule.UNASKED
-    scene.put(2, Publish(topic="t/a", payload=b"m", qos=2, packet_id=1, dup=True))
-    assert scene.wanted is Rule.PUBREC
-
-
 def test_a_qos_1_publish_that_was_repeated_may_arrive_twice(scene: Scene) -> None:
     lasting(scene, 2)
     scene.subscribe(1, s("t/a", 1))
@@ -746,16 +709,6 @@ def test_after_a_crash_wills_may_come_or_not(scene: Scene) -> None:
     scene.receive(2, "t/w", b"w")
 
 
-def test_a_will_of_a_stop_may_have_been_sent_to_connections_that_ended_with_it(scene: Scene) -> None:
-    """A server that is asked to end publishes wills while it still has connections, to clients that see no more."""
-    lasting(scene, 2)
-    scene.subscribe(2, s("t/w", 1))
-    scene.connect(3, will=Will(topic="t/w", payload=b"w", qos=1))
-    scene.referee.restarted(scene.now)
-    lasting(scene, 2, present=True)
-    scene.receive(2, "t/w", b"w", qos=1, dup=True)
-
-
 # Message expiry and properties
 
 
@@ -812,16 +765,3 @@ def test_properties_reach_the_subscriber_unaltered(scene: Scene) -> None:
     scene.subscribe(1, "t/a")
     scene.publish(0, "t/a", payload_format_indicator=1)
     scene.objects(Rule.PROPERTIES, 1, "t/a")
-
-
-def test_two_copies_of_an_empty_message_are_not_taken_for_an_older_one() -> None:
-    scene = Scene()
-    scene.connect(0)
-    scene.subscribe(0, s("#", 1))
-    scene.publish(0, "t/a", b"", qos=2)
-    scene.receive(0, "t/a", b"", qos=1, packet_id=1)
-    scene.subscribe(0, s("t/+", 1))
-    scene.publish(0, "t/a", b"", qos=2)
-    scene.receive(0, "t/a", b"", qos=1, packet_id=2)
-    scene.receive(0, "t/a", b"", qos=1, packet_id=3)
-    scene.referee.audit()
