@@ -15,7 +15,7 @@ from functools import partial
 from itertools import islice
 from typing import Protocol
 
-from reference_broker.config import QueueConfig
+from reference_broker.config import Overflow, QueueConfig
 from reference_broker.core.message import Message
 from reference_broker.core.queues.agenda import Agenda
 from reference_broker.core.queues.confirms import Confirm, Stored, StoredAs, SyncPoint
@@ -303,7 +303,14 @@ class DelayStore:
             self._retry_at = now + RETRY_S
             return
         firing: list[int] = []
+        config = self._target.config
+        may_drop = self._done is not None and config.overflow is not Overflow.REJECT
+        room = self._target.room if may_drop and not config.max_bytes else 0
         for at, offset in enumerate(due):
+            if may_drop and at >= room:
+                # Where an older message is dropped for it, the partitions get those before it at once.
+                self._note_firing(firing, now)
+                firing = []
             stored = self._decode(records.get(offset))
             if stored is None:
                 self.counts.unreadable += 1
@@ -333,6 +340,10 @@ class DelayStore:
             if self._done is not None:
                 partition.mark_last((DELAY_HEADER, b"%d" % offset))
                 firing.append(offset)
+        self._note_firing(firing, now)
+
+    def _note_firing(self, firing: list[int], now: float) -> None:
+        """Before their partitions get them."""
         if self._done is not None and firing:
             partitions = {self._in_hand[offset] for offset in firing}
             ends = {partition.index: partition.log.next_offset for partition in partitions}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +14,9 @@ from reference_broker.core.queues import delay_store as delay_store_module
 from reference_broker.core.queues.confirms import StoredAs
 from reference_broker.core.queues.delay_store import FIRED_PER_TURN
 from reference_broker.core.queues.delay_thinning import DelayThinning
+from reference_broker.core.queues.done_log import DoneLog
+from reference_broker.core.queues.done_records import Ends
+from reference_broker.core.queues.partition import QueuePartition
 from reference_broker.core.queues.timing_wheel import MAX_DELAY_MS, TICK_MS
 from reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
 from tests.core.queues.failing_disk import FailingDisk
@@ -254,6 +257,48 @@ def test_a_full_queue_gets_them_later(bench_with: BenchWith) -> None:
         bench.advance(1.1)
     assert bench.engine.stats("q").delays.fired == 2
     assert pending(bench) == 0
+
+
+@pytest.mark.parametrize("overflow", ["drop_oldest", "dead_letter_oldest"])
+@pytest.mark.parametrize("limit", [{"max_depth": 6}, {"max_bytes": 600}], ids=["depth", "bytes"])
+@pytest.mark.parametrize("has_group", [False, True], ids=["loose", "group"])
+def test_what_is_dropped_for_those_that_fire_lets_none_fire_twice(
+    bench_with: BenchWith, monkeypatch: pytest.MonkeyPatch, overflow: str, limit: dict[str, int], has_group: bool
+) -> None:
+    """To drop what is not written yet, the partitions got those that had fired before it was noted that they do."""
+    noted: set[int] = set()
+    note, write = DoneLog.note_firing, QueuePartition.write
+
+    def note_firing(self: DoneLog, offsets: Sequence[int], ends: Ends, now: float) -> None:
+        noted.update(offsets)
+        note(self, offsets, ends, now)
+
+    def write_noted(self: QueuePartition) -> object:
+        unwritten = self._unwritten.records if self._unwritten is not None else []
+        numbers = [int(value) for record in unwritten for name, value in record.headers if name == b"_delay"]
+        assert noted >= set(numbers), "a broker that is killed now fires them twice"
+        return write(self)
+
+    monkeypatch.setattr(DoneLog, "note_firing", note_firing)
+    monkeypatch.setattr(QueuePartition, "write", write_noted)
+    bench = bench_with(MemoryDisk(), durability="interval", overflow=overflow, **limit)
+    if has_group:
+        bench.consumer().leave()
+    for number in range(6):
+        bench.publish(f"{number}" + "x" * 99)
+    for number in range(8):
+        delayed(bench, f"d{number}" + "x" * 98, "1s")
+    bench.turn()
+    bench.advance(1.1)
+    refused = pending(bench)
+    assert refused < 4
+    bench.restart()
+    assert pending(bench) == refused
+    bench.advance(5.0)
+    consumer = bench.consumer(room=100)
+    bench.turn()
+    got = [value[:2] for value in consumer.values]
+    assert len(got) == len(set(got)) > 0
 
 
 @pytest.mark.parametrize("places", [0, 1, 2, 3])
