@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from reference_broker.core.queues import Verb
 from sim.disk import Persistence
 from sim.queue_model.delaying import Delayer
 from sim.queue_model.life import LETTERS, QUEUE, QueueLife, Setup
+from sim.queue_model.machine import QueueMachine
 from sim.queue_model.producing import Producer
 from sim.queue_model.resetting import reset
 from sim.queue_model.state import DONE
@@ -405,3 +408,17 @@ def test_what_was_delayed_and_dropped_does_not_come_although_its_group_is_reset(
     life.rest()
     reset(life, QUEUE, "g", to_latest=False)
     life.drain()
+
+
+def test_what_had_left_before_it_was_lost_is_passed_once() -> None:
+    """A disk lost what a full queue had dropped: a group that came to it counted it once more, and its lag was -1."""
+    machine = QueueMachine()
+    setup = Setup(durability="interval", ordered=False, max_retries=0, dead_letters=False, max_depth=2)
+    machine.open(setup=msgspec.structs.replace(setup, overflow="drop_oldest", segment_bytes=100_000), seed=0)
+    machine.join(group=("g", ""), is_eager=False, name="a", queue="r", room=1_000, then="rest")
+    machine.transact(acks=0, key=None, name="s", queues=(QUEUE,), rests=False, then="rest", verb="commit")
+    machine.stream(dress="", pace="slow", rounds=2, then="rest", wait_s=5.0)
+    machine.publish_some(count=2, dress="", key="a", then="rest")
+    machine.produce(begins=True, is_numbered=False, key=None, name="s", queues=(QUEUE,), then="rest", timeout_s=60.0)
+    machine.end(again="", how=Persistence.ALL_BUT_ONE)
+    machine.teardown()

@@ -519,28 +519,18 @@ class Dispatcher:
         group.agenda.groups_to_write[group] = None
 
     def _pass_damage(self, place: GroupPartition, end: int) -> None:
-        group = self._group
-        lanes = place.partition.lanes
-        lost = end - place.cursor if lanes is None else lanes.count(place.lane, place.cursor, end)
+        group, offset = self._group, place.cursor
+        lost = group.owner.pass_over(group, place, end)
         group.counts.unreadable += lost
         if group.tracer is not None:
             fields: dict[str, str | int] = {
                 "queue": group.config.name,
                 "group": group.group_id,
                 "partition": place.index,
-                "offset": place.cursor,
+                "offset": offset,
                 "detail": f"unreadable: {lost} messages",
             }
             group.tracer(TraceKind.DISCARDED, fields)
-        if place.partition.sizes is not None:
-            mine = [
-                each for each in range(place.cursor, end) if lanes is None or lanes.count(place.lane, each, each + 1)
-            ]
-            group.held_bytes -= sum(map(place.partition.sizes.of, mine))
-        place.cursor = end
-        group.cursor_total += lost
-        group.moved[place] = None
-        group.agenda.groups_to_write[group] = None
 
     def _matches(self, routing_key: str) -> bool:
         key = (self._group.pattern, routing_key)

@@ -49,6 +49,10 @@ class GroupOwner(Trimmer, Protocol):
     def expire_next(self, group: ConsumerGroup, place: GroupPartition, now: float) -> None:
         """The message at the cursor has expired: pass it, and count it unless that was done."""
 
+    def pass_over(self, group: ConsumerGroup, place: GroupPartition, end: int) -> int:
+        """The group does not get what is in front of an offset; returns how many messages of the lane that are, without
+        those that had left before."""
+
     def expire_entry(self, group: ConsumerGroup, entry: PendingEntry, now: float) -> None:
         """A message that waited for redelivery has expired."""
 

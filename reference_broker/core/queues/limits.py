@@ -187,7 +187,7 @@ class QueueLimits(TimeToLive):
 
     # -- purging -------------------------------------------------------------------------------------------------
 
-    def pass_purged(self, group: ConsumerGroup, place: GroupPartition, end: int) -> int:
+    def pass_over(self, group: ConsumerGroup, place: GroupPartition, end: int) -> int:
         """A group does not get what is in front of an offset; returns how many messages of its lane that are."""
         return self._pass(group, place, end)
 

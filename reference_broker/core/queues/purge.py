@@ -74,7 +74,7 @@ class _Purge:
             for place in group.every_place:
                 if place.waiting:
                     self._waiting += [(group, entry) for entry in place.pending.values() if _waits(entry)]
-                group.counts.purged += queue.limits.pass_purged(group, place, ends[place.index])
+                group.counts.purged += queue.pass_over(group, place, ends[place.index])
         self._waiting.reverse()
         queue.limits.purge(ends)
         self._count = before - queue.depth

@@ -98,7 +98,7 @@ class DurableQueue(QueueIntake):
         for group in self.groups.values():
             for place in group.every_place:
                 # The broker may have stopped before the group itself had written it down.
-                self.limits.pass_purged(group, place, place.partition.head)
+                self.pass_over(group, place, place.partition.head)
         self.delays = Delays(self, files, self._codec, agenda, now, confirm_when_synced=self._confirm_when_synced)
         if self.depth:
             self.limits.arm(now)
@@ -365,6 +365,10 @@ class DurableQueue(QueueIntake):
         return [
             (partition, max(start, partition.head)) for partition, start in zip(self.partitions, starts, strict=True)
         ]
+
+    def pass_over(self, group: ConsumerGroup, place: GroupPartition, end: int) -> int:
+        """See :class:`GroupOwner`."""
+        return self.limits.pass_over(group, place, end)
 
     def low_watermarks(self) -> list[int]:
         """Per partition, the lowest offset that some group has not settled."""
