@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf, nextafter
 from typing import TYPE_CHECKING
 
 from reference_broker.core.queues.pending import GroupPartition, PendingEntry
@@ -9,6 +10,13 @@ from reference_broker.core.queues.pending import GroupPartition, PendingEntry
 if TYPE_CHECKING:
     from reference_broker.core.queues.group import ConsumerGroup
     from reference_broker.core.queues.group_state import GroupState
+
+
+def seconds_of(milliseconds: int) -> float:
+    """Seconds that are written down as the same milliseconds again, ``int(seconds * 1000)``, however often starts read
+    them and snapshots write them: a decision names a delivery by them (:class:`HeldOffset`)."""
+    seconds = milliseconds / 1000
+    return seconds if int(seconds * 1000) == milliseconds else nextafter(seconds, inf)
 
 
 def recover(group: ConsumerGroup, now: float, *, volatile: bool) -> None:
@@ -39,7 +47,7 @@ def recover(group: ConsumerGroup, now: float, *, volatile: bool) -> None:
             continue
         entry = PendingEntry(place, record.offset, record.delivery_count)
         entry.deadline = now if record.consumer else record.due_at_ms / 1000
-        entry.claimed_at = entry.first_delivered_at = record.claimed_at_ms / 1000
+        entry.claimed_at = entry.first_delivered_at = seconds_of(record.claimed_at_ms)
         entry.last_consumer = record.consumer
         place.pending[record.offset] = entry
         group.unsettled += 1

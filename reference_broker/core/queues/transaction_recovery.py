@@ -155,6 +155,6 @@ def _decided(transaction_id: str, decision: Decision, queues: Mapping[str, Durab
             continue
         transaction.also[group] = None
         entry = group.unsettled_entry(held.partition, held.offset)
-        if entry is not None and held.delivered_at_ms in (None, round(entry.claimed_at * 1000)):
+        if entry is not None and held.delivered_at_ms in (None, int(entry.claimed_at * 1000)):
             transaction.held[entry] = group
     return transaction
