@@ -484,6 +484,8 @@ class Connection(asyncio.Protocol):
 
     def _missing(self, kind: type[Packet], text: str) -> CaseFailureError:
         rule = ANSWERS.get(kind)
+        if kind is Pubrel and Pubrec not in self._sent:
+            rule = Rule.PUBREL_AGAIN
         if rule is None or not was_asked(rule, self._sent):
             return CaseFailureError(f"{self.name}: {text}")
         return self.step_failed(rule, text, soft=kind is Publish)

@@ -76,6 +76,9 @@ class Rule(Enum):
     PUBACK = _shaped("QoS 1 is acknowledged", in_311=("3.3.4-1", "4.3.2-2"), in_5=("3.3.4-1", "4.3.2-4"))
     PUBREC = _shaped("QoS 2 is answered by PUBREC", in_311=("3.3.4-1", "4.3.3-2"), in_5=("3.3.4-1", "4.3.3-8"))
     PUBREL = Basis(what="PUBREC is answered by PUBREL", in_311=("4.3.3-1",), in_5=("4.3.3-4", "4.3.3-5"))
+    PUBREL_AGAIN = Basis(
+        what="a PUBREL that is owed to a client that is back is sent again", in_311=("4.4.0-1",), in_5=("4.4.0-1",)
+    )
     PUBCOMP = Basis(what="PUBREL is answered by PUBCOMP", in_311=("4.3.3-2",), in_5=("4.3.3-11",))
     PINGRESP = Basis(what="PINGREQ is answered", in_311=("3.12.4-1",), in_5=("3.12.4-1",))
     DELIVERY = Basis(

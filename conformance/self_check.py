@@ -51,7 +51,7 @@ EVERYONE = {
         "mqtt5",
     ),  # a partition of a queue is ordered across topics
     "any-slow-answers": ("mqtt311", "mqtt5", "queue"),
-    "any-late-acknowledgements+any-late-wills+any-late-end": ("mqtt311", "mqtt5", "queue"),
+    "any-late-acknowledgements+any-late-wills+any-late-end+any-late-forgetting": ("mqtt311", "mqtt5", "queue"),
     "any-says-little+any-pingresp-last": ("mqtt311", "mqtt5", "queue"),
 }
 """Variations with a freedom (:attr:`Mutant.freedom`), several at once in one broker, which saves time: the whole suite

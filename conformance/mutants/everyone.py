@@ -16,6 +16,9 @@ import msgspec
 from conformance.mutants import Patch, variation
 from conformance.mutants.output_order import FIRST_S, is_kept, send_by_lanes, topic_of
 from reference_broker.core.broker_state import BrokerState, ConnectRequest
+from reference_broker.core.message import Message
+from reference_broker.core.message_paths import MessagePaths
+from reference_broker.core.routing import SharedGroup, Subscription, SubscriptionTree
 from reference_broker.core.session import MAX_PACKET_ID, Session
 from reference_broker.mqtt import connection as connection_module
 from reference_broker.mqtt import farewell, handlers, publish_acks
@@ -33,6 +36,7 @@ _LATE_WILL_S = 3.0
 _LATE_RETAINED_S = 0.15
 _LATE_RESUME_S = 1.0
 _LATE_CLOSE_S = 1.0
+_LATE_FORGOTTEN_S = 0.3
 _RUN_IDS = 1_000
 _ACKS = (PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP)
 _LENIENT = {Reason.NO_SUBSCRIPTION_EXISTED, Reason.NO_MATCHING_SUBSCRIBERS, Reason.PACKET_IDENTIFIER_NOT_FOUND}
@@ -334,3 +338,65 @@ def late_end(patch: Patch) -> None:
     patch.wrap(MqttConnection, "close_for_takeover", blame)
     patch.wrap(MqttConnection, "_end", make)
     patch.replace(MqttConnection, "may_close", property(may_close))
+
+
+@variation(
+    "any-late-forgetting",
+    "a session that ends with its connection still gets messages for a third of a second, unless its client is back; "
+    "what it gets alone as a member of a share is for the member that comes next",
+    freedom="3.1.2.11.2 and 4.1: the session ends when its connection is closed; no clause says how soon others see it",
+)
+def late_forgetting(patch: Patch) -> None:
+    leaving: WeakSet[Session] = WeakSet()
+    waiting: list[tuple[str, Message]] = []
+
+    def make_share(original: Callable[..., bool]) -> Callable[..., bool]:
+        def share(self: MessagePaths, group: SharedGroup, message: Message) -> bool:
+            if not group.members or not all(session in leaving for session in group.members):
+                return original(self, group, message)
+            waiting.append((group.share, message))
+            return True
+
+        return share
+
+    def make_add(original: Callable[..., None]) -> Callable[..., None]:
+        def add(self: SubscriptionTree, session: Session, subscription: Subscription) -> None:
+            original(self, session, subscription)
+            if subscription.share_name is None:
+                return
+            name = f"$share/{subscription.share_name}/{subscription.topic_filter}"
+            identifiers = (subscription.identifier,) if subscription.identifier else ()
+            for entry in [entry for entry in waiting if entry[0] == name]:
+                waiting.remove(entry)
+                session.deliver(entry[1], min(entry[1].qos, subscription.qos), False, identifiers, share=name)
+
+        return add
+
+    def make_disconnect(original: Callable[..., None]) -> Callable[..., None]:
+        def disconnect(
+            self: BrokerState, session: Session, connection: MqttConnection, now: float, *, publish_will: bool
+        ) -> None:
+            if session.connection is connection and session.expiry_s <= 0:
+                leaving.add(session)
+                session.expiry_s = _LATE_FORGOTTEN_S
+            original(self, session, connection, now, publish_will=publish_will)
+            if session in leaving and self.journal is not None:
+                self.journal.forget(session)
+
+        return disconnect
+
+    def make_connect(original: Callable[..., tuple[Session, bool]]) -> Callable[..., tuple[Session, bool]]:
+        def connect(
+            self: BrokerState, connection: MqttConnection, request: ConnectRequest, now: float
+        ) -> tuple[Session, bool]:
+            session = self.sessions.get(request.client_id)
+            if session is not None and session in leaving:
+                self.end_session(session, now)
+            return original(self, connection, request, now)
+
+        return connect
+
+    patch.wrap(MessagePaths, "_share", make_share)
+    patch.wrap(SubscriptionTree, "add", make_add)
+    patch.wrap(BrokerState, "disconnect", make_disconnect)
+    patch.wrap(BrokerState, "connect", make_connect)

@@ -19,6 +19,8 @@ _TEXT, _BINARY, _RESERVED = 0x1, 0x2, 0x3
 _END_OF_HEAD = b"\r\n\r\n"
 _LONG_BYTES = 1_000
 """The broker greets itself when it starts: what is short must stay right."""
+_FEW_BYTES = 65_536
+"""As Netty takes them, and so Moquette."""
 _ENOUGH = 2
 """A mutant that cuts messages up needs to see no longer frames than those of its cases: the length in one byte."""
 
@@ -263,9 +265,19 @@ def close_ignored(patch: Patch) -> None:
     patch.replace(WebSocketServer, "_on_close", lambda _self, _event: None)
 
 
-@variation("ws-frames-of-one-byte", "the server cuts what it sends into messages of one byte")
+@variation(
+    "ws-frames-of-one-byte",
+    "the server cuts what it sends into messages of one byte, and takes none of more than 64 KiB (RFC 6455 10.4)",
+)
 def frames_of_one_byte(patch: Patch) -> None:
     patch.replace(websocket, "MAX_OUTGOING_MESSAGE_BYTES", 1)
+    counts = WebSocketServer._counts
+
+    def counts_few(self: WebSocketServer, event: BytesMessage) -> bool:
+        self._max_message_bytes = _FEW_BYTES
+        return counts(self, event)
+
+    patch.replace(WebSocketServer, "_counts", counts_few)
 
 
 @variation(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from conformance.booking import settle
 from conformance.case import load_cases
 from conformance.engine import Outcome, RunOptions
 from conformance.run import Run, RunPlan
@@ -139,3 +140,17 @@ def test_a_broker_may_end_the_connection_of_who_publishes_to_a_dollar_topic() ->
     """amqtt does so; 4.7.2 asks servers to keep clients from using such topics."""
     ids = ("mqtt311/topic/dollar-topics-hide-from-leading-wildcards",)
     assert verdicts(broken("v3-dollar-topics-end-the-connection"), *ids) == [CaseVerdict.PASS]
+
+
+def test_a_pubrel_that_is_not_sent_again_fails_the_case_about_it_and_blocks_one_about_identifiers() -> None:
+    """Artemis forgets what it owes: that says nothing of the identifiers that it would have chosen."""
+    slugs = ("owed-pubrel-is-sent-again", "new-identifiers-spare-open-exchanges")
+    guilty, other = (f"mqtt5/session/{slug}" for slug in slugs)
+    about, innocent = settle(outcomes(broken("v5-owed-pubrel-forgotten"), guilty, other))
+    assert about.result.verdict is CaseVerdict.FAIL
+    assert (innocent.result.verdict, innocent.result.blocked_by) == (CaseVerdict.BLOCKED, guilty)
+
+
+def test_a_session_may_be_forgotten_a_moment_after_its_connection() -> None:
+    """HiveMQ does so: what the leaving member of a share gets alone is for the member that comes next."""
+    assert verdicts(broken("any-late-forgetting"), "mqtt5/shared/changes-hold-for-known-topics") == [CaseVerdict.PASS]
