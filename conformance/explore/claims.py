@@ -178,6 +178,8 @@ class Message:
     is_will: bool = False
     published: bool = True
     """False: a will that is still armed, or that was discarded."""
+    acknowledged: bool = False
+    """To its publisher, to the end."""
     claims: list[Claim] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
 
@@ -202,6 +204,11 @@ class Message:
         if claim.via is Via.LIVE:
             entries = next(iter(claim.members.values()))
             self.slots += [Slot(claim=claim, only=entry) for entry in (entries if len(entries) > 1 else ())]
+
+    def remove(self, claim: Claim) -> None:
+        """A claim that was added, and of which nothing came."""
+        self.claims.remove(claim)
+        self.slots = [slot for slot in self.slots if slot.claim is not claim]
 
     def published_again(self) -> None:
         """At QoS 1, by a publisher that came back: all may come once more."""

@@ -5,7 +5,8 @@ raised as soon as something cannot be right; :meth:`Referee.waiting` names what 
 
 Where the standards leave a choice, nothing is demanded: a window of one delivery is legal, so that nothing is due from
 a session with an unacknowledged one; QoS 0 for a session without connection may be kept or not; overlapping
-subscriptions give one copy or several; a retained QoS 0 message may vanish; what ``$`` topics carry between
+subscriptions give one copy or several; a retained QoS 0 message may vanish; what nobody has seen yet, or the
+acknowledgement of which, may be handed on by later subscriptions; what ``$`` topics carry between
 clients is the server's affair; order counts for one publisher, topic and QoS alone; a refusal is no violation.
 """
 
@@ -268,6 +269,8 @@ class Referee:
         if session is None:
             return
         session.link = None
+        for claim in [claim for message in link.doubtful for claim in message.claims]:
+            claim.must = False  # the server ended the connection before it came to that, perhaps
         for claim in session.claims:
             if not claim.satisfied:
                 claim.maybe_sent = True
@@ -288,6 +291,14 @@ class Referee:
                 self._publish_will(session, now)
         if ends and (taken_over_by is None or link.version < 5 or taken_over_by.clean):
             self._end_session(session, now)
+
+    def _notice_an_end(self, topic: str, payload: bytes, now: float) -> None:
+        """A will says that the server has ended a connection, where it may, before the end is seen on that one."""
+        for link in list(self.links.values()):
+            will = link.will if (link.excused or link.goodbye) and not link.over else None
+            if will is not None and (will.topic, will.payload) == (topic, payload):
+                link.must_close = Rule.WILL_EARLY
+                self._finish(link, now)
 
     def _publish_will(self, session: Session, now: float, *, must: bool = True) -> None:
         """``must`` not: a server may also discard it, or publish it at any later time."""
@@ -349,11 +360,13 @@ class Referee:
                 self._retain(outgoing.message, certain=False)
             return
         message = self._remember(packet, link, now)
+        if link.excused:
+            link.doubtful.append(message)
         if packet.qos:
             awaits = Puback if packet.qos == 1 else Pubrec
             session.outgoing[packet.packet_id] = Outgoing(message=message, link=link, awaits=awaits)
         self._route(message, now, must=packet.qos < 2)
-        self._retain(message, certain=packet.qos < 2)
+        self._retain(message, certain=packet.qos < 2 and not link.excused)
 
     def _retain(self, message: Message, *, certain: bool) -> None:
         if not message.retain:
@@ -461,6 +474,7 @@ class Referee:
         if outgoing is None or not isinstance(packet, outgoing.awaits or ()):
             raise self._violation(Rule.UNASKED, link, f"nothing to acknowledge by {describe(packet)}")
         outgoing.awaits, outgoing.received = None, isinstance(packet, Pubrec)
+        outgoing.message.acknowledged = not isinstance(packet, Pubrec)
         if packet.reason_code >= REFUSED:
             for claim in outgoing.message.claims:
                 claim.must = False
@@ -567,6 +581,7 @@ class Referee:
     def _received_publish(self, link: Link, packet: Publish, now: float) -> None:
         session = self._session(link)
         topic = self._topic_of(link, packet)
+        self._notice_an_end(topic, packet.payload, now)
         flight = session.flights.get(packet.packet_id) if packet.qos else None
         if flight is not None:
             self._received_again(link, session, flight, packet, topic)
@@ -627,6 +642,7 @@ class Referee:
         for message in fresh:
             self._join_loose_shares(message, session)
         slot = place(fresh, copy, lambda message, one: _is_alike(message, one, now))
+        slot = slot or self._handed_on_late(session, copy, fresh, now)
         if slot is not None:
             return slot
         objections = [found for one in fresh for found in _objections(one, copy)]
@@ -649,6 +665,35 @@ class Referee:
             rule, text = next(found for found in objections if found is not None)
             raise self._violation(rule, link, f"{text}: {describe(packet)}")
         raise self._no_right(link, session, known, packet, topic)
+
+    def _handed_on_late(self, session: Session, copy: Copy, fresh: list[Message], now: float) -> Slot | None:
+        """What nobody has seen, or the acknowledgement of which, may go by subscriptions that came after it."""
+        for message in fresh:
+            seen = message.acknowledged or any(slot.copies for slot in message.slots)
+            if seen or not message.published or now > message.sent_at + MARGIN_S:
+                continue
+            known = {(one.via, share_of(one)) for one in message.claims if one.via is Via.SHARE}
+            known |= {(one.via, "") for one in message.claims if one.via is Via.LIVE and session.client in one.members}
+            for via, entries in self._ways_of(session, message):
+                if (via, entries[0].filter if via is Via.SHARE else "") in known:
+                    continue
+                claim = Claim(message=message, via=via, members={session.client: entries}, must=False)
+                message.add(claim)
+                slot = place([message], copy, lambda _message, _copy: True)
+                if slot is not None:
+                    (self._shares if via is Via.SHARE else session.claims).append(claim)
+                    return slot
+                message.remove(claim)
+        return None
+
+    def _ways_of(self, session: Session, message: Message) -> Iterator[tuple[Via, tuple[Subscription, ...]]]:
+        """By which subscriptions of a session a message comes: its own ones together, each share apart."""
+        own = next((own for one, own in self._matching(message) if one is session), ())
+        if own:
+            yield Via.LIVE, own
+        for entry in session.subscriptions.values():
+            if is_shared(entry.filter) and matches(pattern(entry.filter), message.topic):
+                yield Via.SHARE, _alternatives(entry)
 
     def _join_loose_shares(self, message: Message, session: Session) -> None:
         """What a share has not delivered may go to whoever is a member by now."""

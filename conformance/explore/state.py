@@ -70,6 +70,8 @@ class Link:
     """DISCONNECT was sent or seen: the end of the connection surprises nobody."""
     excused: bool = False
     """The client published to a ``$`` topic: a server may end its connection."""
+    doubtful: list[Message] = field(default_factory=list)
+    """What it published since."""
     must_close: Rule | None = None
     kept_s: float = 0.0
     keep_alive_s: float = 0.0

@@ -149,7 +149,7 @@ def dollar_topics_end_the_connection(patch: Patch) -> None:
 
     def make(original: Callable[[Inbound, str], None]) -> Callable[[Inbound, str], None]:
         def check_topic(self: Inbound, topic: str) -> None:
-            if topic.startswith("$") and not is_queue_topic(topic):
+            if topic.startswith("$") and not topic.startswith("$admin/") and not is_queue_topic(topic):
                 raise ProtocolError("clients keep away from such topics", "MQTT-4.7.2-1")
             original(self, topic)
 

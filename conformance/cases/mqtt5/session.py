@@ -302,8 +302,8 @@ async def refused_not_resent(ctx: CaseContext) -> None:
     """A message that the client refused by PUBACK or PUBREC with a failure code is done with.
 
     The subscriber answers a QoS 1 message with PUBACK 0x80 and a QoS 2 message with PUBREC 0x80, and leaves by
-    DISCONNECT. After resuming the session neither message comes again. A PUBREL is due only for a code below 0x80 (4.3.3-4): one that comes all the
-    same is reported.
+    DISCONNECT. After resuming the session neither message comes again. A PUBREL is due only for a code below 0x80
+    (4.3.3-4): one that comes all the same is reported.
     """
     topic = ctx.topic()
     first = await ctx.connect(properties=LASTING, name="first")

@@ -324,9 +324,10 @@ def test_after_unsubscribe_nothing_new_comes(scene: Scene) -> None:
     scene.objects(Rule.UNSUBSCRIBED, 1, "t/a")
 
 
-def test_what_was_published_before_does_not_come(scene: Scene) -> None:
-    scene.publish(0, "t/a")
-    scene.subscribe(1, "t/a")
+@pytest.mark.parametrize("share", ["", "$share/g/"])
+def test_what_was_published_before_does_not_come(scene: Scene, share: str) -> None:
+    scene.publish(0, "t/a", qos=1)
+    scene.subscribe(1, f"{share}t/a")
     scene.objects(Rule.TOO_EARLY, 1, "t/a")
 
 
@@ -411,7 +412,7 @@ def test_retain_handling_2_brings_nothing(scene: Scene) -> None:
 
 
 def test_retained_messages_have_the_flag(scene: Scene) -> None:
-    scene.publish(0, "t/a", retain=True)
+    scene.publish(0, "t/a", qos=1, retain=True)
     scene.subscribe(1, "t/a")
     scene.objects(Rule.RETAIN_FLAG_OF_RETAINED, 1, "t/a", retain=False)
 
