@@ -672,7 +672,7 @@ class Referee:
             seen = message.acknowledged or any(slot.copies for slot in message.slots)
             if seen or not message.published or now > message.sent_at + MARGIN_S:
                 continue
-            known = {(one.via, share_of(one)) for one in message.claims if one.via is Via.SHARE}
+            known: set[tuple[Via, str]] = {(one.via, share_of(one)) for one in message.claims if one.via is Via.SHARE}
             known |= {(one.via, "") for one in message.claims if one.via is Via.LIVE and session.client in one.members}
             for via, entries in self._ways_of(session, message):
                 if (via, entries[0].filter if via is Via.SHARE else "") in known:
