@@ -275,6 +275,9 @@ class CaseContext:
         self._restart = restart
         self.lives = 1
         """Of the broker, as far as the case has ended them."""
+        self.settled: dict[tuple[str, str, int], int] = {}
+        """Client, topic and hash of the payload of what was answered by PUBACK, to the life of the broker."""
+        self.forgives_pubacks = True
         self._clock: Connection | None = None
         self._ahead_s = 0.0
         self._deadline = asyncio.get_running_loop().time() + self.limit_s
@@ -591,6 +594,12 @@ class CaseContext:
             connection.close()
         self._clock = None
         self.lives += 1
+
+    def is_forgiven(self, client_id: str, message: Publish, life: int) -> bool:
+        """Whether a QoS 1 message may come again in this life of the broker: nothing answers a PUBACK, so that one may
+        be lost with the broker that has it (4.3.2: at least once)."""
+        before = self.settled.get((client_id, message.topic, hash(message.payload)), life)
+        return self.forgives_pubacks and before < life
 
     # Time
 

@@ -141,6 +141,8 @@ class Connection(asyncio.Protocol):
         """Identifiers of QoS 2 messages of other cases that wait for PUBREL."""
         self._to_acknowledge: dict[type[Packet], list[int]] = {Puback: [], Pubrec: []}
         """Identifiers of the deliveries that are not answered by such a packet, in the order in which they came."""
+        self._at_qos_1: dict[int, Publish] = {}
+        """Deliveries without PUBACK, by identifier."""
 
     # asyncio.Protocol
 
@@ -174,6 +176,12 @@ class Connection(asyncio.Protocol):
                 if self._is_repeated(packet):
                     self._note_strange(frame, f"ANSWERED BEFORE: {describe(packet)}")
                     continue
+                if isinstance(packet, Publish) and packet.qos == 1:
+                    if packet.dup and self.ctx.is_forgiven(self.client_id, packet, self.life):
+                        self._note_strange(frame, f"ITS PUBACK DIED WITH THE BROKER: {describe(packet)}")
+                        self._write(encode(Puback(packet_id=packet.packet_id), self.version))
+                        continue
+                    self._at_qos_1[packet.packet_id] = packet
                 self.ctx.transcript.add(self.name, "recv", frame, describe(packet))
                 if len(self._inbox) >= _MAX_INBOX_PACKETS:
                     message = f"more than {_MAX_INBOX_PACKETS} packets that the case did not ask for"
@@ -292,6 +300,9 @@ class Connection(asyncio.Protocol):
             self.ctx.will_send(packet, self.client_id)
             if isinstance(packet, Puback | Pubrec):
                 self._keep_order(packet)
+                message = self._at_qos_1.pop(packet.packet_id, None)
+                if message is not None:
+                    self.ctx.settled[self.client_id, message.topic, hash(message.payload)] = self.life
             self._sent[type(packet)] = packet
             self._note_asked(packet)
             frame = encode(packet, packet.version if isinstance(packet, Connect) else self.version)

@@ -72,6 +72,7 @@ async def acknowledged(ctx: CaseContext) -> None:
 
     At least once is kept by a broker that lost a PUBACK with its process: reported, not failed.
     """
+    ctx.forgives_pubacks = False
     topic = ctx.topic("acknowledged")
     client = await stay(ctx, "client")
     await subscribe_at(ctx, client, topic, qos=1)

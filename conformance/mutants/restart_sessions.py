@@ -17,7 +17,7 @@ from reference_broker.core.broker_state import BrokerState, ConnectRequest
 from reference_broker.core.queues.store import NewRecord
 from reference_broker.core.routing import Subscription
 from reference_broker.core.session import Session, Will
-from reference_broker.core.session_journal import KeptSession, SessionJournal
+from reference_broker.core.session_journal import Change, Entry, KeptSession, SessionJournal
 from reference_broker.core.session_records import StoredMessage, StoredSession, StoredState, StoredSubscription
 from reference_broker.storage.session_store import SessionStore
 
@@ -31,8 +31,46 @@ def _lose(patch: Patch, owner: Any, name: str, **values: object) -> None:
     patch.wrap(owner, name, make)
 
 
-@variation("restart-record-by-record", "each change of a session is a write of its own")
+def _forget_pubacks(patch: Patch) -> None:
+    """A message that was acknowledged by PUBACK comes again after a restart."""
+    lost: WeakKeyDictionary[KeptSession, list[Change]] = WeakKeyDictionary()
+    acknowledged: list[bool] = [False]
+
+    def make_collect(original: Callable[..., None]) -> Callable[..., None]:
+        def collect(self: KeptSession, packet_id: int, fresh: Any, changes: list[Change]) -> None:
+            entry = self._sent.get(packet_id)
+            source = None if entry is None else entry.source
+            acknowledged[0] = source is not None and source.qos == 1 and packet_id not in self.in_flight
+            original(self, packet_id, fresh, changes)
+            acknowledged[0] = False
+
+        return collect
+
+    def make_delete(original: Callable[..., None]) -> Callable[..., None]:
+        def delete(self: KeptSession, entry: Entry, changes: list[Change]) -> None:
+            original(self, entry, lost.setdefault(self, []) if acknowledged[0] else changes)
+
+        return delete
+
+    def make_delete_all(original: Callable[..., None]) -> Callable[..., None]:
+        def delete_all(self: KeptSession, changes: list[Change]) -> None:
+            original(self, changes)
+            changes += lost.pop(self, [])
+
+        return delete_all
+
+    patch.wrap(KeptSession, "_collect_in_flight", make_collect)
+    patch.wrap(KeptSession, "_delete", make_delete)
+    patch.wrap(KeptSession, "delete_all", make_delete_all)
+
+
+@variation(
+    "restart-record-by-record",
+    "each change of a session is a write of its own, and a PUBACK dies with the broker (4.3.2: at least once)",
+)
 def record_by_record(patch: Patch) -> None:
+    _forget_pubacks(patch)
+
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def write(self: SessionStore, records: Sequence[NewRecord], now: float) -> None:
             for record in records:
