@@ -79,8 +79,11 @@ class BrokerNode:
             self._sessions = self._open_sessions(disk, now)
         self.recovery_notes: list[RecoveryNote] = self._store.recovery_notes()
         """What opening the logs found: damage that was cut, quarantined or repaired."""
-        if self._sessions is not None and self._room is not None:
-            self._look_at_room(self._sessions, self._room, now)
+        if self._sessions is not None:
+            # When who was connected was lost: intervals count from there, however often the broker starts again.
+            self._write_sessions(self._sessions, now)
+            if self._room is not None:
+                self._look_at_room(self._sessions, self._room, now)
         self._store.notes.take_fresh()
 
     def _open_sessions(self, disk: Disk, now: float) -> SessionStore:

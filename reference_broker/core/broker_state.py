@@ -163,7 +163,9 @@ class BrokerState(MessagePaths):
             old = session.connection
             old.close_for_takeover(now)
             self._detach(session, now, publish_will=True)
-            session = self.sessions.get(request.client_id)
+        elif session is not None:
+            self._end_what_is_due(session, now)
+        session = self.sessions.get(request.client_id)
         # What a session holds is for its user, and by the names of its tenant: others with its client id start anew.
         clean = request.clean_start or (
             session is not None and (session.username != request.username or self.has_moved(session))
@@ -301,6 +303,14 @@ class BrokerState(MessagePaths):
                 session.disconnected_at + session.expiry_s, lambda later: self.end_session(session, later)
             )
 
+    def _end_what_is_due(self, session: Session, now: float) -> None:
+        """Its client is back before a turn came to the timers of a session, as in the first turn of a broker."""
+        if session.will_timer is not None and session.will_timer.deadline <= now:
+            session.will_timer.cancel()
+            self._send_will(session, now)
+        if session.expiry_timer is not None and session.expiry_timer.deadline <= now:
+            self.end_session(session, now)
+
     def _send_will(self, session: Session, now: float) -> None:
         will, session.will, session.will_timer = session.will, None, None
         if will is not None:
@@ -428,7 +438,7 @@ class BrokerState(MessagePaths):
         """
         if session.retained is None:
             session.retained = RetainedSends()
-        session.retained.add(subscription)
+        session.retained.add(subscription, self.retained.newest)
         if session.kept is not None:
             session.kept.retained_due(subscription.topic_filter, is_due=True)
         self.sending.wake(session)
@@ -496,7 +506,7 @@ class BrokerState(MessagePaths):
             if session.queued:
                 # A few take their place in the queue, which may never be empty.
                 self.sending.send_retained(session, MESSAGE_WORK)
-            if session.retained and session.takes_retained(session.retained.first().qos):
+            if session.retained and session.takes_retained(session.retained.first()[0].qos):
                 # Else its acknowledgements will make room: asking again before that would never end.
                 self.sending.wake(session)
         if session.queued or session.unsent:

@@ -27,12 +27,14 @@ class _Level:
     A level that was removed keeps ``next``: a walk that stopped there comes back to the levels that are left.
     """
 
-    __slots__ = ("children", "first", "last", "message", "name", "next", "number", "previous")
+    __slots__ = ("arrived", "children", "first", "last", "message", "name", "next", "number", "previous")
 
     def __init__(self, name: str, number: int) -> None:
         self.name = name
         self.number = number
-        """Levels are numbered as they come."""
+        """Levels and messages are numbered as they come."""
+        self.arrived = 0
+        """Number of its message: that with which the topic got one, which those that replace it take over."""
         self.message: Message | None = None
         self.children: dict[str, _Level] | None = None
         self.first: _Level | None = None
@@ -75,8 +77,8 @@ class RetainedStore:
 
     def __init__(self, max_messages: int, max_bytes: int = 1 << 62) -> None:
         self._root = _Level("", 0)
-        self._levels = 0
-        """How many there ever were."""
+        self.newest = 0
+        """The last number that a level or message got."""
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._count = 0
@@ -113,8 +115,10 @@ class RetainedStore:
             if self._count >= self._max_messages or self.held_bytes + size > self._max_bytes:
                 return False
             for name in missing:
-                self._levels += 1
-                level = level.add(name, self._levels)
+                self.newest += 1
+                level = level.add(name, self.newest)
+            self.newest += 1
+            level.arrived = self.newest
             self._count += 1
         self.held_bytes += size
         level.message = message
@@ -126,6 +130,11 @@ class RetainedStore:
         """The message of a topic, expired or not; None when there is none."""
         path = self._path(topic)
         return path[-1].message if path else None
+
+    def numbered(self, topic: str) -> tuple[Message | None, int]:
+        """As :meth:`get`, with the number of the message."""
+        path = self._path(topic)
+        return (path[-1].message, path[-1].arrived) if path else (None, 0)
 
     def _path(self, topic: str) -> list[_Level]:
         """From the root to the topic's level; empty when there is none."""
@@ -157,16 +166,15 @@ class RetainedStore:
 
     def match(self, topic_filter: str, now: float) -> Iterator[Message]:
         """Unexpired messages that a filter matches, in order of their topics' arrival."""
-        return (message for message in self.walk(topic_filter, lambda: now) if message is not None)
+        return (message for message in self.walk(topic_filter, lambda: now, self.newest) if message is not None)
 
-    def walk(self, topic_filter: str, clock: Callable[[], float]) -> Iterator[Message | None]:
+    def walk(self, topic_filter: str, clock: Callable[[], float], newest: int) -> Iterator[Message | None]:
         """As :meth:`match`, step by step: None where a step finds no message. ``clock`` tells what has expired by then.
 
-        Between steps the store may change: whatever was there at the start and still is will be found, each topic
-        once, with the message that it has when its turn comes. Topics that came later are not.
+        Before and between steps the store may change: whatever was there when it had come to ``newest`` and still is
+        will be found, each topic once, with the message that it has when its turn comes. Topics that came later are not.
         """
         levels = topic_filter.split("/")
-        newest = self._levels
         stack: list[tuple[_Level, int, _Siblings]] = [(self._root, 0, _Siblings.NO)]
         """Levels to visit, with how much of the filter they have used up, and whether their siblings are to follow."""
         while stack:
@@ -187,6 +195,8 @@ class RetainedStore:
                     stack.append((level.first, depth if is_rest else depth + 1, follow))
             elif level.children is not None and (child := level.children.get(levels[depth])) is not None:
                 stack.append((child, depth + 1, _Siblings.NO))
+            if level.arrived > newest:
+                found = None
             if found is not None and found.expires_at and found.expires_at <= clock():
                 self._remove(found.topic)
                 found = None

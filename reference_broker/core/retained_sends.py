@@ -17,7 +17,7 @@ class RetainedSends:
     __slots__ = ("_waiting", "count", "walk")
 
     def __init__(self) -> None:
-        self._waiting: dict[str, deque[Subscription]] = {}
+        self._waiting: dict[str, deque[tuple[Subscription, int]]] = {}
         self.count = 0
         """Subscriptions that wait for theirs."""
         self.walk: Walk | None = None
@@ -26,14 +26,21 @@ class RetainedSends:
     def __contains__(self, topic_filter: str) -> bool:
         return topic_filter in self._waiting
 
-    def add(self, subscription: Subscription) -> None:
-        """To be sent behind the others; those of the same filter belong together."""
-        self._waiting.setdefault(subscription.topic_filter, deque()).append(subscription)
+    def add(self, subscription: Subscription, newest: int) -> None:
+        """To be sent behind the others; those of the same filter belong together.
+
+        ``newest``: the last that was retained then (:attr:`RetainedStore.newest`); what comes later it has as it comes.
+        """
+        self._waiting.setdefault(subscription.topic_filter, deque()).append((subscription, newest))
         self.count += 1
 
-    def first(self) -> Subscription:
-        """Whose turn it is."""
+    def first(self) -> tuple[Subscription, int]:
+        """Whose turn it is, and the last that it is to get."""
         return next(iter(self._waiting.values()))[0]
+
+    def newest(self, topic_filter: str) -> int:
+        """The last that the last subscription with a filter is to get."""
+        return self._waiting[topic_filter][-1][1]
 
     def finish_first(self) -> str | None:
         """It has all of them. Returns its filter if that was the last subscription with it."""
@@ -49,6 +56,6 @@ class RetainedSends:
     def cancel(self, topic_filter: str) -> None:
         """The session unsubscribed."""
         if topic_filter in self._waiting:
-            if self.first().topic_filter == topic_filter:
+            if self.first()[0].topic_filter == topic_filter:
                 self.walk = None
             self.count -= len(self._waiting.pop(topic_filter))

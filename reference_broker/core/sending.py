@@ -84,7 +84,7 @@ class Sending:
         steps = 0
         sent = 0
         while retained is not None:
-            subscription = retained.first()
+            subscription, newest = retained.first()
             if not session.takes_retained(subscription.qos) or self.turn_is_over:
                 break
             if steps + MESSAGE_WORK * sent >= limit:
@@ -92,7 +92,7 @@ class Sending:
                 break
             walk = retained.walk
             if walk is None:
-                walk = retained.walk = self._walk(subscription.topic_filter)
+                walk = retained.walk = self._walk(subscription.topic_filter, newest)
                 steps += MESSAGE_WORK
             try:
                 message = next(walk)
@@ -112,7 +112,7 @@ class Sending:
             self.wake(session)
         return steps
 
-    def _walk(self, topic_filter: str) -> Walk:
+    def _walk(self, topic_filter: str, newest: int) -> Walk:
         broker = self._broker
         figures = broker.sys_topics.match(topic_filter, broker.now)
-        return chain(figures, broker.retained.walk(topic_filter, lambda: broker.now))
+        return chain(figures, broker.retained.walk(topic_filter, lambda: broker.now, newest))

@@ -8,6 +8,7 @@ acknowledged within one turn leaves none. Queue deliveries are not written, sinc
 from __future__ import annotations
 
 from collections import Counter
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from reference_broker.core.message import Message
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 _NUMBER_BYTES = 8
 Change = tuple[bytes, bytes | None]
+_Numbered = tuple[int, bool, Change]
+"""A retained message with its number, or a subscription (True) with that of the last that is due to it: the order of
+their records tells which messages those are."""
 
 
 class Entry:
@@ -251,10 +255,13 @@ class KeptSession:
         if entry.shared:
             self._journal.release_message(entry.shared, changes)
 
-    def collect_rest(self, changes: list[Change]) -> None:
-        """Subscriptions, the session itself, and last the ids received, whose messages must not come after them."""
+    def collect_rest(self, changes: list[Change], numbered: list[_Numbered]) -> None:
+        """Subscriptions, the session itself, and last the ids received, whose messages must not come after them.
+
+        ``numbered`` gets the subscriptions that retained messages are due to, with the last of those.
+        """
         for topic_filter in self.subscriptions.changed:
-            self._collect_subscription(topic_filter, changes)
+            self._collect_subscription(topic_filter, changes, numbered)
         self.subscriptions.changed.clear()
         if self._head_changed:
             self._head_changed = False
@@ -270,18 +277,22 @@ class KeptSession:
                 changes.append((self._inbound_key(packet_id), None))
         self.inbound.changed.clear()
 
-    def _collect_subscription(self, topic_filter: str, changes: list[Change]) -> None:
+    def _collect_subscription(self, topic_filter: str, changes: list[Change], numbered: list[_Numbered]) -> None:
         key = SUBSCRIPTION + self._name_prefix + topic_filter.encode()
         subscription = self.subscriptions.get(topic_filter)
         self._retained_due.discard(topic_filter)
         if subscription is not None:
             self._filters.add(topic_filter)
-            is_due = self.session.awaits_retained(topic_filter)
-            if is_due:
-                self._retained_due.add(topic_filter)
             group = self.session.consumer_groups.get(topic_filter)
             options = self.session.consumer_options.get(topic_filter, ())
-            changes.append((key, encode(stored_subscription(subscription, group, options, retained_due=is_due))))
+            retained = self.session.retained
+            is_due = retained is not None and topic_filter in retained
+            change = key, encode(stored_subscription(subscription, group, options, retained_due=is_due))
+            if retained is not None and is_due:
+                self._retained_due.add(topic_filter)
+                numbered.append((retained.newest(topic_filter), True, change))
+            else:
+                changes.append(change)
         elif topic_filter in self._filters:
             self._filters.discard(topic_filter)
             changes.append((key, None))
@@ -353,12 +364,14 @@ class SessionJournal:
         kept.release()
 
     def adopt(self, shared: dict[int, int], *, has_version: bool) -> None:
-        """What was read at the start is written already. ``shared``: references by the number of the message."""
+        """What was read at the start is written already, but for what a session has :meth:`touched` since.
+
+        ``shared``: references by the number of the message.
+        """
         self._next_shared = max(shared, default=0) + 1
         self._shared = {number: count for number, count in shared.items() if count}
         self._deleted = [(_shared_key(number), None) for number, count in shared.items() if not count]
         self._has_version = has_version
-        self._dirty.clear()
         self._retained_topics.clear()
 
     def release_message(self, number: int, changes: list[Change]) -> None:
@@ -383,12 +396,17 @@ class SessionJournal:
             if kept.session.connection is not None:
                 kept.session.connection.await_write(self.turn)
         self._write_fresh(fresh, changes)
+        numbered: list[_Numbered] = []
         for topic in self._retained_topics:
-            message = self._retained.get(topic)
-            changes.append((RETAINED + topic.encode(), None if message is None else encode(stored_message(message))))
+            message, number = self._retained.numbered(topic)
+            value = None if message is None else encode(stored_message(message))
+            numbered.append((number, False, (RETAINED + topic.encode(), value)))
         self._retained_topics.clear()
+        rest: list[Change] = []
         for kept in dirty:
-            kept.collect_rest(changes)
+            kept.collect_rest(rest, numbered)
+        changes += [change for _number, _is_due, change in sorted(numbered, key=itemgetter(0, 1))]
+        changes += rest
         if not changes:
             return []
         self.turn += 1

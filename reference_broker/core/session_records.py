@@ -190,6 +190,9 @@ class StoredState(msgspec.Struct, kw_only=True):
     inbound: dict[str, list[int]] = {}
     shared: dict[int, StoredMessage] = {}
     retained: dict[str, StoredMessage] = {}
+    retained_before: dict[tuple[str, str], int] = {}
+    """Client id and filter of a subscription that retained messages are still to be sent for, to how many of these
+    were written before it: what came later it has as it came."""
 
 
 def read_state(records: dict[bytes, bytes], on_problem: Callable[[str], None]) -> StoredState:
@@ -224,7 +227,10 @@ def _read_record(state: StoredState, kind: bytes, rest: bytes, value: bytes) -> 
     if kind == SESSION:
         state.sessions[client_id] = _SESSION_DECODER.decode(value)
     elif kind == SUBSCRIPTION:
-        state.subscriptions.setdefault(client_id, {})[name.decode()] = _SUBSCRIPTION_DECODER.decode(value)
+        topic_filter, subscription = name.decode(), _SUBSCRIPTION_DECODER.decode(value)
+        state.subscriptions.setdefault(client_id, {})[topic_filter] = subscription
+        if subscription.retained_due:
+            state.retained_before[client_id, topic_filter] = len(state.retained)
     elif kind == ENTRY:
         state.entries.setdefault(client_id, {})[int.from_bytes(name, "big")] = _ENTRY_DECODER.decode(value)
     elif kind == PROGRESS:

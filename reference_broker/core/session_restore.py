@@ -31,16 +31,20 @@ def restore(broker: BrokerState, journal: SessionJournal, stored: StoredState, n
     """
     problems: list[str] = []
     broker.journal = journal
+    newest = [0]
     for topic, message in stored.retained.items():
         if not (message.expires_at and message.expires_at <= now) and not broker.retained.store(
             restored_message(message)
         ):
             problems.append(f"the retained message of {topic[:80]!r} is over the limit")
+        newest.append(broker.retained.newest)
+    due = {key: newest[count] for key, count in stored.retained_before.items()}
     shared = {number: restored_message(message) for number, message in stored.shared.items()}
     references = dict.fromkeys(shared, 0)
     restored: list[Session] = []
     for client_id, head in stored.sessions.items():
-        restored.append(_Restoring(broker, journal, stored, shared, references, problems).session(client_id, head, now))
+        restoring = _Restoring(broker, journal, stored, shared, references, due, problems)
+        restored.append(restoring.session(client_id, head, now))
     unowned = (stored.entries.keys() | stored.subscriptions.keys() | stored.inbound.keys()) - stored.sessions.keys()
     problems.extend(f"records of {client_id[:80]!r} without their session" for client_id in sorted(unowned))
     journal.adopt(references, has_version=bool(stored.sessions or stored.retained))
@@ -63,6 +67,7 @@ class _Restoring:
         stored: StoredState,
         shared: dict[int, Message],
         references: dict[int, int],
+        due: dict[tuple[str, str], int],
         problems: list[str],
     ) -> None:
         self._broker = broker
@@ -70,6 +75,8 @@ class _Restoring:
         self._stored = stored
         self._shared = shared
         self._references = references
+        self._due = due
+        """Client id and filter to the newest of the retained messages that are still to be sent."""
         self._problems = problems
 
     def session(self, client_id: str, head: StoredSession, now: float) -> Session:
@@ -84,9 +91,10 @@ class _Restoring:
         for topic_filter, stored in self._stored.subscriptions.get(client_id, {}).items():
             subscription = restored_subscription(stored)
             broker.restore_subscription(session, topic_filter, subscription, stored.group, stored.options)
-            if stored.retained_due:
+            newest = self._due.get((client_id, topic_filter))
+            if newest is not None:
                 session.retained = session.retained or RetainedSends()
-                session.retained.add(subscription)
+                session.retained.add(subscription, newest)
         session.inbound_qos2 = dict.fromkeys(self._stored.inbound.get(client_id, ()), True)
         session.recount_ids()
         entries, waiting = self._outgoing(session, client_id)

@@ -328,6 +328,45 @@ def test_expiry_counts_on_while_the_broker_is_down(machine: Machine) -> None:
     assert not machine.world.node.state.sessions
 
 
+@pytest.mark.parametrize("connected", [True, False])
+def test_expiry_counts_on_over_any_number_of_starts(machine: Machine, connected: bool) -> None:
+    """From when the connection was lost; of a client that was connected, from the first start after that."""
+    client = machine.connect("c", expiry_s=50)
+    if not connected:
+        client.send(p.Disconnect())
+    machine.restart()
+    for _ in range(4):
+        machine.restart(down_s=12)
+    assert connack(machine.connect("c", expiry_s=50)).session_present, "48 s have passed"
+    machine.restart()
+    for _ in range(4):
+        machine.restart(down_s=13)
+    assert not connack(machine.connect("c", expiry_s=50)).session_present, "52 s have passed"
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_the_delay_of_a_will_counts_on_over_any_number_of_starts(machine: Machine, connected: bool) -> None:
+    subscribe(machine.connect("w"), "will")
+    will = p.WillFields(topic="will", payload=b"gone", qos=1, retain=False, properties=p.Properties(will_delay_interval=50))
+    client = machine.connect("c", expiry_s=1_000, will=will)
+    if not connected:
+        client.lose()
+    machine.restart()
+    for passed_s in (12, 24, 36, 48):
+        machine.restart(down_s=12)
+        machine.world.wait(0)
+        assert not payloads(machine.connect("w")), passed_s
+    machine.restart(down_s=4)
+    machine.connect("c", expiry_s=1_000)
+    for _ in range(3):
+        assert payloads(machine.connect("w")) == [b"gone"], "52 s have passed, though the client is back first of all"
+        machine.restart()
+    acknowledge(machine.connect("w"), K.PUBACK, 1)
+    machine.restart(down_s=100)
+    machine.world.wait(0)
+    assert not payloads(machine.connect("w")), "it is sent once"
+
+
 @pytest.mark.parametrize(("delay_s", "after_s"), [(0, 0.0), (30, 30.0)])
 def test_a_crash_of_the_broker_sends_wills(machine: Machine, delay_s: int, after_s: float) -> None:
     properties = p.Properties(will_delay_interval=delay_s or None)

@@ -204,6 +204,49 @@ def test_a_restart_does_not_lose_what_was_not_sent(durability: Durability) -> No
     assert last.publishes() == [], "that they were sent is written, too"
 
 
+@pytest.mark.parametrize("restarts", [0, 1, 2])
+@pytest.mark.parametrize("same_turn", [False, True])
+def test_what_is_retained_after_the_subscription_comes_once_and_live(restarts: int, same_turn: bool) -> None:
+    """MQTT-3.3.1-12: also if the window was full, so that the retained ones of before wait, and after a restart."""
+    config = BrokerConfig()
+    disk = MemoryDisk()
+    lasting = Properties(session_expiry_interval=100, receive_maximum=1)
+    world = World(config)
+
+    def start() -> Client:
+        disk.unlock()
+        world.node = BrokerNode(config, disk, random.Random(1), world.now)
+        world.clients.clear()
+        return world.connect("c", clean_start=False, properties=lasting)
+
+    client = start()
+    publisher = world.connect("p")
+    publisher.auto_ack = True
+    publisher.send(*(p.Publish(topic=topic, payload=b"old", retain=True) for topic in ("r/a/b", "r/c")))
+    _subscribe(client, "full")
+    publisher.send(p.Publish(topic="full", payload=b"full", qos=1, packet_id=1))
+    fresh = [p.Publish(topic=f"r/{name}", payload=b"new", qos=1, packet_id=9, retain=True) for name in ("a", "d")]
+    request = p.SubscriptionRequest(topic_filter="r/#", qos=2)
+    subscribing = p.Subscribe(packet_id=2, requests=(request,))
+    if same_turn:
+        client.send(subscribing, *fresh)
+    else:
+        client.send(subscribing)
+        for packet in fresh:
+            publisher.send(packet)
+    seen = [*client.publishes()]
+    for _ in range(restarts):
+        client = start()
+    _acknowledge_all(client)
+    seen = [message for message in (*seen, *client.publishes()) if message.topic != "full"]
+    assert sorted((message.topic, message.payload, message.retain) for message in seen) == [
+        ("r/a", b"new", False),
+        ("r/a/b", b"old", True),
+        ("r/c", b"old", True),
+        ("r/d", b"new", False),
+    ]
+
+
 def test_a_turn_does_a_bounded_part_and_serves_all_in_turn(world: World) -> None:
     _retain(world, 400, qos=0)
     clients = [world.connect() for _ in range(10)]
