@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from conformance.case import CaseContext
 from conformance.cases.mqtt5.support import pass_time, subscribe_at
 from conformance.cases.restart_support import V5, come_back, gone_for_good, lasting, publish_all, stay, survives, take
@@ -143,6 +145,43 @@ async def changed_expiry(ctx: CaseContext) -> None:
         await _expect_present(ctx, made[name], True, name=name)
     for name in ("cut", "cut later"):
         await _expect_gone(ctx, made[name], name=name)
+
+
+@survives(
+    "intervals-go-on-over-restarts",
+    in_5=("4.1.0-2", "3.1.2-23", "3.1.2-8"),
+    requires=("qos1",),
+    mutant="restart-begins-expiry-anew",
+    kills=("restart-begins-will-delays-anew", "restart-begins-anew-for-the-connected"),
+    near_miss="restart-counts-from-the-first-start",
+    together=False,
+    limit_s=20.0,
+)
+async def intervals(ctx: CaseContext) -> None:
+    """The expiry of a session and the delay of a will count on from one start of the broker to the next.
+
+    One client has left, another is connected when the broker is killed, a third has asked for a will with a delay as
+    long as the others' expiry. Two thirds of that time pass, the broker is killed again, and two thirds pass once more:
+    the first two have no session, one with a longer expiry has, and the will is there. Where the broker's clock can be
+    moved the time is a minute, else three seconds.
+    """
+    interval_s = 60 if ctx.capabilities.get("clock", False) else 3
+    topic = ctx.topic("will")
+    watcher = await _watcher(ctx, topic)
+    will = await stay(ctx, "will", will=_delayed(ctx, topic, b"late", interval_s))
+    left, kept = await stay(ctx, "left", expiry_s=interval_s), await stay(ctx, "kept", expiry_s=100 * interval_s)
+    connected = await stay(ctx, "connected", expiry_s=interval_s)
+    await will.disconnect(Disconnect(reason_code=0x04))
+    for client in (left, kept, watcher):
+        await client.disconnect()
+    for _ in range(2):
+        await ctx.restart()
+        await (ctx.advance if interval_s == 60 else partial(pass_time, ctx))(interval_s * 2 / 3)
+    await _expect_gone(ctx, left, name="left")
+    await _expect_gone(ctx, connected, name="connected")
+    await _expect_present(ctx, kept, True, name="kept")
+    watcher = await come_back(ctx, watcher)
+    await watcher.expect_publish(topic, b"late")
 
 
 @survives(

@@ -84,9 +84,9 @@ def record_by_record(patch: Patch) -> None:
 @mutant("restart-undoes-replaced-subscriptions", "a subscription is written when it is made, not when it is replaced")
 def replaced_not_written(patch: Patch) -> None:
     def make(original: Callable[..., None]) -> Callable[..., None]:
-        def collect(self: KeptSession, topic_filter: str, changes: list[Any]) -> None:
+        def collect(self: KeptSession, topic_filter: str, *lists: list[Any]) -> None:
             if topic_filter not in self._filters or topic_filter not in self.subscriptions:
-                original(self, topic_filter, changes)
+                original(self, topic_filter, *lists)
 
         return collect
 
@@ -370,6 +370,73 @@ def expiry_not_written(patch: Patch) -> None:
     patch.wrap(session_journal, "_stored_session", make)
 
 
+def _since(patch: Patch, of_whom: Callable[[StoredSession], bool]) -> None:
+    """For these sessions, the time for which they have no connection begins with each start of the broker."""
+    _on_reading(
+        patch,
+        lambda state: state.sessions.update(
+            {client: replace(head, disconnected_at=0.0) for client, head in state.sessions.items() if of_whom(head)}
+        ),
+    )
+
+
+@mutant("restart-begins-expiry-anew", "the expiry of a session counts from the last start of the broker")
+def expiry_begins_anew(patch: Patch) -> None:
+    _since(patch, lambda head: head.will is None)
+
+
+@mutant("restart-begins-will-delays-anew", "the delay of a will counts from the last start of the broker")
+def delays_begin_anew(patch: Patch) -> None:
+    _since(patch, lambda head: head.will is not None)
+
+
+@mutant("restart-begins-anew-for-the-connected", "that who was connected has no connection is not written at the start")
+def connected_begin_anew(patch: Patch) -> None:
+    was: set[str] = set()
+
+    def make(original: Callable[..., StoredSession]) -> Callable[..., StoredSession]:
+        def stored(session: Session) -> StoredSession:
+            head = original(session)
+            return replace(head, disconnected_at=0.0) if session.client_id in was else head
+
+        return stored
+
+    def make_read(original: Callable[..., StoredState]) -> Callable[..., StoredState]:
+        def read(records: dict[bytes, bytes], on_problem: Callable[[str], None]) -> StoredState:
+            state = original(records, on_problem)
+            was.update(client for client, head in state.sessions.items() if not head.disconnected_at)
+            return state
+
+        return read
+
+    patch.wrap(session_journal, "_stored_session", make)
+    patch.wrap(node, "read_state", make_read)
+
+
+@variation("restart-counts-from-the-first-start", "who was away counts as lost at the first start since then")
+def counts_from_first_start(patch: Patch) -> None:
+    found: WeakSet[Session] = WeakSet()
+
+    def make_adopt(original: Callable[..., None]) -> Callable[..., None]:
+        def adopt(self: KeptSession, *given: Any) -> None:
+            original(self, *given)
+            found.add(self.session)
+
+        return adopt
+
+    def make(original: Callable[..., StoredSession]) -> Callable[..., StoredSession]:
+        def stored(session: Session) -> StoredSession:
+            if session.connection is not None:
+                found.discard(session)
+            head = original(session)
+            return head if session in found else replace(head, disconnected_at=0.0)
+
+        return stored
+
+    patch.wrap(KeptSession, "adopt", make_adopt)
+    patch.wrap(session_journal, "_stored_session", make)
+
+
 @mutant("takeover-is-forgotten-by-the-restart", "what a connection that took over changes is not written down")
 def takeover_forgotten(patch: Patch) -> None:
     taken: WeakSet[Session] = WeakSet()
@@ -386,9 +453,9 @@ def takeover_forgotten(patch: Patch) -> None:
         return connect
 
     def make_collect(original: Callable[..., None]) -> Callable[..., None]:
-        def collect(self: KeptSession, topic_filter: str, changes: list[Any]) -> None:
+        def collect(self: KeptSession, topic_filter: str, *lists: list[Any]) -> None:
             if self.session not in taken:
-                original(self, topic_filter, changes)
+                original(self, topic_filter, *lists)
 
         return collect
 

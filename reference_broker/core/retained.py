@@ -172,7 +172,7 @@ class RetainedStore:
         """As :meth:`match`, step by step: None where a step finds no message. ``clock`` tells what has expired by then.
 
         Before and between steps the store may change: whatever was there when it had come to ``newest`` and still is
-        will be found, each topic once, with the message that it has when its turn comes. Topics that came later are not.
+        is found, each topic once, with the message that it has when its turn comes. Topics that came later are not.
         """
         levels = topic_filter.split("/")
         stack: list[tuple[_Level, int, _Siblings]] = [(self._root, 0, _Siblings.NO)]

@@ -347,7 +347,9 @@ def test_expiry_counts_on_over_any_number_of_starts(machine: Machine, connected:
 @pytest.mark.parametrize("connected", [True, False])
 def test_the_delay_of_a_will_counts_on_over_any_number_of_starts(machine: Machine, connected: bool) -> None:
     subscribe(machine.connect("w"), "will")
-    will = p.WillFields(topic="will", payload=b"gone", qos=1, retain=False, properties=p.Properties(will_delay_interval=50))
+    will = p.WillFields(
+        topic="will", payload=b"gone", qos=1, retain=False, properties=p.Properties(will_delay_interval=50)
+    )
     client = machine.connect("c", expiry_s=1_000, will=will)
     if not connected:
         client.lose()
