@@ -177,9 +177,9 @@ async def intervals(ctx: CaseContext) -> None:
     for _ in range(2):
         await ctx.restart()
         await (ctx.advance if interval_s == 60 else partial(pass_time, ctx))(interval_s * 2 / 3)
+    await come_back(ctx, kept)
     await _expect_gone(ctx, left, name="left")
     await _expect_gone(ctx, connected, name="connected")
-    await _expect_present(ctx, kept, True, name="kept")
     watcher = await come_back(ctx, watcher)
     await watcher.expect_publish(topic, b"late")
 
