@@ -6,7 +6,8 @@ is for which slot is found by matching, so that a copy is refused only if no arr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -17,6 +18,8 @@ from conformance.wire import NO_PROPERTIES, Properties, Publish
 
 Objection = tuple[Rule, str]
 _MANY = 1_000
+_order = itertools.count()
+"""Claims and copies are numbered as they come about: a copy is never for what was claimed after it."""
 _RICH_BYTES = 150
 """At least what the properties of a publish take here."""
 _HEADER_BYTES = 60
@@ -55,6 +58,8 @@ class Copy:
     client: int
     version: int
     packet: Publish
+    came_at: float
+    number: int = field(default_factory=lambda: next(_order))
 
 
 @dataclass(eq=False)
@@ -75,6 +80,7 @@ class Claim:
     open, and so is how often a share delivers it."""
     others: frozenset[int] = frozenset()
     """Identifiers of other subscriptions that match, which may stand beside that of a retained message."""
+    number: int = field(default_factory=lambda: next(_order))
 
     @property
     def satisfied(self) -> bool:
@@ -180,13 +186,24 @@ class Message:
     """False: a will that is still armed, or that was discarded."""
     acknowledged: bool = False
     """To its publisher, to the end."""
+    again_at: list[float] = field(default_factory=list)
+    """When its PUBLISH was said again, with DUP: a server may count from any of them."""
     claims: list[Claim] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
 
     @property
     def expires_at(self) -> float:
+        """After that nobody gets it."""
+        return self._expires(max([self.sent_at, *self.again_at]))
+
+    @property
+    def owed_until(self) -> float:
+        """After that nobody need get it."""
+        return self._expires(self.sent_at)
+
+    def _expires(self, published_at: float) -> float:
         interval_s = self.properties.message_expiry_interval
-        return float("inf") if interval_s is None else self.sent_at + interval_s
+        return float("inf") if interval_s is None else published_at + interval_s
 
     @property
     def most_bytes(self) -> int:
@@ -280,3 +297,38 @@ def _place(slots: list[Slot], copy: Copy, tried: set[int]) -> Slot | None:
         slot.copies.append(copy)
         return slot
     return None
+
+
+def refill(
+    claim: Claim, same: Iterable[Message], owed: Callable[[Claim], bool], fits: Callable[[Message, Copy], bool]
+) -> bool:
+    """Fill what a claim is owed with a copy that stands where none is owed, or whose place another one can take.
+
+    ``same``: the messages of this content, which nobody can tell apart; ``fits``: as for :func:`place`.
+    """
+    slots = [slot for message in same for slot in message.slots]
+    return _refill(claim, slots, owed, fits, set())
+
+
+def _refill(
+    claim: Claim,
+    slots: list[Slot],
+    owed: Callable[[Claim], bool],
+    fits: Callable[[Message, Copy], bool],
+    tried: set[int],
+) -> bool:
+    main = next(slot for slot in claim.message.slots if slot.claim is claim and slot.main)
+    tried.add(id(claim))
+    for slot in slots:
+        if id(slot.claim) in tried:
+            continue
+        for copy in slot.copies:
+            is_for = copy.number > claim.number and copy.client in claim.members and fits(claim.message, copy)
+            if not is_for or main.objection(copy) is not None:
+                continue
+            is_free = not slot.main or len(slot.copies) > 1 or not owed(slot.claim)
+            if is_free or _refill(slot.claim, slots, owed, fits, tried):
+                slot.copies.remove(copy)
+                main.copies.append(copy)
+                return True
+    return False

@@ -534,6 +534,8 @@ class Player:
         _wire, packet_id = self._send_publish(step)
         if wire.blind:
             self._settle(until=lambda: wire.unseen > 0 or not wire.open or self.referee.is_pressed)
+            if not wire.unseen:
+                self.referee.unread(step.client, packet_id)
             if wire.open:
                 self._reset(wire)
             return

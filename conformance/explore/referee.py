@@ -12,11 +12,12 @@ clients is the server's affair; order counts for one publisher, topic and QoS al
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from conformance.explore.claims import Claim, Copy, Message, Objection, Slot, Subscription, Via, place
+from conformance.explore.claims import Claim, Copy, Message, Objection, Slot, Subscription, Via, place, refill
+from conformance.explore.contents import changed, is_alike
 from conformance.explore.rules import Rule, ViolationError
 from conformance.explore.state import Flight, Link, Outgoing, Session
 from conformance.explore.topics import is_shared, matches, matches_but_for_dollar, pattern
@@ -43,7 +44,6 @@ from conformance.wire import (
 REFUSED = 0x80
 NO_SUBSCRIPTION_EXISTED = 0x11
 _WITH_WILL = 0x04
-_HANDED_ON = ("payload_format_indicator", "content_type", "response_topic", "correlation_data", "user_property")
 
 
 class Referee:
@@ -150,7 +150,7 @@ class Referee:
             case Suback():
                 self._subscribed(link, packet, now)
             case Unsuback():
-                self._unsubscribed(link, packet)
+                self._unsubscribed(link, packet, now)
             case Pingresp():
                 if not link.pings:
                     raise self._violation(Rule.UNASKED, link, "a PINGRESP without PINGREQ")
@@ -211,7 +211,12 @@ class Referee:
 
     def waiting(self, now: float) -> Wanted | None:
         """Something that has to arrive before anything else is asked of the broker; None if nothing has."""
-        return first_wanted(self.links.values(), self.sessions, self._shares, now)
+        return first_wanted(self.links.values(), self.sessions, self._shares, now, self._refill)
+
+    def _refill(self, claim: Claim, owed: Callable[[Claim], bool]) -> bool:
+        """Whether a copy of a message with the same content may be the one that a claim waits for."""
+        message = claim.message
+        return refill(claim, self._by_content[message.topic, message.payload], owed, is_alike)
 
     @property
     def is_pressed(self) -> bool:
@@ -354,6 +359,7 @@ class Referee:
         if outgoing is not None and packet.dup:
             outgoing.link = link
             outgoing.awaits = Puback if packet.qos == 1 else Pubrec
+            outgoing.message.again_at.append(now)
             if packet.qos == 1:
                 self._route(outgoing.message, now, must=False)
                 outgoing.message.published_again()
@@ -366,7 +372,7 @@ class Referee:
             awaits = Puback if packet.qos == 1 else Pubrec
             session.outgoing[packet.packet_id] = Outgoing(message=message, link=link, awaits=awaits)
         self._route(message, now, must=packet.qos < 2)
-        self._retain(message, certain=packet.qos < 2 and not link.excused)
+        self._retain(message, certain=packet.qos == 0 and not link.excused)
 
     def _retain(self, message: Message, *, certain: bool) -> None:
         if not message.retain:
@@ -390,6 +396,8 @@ class Referee:
                 if claim.message.topic == message.topic and claim.message is not message:
                     claim.must = False
                     if not message.payload:
+                        continue
+                    if any(one.message is message and one.via is Via.RETAINED for one in session.claims):
                         continue
                     newer = Claim(
                         message=message, via=Via.RETAINED, members=claim.members, must=False, others=claim.others
@@ -448,9 +456,10 @@ class Referee:
             message.add(claim)
         elif known.members != members:
             known.loose = True
-            known.members = {**known.members, **members}
-        else:
-            known.must = must and connected and not known.loose
+            for client, entries in members.items():
+                known.members[client] = tuple(dict.fromkeys((*entries, *known.members.get(client, ()))))
+        elif must:
+            known.must = connected and not known.loose
 
     def _route_again(self, message: Message, now: float) -> None:
         """QoS 2, at PUBREL: a server may hand on at PUBLISH or now; what is the same at both must come."""
@@ -459,10 +468,26 @@ class Referee:
         for claim in message.claims:
             if id(claim) not in before:
                 claim.must = False
+        self._retain_for_good(message)
+
+    def _retain_for_good(self, message: Message) -> None:
+        """The server has it; whether anything was published behind it decides what is retained."""
         if message.retain:
             candidates = self.retained.get(message.topic, [None])
             newest = message if message.payload else None
             self._retain(message, certain=candidates[-1] is newest)
+
+    def _route_under_way(self, now: float) -> None:
+        """What is sent and not acknowledged may be handled before what has just been answered, or after it."""
+        for session in self.sessions.values():
+            for outgoing in session.outgoing.values():
+                if outgoing.awaits in (Puback, Pubrec):
+                    self._route(outgoing.message, now, must=False)
+
+    def unread(self, client: int, packet_id: int) -> None:
+        """A connection was lost so soon after a PUBLISH that nobody knows whether the server has seen it."""
+        for claim in self.sessions[client].outgoing[packet_id].message.claims:
+            claim.must = False
 
     def _acknowledged(self, link: Link, packet: Puback | Pubrec | Pubcomp) -> None:
         session = self._session(link)
@@ -479,6 +504,8 @@ class Referee:
             for claim in outgoing.message.claims:
                 claim.must = False
             self._retain(outgoing.message, certain=False)
+        elif isinstance(packet, Puback):
+            self._retain_for_good(outgoing.message)
         if not isinstance(packet, Pubrec) or packet.reason_code >= REFUSED:
             del session.outgoing[packet.packet_id]
 
@@ -511,6 +538,7 @@ class Referee:
             handling = entry.retain_handling if link.version >= 5 else 0
             if not is_shared(entry.filter) and (handling == 0 or (handling == 1 and not existed)):
                 self._claim_retained(session, granted, now)
+        self._route_under_way(now)
 
     def _claim_retained(self, session: Session, granted: Subscription, now: float) -> None:
         for topic, candidates in self.retained.items():
@@ -530,7 +558,7 @@ class Referee:
                     session.claims.append(claim)
                     message.add(claim)
 
-    def _unsubscribed(self, link: Link, packet: Unsuback) -> None:
+    def _unsubscribed(self, link: Link, packet: Unsuback, now: float) -> None:
         session = self._session(link)
         asked = link.unsubscribing.pop(packet.packet_id, None)
         if asked is None:
@@ -552,6 +580,7 @@ class Referee:
                 if known in claim.members[session.client] and not claim.satisfied:
                     claim.must = False  # what is queued may be dropped, or come (MQTT-3.10.4-3)
             self._leave_shares(session.client, [one for one in self._shares if share_of(one) == topic_filter])
+        self._route_under_way(now)
 
     # Deliveries
 
@@ -595,12 +624,12 @@ class Referee:
             session.flights[packet.packet_id] = Flight(packet=packet, topic=topic, link=link)
         if self.ours not in topic:
             return
-        copy = Copy(client=session.client, version=session.version, packet=packet)
+        copy = Copy(client=session.client, version=session.version, packet=packet, came_at=now)
         slot = self._slot_for(link, session, copy, topic, now)
         message = slot.claim.message
         if packet.dup and not any(one.claim.maybe_sent for one in message.slots_of(session.client)):
             raise self._violation(Rule.DUP, link, f"DUP 1 at the first delivery: {describe(packet)}")
-        objection = _changed(message, copy, now)
+        objection = changed(message, copy)
         if objection is not None:
             raise self._violation(objection[0], link, f"{objection[1]}: {describe(packet)}")
         if slot.main and slot.claim.via is Via.LIVE and not message.is_will:
@@ -641,8 +670,7 @@ class Referee:
         fresh = [message for message in known if now <= message.expires_at + MARGIN_S]
         for message in fresh:
             self._join_loose_shares(message, session)
-        slot = place(fresh, copy, lambda message, one: _is_alike(message, one, now))
-        slot = slot or self._handed_on_late(session, copy, fresh, now)
+        slot = place(fresh, copy, is_alike) or self._handed_on_late(session, copy, fresh, now)
         if slot is not None:
             return slot
         objections = [found for one in fresh for found in _objections(one, copy)]
@@ -758,27 +786,3 @@ def _is_kept_away(entry: Subscription, packet: Publish, known: list[Message], cl
 def _objections(message: Message, copy: Copy) -> list[Objection | None]:
     """Of each slot of the client, that of the copy which must come first; None: it would fit, but there is no room."""
     return [slot.objection(copy) for slot in sorted(message.slots_of(copy.client), key=lambda slot: not slot.main)]
-
-
-def _is_alike(message: Message, copy: Copy, now: float) -> bool:
-    """Of messages with one content, whether a copy may be of this one: a limit that the server sets is no finding."""
-    limits = (message.properties.message_expiry_interval, copy.packet.properties.message_expiry_interval)
-    differs = copy.version >= 5 and (limits[0] is None) is not (limits[1] is None)
-    return not differs and _changed(message, copy, now) is None
-
-
-def _changed(message: Message, copy: Copy, now: float) -> Objection | None:
-    """What a server did to the properties of a message that it must not; 3.1.1 has none."""
-    before, after = message.properties, copy.packet.properties
-    if copy.version < 5:
-        return None
-    for name in _HANDED_ON:
-        sent, seen = getattr(before, name), getattr(after, name)
-        if sent != seen and (sent or seen):
-            return Rule.PROPERTIES, f"{name} was {sent!r}"
-    interval_s, seen_s = before.message_expiry_interval, after.message_expiry_interval
-    if interval_s is not None:
-        left_s = interval_s - (now - message.sent_at)
-        if seen_s is None or not left_s - MARGIN_S <= seen_s <= min(interval_s, left_s + MARGIN_S):
-            return Rule.EXPIRY_INTERVAL, f"expiry interval {seen_s}, expected about {left_s:.0f} s"
-    return None

@@ -6,9 +6,9 @@ with an unacknowledged one; and acknowledgements of publishes have no deadline.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
-from conformance.explore.claims import Claim, Message, Via
+from conformance.explore.claims import Claim, Via
 from conformance.explore.rules import Rule
 from conformance.explore.state import Link, Session
 from conformance.wire import Packet, Puback, Pubcomp, Pubrec
@@ -21,24 +21,43 @@ Wanted = tuple[Rule, int, str]
 """What must still come: the rule, the version of the client, and the text."""
 
 
+Refill = Callable[[Claim, Callable[[Claim], bool]], bool]
+
+
 def first_wanted(
-    links: Collection[Link], sessions: Mapping[int, Session], shares: Iterable[Claim], now: float
+    links: Collection[Link], sessions: Mapping[int, Session], shares: Iterable[Claim], now: float, refill: Refill
 ) -> Wanted | None:
-    """Something that has to arrive before anything else is asked of the broker; None if nothing has."""
+    """Something that has to arrive before anything else is asked of the broker; None if nothing has.
+
+    ``refill``: whether a copy that came, and that is owed to nobody, is the one which a claim waits for.
+    """
+
+    def is_owed(claim: Claim) -> bool:
+        return claim.must and now < claim.message.owed_until - MARGIN_S and _may_be_sent(claim, sessions)
+
+    def is_missing(claim: Claim) -> bool:
+        return claim.must and not claim.satisfied and is_owed(claim) and not refill(claim, is_owed)
+
     pressed = is_pressed(links)
     for link in links:
-        wanted = _wanted_on(link, now, pressed=pressed)
+        wanted = _wanted_on(link, is_missing, pressed=pressed)
         if wanted is not None:
             return wanted
     for claim in shares:
-        if claim.must and not claim.satisfied and now < claim.message.expires_at - MARGIN_S:
-            members = [sessions.get(client) for client in claim.members]
-            if all(session is not None and _may_be_served(session, claim.message) for session in members):
-                return Rule.SHARE_UNDELIVERED, 5, f"{claim.message.name} for one member of {share_of(claim)!r}"
+        members = [sessions.get(client) for client in claim.members]
+        ready = all(each is not None and each.link is not None and not each.flights for each in members)
+        if ready and is_missing(claim):
+            return Rule.SHARE_UNDELIVERED, 5, f"{claim.message.name} for one member of {share_of(claim)!r}"
     return None
 
 
-def _wanted_on(link: Link, now: float, *, pressed: bool) -> Wanted | None:
+def _may_be_sent(claim: Claim, sessions: Mapping[int, Session]) -> bool:
+    """It is not too large for any client that may get it."""
+    links = [session.link for client in claim.members if (session := sessions.get(client)) is not None]
+    return all(claim.message.most_bytes <= link.most_bytes for link in links if link is not None)
+
+
+def _wanted_on(link: Link, is_missing: Callable[[Claim], bool], *, pressed: bool) -> Wanted | None:
     version = link.version
     if link.must_close is not None:
         return link.must_close, version, f"{link.name}: the end of the connection"
@@ -60,7 +79,7 @@ def _wanted_on(link: Link, now: float, *, pressed: bool) -> Wanted | None:
         if flight.received and not (flight.released and flight.link is link):
             rule = Rule.PUBREL if flight.link is link else Rule.NOT_RESENT
             return rule, version, f"{link.name}: PUBREL {packet_id}"
-    return _wanted_delivery(link, link.session, now)
+    return _wanted_delivery(link, link.session, is_missing)
 
 
 def is_pressed(links: Iterable[Link]) -> bool:
@@ -71,7 +90,7 @@ def is_pressed(links: Iterable[Link]) -> bool:
     )
 
 
-def _wanted_delivery(link: Link, session: Session, now: float) -> Wanted | None:
+def _wanted_delivery(link: Link, session: Session, is_missing: Callable[[Claim], bool]) -> Wanted | None:
     flights = session.flights.values()
     if any(flight.link is link for flight in flights):
         return None  # a window of one is legal
@@ -80,8 +99,7 @@ def _wanted_delivery(link: Link, session: Session, now: float) -> Wanted | None:
         return Rule.NOT_RESENT, link.version, text
     for claim in session.claims:
         message = claim.message
-        owed = claim.must and not claim.satisfied and now < message.expires_at - MARGIN_S
-        if owed and message.most_bytes <= link.most_bytes:
+        if is_missing(claim):
             if claim.came:
                 rule = Rule.QOS  # only a copy at a lower one came (MQTT-3.3.5-1)
             elif claim.via is Via.RETAINED:
@@ -92,12 +110,6 @@ def _wanted_delivery(link: Link, session: Session, now: float) -> Wanted | None:
                 rule = Rule.QUEUED_LOST if claim.queued else Rule.UNDELIVERED
             return rule, link.version, f"{link.name}: {message.name} at QoS {claim.qos} ({claim.via.value})"
     return None
-
-
-def _may_be_served(session: Session, message: Message) -> bool:
-    link = session.link
-    ready = link is not None and link.session is session and message.most_bytes <= link.most_bytes
-    return ready and not session.flights
 
 
 def share_of(claim: Claim) -> str:

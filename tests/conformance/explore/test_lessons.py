@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from conformance.explore.rules import Rule, ViolationError
-from conformance.wire import Disconnect, Pingreq, Pingresp, Puback, Publish, Pubrec, Will
+from conformance.wire import Disconnect, Pingreq, Pingresp, Properties, Puback, Pubcomp, Publish, Pubrec, Pubrel, Will
 from tests.conformance.explore.test_referee import Scene, lasting, s
 from tests.conformance.explore.test_referee import scene as scene
 
@@ -119,3 +120,114 @@ def test_nothing_is_due_of_what_follows_a_publish_for_which_the_server_ends_the_
     assert scene.wanted is not None
     scene.referee.ended(link, scene.now, by_broker=True)
     assert scene.wanted is None
+
+
+def _empty(scene: Scene, qos: int = 2) -> None:
+    scene.publish(0, "t/a", b"", qos=qos)
+
+
+def test_a_copy_of_several_empty_messages_is_for_the_one_that_needs_it(scene: Scene) -> None:
+    """A message that was never released may come or not; the copy of it cannot be told from that of the next one."""
+    scene.connect(4)
+    scene.put(4, Publish(topic="t/a", payload=b"", qos=2, packet_id=1))
+    scene.get(4, Pubrec(packet_id=1))
+    scene.subscribe(1, s("t/#", 1))
+    scene.put(4, Pubrel(packet_id=1))
+    _empty(scene)
+    assert scene.wanted is Rule.UNDELIVERED
+    scene.receive(1, "t/a", b"", qos=1, packet_id=1)
+    assert scene.wanted is None or scene.wanted is Rule.PUBCOMP
+    scene.get(4, Pubcomp(packet_id=1))
+    assert scene.wanted is None
+
+
+def test_two_empty_messages_need_two_copies_and_neither_may_be_older_than_its_message(scene: Scene) -> None:
+    scene.subscribe(1, s("t/#", 1))
+    _empty(scene)
+    _empty(scene)
+    scene.receive(1, "t/a", b"", qos=1, packet_id=1)
+    assert scene.wanted is Rule.UNDELIVERED
+    scene.receive(1, "t/a", b"", qos=1, packet_id=2)
+    assert scene.wanted is None
+    _empty(scene)
+    assert scene.wanted is Rule.UNDELIVERED
+
+
+def test_a_copy_for_one_of_two_shares_is_for_the_one_whose_members_can_take_it(scene: Scene) -> None:
+    """The other share may have chosen a member for which the message is too large (3.1.2.11.4): it is dropped."""
+    scene.connect(4, maximum_packet_size=400)
+    scene.subscribe(1, "$share/h/t/a")
+    scene.subscribe(1, "$share/h/+/#")
+    scene.subscribe(4, "$share/h/t/a")
+    large = b"x" * 70_000
+    scene.publish(0, "t/a", large)
+    assert scene.wanted is Rule.SHARE_UNDELIVERED
+    scene.receive(1, "t/a", large)
+    assert scene.wanted is None
+    scene.receive(1, "t/a", large)
+    scene.objects(Rule.SHARE_TWICE, 1, "t/a", large)
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_publish_that_is_said_again_may_begin_its_expiry_anew(scene: Scene, qos: int) -> None:
+    lasting(scene, 2)
+    scene.connect(3)
+    packet = Publish(
+        topic="t/a", payload=b"m", qos=qos, packet_id=1, retain=True, properties=Properties(message_expiry_interval=50)
+    )
+    scene.put(2, packet)
+    scene.lose(2)
+    scene.now += 40
+    lasting(scene, 2, present=True)
+    scene.put(2, msgspec.structs.replace(packet, dup=True))
+    scene.get(2, Puback(packet_id=1) if qos == 1 else Pubrec(packet_id=1))
+    scene.subscribe(1, "t/a")
+    for client, left_s in ((0, 10), (1, 50)):
+        scene.subscribe(client, "t/+")
+        scene.receive(client, "t/a", retain=True, message_expiry_interval=left_s)
+    scene.subscribe(3, "t/+")
+    scene.objects(Rule.EXPIRY_INTERVAL, 3, "t/a", retain=True, message_expiry_interval=30)
+    scene.now += 56
+    scene.subscribe(3, "t/a")
+    scene.objects(Rule.EXPIRED, 3, "t/a", retain=True, message_expiry_interval=1)
+
+
+def test_a_subscription_may_overtake_what_is_not_acknowledged(scene: Scene) -> None:
+    """While a client withholds acknowledgements, publishes have none either, and may be handled at any time."""
+    scene.subscribe(1, s("t/b", 1))
+    scene.publish(0, "t/b", b"1", qos=1)
+    scene.receive(1, "t/b", b"1", qos=1, ack=False)
+    scene.connect(3)
+    scene.subscribe(3, s("$share/g/t/a", 2))
+    scene.subscribe(3, s("t/+", 2), identifier=7)
+    scene.put(0, Publish(topic="t/a", payload=b"2", qos=2, packet_id=91, retain=True))
+    scene.subscribe(3, s("$share/g/t/a", 2), identifier=1)
+    scene.subscribe(3, s("t/+", 1), identifier=8)
+    scene.receive(3, "t/a", b"2", qos=2, packet_id=5, identifiers=(1,))
+    scene.receive(3, "t/a", b"2", qos=1, packet_id=6, identifiers=(8,))
+    scene.get(0, Pubrec(packet_id=91))
+    scene.put(0, Pubrel(packet_id=91))
+    scene.subscribe(3, s("t/+", 1), identifier=9)
+    scene.publish(0, "t/a", b"3", qos=1)
+    scene.objects(Rule.IDENTIFIERS, 3, "t/a", b"3", qos=1, packet_id=8, identifiers=(8,))
+
+
+def test_a_publish_that_may_be_unread_is_owed_to_nobody(scene: Scene) -> None:
+    lasting(scene, 2)
+    scene.subscribe(1, "t/a")
+    scene.put(2, Publish(topic="t/a", payload=b"m", qos=1, packet_id=1))
+    assert scene.wanted is Rule.UNDELIVERED
+    scene.referee.unread(2, 1)
+    scene.lose(2)
+    assert scene.wanted is None
+    scene.receive(1, "t/a")
+
+
+def test_a_copy_is_for_no_empty_message_that_was_published_after_it_came(scene: Scene) -> None:
+    scene.subscribe(1, s("t/#", 1))
+    scene.connect(4)
+    scene.put(4, Publish(topic="t/a", payload=b"", qos=2, packet_id=1))
+    scene.get(4, Pubrec(packet_id=1))
+    scene.receive(1, "t/a", b"", qos=1, packet_id=1)
+    _empty(scene)
+    assert scene.wanted is Rule.UNDELIVERED

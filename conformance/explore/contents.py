@@ -1,0 +1,34 @@
+"""Whether a copy is of the message that was published: the properties that a server hands on. Pure."""
+
+from __future__ import annotations
+
+from conformance.explore.claims import Copy, Message, Objection
+from conformance.explore.rules import Rule
+from conformance.explore.wanted import MARGIN_S
+
+_HANDED_ON = ("payload_format_indicator", "content_type", "response_topic", "correlation_data", "user_property")
+
+
+def is_alike(message: Message, copy: Copy) -> bool:
+    """Of messages with one content, whether a copy may be of this one: a limit that the server sets is no finding."""
+    limits = (message.properties.message_expiry_interval, copy.packet.properties.message_expiry_interval)
+    differs = copy.version >= 5 and (limits[0] is None) is not (limits[1] is None)
+    return not differs and copy.came_at <= message.expires_at + MARGIN_S and changed(message, copy) is None
+
+
+def changed(message: Message, copy: Copy) -> Objection | None:
+    """What a server did to the properties of a message that it must not; 3.1.1 has none."""
+    before, after = message.properties, copy.packet.properties
+    if copy.version < 5:
+        return None
+    for name in _HANDED_ON:
+        sent, seen = getattr(before, name), getattr(after, name)
+        if sent != seen and (sent or seen):
+            return Rule.PROPERTIES, f"{name} was {sent!r}"
+    interval_s, seen_s = before.message_expiry_interval, after.message_expiry_interval
+    if interval_s is not None:
+        lefts_s = [interval_s - (copy.came_at - at) for at in (message.sent_at, *message.again_at)]
+        if seen_s is None or not any(left - MARGIN_S <= seen_s <= min(interval_s, left + MARGIN_S) for left in lefts_s):
+            expected = " or ".join(f"{left:.0f} s" for left in lefts_s)
+            return Rule.EXPIRY_INTERVAL, f"expiry interval {seen_s}, expected about {expected}"
+    return None
