@@ -376,8 +376,10 @@ def retained_qos_0_not_kept(patch: Patch) -> None:
 def retained_not_for_wildcards(patch: Patch) -> None:
     original = RetainedStore.walk
 
-    def walk(self: RetainedStore, topic_filter: str, clock: Callable[[], float]) -> Iterator[Message | None]:
-        return iter(()) if has_wildcard(topic_filter) else original(self, topic_filter, clock)
+    def walk(
+        self: RetainedStore, topic_filter: str, clock: Callable[[], float], newest: int
+    ) -> Iterator[Message | None]:
+        return iter(()) if has_wildcard(topic_filter) else original(self, topic_filter, clock, newest)
 
     patch.replace(RetainedStore, "walk", walk)
 

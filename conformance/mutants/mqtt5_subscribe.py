@@ -298,8 +298,10 @@ def plain_replaces(patch: Patch) -> None:
 def one_retained(patch: Patch) -> None:
     original = RetainedStore.walk
 
-    def walk(self: RetainedStore, topic_filter: str, clock: Callable[[], float]) -> Iterator[Message | None]:
-        found = filter(None, original(self, topic_filter, clock))
+    def walk(
+        self: RetainedStore, topic_filter: str, clock: Callable[[], float], newest: int
+    ) -> Iterator[Message | None]:
+        found = filter(None, original(self, topic_filter, clock, newest))
         return islice(found, 1 if has_wildcard(topic_filter) else None)
 
     patch.replace(RetainedStore, "walk", walk)
@@ -319,7 +321,9 @@ def retained_properties(patch: Patch) -> None:
 @mutant("v5-retained-never-expires", "retained messages do not expire")
 def retained_never_expires(patch: Patch) -> None:
     original = RetainedStore.walk
-    patch.replace(RetainedStore, "walk", lambda self, topic_filter, _clock: original(self, topic_filter, float))
+    patch.replace(
+        RetainedStore, "walk", lambda self, topic_filter, _clock, newest: original(self, topic_filter, float, newest)
+    )
 
 
 @mutant("v5-retained-ends-with-session", "the end of a session deletes what its client has retained")
