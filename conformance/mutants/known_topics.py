@@ -15,9 +15,11 @@ from reference_broker.core.routing import Route, SharedGroup, Subscription, Subs
 @mutant("retained-parent-of-a-hash-is-missed", "x/# does not bring the retained message of x")
 def parent_missed(patch: Patch) -> None:
     def make(original: Callable[..., Iterator[Message | None]]) -> Callable[..., Iterator[Message | None]]:
-        def walk(self: RetainedStore, topic_filter: str, clock: Callable[[], float]) -> Iterator[Message | None]:
+        def walk(
+            self: RetainedStore, topic_filter: str, clock: Callable[[], float], newest: int
+        ) -> Iterator[Message | None]:
             depth = topic_filter.count("/")
-            for message in original(self, topic_filter, clock):
+            for message in original(self, topic_filter, clock, newest):
                 is_parent = message is not None and message.topic.count("/") < depth
                 yield None if is_parent else message
 
