@@ -91,10 +91,9 @@ class _Restoring:
         for topic_filter, stored in self._stored.subscriptions.get(client_id, {}).items():
             subscription = restored_subscription(stored)
             broker.restore_subscription(session, topic_filter, subscription, stored.group, stored.options)
-            newest = self._due.get((client_id, topic_filter))
-            if newest is not None:
+            if stored.retained_due:
                 session.retained = session.retained or RetainedSends()
-                session.retained.add(subscription, newest)
+                session.retained.add(subscription, self._due[client_id, topic_filter])
         session.inbound_qos2 = dict.fromkeys(self._stored.inbound.get(client_id, ()), True)
         session.recount_ids()
         entries, waiting = self._outgoing(session, client_id)
