@@ -637,9 +637,13 @@ class Connection(asyncio.Protocol):
     # Whole exchanges
 
     async def subscribe(
-        self, *filters: str | Subscription, qos: int = 0, properties: Properties = NO_PROPERTIES
+        self,
+        *filters: str | Subscription,
+        qos: int = 0,
+        properties: Properties = NO_PROPERTIES,
+        at_least: int | None = None,
     ) -> tuple[int, ...]:
-        """SUBSCRIBE to SUBACK; every filter must be accepted. Publishes that come meanwhile stay in the inbox."""
+        """SUBSCRIBE to SUBACK; every filter must be accepted, or so many. Publishes stay in the inbox meanwhile."""
         entries = tuple(
             entry if isinstance(entry, Subscription) else Subscription(filter=entry, qos=qos) for entry in filters
         )
@@ -648,10 +652,10 @@ class Connection(asyncio.Protocol):
         suback = await self.expect(Suback, skipping=(Publish, Pubrel))
         if suback.packet_id != packet_id:
             raise self._missing(Suback, f"expected SUBACK for packet identifier {packet_id}; seen {describe(suback)}")
-        if len(suback.reason_codes) != len(entries) or max(suback.reason_codes) >= FIRST_FAILURE_CODE:
-            raise self._missing(
-                Suback, f"expected {len(entries)} subscription(s) to be accepted; seen {describe(suback)}"
-            )
+        wanted = len(entries) if at_least is None else at_least
+        accepted = sum(code < FIRST_FAILURE_CODE for code in suback.reason_codes)
+        if len(suback.reason_codes) != len(entries) or accepted < wanted:
+            raise self._missing(Suback, f"expected {wanted} subscription(s) to be accepted; seen {describe(suback)}")
         return suback.reason_codes
 
     async def unsubscribe(self, *filters: str) -> Unsuback:

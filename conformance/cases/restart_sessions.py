@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from conformance.case import CaseContext
-from conformance.cases.mqtt5.support import pass_time, subscribe_at
+from conformance.cases.mqtt5.support import pass_time, subscribe_at, subscribe_to_many
 from conformance.cases.restart_support import V5, come_back, gone_for_good, lasting, publish_all, stay, survives, take
 from conformance.connection import Connection
 from conformance.wire import NO_PROPERTIES, Disconnect, Properties, Publish, Subscription, Will, describe
@@ -13,6 +13,7 @@ from conformance.wire import NO_PROPERTIES, Disconnect, Properties, Publish, Sub
 _SHORT_S = 1
 _SURELY_OVER_S = 3.0
 _DELAY_S = 2
+_BETWEEN_TAKEOVERS_S = 1.5
 _MANY_FILTERS = 300
 _MANY_SESSIONS = 8
 
@@ -190,12 +191,14 @@ async def intervals(ctx: CaseContext) -> None:
     in_5=("3.1.2-5", "3.1.4-3", "3.1.2-23"),
     requires=("qos1",),
     mutant="takeover-is-forgotten-by-the-restart",
+    near_miss="taken-over-once-a-second",
 )
 async def taken_over(ctx: CaseContext) -> None:
     """A session that another connection took over is one session after the restart, with what both have made.
 
     The first connection subscribes, the second takes it over and subscribes to something else and leaves the first
-    filter; the third takes over once more. After two restarts the session has the second filter and not the first.
+    filter; the third takes over once more, a while later: a broker may refuse who does so again and again (5.4.9 in
+    5.0, 5.4.8 in 3.1.1). After two restarts the session has the second filter and not the first.
     """
     left, kept = ctx.topic("left"), ctx.topic("kept")
     client = await stay(ctx, "first")
@@ -203,6 +206,7 @@ async def taken_over(ctx: CaseContext) -> None:
     client = await come_back(ctx, client, name="second")
     await subscribe_at(ctx, client, kept, qos=1)
     await client.unsubscribe(left)
+    await pass_time(ctx, _BETWEEN_TAKEOVERS_S)
     client = await come_back(ctx, client, name="third")
     for number in range(2):
         await ctx.restart()
@@ -219,29 +223,29 @@ async def taken_over(ctx: CaseContext) -> None:
     in_5=("3.1.2-5", "3.1.2-23"),
     requires=("qos1",),
     mutant="restart-reads-few-subscriptions",
+    near_miss="few-subscriptions-for-each-client",
     limit_s=20.0,
 )
 async def many(ctx: CaseContext) -> None:
     """Three hundred filters of one client, and one filter each of eight others, are there after the restarts.
 
-    Of the three hundred every third is removed between two restarts. A message for each topic then comes to whoever
-    subscribes to it.
+    Of the three hundred, or as many as the broker grants, every third is removed between two restarts. A message for
+    each topic then comes to whoever subscribes to it.
     """
     filters = [ctx.topic(f"many/{number}") for number in range(_MANY_FILTERS)]
     collector = await stay(ctx, "collector")
-    for at in range(0, _MANY_FILTERS, 50):
-        await collector.subscribe(*(Subscription(filter=name, qos=1) for name in filters[at : at + 50]))
+    granted = await subscribe_to_many(ctx, collector, filters, qos=1)
     others = [await stay(ctx, f"other {number}") for number in range(_MANY_SESSIONS)]
     for number, other in enumerate(others):
         await subscribe_at(ctx, other, filters[number], qos=1)
     await ctx.restart()
     collector = await come_back(ctx, collector)
-    await collector.unsubscribe(*filters[::3])
+    await collector.unsubscribe(*granted[::3])
     await ctx.restart()
     publisher = await ctx.connect(name="publisher")
     messages = (Publish(topic=topic, payload=b"%d" % number) for number, topic in enumerate(filters))
     await publish_all(ctx, publisher, messages)
-    left = {b"%d" % number for number in range(_MANY_FILTERS) if number % 3}
+    left = {b"%d" % filters.index(name) for number, name in enumerate(granted) if number % 3}
     await take(ctx, await come_back(ctx, collector), left, "the filters that are left")
     for number, other in enumerate(others):
         await take(ctx, await come_back(ctx, other), {b"%d" % number}, "its own filter")

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 import msgspec
 
 from conformance.mutants import Patch, variation
 from conformance.mutants.mqtt5_support import no_fast_lane
-from reference_broker.core.broker_state import BrokerState, SubscribeOutcome
+from reference_broker.core.broker_state import BrokerState, ConnectRequest, SubscribeOutcome
 from reference_broker.core.message import Message
 from reference_broker.core.queues import QueueError
 from reference_broker.core.retained import RetainedStore
 from reference_broker.core.routing import Route, RouteEntry, SharedGroup, Subscription, SubscriptionTree
 from reference_broker.core.session import Session, SharedOutgoing
 from reference_broker.mqtt import farewell, handlers, handshake
-from reference_broker.mqtt.codec import encode_packet
+from reference_broker.mqtt.codec import encode_acknowledgement, encode_packet
 from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.errors import ProtocolError
+from reference_broker.mqtt.errors import ProtocolError, Reason
 from reference_broker.mqtt.inbound import Inbound
 from reference_broker.mqtt.outbound import Outbound
 from reference_broker.mqtt.packets import (
@@ -29,6 +30,7 @@ from reference_broker.mqtt.packets import (
     Packet,
     PacketType,
     Properties,
+    Publish,
     Suback,
     Subscribe,
     SubscriptionRequest,
@@ -38,6 +40,7 @@ from reference_broker.mqtt.wire_types import encode_string, encode_variable_inte
 from reference_broker.server import running
 
 _PUBCOMP_START = b"\x70\x02"
+_FEW = 40
 _ROOMY_BYTES = 200
 _TEXT = "an explanation for people"
 
@@ -153,6 +156,60 @@ def grants_qos_1(patch: Patch) -> None:
         return original(connection, lower, identifier, group, now)
 
     patch.replace(handlers, "_subscribe_one", subscribe_one)
+
+
+@variation("few-subscriptions-for-each-client", "a client may have forty subscriptions, and is refused more")
+def few_subscriptions(patch: Patch) -> None:
+    original = handlers._subscribe_one
+
+    def subscribe_one(
+        connection: MqttConnection, request: SubscriptionRequest, identifier: int, group: str | None, now: float
+    ) -> tuple[int, SubscribeOutcome | None, Subscription | None]:
+        if len(connection.active_session.subscriptions) >= _FEW:
+            return Reason.QUOTA_EXCEEDED, None, None
+        return original(connection, request, identifier, group, now)
+
+    patch.replace(handlers, "_subscribe_one", subscribe_one)
+
+
+@variation("taken-over-once-a-second", "who takes over a session that was taken over a second ago is refused")
+def flapping(patch: Patch) -> None:
+    taken_at: dict[str, float] = {}
+
+    def make(original: Callable[..., tuple[Session, bool]]) -> Callable[..., tuple[Session, bool]]:
+        def connect(
+            self: BrokerState, connection: MqttConnection, request: ConnectRequest, now: float
+        ) -> tuple[Session, bool]:
+            session = self.sessions.get(request.client_id)
+            if session is not None and session.connection is not None:
+                if now - taken_at.get(request.client_id, 0.0) < 1.0:
+                    raise ProtocolError("taken over again", "MQTT-5.4.9", Reason.CONNECTION_RATE_EXCEEDED)
+                taken_at[request.client_id] = now
+            return original(self, connection, request, now)
+
+        return connect
+
+    patch.wrap(BrokerState, "connect", make)
+
+
+@variation("v5-repeats-on-the-same-connection-refused", "an identifier that comes again on its connection is in use")
+def repeats_refused(patch: Patch) -> None:
+    begun: WeakKeyDictionary[Inbound, set[int]] = WeakKeyDictionary()
+    original = Inbound._on_publish
+
+    def on_publish(self: Inbound, packet: Publish, now: float) -> None:
+        here = begun.setdefault(self, set())
+        if packet.qos == 2 and packet.packet_id in here & self._connection.active_session.inbound_qos2.keys():
+            refusal = Acknowledgement(
+                type=PacketType.PUBREC, packet_id=packet.packet_id, reason=Reason.PACKET_IDENTIFIER_IN_USE
+            )
+            self.acknowledge(encode_acknowledgement(refusal, V5))
+            return
+        here.add(packet.packet_id)
+        original(self, packet, now)
+
+    patch.replace(Inbound, "_on_publish", on_publish)
+    no_fast_lane(patch)
 
 
 @variation("v5-one-copy-per-subscription", "overlapping subscriptions get a copy of the message each")

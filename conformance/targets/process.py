@@ -42,7 +42,7 @@ _LAST_WORDS = re.compile(
 """A line where the report of a crash begins, in what Go, Python, Java, Rust and C programs write."""
 _DAEMON_FOLDERS = ("/usr/sbin", "/usr/local/sbin")
 """Where brokers are installed, though not on the PATH of ordinary users."""
-_VERSION = re.compile(r"\d+(?:\.\d+)+\S*")
+_VERSION = re.compile(r"\d+(?:\.\d+)+\S*|\(devel\)")
 
 
 class TargetStartError(Exception):

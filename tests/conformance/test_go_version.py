@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance.targets import load_target
+from conformance.targets import StartHook, Target, load_target
 from conformance.targets.go_version import module_version
+from conformance.targets.process import installed_version
 
 BUILD_INFO = (
     b"\x7fELF\0\0path\texample.org/a/cmd\nmod\texample.org/a\tv1.2.3\th1:x=\ndep\texample.org/b\tv9.9.9\th1:y=\n\0"
@@ -28,7 +29,19 @@ def test_it_is_that_of_the_main_module(tmp_path: Path, monkeypatch: pytest.Monke
     assert module_version("broker") == "1.2.3"
 
 
-@pytest.mark.parametrize("content", [b"", b"#!/bin/sh\n", b"\nmod\texample.org/a\t(devel)\t\n"])
+def test_a_program_built_without_its_version_is_there_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FluxMQ, built with ``-buildvcs=false``, was said not to be installed."""
+    put(tmp_path, "broker", BUILD_INFO.replace(b"v1.2.3", b"(devel)"), monkeypatch)
+    assert module_version("broker") == "(devel)"
+    script = f"#!/bin/sh\nexec {sys.executable} -m conformance.targets.go_version broker\n"
+    put(tmp_path, "asked", script.encode(), monkeypatch)
+    target = Target(name="t", start=StartHook(command=("broker",), version=(str(tmp_path / "asked"),)))
+    assert installed_version(target) == "(devel)"
+
+
+@pytest.mark.parametrize("content", [b"", b"#!/bin/sh\n", b"\nmod\texample.org/a\t\n"])
 def test_a_program_that_tells_nothing_has_none(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, "broker", content, monkeypatch)
     assert module_version("broker") == ""

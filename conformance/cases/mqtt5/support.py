@@ -271,6 +271,20 @@ async def subscribe_at(ctx: CaseContext, connection: Connection, *filters: str, 
         ctx.unsupported(f"the broker grants QoS {granted} where QoS {qos} is asked for")
 
 
+async def subscribe_to_many(
+    ctx: CaseContext, connection: Connection, filters: Sequence[str], *, qos: int = 0, at_once: int = 50
+) -> list[str]:
+    """Those that were granted, the first one at least: how many a client may have is left to the broker (5.0 0x97)."""
+    granted: list[str] = []
+    for at in range(0, len(filters), at_once):
+        some = filters[at : at + at_once]
+        codes = await connection.subscribe(*some, qos=qos, at_least=not granted)
+        if any(code < qos for code in codes):
+            ctx.unsupported(f"the broker grants QoS {min(codes)} where QoS {qos} is asked for")
+        granted += [filter_ for filter_, code in zip(some, codes, strict=True) if code == qos]
+    return granted
+
+
 class Stopwatch:
     """Real time since it was made, so that a case can tell a slow machine from a wrong broker."""
 
