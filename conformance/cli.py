@@ -530,7 +530,7 @@ def self_check(
     mutant: Annotated[str, typer.Option("--mutant", help="Only this mutant or variation.")] = "",
     out: Annotated[Path | None, typer.Option("--out", help="Folder for result.json.")] = None,
     jobs: Annotated[
-        int, typer.Option("--jobs", min=1, max=16, help="Broken brokers that run at the same time.")
+        int, typer.Option("--jobs", min=1, max=64, help="Broken brokers that run at the same time.")
     ] = JOBS,
 ) -> None:
     """Prove the suite: each case must fail a reference broker with the bug it names, and pass its near miss.

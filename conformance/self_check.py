@@ -40,6 +40,8 @@ JOBS = 12
 BASELINE = "(unchanged)"
 CRASH = "Traceback"
 """In the log of a Python process that failed: a mutant that merely crashes proves nothing."""
+SLOW_AT_ONCE = 96
+"""Cases that run at the same time on a broker that takes seconds for each answer."""
 LOG_BYTES = 1_000_000
 LOG_SHOWN = 1_500
 GOOD = (CaseVerdict.PASS, CaseVerdict.NON_STRICT)
@@ -117,13 +119,13 @@ def _groups(cases: Sequence[Case]) -> list[Group]:
 
 
 def _run_group(
-    nursery: Nursery, target: Target, mutant: str, group: Group, patience_s: float | None
+    nursery: Nursery, target: Target, mutant: str, group: Group, patience_s: float | None, least_at_once: int
 ) -> tuple[list[Outcome], str]:
     """The outcomes, and what went wrong within the broker process."""
     owner, cases = group
     try:
         with nursery.broker(target, mutant, owner) as broker:
-            at_once = DEFAULT_CONCURRENCY if owner is None else max(DEFAULT_CONCURRENCY, len(cases))
+            at_once = least_at_once if owner is None else max(least_at_once, len(cases))
             options = RunOptions(patience_s=patience_s, concurrency=at_once)
             # All these cases must notice one bug: if the broker dies of it, each of them has.
             engine = Engine(broker, probe(broker.target, broker.endpoint), options, solo=True)
@@ -184,7 +186,10 @@ async def _check_one(pool: Executor, nursery: Nursery, target: Target, name: str
     async def run(group: Group, patience_s: float | None) -> tuple[list[Outcome], str]:
         planted = "" if name == BASELINE else name
         loop = asyncio.get_running_loop()
-        outcomes, problem = await loop.run_in_executor(pool, _run_group, nursery, target, planted, group, patience_s)
+        at_once = SLOW_AT_ONCE if entry.minutes else DEFAULT_CONCURRENCY
+        outcomes, problem = await loop.run_in_executor(
+            pool, _run_group, nursery, target, planted, group, patience_s, at_once
+        )
         unnoticed = [
             outcome
             for outcome in outcomes
@@ -218,6 +223,7 @@ Work = dict[tuple[str, str], list[Case]]
 def work_of(cases: Sequence[Case], only: str = "") -> Work:
     """What is to be checked, in order of names; ``only``: of this mutant or variation."""
     work: Work = {}
+    free = only in mutants.all_mutants() and mutants.find(only).freedom
     for case in cases:
         for name in {case.mutant, case.near_miss, *case.kills} - {""}:
             if not only or name == only:
@@ -225,7 +231,7 @@ def work_of(cases: Sequence[Case], only: str = "") -> Work:
         groups = [] if only else [group for group, specs in EVERYONE.items() if case.spec in specs]
         for group in groups[crc32(case.id.encode()) % len(groups) :][:1] if case.is_private and groups else groups:
             work.setdefault((case.judged_on, group), []).append(case)
-        if only not in ("", case.near_miss) and any(only in group.split("+") for group in EVERYONE):
+        if only != case.near_miss and free:
             work.setdefault((case.judged_on, only), []).append(case)
     return dict(sorted(work.items()))
 

@@ -64,20 +64,30 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     cases that name it."""
     silences: tuple[str, ...] = ()
     """Cases that may find nothing to judge on such a broker, and say so (``unsupported``)."""
+    minutes: bool = False
+    """The suites take minutes on it: it is run only when asked for by its name."""
 
 
 _mutants: dict[str, Mutant] = {}
 
 
 def _register(
-    name: str, what: str, *, legal: bool, freedom: str = "", silences: tuple[str, ...] = ()
+    name: str, what: str, *, legal: bool, freedom: str = "", silences: tuple[str, ...] = (), minutes: bool = False
 ) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
     def register(function: Callable[[Patch], None]) -> Callable[[Patch], None]:
         known = _mutants.get(name)
         if known is not None and known.apply.__module__ != function.__module__:
             message = f"mutant {name} is defined twice, in {known.apply.__module__} and {function.__module__}"
             raise ValueError(message)
-        _mutants[name] = Mutant(name=name, what=what, apply=function, legal=legal, freedom=freedom, silences=silences)
+        _mutants[name] = Mutant(
+            name=name,
+            what=what,
+            apply=function,
+            legal=legal,
+            freedom=freedom,
+            silences=silences,
+            minutes=minutes,
+        )
         return function
 
     return register
@@ -89,10 +99,10 @@ def mutant(name: str, what: str) -> Callable[[Callable[[Patch], None]], Callable
 
 
 def variation(
-    name: str, what: str, *, freedom: str = "", silences: tuple[str, ...] = ()
+    name: str, what: str, *, freedom: str = "", silences: tuple[str, ...] = (), minutes: bool = False
 ) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
-    """Register a near miss: unusual, yet allowed; ``freedom`` and ``silences`` as in :class:`Mutant`."""
-    return _register(name, what, legal=True, freedom=freedom, silences=silences)
+    """Register a near miss: unusual, yet allowed; ``freedom``, ``silences``, ``minutes`` as in :class:`Mutant`."""
+    return _register(name, what, legal=True, freedom=freedom, silences=silences, minutes=minutes)
 
 
 def all_mutants() -> dict[str, Mutant]:
