@@ -91,8 +91,26 @@ PLAINEST: dict[Rule, frozenset[str]] = {
             "mqtt5/shared/each-message-goes-to-one-member",
             "mqtt5/will/published-when-the-connection-is-lost",
         }
+    )
+    | _in_both("publish/many-in-a-row-arrive-once"),
+    Rule.CONTENT: frozenset({"mqtt311/publish/qos-0-arrives-unchanged", "mqtt5/publish/payload-and-topic-unchanged"})
+    | _in_both("publish/many-in-a-row-arrive-once"),
+    Rule.COPIES: _in_both("publish/many-in-a-row-arrive-once"),
+    Rule.STAYS_OPEN: _in_both("connect/many-in-a-row-are-served"),
+    Rule.ONCE: frozenset(
+        {
+            "mqtt311/ping/every-pingreq-is-answered",
+            "mqtt311/publish/qos-1-is-acknowledged-by-its-identifier",
+            "mqtt311/publish/qos-2-takes-four-steps",
+            "mqtt311/subscribe/suback-answers-each-filter-in-order",
+            "mqtt311/unsubscribe/unknown-filter-is-acknowledged",
+            "mqtt5/ping/every-pingreq-gets-one-pingresp",
+            "mqtt5/qos/qos1-publish-gets-puback",
+            "mqtt5/qos/qos2-publish-runs-to-pubcomp",
+            "mqtt5/subscribe/suback-answers-filter-by-filter",
+            "mqtt5/unsubscribe/unsuback-answers-filter-by-filter",
+        }
     ),
-    Rule.CONTENT: frozenset({"mqtt311/publish/qos-0-arrives-unchanged", "mqtt5/publish/payload-and-topic-unchanged"}),
     Rule.SESSION_NEW: frozenset(
         {"mqtt311/connect/session-present-0-without-a-session", "mqtt5/connack/clean-start-reports-no-session"}
     ),
@@ -104,6 +122,7 @@ PLAINEST: dict[Rule, frozenset[str]] = {
 }
 """Of each rule that many cases may well be about, the cases that are about nothing else: where they fail, no other case
 can say more."""
+_PLAINEST = frozenset[str]().union(*PLAINEST.values())
 
 
 def _is_about(rule: Rule, result: CaseResult) -> bool:
@@ -124,6 +143,12 @@ def settle(
     Outcomes come back in the order in which they were given.
     """
     given = list(outcomes)
+    for judges in (
+        _in_both("connect/many-in-a-row-are-served"),
+        _in_both("publish/many-in-a-row-arrive-once"),
+        _PLAINEST,
+    ):
+        given = _excused(given, judges)
     ledger = _Ledger()
     failed = [outcome for outcome in given if outcome.result.verdict in _FAILED]
     for outcome in failed:
@@ -135,13 +160,15 @@ def settle(
     pending = [
         (len(incident.shape), outcome.result.case, index, outcome)
         for outcome in given
-        if outcome.result.verdict in (*_SEEN, CaseVerdict.FAIL)
+        if outcome.result.verdict in (*_SEEN, CaseVerdict.FAIL) and not outcome.result.blocked_by
         for index, incident in enumerate(outcome.incidents)
     ]
     for _size, name, index, outcome in sorted(pending, key=lambda entry: entry[:3]):
         outcome = settled.get(name, outcome)
         result, incident = outcome.result, outcome.incidents[index]
         root = ledger.root_of(incident, result)
+        if incident.soft and result.verdict is not CaseVerdict.FAIL:
+            continue  # it may have been the reason, no more
         if result.verdict is CaseVerdict.FAIL:
             # Failed on a step that it is about, or on one that it may be about, for which another may be the root.
             if root and incident.soft and not _says_most(incident, result):
@@ -156,6 +183,31 @@ def settle(
             settled[name] = msgspec.structs.replace(outcome, result=_blocked(result, incident, root))
     booked = [settled.get(outcome.result.case, outcome) for outcome in given]
     return [_without_restarts(outcome, booked) for outcome in booked]
+
+
+def _excused(given: list[Outcome], judges: frozenset[str]) -> list[Outcome]:
+    """What fails, or is blocked, may do so for what one of ``judges`` has failed on: it is blocked by that, then."""
+    plain = _Ledger()
+    sure = {
+        outcome.result.case
+        for outcome in given
+        if outcome.result.case in judges and outcome.result.verdict in _FAILED
+        if any(incident.soft and _says_most(incident, outcome.result) for incident in outcome.incidents)
+    }
+    for outcome in given:
+        if outcome.result.case in sure:
+            plain.add_failure(outcome)
+
+    def excuse(outcome: Outcome) -> Outcome:
+        result = outcome.result
+        if result.verdict not in (CaseVerdict.FAIL, CaseVerdict.BLOCKED) or result.blocked_by or result.case in sure:
+            return outcome
+        reasons = [incident for incident in outcome.incidents if incident.soft and incident.rule in PLAINEST]
+        roots = ((incident, plain.root_of(incident, result)) for incident in reasons)
+        found = next(((incident, root) for incident, root in roots if root), None)
+        return msgspec.structs.replace(outcome, result=_blocked(result, *found)) if found else outcome
+
+    return [excuse(outcome) for outcome in given]
 
 
 def _without_restarts(outcome: Outcome, booked: Iterable[Outcome]) -> Outcome:

@@ -34,6 +34,7 @@ from typing import Any, Literal, NoReturn, TypedDict, TypeVar, Unpack
 import msgspec
 
 from conformance.connection import Connection, Transcript
+from conformance.flow import Flow
 from conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
 from conformance.rules import Incident, Rule, StepFailureError, shape
 from conformance.targets import PRIVATE, CapabilityValue, Endpoint, ProbeError, TargetStartError, Tls, handshake
@@ -219,7 +220,7 @@ def _may_match_others(topic_filter: str) -> bool:
     levels = topic_filter.split("/")
     if levels[0] == "$share":
         levels = levels[2:]
-    return any("+" in level or "#" in level for level in levels[:2])
+    return not {"+", "#"}.isdisjoint(levels[:2])
 
 
 class CaseContext:
@@ -260,12 +261,7 @@ class CaseContext:
         """The longest that the broker took for a CONNACK."""
         self._asked: set[str] = set()
         self._last_publish: Publish | None = None
-        self._payloads: set[int] = set()
-        """Hashes of what was published."""
-        self._strange_payload = ""
-        """A message of this case that nobody published so."""
-        self._filters: dict[str, set[str]] = {}
-        """What the clients have subscribed to, by their identifiers."""
+        self.flow = Flow()
         self.persistent_clients: dict[str, int] = {}
         """Client ids whose session may outlive the case, with the protocol version."""
         self.retained_topics: set[str] = set()
@@ -379,8 +375,11 @@ class CaseContext:
             connection.client_id = connection.connack.properties.assigned_client_identifier
         return connection
 
-    def will_send(self, packet: Packet, client_id: str = "") -> None:
-        """Note what must be cleaned up after the case; called for every packet sent."""
+    def will_send(self, packet: Packet, client_id: str = "", *, topic: str = "", times: int = 1) -> None:
+        """Note what must be cleaned up after the case, and what must come of it; called for every packet sent.
+
+        ``topic``: that of a message, where an alias stands for it.
+        """
         if isinstance(packet, Connect):
             expiry_s = packet.properties.session_expiry_interval or 0
             delay_s = 0 if packet.will is None else packet.will.properties.will_delay_interval or 0
@@ -389,15 +388,15 @@ class CaseContext:
                 self.persistent_clients[packet.client_id] = packet.version
                 self._asked.add("kept session")
             if packet.will is not None:
-                self._payloads.add(hash(packet.will.payload))
+                self.flow.leaves_will(packet.will)
                 self._asked.add("will")
                 if packet.will.retain:
                     self.retained_topics.add(packet.will.topic)
         elif isinstance(packet, Subscribe):
-            self._filters.setdefault(client_id, set()).update(entry.filter for entry in packet.subscriptions)
+            self.flow.subscribes(client_id, packet)
             self._asked |= {"shared" for entry in packet.subscriptions if entry.filter.startswith("$share/")}
         elif isinstance(packet, Publish):
-            self._payloads.add(hash(packet.payload))
+            self.flow.publishes(packet, topic or packet.topic, times)
             self.is_timed |= packet.properties.message_expiry_interval is not None
             if not packet.topic.startswith(MARKER_PREFIX):
                 self._last_publish = packet
@@ -477,14 +476,13 @@ class CaseContext:
         client has not named it. A case that is about who gets messages sees all its own.
         """
         if self._token not in topic.split("/"):
-            return _OF_ANOTHER_CASE.match(topic) is not None and not self._has_filter(_may_match_others)
+            return _OF_ANOTHER_CASE.match(topic) is not None and not any(
+                map(_may_match_others, self.flow.all_filters())
+            )
         if sent_raw or not client_id or any(map(_ABOUT_MATCHING.match, self.case.clauses)):
             return False
-        filters = self._filters.get(client_id, set())
+        filters = self.flow.filters_of(client_id)
         return topic not in filters and not any(map(_has_wildcard, filters))
-
-    def _has_filter(self, holds: Callable[[str], bool]) -> bool:
-        return any(holds(topic_filter) for filters in self._filters.values() for topic_filter in filters)
 
     # Checks
 
@@ -536,18 +534,20 @@ class CaseContext:
         """A line for people in the transcript."""
         self.transcript.add("", "event", decoded=text)
 
-    def look_at(self, name: str, packet: Publish) -> None:
-        """Note whether what a client got was published so; called for every message."""
-        is_own = self._token in packet.topic and self.case.spec != "queue"
-        if is_own and not self.sent_raw and hash(packet.payload) not in self._payloads:
-            self._strange_payload = f"{name}: nobody published {describe(packet)}"
+    def look_at(self, connection: Connection, packet: Publish) -> None:
+        """Note what a client got; called for every message."""
+        if self._token in packet.topic and self.case.spec != "queue":
+            self.flow.arrives(connection.name, connection, connection.client_id, packet)
 
     def other_reasons(self) -> list[Incident]:
-        """Why a case that fails may have failed: requests that were not answered, messages that were changed."""
-        found = [incident for connection in self._connections for incident in connection.unanswered()]
-        if self._strange_payload:
-            found.append(Incident(rule=Rule.CONTENT, text=self._strange_payload, soft=True))
-        return found
+        """Why a case that fails may have failed: requests without answers, connections and messages that went wrong."""
+        found = [incident for connection in self._connections for incident in connection.other_reasons()]
+        return found + self.flow.reasons()
+
+    @property
+    def answered_again(self) -> Incident | None:
+        """An answer that came twice, where the case is about such answers."""
+        return next((again for connection in self._connections for again in connection.answered_again), None)
 
     @property
     def lag(self) -> str:

@@ -136,6 +136,11 @@ class Connection(asyncio.Protocol):
         """Requests without their answer, by its type and the identifier."""
         self._had: set[tuple[type[Packet], int]] = set()
         """Requests that were answered."""
+        self.answered_again: list[Incident] = []
+        """Answers that came again, in a case about such answers."""
+        self._aliases: dict[int, str] = {}
+        self._left = False
+        """The case ended the connection, or asked for its end."""
         self._strange_lines = 0
         self._foreign: set[int] = set()
         """Identifiers of QoS 2 messages of other cases that wait for PUBREL."""
@@ -170,6 +175,8 @@ class Connection(asyncio.Protocol):
                         raise
                     self._note_strange(frame, f"MALFORMED, passed over: {error}")
                     continue
+                if isinstance(packet, Publish):
+                    self.ctx.look_at(self, packet)
                 if self._is_foreign(packet):
                     self._note_strange(frame, f"NOT FOR THIS CLIENT: {describe(packet)}")
                     continue
@@ -187,8 +194,6 @@ class Connection(asyncio.Protocol):
                     message = f"more than {_MAX_INBOX_PACKETS} packets that the case did not ask for"
                     raise MalformedPacketError(message)
                 self._inbox.append(packet)
-                if isinstance(packet, Publish):
-                    self.ctx.look_at(self.name, packet)
                 if isinstance(packet, Publish) and packet.qos and not packet.dup:  # what comes again has its old place
                     self._to_acknowledge[Puback if packet.qos == 1 else Pubrec].append(packet.packet_id)
         except MalformedPacketError as error:
@@ -237,15 +242,26 @@ class Connection(asyncio.Protocol):
             return False
         rule = ANSWERS[kind]
         if kind is not Pubrec:  # nothing forbids to repeat that one
-            if rule.is_subject_of(self.ctx.case.id, self.ctx.case.clauses):
-                return False
             statements = rule.value.in_5 if self.version >= 5 else rule.value.in_311
             text = f"{self.name}: the answer came again: {describe(packet)}"
-            self.ctx.note_incident(Rule.ONCE, text, statements=statements)
+            asked = frozenset({kind.type.name})
+            if rule.is_subject_of(self.ctx.case.id, self.ctx.case.clauses):
+                self.answered_again.append(
+                    Incident(rule=Rule.ONCE, shape=asked, text=text, statements=statements, soft=True)
+                )
+                return False
+            self.ctx.note_incident(Rule.ONCE, text, asked, statements)
         return True
 
-    def unanswered(self) -> list[Incident]:
-        """What was asked here and not answered; a case that fails may have failed for that."""
+    def other_reasons(self) -> list[Incident]:
+        """What went wrong here; a case that fails may have failed for that."""
+        found = list(self.answered_again)
+        if self.closed and not self._left and not self.sent_raw and self.life == self.ctx.lives:
+            text = f"{self.name}: the broker ended the connection"
+            found.append(Incident(rule=Rule.STAYS_OPEN, text=text, soft=True))
+        return found + self._unanswered()
+
+    def _unanswered(self) -> list[Incident]:
         if self._asks_unseen:
             return []
         rules = {
@@ -297,18 +313,29 @@ class Connection(asyncio.Protocol):
         for packet in packets:
             if isinstance(packet, Connect):
                 self.client_id = packet.client_id
-            self.ctx.will_send(packet, self.client_id)
+            self.ctx.will_send(packet, self.client_id, topic=self._topic_of(packet))
             if isinstance(packet, Puback | Pubrec):
                 self._keep_order(packet)
                 message = self._at_qos_1.pop(packet.packet_id, None)
                 if message is not None:
                     self.ctx.settled[self.client_id, message.topic, hash(message.payload)] = self.life
             self._sent[type(packet)] = packet
+            self._left |= isinstance(packet, Disconnect)
             self._note_asked(packet)
             frame = encode(packet, packet.version if isinstance(packet, Connect) else self.version)
             self.ctx.transcript.add(self.name, "send", frame, describe(packet))
             data += frame
         self._write(data)
+
+    def _topic_of(self, packet: Packet) -> str:
+        """Of a message, by its alias where it has no other; empty for other packets."""
+        if not isinstance(packet, Publish):
+            return ""
+        alias = packet.properties.topic_alias
+        if alias is None:
+            return packet.topic
+        self._aliases[alias] = packet.topic or self._aliases.get(alias, "")
+        return self._aliases[alias]
 
     def _note_asked(self, packet: Packet, times: int = 1) -> None:
         for kind in ANSWERED_ONCE.get(type(packet), ()):
@@ -320,6 +347,7 @@ class Connection(asyncio.Protocol):
         try:
             for packet in self._own_bytes.feed(data):
                 self._note_asked(packet)
+                self.ctx.will_send(packet, self.client_id, topic=self._topic_of(packet))
         except MalformedPacketError:
             self._asks_unseen = True
 
@@ -354,7 +382,7 @@ class Connection(asyncio.Protocol):
         frame = encode(packet, self.version)
         self.ctx.transcript.add(self.name, "send", frame, f"{times} times: {describe(packet)}")
         self._note_asked(packet, times)
-        self.ctx.will_send(packet, self.client_id)
+        self.ctx.will_send(packet, self.client_id, topic=self._topic_of(packet), times=times)
         self._write(frame * times)
 
     def stop_reading(self, *, for_good: bool = True) -> None:
@@ -379,6 +407,7 @@ class Connection(asyncio.Protocol):
         if self._transport is not None and not self._transport.can_write_eof():
             self.ctx.unsupported("one direction of a connection cannot be ended alone over TLS")
         self.ctx.transcript.add(self.name, "event", decoded="half-closed by the case")
+        self._left = True
         if self._transport is not None and not self._transport.is_closing():
             with contextlib.suppress(OSError):  # the broker may have reset the connection a moment ago
                 self._transport.write_eof()
@@ -386,6 +415,7 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """End the network connection without DISCONNECT, by a reset."""
         self.ctx.transcript.add(self.name, "event", decoded="reset by the case")
+        self._left = True
         if self._transport is not None:
             self._set_option(socket.SO_LINGER, struct.pack("ii", 1, 0))
             self._transport.abort()
@@ -399,6 +429,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close without a word; used when the case is over."""
+        self._left |= not self.closed
         if self._transport is not None:
             self._transport.abort()
 
@@ -469,7 +500,11 @@ class Connection(asyncio.Protocol):
                 self._inbox.extendleft(reversed(skipped))
                 return packet
             if not isinstance(packet, skipping):
-                raise self._missing(kind, f"expected {expected}; seen {describe(packet)}")
+                text = f"expected {expected}; seen {describe(packet)}"
+                again = next((extra for extra in self.answered_again if type(packet).type.name in extra.shape), None)
+                if again is not None:
+                    raise StepFailureError(msgspec.structs.replace(again, text=f"{self.name}: {text}"))
+                raise self._missing(kind, text)
             skipped.append(packet)
 
     async def _receive_for(self, kind: type[Packet], expected: str, *, within_s: float | None = None) -> Packet:

@@ -11,7 +11,7 @@ the target lacks a required capability         ``unsupported``; known before the
 anything else was raised, or the limit passed  ``error``: the harness failed
 the harness itself was held up meanwhile       a ``fail`` or ``error`` does not count: the case is run again
 it counts on timers, and the answers lag       a ``fail`` or ``blocked`` is an ``error``: it says nothing of the broker
-others are not served any more afterwards      ``fail``: bad input and lost connections are their client's affair
+others are not served afterwards, each time    ``fail``: bad input and lost connections are their client's affair
 the broker died meanwhile                      ``fail`` of a case that was alone with it; all others are ``not_run``,
                                                and :class:`conformance.run.Run` runs them again where it can
 =============================================  ============================================================
@@ -53,6 +53,9 @@ DEFAULT_CONCURRENCY = 16
 _CLEANUP_LIMIT_S = 2.0
 _ALIVE_TIMEOUT_S = 5.0
 _MAX_ATTEMPTS = 3
+_SUSPECTED_TIMES = 2
+_HANDSHAKES = 4
+_SILENT_HANDSHAKES = 2
 _STALL_S = 0.25
 """A harness that was held up for longer than this may have missed a deadline of the protocol, such as a keep alive."""
 BAD = (CaseVerdict.FAIL, CaseVerdict.BLOCKED, CaseVerdict.ERROR)
@@ -160,6 +163,7 @@ class Engine:
         self._run_token = f"{secrets.randbelow(16**4):04x}"
         self._slots = asyncio.Semaphore(options.concurrency)
         self._being_alone = asyncio.Lock()
+        self._suspecting = asyncio.Lock()
         self._stalls = StallWatch()
         self._attempts = 0
         self._gate = RestartGate(1, lambda ahead_s: asyncio.to_thread(broker.restart, ahead_s))
@@ -270,7 +274,19 @@ class Engine:
 
         return (self._gate.pass_through if self._restarts else live_on) if case.is_private else None
 
-    async def _execute(self, case: Case) -> Outcome:
+    async def _execute_suspected(self, case: Case) -> Outcome:
+        """Others were not served after the case, or after one beside it: it is accused if that happens each time."""
+        async with self._suspecting:
+            for _ in range(_SUSPECTED_TIMES):
+                if self._bystander is not None:
+                    with contextlib.suppress(BystanderError):
+                        await self._bystander.join()
+                outcome = await self._execute(case, suspected=True)
+                if outcome.result.verdict is not CaseVerdict.FAIL:
+                    break
+            return outcome
+
+    async def _execute(self, case: Case, *, suspected: bool = False) -> Outcome:
         stall_s = 0.0
         for attempt in range(1, _MAX_ATTEMPTS + 1):
             began = asyncio.get_running_loop().time()
@@ -280,8 +296,7 @@ class Engine:
             try:
                 with self._stalls:
                     verdict, detail = await _judge(case, ctx)
-                    if ctx.disturbed and verdict not in BAD:
-                        verdict, detail = await self._judge_effect_on_others(verdict, detail)
+                    suspicion = await self._effect_on_others(ctx, verdict)
                     stall_s = self._stalls.longest_since(began)
             except asyncio.CancelledError:
                 # The run is stopped. What is not ours to throw away is left as it was found.
@@ -290,6 +305,10 @@ class Engine:
                 raise
             finally:
                 ctx.close()
+            if suspicion and not suspected and not await self._why_gone(case.version):
+                return await self._execute_suspected(case)
+            if suspicion:
+                verdict, detail = CaseVerdict.FAIL, f"after this case, others are not served: {suspicion}"
             if verdict in (CaseVerdict.FAIL, CaseVerdict.BLOCKED) and ctx.lag:
                 verdict, detail = CaseVerdict.ERROR, f"not judged: {ctx.lag}; {detail}"
             never_back = any(incident.rule is Rule.STARTS_AGAIN for incident in ctx.incidents)
@@ -327,16 +346,16 @@ class Engine:
             self._bystander.close()
             self._bystander = None
 
-    async def _judge_effect_on_others(self, verdict: CaseVerdict, detail: str) -> tuple[CaseVerdict, str]:
-        """The verdict stands if a client that took no part in the case, connected before it, is still served."""
-        if self._bystander is None:
-            return verdict, detail
+    async def _effect_on_others(self, ctx: CaseContext, verdict: CaseVerdict) -> str:
+        """Why a client that took no part in the case, connected before it, is not served any more; empty if it is."""
+        if self._bystander is None or not ctx.disturbed or verdict in BAD:
+            return ""
         try:
             await self._bystander.join()
             await self._bystander.prove_served()
         except BystanderError as error:
-            return CaseVerdict.FAIL, f"after this case, or one beside it, others are not served: {error}"
-        return verdict, detail
+            return str(error)
+        return ""
 
     async def _why_dead(self, ctx: CaseContext, verdict: CaseVerdict) -> str:
         """Why the broker is taken for dead after a case, or one beside it; empty if it lives."""
@@ -395,20 +414,28 @@ class Engine:
         return (await self._handshake(version))[0]
 
     async def _handshake(self, version: int) -> tuple[str, bool]:
-        """Why a fresh handshake fails, and whether that is for lack of any answer; a slow broker gets two chances."""
+        """Why a fresh handshake fails, and whether that is for lack of any answer.
+
+        A slow broker gets two chances, one that ends connections by chance gets some more.
+        """
         problem: ProbeError | None = None
-        for _ in range(2):
+        silent = 0
+        for _ in range(_HANDSHAKES):
+            began = asyncio.get_running_loop().time()
             try:
-                await asyncio.to_thread(handshake, self.broker.endpoint, version, timeout_s=self._alive_timeout_s)
+                with self._stalls:
+                    await asyncio.to_thread(handshake, self.broker.endpoint, version, timeout_s=self._alive_timeout_s)
             except StrangeAnswerError:
                 return "", False  # whoever refuses, or answers nonsense, is alive
             except ProbeError as error:
                 problem = error
-                if not isinstance(error.__cause__, TimeoutError):
-                    return str(error), False
+                held_up = self._stalls.longest_since(began) >= _STALL_S
+                silent += isinstance(error.__cause__, TimeoutError) and not held_up
+                if silent == _SILENT_HANDSHAKES:
+                    break
             else:
                 return "", False
-        return str(problem), True
+        return str(problem), silent == _SILENT_HANDSHAKES
 
 
 async def _judge(case: Case, ctx: CaseContext) -> tuple[CaseVerdict, str]:
@@ -416,12 +443,13 @@ async def _judge(case: Case, ctx: CaseContext) -> tuple[CaseVerdict, str]:
     try:
         async with ctx.time_limit(ctx.limit_s):
             await case.run(ctx)
+        if ctx.answered_again is not None:
+            raise StepFailureError(ctx.answered_again)
     except StepFailureError as error:
         incident = error.incident
         ctx.incidents.append(incident)
         about = incident.soft or incident.rule.is_subject_of(case.id, case.clauses)
-        if incident.soft:
-            ctx.incidents += ctx.other_reasons()
+        ctx.incidents += ctx.other_reasons()
         return CaseVerdict.FAIL if about else CaseVerdict.BLOCKED, str(error)
     except CaseFailureError as error:
         ctx.incidents += ctx.other_reasons()

@@ -85,6 +85,16 @@ class Rule(Enum):
         what="a message reaches its subscriber", in_311=("4.5.0-1",), in_5=("4.5.0-1",), judges=(), shaped=True
     )
     CONTENT = _soft("a message comes as it was published", in_311=("3.3.2-1",), in_5=("3.3.2-1",))
+    COPIES = _soft(
+        "a message comes once to who subscribes once",
+        in_311=("4.3.1-1", "4.3.2-1", "4.3.3-1"),
+        in_5=("4.3.1-1", "4.3.2-1", "4.3.3-1", "4.4.0-1"),
+    )
+    STAYS_OPEN = _soft(
+        "a connection that breaks no rule is served",
+        in_311=("3.1.4-4", "3.8.4-1", "3.12.4-1"),
+        in_5=("3.1.4-5", "3.8.4-1", "3.12.4-1"),
+    )
     FORM = Basis(
         what="what the broker sends is well-formed", in_311=("2.2.2-1",), in_5=("2.1.3-1",), judges=(), shaped=True
     )
@@ -135,7 +145,7 @@ class Rule(Enum):
         in_5=("4.12.0-1",),
         judges=("auth/unknown-method-refused",),
     )
-    ONCE = Basis(what="a request is answered once", in_311=("3.8.4-2",), in_5=("3.8.4-2",), judges=())
+    ONCE = Basis(what="a request is answered once", in_311=("3.8.4-2",), in_5=("3.8.4-2",), judges=(), shaped=True)
     FOREIGN = Basis(what="only who subscribes gets messages", in_311=("3.3.2-3",), in_5=("3.3.2-3",))
 
     UPGRADE = _websocket("a WebSocket handshake is answered", "4.2.2-1", judge="server-selects-the-sub-protocol-mqtt")

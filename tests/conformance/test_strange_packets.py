@@ -23,10 +23,10 @@ class Context:
         self.transcript = Transcript()
         self.noted: list[Rule] = []
 
-    def look_at(self, _name: str, _packet: Packet) -> None:
+    def look_at(self, _connection: object, _packet: Packet) -> None:
         """No case that asks for it."""
 
-    def will_send(self, packet: Packet, client_id: str = "") -> None:
+    def will_send(self, packet: Packet, client_id: str = "", *, topic: str = "", times: int = 1) -> None:
         """Nothing to clean up."""
 
     def is_foreign(self, *_asked: object) -> bool:
