@@ -68,11 +68,12 @@ CLOCK_TOPIC = "$admin/clock/advance"
 ABSENT = "not "
 """Begins a requirement that the target lacks a capability."""
 _MAX_EXTENSIONS = 3
-_MAX_GIVEN_S = 180.0
+_MAX_GIVEN_S = 900.0
 """The most that a case may take longer because each of its answers is slow."""
 _STRAGGLER_S = 2.0
 """For a message that must come, after others that need not have come before it."""
 _HANDSHAKE_TIMEOUT_S = 2.0
+_LONGEST_HANDSHAKE_S = 10.0
 _PACKET_OVERHEAD_BYTES = 200
 """Room for everything else in a packet of a case: topic, properties, header."""
 _SECOND_LOOK_S = 12.0
@@ -81,6 +82,8 @@ _LAG_S = 1.0
 """A broker that takes so long to greet a client is behind what a case believes of its clock."""
 _SHORT_S = 60
 """Intervals up to this may pass while a broker of slow answers is asked a few things."""
+_KEEP_ALIVE_S = 600
+"""Of clients that cases are not about: they may be silent while a broker takes seconds for each answer to others."""
 _SLOW_HANDSHAKE_S = 0.1
 """On an idle machine a handshake takes a few milliseconds."""
 _CASE_ID = re.compile(r"[a-z0-9]+/[a-z0-9-]+/[a-z0-9-]+")
@@ -349,6 +352,7 @@ class CaseContext:
         fields.setdefault("client_id", self.client_id())
         if "clock" in self.case.requires:
             fields.setdefault("keep_alive_s", 0)  # a clock that jumps is no reason to lose the connection
+        fields.setdefault("keep_alive_s", _KEEP_ALIVE_S)
         if "username" not in fields and self.endpoint.username is not None:
             fields["username"] = self.endpoint.username
             if self.endpoint.password is not None:
@@ -369,6 +373,7 @@ class CaseContext:
         began = time.monotonic()
         connection.connack = await connection.expect(Connack)
         self.greeting_s = max(self.greeting_s, time.monotonic() - began)
+        self.is_timed |= 0 < (connection.connack.properties.server_keep_alive or 0) < _SHORT_S
         if connection.connack.reason_code != 0:
             raise connection.step_failed(Rule.ACCEPT, f"expected to be accepted; seen {describe(connection.connack)}")
         if not connection.client_id and connection.connack.properties.assigned_client_identifier:
@@ -625,9 +630,10 @@ class CaseContext:
         if self._extensions >= _MAX_EXTENSIONS or self._limit is None:
             return False
         began = loop.time()
-        self._move_deadline(began + 2 * _HANDSHAKE_TIMEOUT_S)
+        timeout_s = min(max(_HANDSHAKE_TIMEOUT_S, 2 * self.greeting_s), _LONGEST_HANDSHAKE_S)
+        self._move_deadline(began + 2 * timeout_s)
         try:
-            await asyncio.to_thread(handshake, self.endpoint, self.case.version, timeout_s=_HANDSHAKE_TIMEOUT_S)
+            await asyncio.to_thread(handshake, self.endpoint, self.case.version, timeout_s=timeout_s)
         except ProbeError:
             return False
         took_s = loop.time() - began

@@ -122,6 +122,7 @@ class Connection(asyncio.Protocol):
         self._own_bytes = Decoder(version)
         self.skip_malformed = False
         """Pass over packets that break the rules, as long as their length can be read; for what is judged elsewhere."""
+        self._passed_over = ""
         self._decoder = Decoder(version)
         self._inbox: deque[Packet] = deque()
         self._wake = asyncio.Event()
@@ -173,6 +174,7 @@ class Connection(asyncio.Protocol):
                     if not self.skip_malformed:
                         position -= len(frame)
                         raise
+                    self._passed_over = self._passed_over or str(error)
                     self._note_strange(frame, f"MALFORMED, passed over: {error}")
                     continue
                 if isinstance(packet, Publish):
@@ -504,6 +506,8 @@ class Connection(asyncio.Protocol):
                 again = next((extra for extra in self.answered_again if type(packet).type.name in extra.shape), None)
                 if again is not None:
                     raise StepFailureError(msgspec.structs.replace(again, text=f"{self.name}: {text}"))
+                if isinstance(packet, Publish) and not (self.sent_raw or self.ctx.flow.asked(self.client_id, packet)):
+                    raise StepFailureError(Incident(rule=Rule.FOREIGN, text=f"{self.name}: {text}"))
                 raise self._missing(kind, text)
             skipped.append(packet)
 
@@ -529,6 +533,8 @@ class Connection(asyncio.Protocol):
             raise self._missing(kind, str(error).removeprefix(f"{self.name}: ")) from error
 
     def _missing(self, kind: type[Packet], text: str) -> CaseFailureError:
+        if self._passed_over.startswith(f"{kind.type.name}:"):
+            return StepFailureError(malformed(self._passed_over, self.version, f"{self.name}: {text}"))
         rule = ANSWERS.get(kind)
         if kind is Pubrel and Pubrec not in self._sent:
             rule = Rule.PUBREL_AGAIN

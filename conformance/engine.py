@@ -10,7 +10,7 @@ the target lacks a required capability         ``unsupported``; known before the
 ``fail`` of a case in ``expect_fail``          ``xfail``; if it passes instead, ``xpass``
 anything else was raised, or the limit passed  ``error``: the harness failed
 the harness itself was held up meanwhile       a ``fail`` or ``error`` does not count: the case is run again
-it counts on timers, and the answers lag       a ``fail`` or ``blocked`` is an ``error``: it says nothing of the broker
+it counts on timers, and the answers lag       a ``fail`` or ``blocked`` says nothing of the broker: ``unsupported``
 others are not served afterwards, each time    ``fail``: bad input and lost connections are their client's affair
 the broker died meanwhile                      ``fail`` of a case that was alone with it; all others are ``not_run``,
                                                and :class:`conformance.run.Run` runs them again where it can
@@ -310,7 +310,8 @@ class Engine:
             if suspicion:
                 verdict, detail = CaseVerdict.FAIL, f"after this case, others are not served: {suspicion}"
             if verdict in (CaseVerdict.FAIL, CaseVerdict.BLOCKED) and ctx.lag:
-                verdict, detail = CaseVerdict.ERROR, f"not judged: {ctx.lag}; {detail}"
+                verdict, detail = CaseVerdict.UNSUPPORTED, f"not judged: {ctx.lag}; {detail}"
+                ctx.incidents.clear()
             never_back = any(incident.rule is Rule.STARTS_AGAIN for incident in ctx.incidents)
             if verdict not in BAD or never_back or stall_s < _STALL_S or attempt == _MAX_ATTEMPTS:
                 break

@@ -26,6 +26,8 @@ class Flow:
         self._wills: Counter[_Key] = Counter()
         """How often each may be published as a will."""
         self._retained: set[_Key] = set()
+        self._newest: dict[str, tuple[_Key, Publish]] = {}
+        """What must be retained on each topic."""
         self._due: Counter[tuple[str, _Key]] = Counter()
         """The most copies of each message that a client may get over one connection, wills apart."""
         self._got: Counter[tuple[object, _Key]] = Counter()
@@ -43,6 +45,10 @@ class Flow:
         """What any client has subscribed to."""
         return {name for filters in self._filters.values() for name in filters}
 
+    def asked(self, client_id: str, packet: Publish) -> bool:
+        """Whether a client has ever subscribed to the topic of a message; one without an identifier may have."""
+        return not client_id or any(matches(pattern(name), packet.topic) for name in self.filters_of(client_id))
+
     def subscribes(self, client_id: str, packet: Subscribe) -> None:
         """A client asks for more; each time it may get what is retained."""
         filters = self._filters.setdefault(client_id, Counter())
@@ -50,6 +56,9 @@ class Flow:
             filters[entry.filter] += 1
             for key in self._retained:
                 self._due[client_id, key] += matches(entry.filter, key[0])
+            for key, newest in self._newest.values():
+                if entry.retain_handling == 0 and matches(entry.filter, key[0]):
+                    self._wants(client_id, key, newest)
 
     def publishes(self, packet: Publish, topic: str, times: int = 1) -> None:
         """A client publishes; ``topic``: where an alias stands for it."""
@@ -58,8 +67,15 @@ class Flow:
             matching = [name for name in filters if matches(pattern(name), topic)]
             self._due[client_id, key] += times * len(matching)  # a copy for each of several that overlap is allowed
             if any(not name.startswith(SHARE) for name in matching):
-                self._wanted[client_id, key] += times
-                self._packets[key] = packet
+                self._wants(client_id, key, packet, times)
+        if packet.retain:
+            self._newest.pop(topic, None)
+            if packet.payload:
+                self._newest[topic] = key, packet
+
+    def _wants(self, client_id: str, key: _Key, packet: Publish, times: int = 1) -> None:
+        self._wanted[client_id, key] += times
+        self._packets[key] = packet
 
     def leaves_will(self, will: Will) -> None:
         """A client connects with a will, which may be published once."""

@@ -246,7 +246,7 @@ async def expiry(ctx: CaseContext) -> None:
     """
     topic = ctx.topic()
     brief = Properties(message_expiry_interval=1)
-    narrow = Properties(session_expiry_interval=60, receive_maximum=1)
+    narrow = Properties(session_expiry_interval=600, receive_maximum=1)
     first = await ctx.connect(properties=narrow, name="first")
     await subscribe_at(ctx, first, topic, qos=2)
     publisher = await ctx.connect(name="publisher")

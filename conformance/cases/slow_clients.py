@@ -229,7 +229,7 @@ async def large_messages(ctx: CaseContext) -> None:
     """
     version = ctx.case.version
     topic, client_id = ctx.topic("large"), ctx.client_id()
-    lasting = Properties(session_expiry_interval=100) if version >= _V5 else Properties()
+    lasting = Properties(session_expiry_interval=600) if version >= _V5 else Properties()
     first = await ctx.connect(client_id=client_id, clean=False, properties=lasting, name="first")
     await first.subscribe(Subscription(filter=topic, qos=1))
     await first.disconnect()

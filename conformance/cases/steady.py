@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Callable
 
 from conformance.case import CaseContext, CaseFunction, case
+from conformance.cases.mqtt5.support import publishing
 from conformance.connection import Connection
-from conformance.rules import StepFailureError
-from conformance.wire import Disconnect, Publish
+from conformance.wire import Disconnect
 
 _LIMIT_S = 20.0
 _BURSTS = 10
@@ -58,17 +58,10 @@ async def many_messages(ctx: CaseContext) -> None:
     levels = [qos for qos in (1, 2) if ctx.capabilities.get(f"qos{qos}", True)]
     for number, qos in enumerate([0] * _BURSTS + levels):
         payloads = [f"{number}/{index}".encode() for index in range(_IN_A_BURST)]
-        for payload in payloads:
-            await publisher.publish(topic, payload, qos=qos)
-        try:
-            messages = await ctx.messages_before_marker(publisher, subscriber, at_least=_IN_A_BURST)
-        except StepFailureError as error:
-            if subscriber.closed or publisher.closed:
-                raise
-            ctx.fail(str(error))
-        found = [(packet.topic, packet.payload) for packet in messages if isinstance(packet, Publish)]
-        wanted = [(topic, payload) for payload in payloads]
-        ctx.must(found == wanted, f"QoS {qos}: expected {payloads} on {topic}, each once; seen {found}")
+        async with publishing(publisher, topic, *payloads, qos=qos):
+            for payload in payloads:
+                await subscriber.expect_publish(topic, payload)
+        await ctx.expect_no_message(publisher, subscriber)
 
 
 @_both_versions(

@@ -397,3 +397,8 @@ def reset_keeps(patch: Patch) -> None:
         return reset
 
     patch.wrap(cursors, "reset", make)
+
+
+@mutant("queue-group-deleted-under-a-transaction", "a group is deleted although a transaction has acknowledged in it")
+def group_under_a_transaction(patch: Patch) -> None:
+    patch.replace(ConsumerGroup, "is_committing", False)

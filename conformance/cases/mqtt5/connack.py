@@ -49,7 +49,7 @@ async def success(ctx: CaseContext) -> None:
     answered by PINGRESP without anything in between.
     """
     connection = await ctx.connect()
-    ctx.must(not connection.connack.session_present, f"expected no session; seen {describe(connection.connack)}")
+    connection.expect_new_session()
     await connection.expect_nothing()
 
 

@@ -50,7 +50,7 @@ async def server_disconnect(ctx: CaseContext) -> None:
     A client with a lasting session sends a SUBSCRIBE without filters, followed by a PINGREQ. If a DISCONNECT comes it
     has a code of 0x80 or more, no session expiry, and nothing behind it; the connection ends.
     """
-    connection = await ctx.connect(properties=Properties(session_expiry_interval=60))
+    connection = await ctx.connect(properties=Properties(session_expiry_interval=600))
     connection.send_raw(raw_packet(0x82, b"\x00\x01\x00") + b"\xc0\x00")
     seen = await connection.expect_close(step=Rule.EMPTY_SUBSCRIBE)
     ctx.must(len(seen) <= 1, f"expected DISCONNECT to be the last packet; seen {'; '.join(map(describe, seen))}")

@@ -231,8 +231,8 @@ async def resume_quota(ctx: CaseContext) -> None:
     message comes, and each PUBACK brings the next.
     """
     topic = ctx.topic()
-    wide = Properties(session_expiry_interval=60, receive_maximum=10)
-    narrow = Properties(session_expiry_interval=60, receive_maximum=1)
+    wide = Properties(session_expiry_interval=600, receive_maximum=10)
+    narrow = Properties(session_expiry_interval=600, receive_maximum=1)
     first = await ctx.connect(properties=wide, name="first")
     await subscribe_at(ctx, first, topic, qos=1)
     await first.disconnect()
@@ -311,7 +311,7 @@ async def too_large_frees_quota(ctx: CaseContext) -> None:
     are published, and then a small one, which arrives. Resuming the session does not bring the large ones either.
     """
     topic = ctx.topic()
-    limits = Properties(session_expiry_interval=60, maximum_packet_size=150, receive_maximum=1)
+    limits = Properties(session_expiry_interval=600, maximum_packet_size=150, receive_maximum=1)
     client = await ctx.connect(name="client", properties=limits)
     await subscribe_at(ctx, client, topic, qos=1)
     publisher = await ctx.connect(name="publisher")
@@ -391,7 +391,7 @@ async def resent_count(ctx: CaseContext) -> None:
     message under way at a time.
     """
     topic = ctx.topic()
-    limits = Properties(session_expiry_interval=60, receive_maximum=2)
+    limits = Properties(session_expiry_interval=600, receive_maximum=2)
     first = await ctx.connect(properties=limits, name="first")
     await subscribe_at(ctx, first, topic, qos=1)
     publisher = await ctx.connect(name="publisher")

@@ -107,7 +107,7 @@ async def smaller_on_resume(ctx: CaseContext) -> None:
     first.abort()
     await publisher.publish(topic, _LARGE_PAYLOAD, qos=1)
     await publisher.publish(topic, b"small", qos=1)
-    narrow = Properties(session_expiry_interval=60, maximum_packet_size=_SMALL_PACKET_BYTES)
+    narrow = Properties(session_expiry_interval=600, maximum_packet_size=_SMALL_PACKET_BYTES)
     back = await resume(ctx, first.client_id, name="narrow", properties=narrow)
     await back.expect_publish(topic, b"small", qos=1)
     await back.expect_nothing()

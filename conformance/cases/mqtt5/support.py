@@ -40,7 +40,8 @@ _GOODBYE_S = 2.0
 SILENCE_S = 1.0
 """After this a server has nothing more under way, or too little to tell."""
 
-LASTING = Properties(session_expiry_interval=60)
+_CONNACK = 2
+LASTING = Properties(session_expiry_interval=600)
 """A session that outlives its connection by far more than a case takes."""
 
 
@@ -349,6 +350,10 @@ async def exchange_raw(ctx: CaseContext, data: bytes, *, name: str) -> bytes:
     finally:
         writer.transport.abort()
         ctx.transcript.add(name, "recv", received, f"{len(received)} raw bytes, then the end")
+    if received and received[0] >> 4 == _CONNACK and received[0] & 0x0F:
+        text = f"{name}: a CONNACK with reserved flags; seen {received.hex()}"
+        ctx.note_incident(Rule.FORM, text, frozenset({"CONNACK: reserved flags"}))
+        received = bytes((_CONNACK << 4,)) + received[1:]
     return received
 
 

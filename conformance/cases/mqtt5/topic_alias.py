@@ -134,7 +134,7 @@ async def ends_with_connection(ctx: CaseContext) -> None:
     That connection ends, and nothing is published.
     """
     topic = ctx.topic()
-    lasting = Properties(session_expiry_interval=60)
+    lasting = Properties(session_expiry_interval=600)
     watcher = await ctx.connect(name="watcher")
     await watcher.subscribe(topic)
     first = await ctx.connect(properties=lasting, name="first")

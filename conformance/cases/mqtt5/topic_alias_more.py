@@ -80,7 +80,7 @@ async def server_anew(ctx: CaseContext) -> None:
     need not use aliases.
     """
     topic = ctx.topic()
-    properties = Properties(session_expiry_interval=60, topic_alias_maximum=2)
+    properties = Properties(session_expiry_interval=600, topic_alias_maximum=2)
     publisher = await ctx.connect(name="publisher")
 
     async def three_messages(connection: Connection) -> None:

@@ -227,3 +227,33 @@ async def under_a_transaction(ctx: CaseContext) -> None:
     await sink.expect_publish(payload=b"out")
     for queue in (source, target):
         await ask(ctx, producer.client, queue, "delete")
+
+
+_DELETE = {"group": "workers", "delete": True}
+
+
+@case(
+    "queue/groups/no-deletion-under-a-transaction",
+    clauses=("Q-GROUP-17",),
+    requires=("queues",),
+    mutant="queue-group-deleted-under-a-transaction",
+    near_miss="queue-one-batch-per-message",
+)
+async def group_under_a_transaction(ctx: CaseContext) -> None:
+    """A group in which an open transaction has acknowledged something is not deleted before the end of it.
+
+    Two transactions acknowledge a message of a group each, whose consumers then leave. Deleting the groups is refused;
+    after one transaction has been committed and the other aborted, it is done.
+    """
+    producer = await Producer.make(ctx, ctx.client_id())
+    for ends in (producer.commit, producer.abort):
+        queue = new_queue(ctx)
+        consumer = await consume(ctx, queue)
+        await publish_with(producer.client, queue, b"in")
+        delivery = await consumer.expect_publish(payload=b"in")
+        transaction = await producer.begin()
+        await producer.ack(consumer, queue, delivery, transaction)
+        await consumer.disconnect()
+        await refused(ctx, producer.client, f"{queue}/groups", _DELETE)
+        await ends(transaction)
+        await ask(ctx, producer.client, queue, "groups", _DELETE)

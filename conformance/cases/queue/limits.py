@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from conformance.case import CaseContext, case
+from conformance.cases.queue.administration import figure
+from conformance.cases.queue.producing import Producer
 from conformance.cases.queue.support import (
     admin,
     consume,
@@ -306,6 +308,37 @@ async def depth_after_expiry(ctx: CaseContext) -> None:
     await ctx.advance(6.0)
     found = await admin(ctx, publisher, f"queue/{queue}/stats")
     ctx.must(found["depth"] == 1, f"expected depth 1; seen {found['depth']}")
+
+
+@case(
+    "queue/limits/expired-behind-a-transaction",
+    clauses=("Q-LIMIT-20",),
+    requires=("queues", "clock"),
+    mutant="queue-expires-at-delivery-only",
+    settings=_with(partitions=1),
+)
+async def depth_behind_a_transaction(ctx: CaseContext) -> None:
+    """What expires behind an open transaction leaves the depth once that has ended, and is given to nobody.
+
+    A transaction writes a message, and one with a ttl of 5 s comes behind it; 6 s later the transaction ends. Where it
+    is aborted the depth is 0 a second later, and where it is committed it is 1: a consumer gets that message alone.
+    """
+    producer = await Producer.make(ctx, ctx.client_id())
+    for ends, left in ((producer.abort, 0), (producer.commit, 1)):
+        queue = new_queue(ctx)
+        transaction = await producer.begin()
+        await producer.put(queue, b"transacted", transaction)
+        await publish_with(producer.client, queue, b"short", ttl="5s")
+        await ctx.advance(6.0)
+        await ends(transaction)
+        await ctx.advance(1.0)
+        depth = await figure(ctx, producer.client, queue, "depth")
+        ctx.must(depth == left, f"expected depth {left} after the end of the transaction; seen {depth}")
+        consumer = await consume(ctx, queue)
+        seen = [delivery.payload for delivery in await deliveries(consumer, at_least=left)]
+        ctx.must(
+            seen == [b"transacted"] * left, f"consumer: expected {left} message(s), none that expired; seen {seen}"
+        )
 
 
 @case(
