@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -86,10 +86,16 @@ class _Life:
             self._nursery.tell({"stop": self._pid})
 
 
+def _start_process() -> subprocess.Popen[str]:
+    return subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
 class Nursery:
     """A context manager around the forking process; :meth:`broker` may be called from many threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, start_process: Callable[[], subprocess.Popen[str]] = _start_process) -> None:
+        """``start_process`` starts what forks brokers."""
+        self._start_process = start_process
         self._stack = ExitStack()
         self._talking = threading.Lock()
         self._numbers = itertools.count()
@@ -98,7 +104,7 @@ class Nursery:
 
     def __enter__(self) -> Self:
         self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="assay-")))
-        self._process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = self._start_process()
         self._listener = threading.Thread(target=self._listen, name="assay-nursery", daemon=True)
         self._listener.start()
         return self

@@ -112,7 +112,8 @@ Group = tuple[Case | None, list[Case]]
 """Cases that share a broker, and if it is private to them, the one that says what it is like."""
 
 
-def _groups(cases: Sequence[Case]) -> list[Group]:
+def groups_of(cases: Sequence[Case]) -> list[Group]:
+    """The cases that share a broker, and those that have one to themselves."""
     together = [case for case in cases if not case.is_private]
     groups: list[Group] = [(None, together)] if together else []
     return groups + [(group[0], group) for group in cohorts(case for case in cases if case.is_private)]
@@ -203,7 +204,7 @@ async def _check_one(pool: Executor, nursery: Nursery, target: Target, name: str
 
     # A broken broker may be silent; a sound one may be slow, so that it gets the whole time.
     patience_s = None if entry.legal else PATIENCE_S
-    ran = await asyncio.gather(*(run(group, patience_s) for group in _groups(cases)))
+    ran = await asyncio.gather(*(run(group, patience_s) for group in groups_of(cases)))
     wrong, blocked = judged(entry, cases, [outcome for outcomes, _problem in ran for outcome in outcomes])
     return Check(
         mutant=name,

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import msgspec
 
-from mutation.judges import KILLS, Bench, Judge, Opinion, Outcome, SoundTree
+from mutation.judges import KILLS, Bench, Judge, Opinion, Outcome
 from mutation.operators import Mutant, Operator, is_sound, mutants_of
 from mutation.reach import Reach, digest
 from mutation.tree import ROOT, StoppedError, Tree, copied_tree
+from mutation.warm import Preload
 
 DEFAULT_MODULES = ("reference_broker/mqtt", "reference_broker/core", "reference_broker/storage")
 EQUIVALENTS = Path(__file__).with_name("equivalents.toml")
@@ -168,7 +169,7 @@ def judge_one(mutant: Mutant, judges: Sequence[Judge], bench: Bench, *, until_ki
     Whom all let live is asked about again where something was left out.
     """
     opinions: list[Opinion] = []
-    with bench.tree.planted(mutant):
+    with bench.tree.planted(mutant, ran_at_import=bench.reach.ran_at_import(mutant)):
         for judge in judges:
             opinions.append(judge.judge(mutant, bench))
             if until_killed and opinions[-1].outcome in KILLS:
@@ -188,7 +189,7 @@ def judge_all(
     jobs: int = 2,
     budget_s: float = 20.0,
     rest_s: float = 120.0,
-    patience_s: float = 30.0,
+    patience_s: float = 10.0,
     until_killed: bool = False,
     keep_map: bool = False,
     report: Callable[[str], None] = lambda _text: None,
@@ -198,9 +199,8 @@ def judge_all(
     equivalents = known_equivalents()
     left = [mutant for mutant in mutants if _identity(mutant) not in journal.done]
     with ExitStack() as stack:
-        report(f"copying the project {jobs + 1} times")
+        report(f"copying the project {jobs} times")
         trees = [stack.enter_context(copied_tree()) for _ in range(jobs)]
-        sound = SoundTree(stack.enter_context(copied_tree()))
         reach = Reach(reach_folder)
         parts = [part for judge in judges for part in judge.parts()]
         lock = threading.Lock()
@@ -210,8 +210,16 @@ def judge_all(
             for name in reach.unusable():
                 report(f"cannot judge: {name}")
 
+            wanted = [judge.preload() for judge in judges]
+            preload = Preload(
+                packages=tuple(dict.fromkeys(name for each in wanted for name in each.packages)),
+                tests=tuple(dict.fromkeys(name for each in wanted for name in each.tests)),
+            )
+            report("importing the broker, its tests and its judges")
+
             def work(tree: Tree) -> None:
-                bench = Bench(tree, sound, reach, budget_s=budget_s, rest_s=rest_s, patience_s=patience_s)
+                tree.warm_up(preload)
+                bench = Bench(tree, reach, budget_s=budget_s, rest_s=rest_s, patience_s=patience_s)
                 while True:
                     with lock:
                         if not left:
@@ -231,7 +239,7 @@ def judge_all(
                         done.result()
                 except BaseException:
                     left.clear()
-                    for tree in (*trees, sound.tree):
+                    for tree in trees:
                         tree.close()
                     raise
         except StoppedError as error:

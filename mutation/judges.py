@@ -8,7 +8,7 @@ lives then has not been judged whole, and is neither killed nor a survivor.
 from __future__ import annotations
 
 import json
-import threading
+from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -19,16 +19,22 @@ from conformance.case import load_cases
 from mutation.operators import Mutant
 from mutation.reach import Check, Part, Reach
 from mutation.tree import ROOT, Ended, Tree
+from mutation.warm import PYTEST_OPTIONS, Preload
 
 UNIT_FOLDERS = ("tests/core", "tests/mqtt", "tests/storage", "tests/storage_tools", "tests/server")
 _SLOW = ("tests/mqtt/quirks",)
 """Tests that run whole suites: other judges do that."""
 _TESTS_AT_ONCE = 300
-_TIMES_SLOWER = 5
+_FIRST_S = 1.0
+"""Of tests, as long as they took for the map, that are asked first."""
+_SOME_OF_A_FILE = 4
+_TIMES_SLOWER = 4
 _SAID = 300
 _COMMAND = ("-m", "assay.cli")
+_CASES = ("-m", "mutation.black_box", "cases")
 _SUITES = ("mqtt311", "mqtt5", "queue")
 _LIVES = 100
+_PACKAGES = ("reference_broker", "conformance", "faults", "sim")
 _SCENARIOS = ("crash-restart", "power-loss", "slow-consumer", "flaky-network")
 
 
@@ -56,38 +62,27 @@ class Opinion(msgspec.Struct, frozen=True, kw_only=True):
     """Checks that may execute the mutant and were not made, for want of time."""
 
 
-class SoundTree:
-    """The unchanged project, shared by all workers: whoever kills must leave it alone."""
-
-    def __init__(self, tree: Tree) -> None:
-        self.tree = tree
-        self._lock = threading.Lock()
-        self._passes: dict[tuple[str, ...], bool] = {}
-
-    def passes(self, arguments: tuple[str, ...], limit_s: float) -> bool:
-        """Whether a command ends well on the unchanged broker; asked once."""
-        with self._lock:
-            if arguments not in self._passes:
-                self._passes[arguments] = self.tree.run(arguments, limit_s=limit_s).status == 0
-            return self._passes[arguments]
-
-
 class Bench:
-    """Where a mutant is judged: its tree, an unchanged one, the map, and the limits.
+    """Where a mutant is judged: its tree, the map, and the limits.
 
     ``budget_s`` is how long the chosen tests took on the unchanged broker at most, and ``rest_s`` those that are made
     afterwards of a mutant that everybody let live; no command is ended before ``patience_s`` are over.
     """
 
-    def __init__(
-        self, tree: Tree, sound: SoundTree, reach: Reach, *, budget_s: float, rest_s: float, patience_s: float
-    ) -> None:
-        self.tree, self.sound, self.reach = tree, sound, reach
+    def __init__(self, tree: Tree, reach: Reach, *, budget_s: float, rest_s: float, patience_s: float) -> None:
+        self.tree, self.reach = tree, reach
         self.budget_s, self.rest_s, self.patience_s = budget_s, rest_s, patience_s
+        self._passes: dict[tuple[str, ...], bool] = {}
 
     def limit_s(self, checks: Sequence[Check], times: float = _TIMES_SLOWER) -> float:
         """The time limit of a command that makes these checks."""
         return self.patience_s + times * sum(check.duration_s for check in checks)
+
+    def passes(self, arguments: tuple[str, ...], limit_s: float) -> bool:
+        """Whether a command ends well on the unchanged broker; asked once."""
+        if arguments not in self._passes:
+            self._passes[arguments] = self.tree.run(arguments, limit_s=limit_s, sound=True).status == 0
+        return self._passes[arguments]
 
 
 class Judge:
@@ -101,6 +96,10 @@ class Judge:
     def parts(self) -> list[Part]:
         """What is recorded on the unchanged broker."""
         raise NotImplementedError
+
+    def preload(self) -> Preload:
+        """What its commands import."""
+        return Preload(packages=_PACKAGES)
 
     def judge(self, mutant: Mutant, bench: Bench) -> Opinion:
         """Ask for everything that reaches the mutant, within the budget."""
@@ -129,7 +128,7 @@ class Judge:
 
 
 class UnitTests(Judge):
-    """Tests of pytest: those of files named after the module first, then from fast to slow."""
+    """Tests of pytest: those of files named after the module first, then a few of each file, from fast to slow."""
 
     def __init__(self, name: str, files: Sequence[str] = ()) -> None:
         """``files``: only these files of tests."""
@@ -145,28 +144,42 @@ class UnitTests(Judge):
                 name=name,
                 arguments=self._arguments("-m", "not slow", name),
                 sources=(name,),
-                pytest=True,
+                contexts=True,
             )
             for name in self._files
         ]
 
+    def preload(self) -> Preload:
+        return Preload(tests=tuple(self._files))
+
     @staticmethod
     def _arguments(*more: str) -> tuple[str, ...]:
-        options = ("-q", "-p", "mutation.contexts", "-p", "no:cacheprovider", "--no-header")
-        return ("-m", "pytest", *options, *more)
+        return ("-m", "pytest", *PYTEST_OPTIONS, *more)
 
     def chosen(self, mutant: Mutant, bench: Bench) -> tuple[list[Check], list[Check]]:
         stem = Path(mutant.module).stem
         checks = bench.reach.reaching(self.name, mutant)
-        checks.sort(key=lambda check: (stem not in check.name.partition("::")[0], check.duration_s))
-        return within(checks, bench.budget_s)
+        checks.sort(key=lambda check: check.duration_s)
+        seen = Counter[str]()
+        order = dict[str, tuple[bool, int]]()
+        for check in checks:
+            file = check.name.partition("::")[0]
+            seen[file] += 1
+            order[check.name] = stem not in file, seen[file] // _SOME_OF_A_FILE
+        return within(sorted(checks, key=lambda check: order[check.name]), bench.budget_s)
 
     def ask(self, checks: list[Check], bench: Bench) -> Opinion:
         ran: list[Ended] = []
-        for place in range(0, len(checks), _TESTS_AT_ONCE):
-            opinion = self._ask(checks[place : place + _TESTS_AT_ONCE], bench, ran)
+        left = checks
+        for most_s in (_FIRST_S, *[bench.budget_s + bench.rest_s] * len(checks)):
+            # Most are killed by the first tests; who computes without end shall do so for a short time.
+            some = within(left, most_s)[0][:_TESTS_AT_ONCE] or left[:1]
+            if not some:
+                break
+            opinion = self._ask(some, bench, ran)
             if opinion.outcome in KILLS:
                 return opinion
+            left = [check for check in left if check not in some]
         return self.opinion(Outcome.SURVIVED, "", *ran)
 
     def _ask(self, checks: list[Check], bench: Bench, ran: list[Ended]) -> Opinion:
@@ -184,11 +197,14 @@ class UnitTests(Judge):
                 break
             lines = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
             failed = [line["test"] for line in lines if not line["ok"]]
-            suspects = failed or names  # without a failed test, something could not even be imported
-            ran.append(bench.tree.run(self._arguments("-x", *suspects), limit_s=bench.limit_s(checks)))
-            if ran[-1].status != 0:
-                return self.opinion(Outcome.KILLED, failed[0] if failed else _said(ran[0]), *ran)
-            names = names[names.index(suspects[-1]) + 1 :]
+            # Without a failed test, the process ended in one, or could not even import the first.
+            begun = [name for name in names if name not in {line["test"] for line in lines}]
+            suspect = (failed or begun or names)[0]
+            again = self._arguments("-x", suspect)
+            ran.append(bench.tree.run(again, limit_s=bench.limit_s(checks)))
+            if ran[-1].status != 0 and bench.passes(again, bench.limit_s(checks)):
+                return self.opinion(Outcome.KILLED, suspect, *ran)
+            names = names[names.index(suspect) + 1 :]
         return self.opinion(Outcome.SURVIVED, "", *ran)
 
 
@@ -209,66 +225,42 @@ class Commands(Judge):
             ran.append(bench.tree.run(check.name.split(), limit_s=bench.limit_s([check])))
             if ran[-1].timed_out:
                 return self.opinion(Outcome.TIMEOUT, check.name, *ran)
-            if ran[-1].status != 0 and bench.sound.passes(tuple(check.name.split()), bench.limit_s([check])):
+            if ran[-1].status != 0 and bench.passes(tuple(check.name.split()), bench.limit_s([check])):
                 return self.opinion(Outcome.KILLED, f"{check.name}: {_said(ran[-1])}", *ran)
         return self.opinion(Outcome.SURVIVED, "", *ran)
 
 
 class Suites(Judge):
-    """The conformance suites on a broker process, stopped at the first case that fails and fails again by itself."""
+    """Cases of the conformance suites, each chosen if it reaches the mutant; those of a suite are mapped in one go."""
 
     black_box = True
 
     def __init__(self, name: str, areas: Sequence[str] = ()) -> None:
-        """``areas``: only these, e.g. ``mqtt5/will/``."""
+        """``areas``: only these, e.g. ``mqtt5/will``."""
         super().__init__(name)
-        every = dict.fromkeys(f"{case.spec}/{case.area}/" for case in load_cases().values() if case.spec in _SUITES)
-        self._areas = areas or tuple(every)
+        self._cases: dict[str, list[str]] = {}
+        for case in load_cases().values():
+            area = f"{case.spec}/{case.area}"
+            if case.spec in _SUITES and case.judged_on == "reference" and (not areas or area in areas):
+                self._cases.setdefault(case.spec, []).append(case.id)
 
     def parts(self) -> list[Part]:
-        areas = self._areas
-        return [Part(judge=self.name, name=area, arguments=self._arguments(area)) for area in areas]
-
-    @staticmethod
-    def _arguments(*texts: str) -> tuple[str, ...]:
-        return (*_COMMAND, "conformance", "run", "--target", "reference", "-k", ",".join(texts))
+        return [
+            Part(judge=self.name, name=spec, arguments=(*_CASES, *sorted(cases)), records=True, contexts=True)
+            for spec, cases in self._cases.items()
+        ]
 
     def ask(self, checks: list[Check], bench: Bench) -> Opinion:
-        areas = [check.name for check in checks]
-        ran: list[Ended] = []
-        report = bench.tree.scratch.parent / "report.jsonl"
-        report.unlink(missing_ok=True)
-        known: set[str] = set()
-
-        def failed() -> list[str]:
-            if not report.exists():
-                return []
-            found = []
-            for line in report.read_bytes().split(b"\n")[:-1]:
-                row = json.loads(line)
-                if row.get("verdict") in ("fail", "error", "xpass") and row.get("case"):
-                    found.append(str(row["case"]))
-            return [case for case in found if case not in known]
-
-        while True:
-            command = self._arguments(*areas)
-            report.unlink(missing_ok=True)
-            limit_s = bench.limit_s(checks, 1.0)  # together they take less than one by one
-            ran.append(
-                bench.tree.run((*command, "--json", str(report)), limit_s=limit_s, enough=lambda: bool(failed()))
-            )
-            suspects = failed()
-            if ran[-1].timed_out and not suspects:
-                return self.opinion(Outcome.TIMEOUT, "", *ran)
-            if ran[-1].status == 0 and not suspects:
-                return self.opinion(Outcome.SURVIVED, "", *ran)
-            again = self._arguments(*suspects[:1]) if suspects else command
-            ran.append(bench.tree.run(again, limit_s=limit_s))
-            if ran[-1].status != 0 and bench.sound.passes(again, limit_s):
-                return self.opinion(Outcome.KILLED, suspects[0] if suspects else _said(ran[-1]), *ran)
-            if not suspects or len(known) > 3:
-                return self.opinion(Outcome.SURVIVED, "", *ran)
-            known.update(suspects)
+        """They run at the same time, which takes less than one by one; whom they kill they have killed twice."""
+        asked = (*_CASES, *(check.name for check in checks))
+        ran = bench.tree.run(asked, limit_s=bench.limit_s(checks, 1.0))
+        if ran.timed_out:
+            return self.opinion(Outcome.TIMEOUT, "", ran)
+        if ran.status == 0:
+            return self.opinion(Outcome.SURVIVED, "", ran)
+        by = next((check.name for check in checks if f"{check.name}: " in ran.output), "")
+        kills = bench.passes((*_CASES, by) if by else asked, bench.limit_s(checks, 1.0))
+        return self.opinion(Outcome.KILLED if kills else Outcome.SURVIVED, _said(ran), ran)
 
 
 def within(checks: Sequence[Check], budget_s: float) -> tuple[list[Check], list[Check]]:
@@ -295,9 +287,5 @@ def all_judges() -> list[Judge]:
         Commands("fuzz", f"{run} fuzz mqtt --packets 6000 --seed 1 --shrink-for-s 0"),
         Commands("simulation", *(f"{run} sim run {name} --seed 1" for name in _SCENARIOS)),
         Suites("conformance"),
-        Commands(
-            "explore",
-            f"{run} conformance explore --target reference --examples {_LIVES} --max-findings 1 --seed 1",
-            black_box=True,
-        ),
+        Commands("explore", f"-m mutation.black_box lives {_LIVES} 1", black_box=True),
     ]

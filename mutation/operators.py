@@ -16,6 +16,8 @@ from enum import StrEnum
 
 import msgspec
 
+from mutation.planting import compiled, same_program
+
 
 class Operator(StrEnum):
     """Kinds of mechanical bugs."""
@@ -282,7 +284,7 @@ def is_sound(mutant: Mutant, source: str) -> bool:
     """Whether the mutant compiles, and is not the same program."""
     changed = mutant.apply(source)
     try:
-        compile(changed, mutant.module, "exec")
+        made = compiled(changed, mutant.module)
     except SyntaxError:
         return False
-    return ast.dump(ast.parse(changed)) != ast.dump(ast.parse(source))
+    return not same_program(compiled(source, mutant.module), made)

@@ -25,6 +25,8 @@ _LIMIT_S = 3_600.0
 _MOST_S = "20"
 """Of the processor, for the tests of a file: these judges shall be fast."""
 _SEPARATOR = "|"
+_NO_TESTS = (0, 5)
+"""How pytest ends where all tests were skipped, or none was chosen."""
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,14 +40,17 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What is recorded in one go: a command, whose checks are tests of pytest, or that is one check itself."""
+    """What is recorded in one go: a command that makes many checks, or that is one check itself."""
 
     judge: str
     name: str
     arguments: tuple[str, ...]
     sources: tuple[str, ...] = ()
     """Files whose change makes the record stale, beside the broker's own."""
-    pytest: bool = False
+    records: bool = False
+    """It starts coverage.py itself, for each check."""
+    contexts: bool = False
+    """It tells coverage.py which check runs, and writes a line for each, as :mod:`mutation.contexts` does."""
 
 
 class Record(msgspec.Struct, kw_only=True):
@@ -57,6 +62,15 @@ class Record(msgspec.Struct, kw_only=True):
     """Judge, then part, to the checks."""
     modules: dict[str, str] = {}
     """Digest of each module of the broker, as it was then."""
+
+
+_IMPORT = Part(
+    judge="import",
+    name="import",
+    arguments=("-c", "from mutation.warm import import_all; import_all('reference_broker')"),
+    contexts=True,
+)
+"""What is executed at import, in a context without a check."""
 
 
 def digest(paths: Iterable[Path]) -> str:
@@ -96,6 +110,7 @@ class Reach:
         ``report`` gets the name of each part that is recorded, and how many are left.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
+        parts = [_IMPORT, *parts]
         if self._changed and not keep:
             self.record = Record()
             self._changed.clear()
@@ -133,18 +148,29 @@ class Reach:
             "[run]\ncore = ctrace\nparallel = true\npatch = subprocess, fork, _exit\nsigterm = true\n"
             "disable_warnings = no-data-collected, module-not-measured, no-ctracer\n"
             f"source = {tree.root}/reference_broker\ndata_file = {made}/data\n"
-            f"context = {part.judge}{_SEPARATOR}{'' if part.pytest else part.name}\n",
+            f"context = {part.judge}{_SEPARATOR}{'' if part.contexts else part.name}\n",
             encoding="utf-8",
         )
         tests = made / "tests.jsonl"
         tests.unlink(missing_ok=True)
-        environment = {"COVERAGE_PROCESS_START": str(settings), "ASSAY_TESTS": str(tests), "ASSAY_MOST_S": _MOST_S}
+        environment = {
+            "ASSAY_TESTS": str(tests),
+            "ASSAY_MOST_S": _MOST_S,
+            "ASSAY_CONTEXT": f"{part.judge}{_SEPARATOR * 2}",
+        }
+        if not part.records:
+            environment["COVERAGE_PROCESS_START"] = str(settings)
         ended = tree.run(part.arguments, limit_s=_LIMIT_S, environment=environment)
         with self._lock:
             self._add(tree, sorted(made.glob("data.*")))
-        if not part.pytest:
+        if not part.contexts:
             return [Check(name=part.name, ok=ended.status == 0, duration_s=ended.duration_s)]
-        lines = tests.read_text(encoding="utf-8").splitlines() if tests.exists() else []
+        if not tests.exists():  # not even a test that was skipped for want of time
+            if ended.status in _NO_TESTS:
+                return []
+            message = f"{part.name} cannot be mapped, exit status {ended.status}: {ended.output}"
+            raise OSError(message)
+        lines = tests.read_text(encoding="utf-8").splitlines()
         found = [msgspec.json.decode(line) for line in lines]
         return [Check(name=line.pop("test"), **line) for line in found]
 
@@ -171,7 +197,7 @@ class Reach:
         return {check.name: check for checks in parts.values() for check in checks if check.ok and check.ran}
 
     def _lines_of(self, module: str) -> dict[int, frozenset[str]]:
-        """Line to the contexts that executed it: ``judge|check``, for a test ``judge||test``."""
+        """Line to the contexts that executed it: ``judge|check``, for one of many ``judge||check``."""
         with self._lock:  # the library is not made for threads
             return self._read_lines(module)
 
@@ -197,11 +223,17 @@ class Reach:
         elif lines:
             contexts.update(*lines.values())
         good = self.checks(judge)
-        found = _names(judge, contexts)
-        if found == {""}:
-            found = _names(judge, {context for contexts in lines.values() for context in contexts})
+        found = _names(judge, contexts) - {""}
         somehow = _names(judge, {context for contexts in lines.values() for context in contexts})
+        if not found and self.ran_at_import(mutant):
+            found = somehow
         return [good[name] for name in sorted(found & good.keys())] + self._unknown(judge, somehow)
+
+    def ran_at_import(self, mutant: Mutant) -> bool:
+        """Whether the mutant is executed when the broker is imported, and what it computes is kept."""
+        lines = self.lines_of(mutant.module)
+        lines_of_it = range(mutant.statement_line, mutant.last_line + 1)
+        return any(context.endswith(_SEPARATOR) for line in lines_of_it for context in lines.get(line, ()))
 
     def _unknown(self, judge: str, names: set[str]) -> list[Check]:
         """Tests that did not run, of the files of these tests."""

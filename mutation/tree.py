@@ -1,39 +1,37 @@
-"""Copies of the project in temporary folders: a mutant is planted in a copy, never in the tree that people work in."""
+"""Copies of the project in temporary folders, and Pythons that run commands there: one that is forked, or one anew."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from mutation.operators import Mutant
+from mutation.planting import VARIABLE, Planted, dotted
+from mutation.warm import Command, Preload
 
 ROOT = Path(__file__).resolve().parents[1]
 _LEFT_OUT = (".git", ".tox", ".toxw", ".venv", ".*_cache", ".hypothesis", ".coverage*", "*.egg-info", "out", "build")
-_MEMORY_BYTES = 6 * 2**30
-_FILE_BYTES = 2**30
+_AT_START = "from mutation.planting import plant_at_start\n\nplant_at_start()\n"
 _LIMITED = (
-    "import os, resource, sys\n"
-    f"resource.setrlimit(resource.RLIMIT_AS, ({_MEMORY_BYTES}, {_MEMORY_BYTES}))\n"
-    "resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[1]),) * 2)\n"
-    f"resource.setrlimit(resource.RLIMIT_FSIZE, ({_FILE_BYTES}, {_FILE_BYTES}))\n"
+    "import os, sys\nfrom mutation.warm import limit\nlimit(int(sys.argv[1]))\n"
     "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])\n"
 )
-"""A mutant may ask for memory, compute or write without end."""
 _WALL = 6
 """Seconds on the clock that a second of a processor may take: machines are busy."""
-_POLL_S = 0.05
 _OUTPUT_BYTES = 20_000
 
 
@@ -49,35 +47,84 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """The end of what it printed."""
     duration_s: float
     timed_out: bool = False
-    stopped: bool = False
-    """Whether it was ended because enough was known."""
 
 
 class Tree:
-    """One copy of the project. Not for several threads at once."""
+    """A copy of the project, and after :meth:`warm_up` a Python that has imported it. Not for several threads at once.
+
+    Mutants are planted in processes, never in files: the copy is as it was all the time.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "tree"
         self.scratch = folder / "scratch"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._mutant = folder / "mutant.json"
+        self._output = folder / "output"
+        self._ran_at_import: bool | None = None
+        """None: no mutant is planted."""
+        self._group = 0
+        """The session of the command that runs."""
+        self._warm: subprocess.Popen[bytes] | None = None
         self._closed = False
         # Times of change are kept, so that what is compiled stays good.
         shutil.copytree(ROOT, self.root, ignore=shutil.ignore_patterns(*_LEFT_OUT))
+        (self.root / "sitecustomize.py").write_text(_AT_START, encoding="utf-8")
         self.scratch.mkdir()
 
+    def _start(self, *arguments: str, environment: Mapping[str, str], **streams: Any) -> subprocess.Popen[bytes]:
+        variables = {
+            **os.environ,
+            "PYTHONPATH": str(self.root),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "TMPDIR": str(self.scratch),
+            **environment,
+        }
+        command = [sys.executable, *arguments]
+        started = subprocess.Popen(command, cwd=self.root, env=variables, start_new_session=True, **streams)
+        if self._closed:
+            os.killpg(started.pid, signal.SIGKILL)
+            started.wait()
+            raise StoppedError
+        return started
+
+    def warm_up(self, preload: Preload) -> None:
+        """Start the Python that the commands are forked from; a second time is fine."""
+        if self._warm is None:
+            streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            self._warm = self._start("-m", "mutation.warm", environment={}, **streams)
+            self._tell(preload)
+            self._answer()
+
+    def _tell(self, message: msgspec.Struct) -> None:
+        assert self._warm is not None
+        assert self._warm.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # its end is found when it answers
+            self._warm.stdin.write(msgspec.json.encode(message) + b"\n")
+            self._warm.stdin.flush()
+
+    def _answer(self) -> dict[str, int]:
+        assert self._warm is not None
+        assert self._warm.stdout is not None
+        line = self._warm.stdout.readline()
+        if not line:
+            if self._closed:
+                raise StoppedError
+            message = f"the Python that forks has ended with {self._warm.wait()}"
+            raise OSError(message)
+        answer: dict[str, int] = msgspec.json.decode(line)
+        return answer
+
     @contextmanager
-    def planted(self, mutant: Mutant) -> Iterator[None]:
-        """The mutant is in the copy within the block."""
+    def planted(self, mutant: Mutant, *, ran_at_import: bool) -> Iterator[None]:
+        """Commands of :meth:`run` have the mutant within the block."""
         path = self.root / mutant.module
-        source = path.read_text(encoding="utf-8")
-        # A compiled file tells versions apart by size and second, which is not enough here: it must not be there.
-        for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
-            compiled.unlink()
-        path.write_text(mutant.apply(source), encoding="utf-8")
+        source = mutant.apply(path.read_text(encoding="utf-8"))
+        Planted(path=str(path), module=dotted(mutant.module), source=source).write(self._mutant)
+        self._ran_at_import = ran_at_import
         try:
             yield
         finally:
-            path.write_text(source, encoding="utf-8")
+            self._ran_at_import = None
             shutil.rmtree(self.root / ".hypothesis", ignore_errors=True)
 
     def run(
@@ -86,67 +133,81 @@ class Tree:
         *,
         limit_s: float,
         environment: Mapping[str, str] | None = None,
-        enough: Callable[[], bool] = lambda: False,
+        sound: bool = False,
     ) -> Ended:
         """``python ARGUMENTS`` in the copy; all it started has ended when this returns, and its temporary files too.
 
-        ``limit_s`` is of the processor, for each process; by the clock all of it may take six times as long.
-        ``enough`` is asked again and again whether what is known suffices.
+        It is forked where :meth:`warm_up` was called. ``limit_s`` is of the processor, for each process; by the clock
+        all of it may take six times as long. ``sound``: without the mutant that is planted.
         """
         began = time.monotonic()
-        variables = {
-            **os.environ,
-            "PYTHONPATH": str(self.root),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "TMPDIR": str(self.scratch),
-            **(environment or {}),
-        }
-        timed_out = stopped = False
-        with tempfile.TemporaryFile() as sink:
-            self._process = process = subprocess.Popen(
-                [sys.executable, "-c", _LIMITED, str(math.ceil(limit_s)), *arguments],
-                cwd=self.root,
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+        self._output.write_bytes(b"")
+        planted = self._ran_at_import is not None and not sound
+        variables = {**(environment or {}), **({VARIABLE: str(self._mutant)} if planted else {})}
+        if self._warm is None:
+            status = self._run_anew(arguments, limit_s, variables)
+        else:
+            command = Command(
+                arguments=tuple(arguments),
+                environment=variables,
+                output=str(self._output),
+                processor_s=math.ceil(limit_s),
+                mutant=str(self._mutant) if planted else "",
+                ran_at_import=bool(self._ran_at_import),
             )
-            try:
-                if self._closed:
-                    raise StoppedError
-                while process.poll() is None and not timed_out and not stopped:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(_POLL_S)
-                    timed_out = time.monotonic() - began > _WALL * limit_s
-                    stopped = enough()
-            finally:
-                self._kill()
-            sink.seek(max(0, sink.seek(0, os.SEEK_END) - _OUTPUT_BYTES))
-            output = sink.read().decode(errors="replace")
+            status = self._run_forked(command, limit_s)
         for left in self.scratch.iterdir():
             shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
         if self._closed:
             raise StoppedError
         return Ended(
-            status=process.returncode,
-            output=output,
+            status=status or 0,
+            output=self._output.read_bytes()[-_OUTPUT_BYTES:].decode(errors="replace"),
             duration_s=time.monotonic() - began,
-            timed_out=process.returncode == -signal.SIGXCPU or (timed_out and process.returncode < 0),
-            stopped=stopped,
+            timed_out=status is None or status == -signal.SIGXCPU,
         )
+
+    def _run_anew(self, arguments: Sequence[str], limit_s: float, environment: Mapping[str, str]) -> int | None:
+        with self._output.open("wb") as sink:
+            streams = {"stdin": subprocess.DEVNULL, "stdout": sink, "stderr": subprocess.STDOUT}
+            limited = ("-c", _LIMITED, str(math.ceil(limit_s)), *arguments)
+            process = self._start(*limited, environment=environment, **streams)
+        self._group = process.pid
+        try:
+            return process.wait(_WALL * limit_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            self._end_group()
+            process.wait()
+
+    def _run_forked(self, command: Command, limit_s: float) -> int | None:
+        assert self._warm is not None
+        assert self._warm.stdout is not None
+        self._tell(command)
+        self._group = self._answer()["pid"]
+        try:
+            in_time = bool(select.select([self._warm.stdout], [], [], _WALL * limit_s)[0])
+        finally:
+            self._end_group()
+        status = self._answer()["status"]
+        return status if in_time else None
+
+    def _end_group(self) -> None:
+        """The whole session of the command: brokers that it started too."""
+        if self._group:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._group, signal.SIGKILL)
+            self._group = 0
 
     def close(self) -> None:
         """End what runs, from any thread; :meth:`run` raises :class:`StoppedError` then."""
         self._closed = True
-        self._kill()
-
-    def _kill(self) -> None:
-        """The whole session of the command: brokers that it started too."""
-        if self._process is not None:
+        self._end_group()
+        if self._warm is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+                os.killpg(self._warm.pid, signal.SIGKILL)
+            self._warm.wait()
 
 
 @contextmanager

@@ -101,7 +101,7 @@ RULES: dict[str, tuple[str, ...]] = {
     ),
     "spark_analysis": (TRACE,),
     "reports": (TRACE,),
-    "mutation": ("conformance.case", TRACE),
+    "mutation": ("conformance", TRACE),
     "assay": PACKAGES,
 }
 

@@ -23,11 +23,12 @@ from mutation.campaign import (
     plan_of,
     read_plan,
 )
-from mutation.judges import Bench, Commands, Judge, Opinion, Outcome, SoundTree, Suites, UnitTests
+from mutation.judges import Bench, Commands, Judge, Opinion, Outcome, Suites, UnitTests
 from mutation.operators import Mutant, mutants_of
 from mutation.reach import Check, Part, Reach
 from mutation.report import Rate, diff
 from mutation.tree import ROOT, StoppedError, copied_tree
+from mutation.warm import Preload
 
 TOPICS = "reference_broker/core/topics.py"
 WIRE_TYPES = "reference_broker/mqtt/wire_types.py"
@@ -60,7 +61,7 @@ def _judges() -> list[Judge]:
     return [
         UnitTests("unit tests", ["tests/core/test_topics.py", "tests/mqtt/test_codec.py"]),
         Commands("nothing", NEVER_READ),
-        Suites("conformance", ["mqtt5/utf8/"]),
+        Suites("conformance", ["mqtt5/utf8"]),
     ]
 
 
@@ -172,7 +173,7 @@ def test_who_lives_because_time_was_short_is_no_survivor_and_is_asked_about_agai
     with copied_tree() as tree:
 
         def judged(budget_s: float, rest_s: float) -> Judged:
-            bench = Bench(tree, SoundTree(tree), Known(tmp_path), budget_s=budget_s, rest_s=rest_s, patience_s=1.0)
+            bench = Bench(tree, Known(tmp_path), budget_s=budget_s, rest_s=rest_s, patience_s=1.0)
             return judge_one(mutant, [Tests("unit tests")], bench, until_killed=True)
 
         whole, again, short = judged(10.0, 0.0), judged(5.0, 20.0), judged(5.0, 5.0)
@@ -188,7 +189,7 @@ def test_a_test_that_the_map_left_out_may_kill_whatever_its_file_reaches(tmp_pat
         judge="unit tests",
         name="test_made.py",
         arguments=("-m", "pytest", "-q", "-p", "mutation.contexts", "-p", "no:cacheprovider", "test_made.py"),
-        pytest=True,
+        contexts=True,
     )
     mutants = _mutants(TOPICS + "::matches: index >= len(topic_levels) -> index > len(topic_levels)", EQUIVALENT)
     with copied_tree() as tree:
@@ -215,30 +216,28 @@ def test_a_survivor_is_shown_as_a_diff() -> None:
 
 def test_who_takes_much_longer_than_the_unchanged_broker_is_killed_by_time(tmp_path: Path) -> None:
     with copied_tree() as tree:
-        bench = Bench(tree, SoundTree(tree), Reach(tmp_path), budget_s=1.0, rest_s=1.0, patience_s=0.1)
+        bench = Bench(tree, Reach(tmp_path), budget_s=1.0, rest_s=1.0, patience_s=2.0)
         opinion = Commands("commands").ask([Check(name="-c pass"), Check(name="-c while(True):pass")], bench)
     assert (opinion.outcome, opinion.by) == (TIMEOUT, "-c while(True):pass")
 
 
 def test_a_command_that_fails_on_the_unchanged_broker_too_accuses_nobody(tmp_path: Path) -> None:
     with copied_tree() as tree:
-        bench = Bench(tree, SoundTree(tree), Reach(tmp_path), budget_s=1.0, rest_s=1.0, patience_s=20.0)
+        bench = Bench(tree, Reach(tmp_path), budget_s=1.0, rest_s=1.0, patience_s=20.0)
         assert Commands("commands").ask([Check(name="-c exit(1)")], bench).outcome is SURVIVED
 
 
-def test_a_command_ends_with_all_that_it_started(tmp_path: Path) -> None:
-    """By its time limit, when enough is known, and when the run is interrupted; what it left in TMPDIR goes, too."""
+@pytest.mark.parametrize("forked", [False, True], ids=["anew", "forked"])
+def test_a_command_ends_with_all_that_it_started(tmp_path: Path, forked: bool) -> None:
+    """By itself, by its time limit, and when the run is interrupted; what it left in TMPDIR goes, too."""
     told = tmp_path / "pid"
     child = (
         "import pathlib, subprocess, sys, tempfile\n"
         "tempfile.mkdtemp()\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
         f"pathlib.Path({str(told)!r}).write_text(str(child.pid))\n"
-        "child.wait()\n"
+        "import os\nprint('all is said', flush=True)\nos._exit(3)\n"
     )
-
-    def written() -> bool:
-        return told.exists() and bool(told.read_text())
 
     def await_end() -> None:
         """A killed process goes when it is next looked at; nobody here can wait for a stranger's child."""
@@ -249,16 +248,39 @@ def test_a_command_ends_with_all_that_it_started(tmp_path: Path) -> None:
             time.sleep(0.01)
 
     with copied_tree() as tree:
-        assert tree.run(["-c", "import sys; sys.exit(3)"], limit_s=30.0).status == 3
-        ended = tree.run(["-c", child], limit_s=60.0, enough=written)
-        assert ended.stopped
-        assert not ended.timed_out
+        if forked:
+            tree.warm_up(Preload())
+        ended = tree.run(["-c", child], limit_s=60.0)
+        assert (ended.status, ended.output, ended.timed_out) == (3, "all is said\n", False)
         await_end()
         assert not list(tree.scratch.iterdir())
-        assert tree.run(["-c", "input() if 0 else __import__('signal').pause()"], limit_s=0.1).timed_out
+        assert tree.run(["-c", "import signal; signal.pause()"], limit_s=0.1).timed_out
         assert tree.run(["-c", "while True: pass"], limit_s=0.1).timed_out
         tree.close()
         with pytest.raises(StoppedError):
             tree.run(["-c", "pass"], limit_s=30.0)
         root = tree.root
     assert not os.path.lexists(root.parent)
+
+
+@pytest.mark.parametrize("preload", [None, Preload(), Preload(packages=("reference_broker.core",))])
+def test_a_mutant_is_in_every_process_of_a_command_and_in_no_file(preload: Preload | None) -> None:
+    """Forked with the module or without it, or started: by itself, and in a Python that it starts."""
+    (mutant,) = _mutants(TOPICS + '::split_shared: "#" in name -> "#" not in name')
+    with copied_tree() as tree:
+        (tree.root / "asks.py").write_text(
+            "import subprocess, sys\n"
+            "from reference_broker.core.topics import TopicError, split_shared\n"
+            "try:\n    print(split_shared('$share/g/a')[1], flush=True)\n"
+            "except TopicError:\n    print('refused', flush=True)\n"
+            "if not sys.argv[1:]:\n    subprocess.run([sys.executable, '-m', 'asks', 'child'])\n"
+        )
+        if preload is not None:
+            tree.warm_up(preload)
+        before = (tree.root / TOPICS).read_bytes()
+        for arguments in (["asks.py"], ["-m", "asks"]):
+            with tree.planted(mutant, ran_at_import=False):
+                assert tree.run(arguments, limit_s=30.0).output == "refused\nrefused\n"
+                assert tree.run(arguments, limit_s=30.0, sound=True).output == "a\na\n"
+            assert tree.run(arguments, limit_s=30.0).output == "a\na\n"
+        assert (tree.root / TOPICS).read_bytes() == before

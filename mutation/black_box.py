@@ -1,0 +1,239 @@
+"""The judges that see no more of the broker than any client: cases of the suites, and lives.
+
+``python -m mutation.black_box cases ID...`` runs cases on reference brokers that are forked from this process, so that
+they have the mutant that it has, and ends at the first case that fails, and fails again on a broker of its own.
+``lives EXAMPLES SEED`` plays lives until one is outside the model. Exit status: 0 all is well, 1 somebody noticed.
+
+``ASSAY_TESTS`` names a file: ``cases`` then runs each case on a broker of its own, and writes a line for each as
+:mod:`mutation.contexts` does, and beside it what coverage.py saw of the broker, in context ``ASSAY_CONTEXT`` + case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import NoReturn, cast
+
+from conformance import adapter
+from conformance.case import Case, load_cases
+from conformance.engine import DEFAULT_CONCURRENCY, Engine, RunOptions
+from conformance.explore.campaign import Campaign
+from conformance.nursery import Nursery
+from conformance.self_check import PATIENCE_S, Group, groups_of
+from conformance.targets import ProbeError, Target, TargetStartError, load_target, probe
+from reference_broker.trace.conformance import CaseVerdict
+
+_BROKERS_AT_ONCE = 8
+_LIFE_PATIENCE_S = 2.0
+
+
+class _Forked:
+    """What a nursery needs of a process, forked from this one."""
+
+    def __init__(self) -> None:
+        requests, ask = os.pipe()
+        answers, answer = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(ask)
+            os.close(answers)
+            os.dup2(requests, 0)
+            os.dup2(answer, 1)
+            sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
+            os._exit(adapter.main(["--fork"]))
+        os.close(requests)
+        os.close(answer)
+        self.stdin, self.stdout = os.fdopen(ask, "w"), os.fdopen(answers)
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        if self._status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._status = os.waitstatus_to_exitcode(status) if pid else None
+        return self._status
+
+    def wait(self, timeout: float) -> int:
+        deadline = time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("nursery", timeout)
+            time.sleep(0.005)  # a blocking wait has no time limit
+        return status
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+@cache
+def _target() -> Target:
+    return load_target("reference")
+
+
+def _nursery() -> Nursery:
+    """It must be entered before there are threads: its process is a fork of this one."""
+    _target()  # two threads that read it at once, the first ever, end the process (msgspec 0.19)
+    return Nursery(lambda: cast("subprocess.Popen[str]", _Forked()))
+
+
+def _end(said: str) -> NoReturn:
+    """Somebody noticed. What still runs is ended by whoever started this."""
+    print(said, flush=True)
+    os._exit(1)
+
+
+def _suspect(nursery: Nursery, group: Group) -> str:
+    """The first case of a group that does not pass, or what the broker did; empty if all pass."""
+    owner, cases = group
+
+    async def run(engine: Engine) -> str:
+        if owner is not None:
+            outcomes = await engine.run_together(cases)
+            return next((each.result.case for each in outcomes if each.result.verdict is not CaseVerdict.PASS), "")
+        await engine.invite_bystander()
+        tasks = [asyncio.ensure_future(engine.judge(case)) for case in engine.in_order(cases)]
+        try:
+            for task in asyncio.as_completed(tasks):
+                if (outcome := await task).result.verdict is not CaseVerdict.PASS:
+                    return outcome.result.case
+            return ""
+        finally:
+            for each in tasks:
+                each.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            engine.dismiss_bystander()
+
+    try:
+        with nursery.broker(_target(), "", owner) as broker:
+            options = RunOptions(
+                patience_s=PATIENCE_S, concurrency=max(DEFAULT_CONCURRENCY, len(cases) if owner else 0)
+            )
+            engine = Engine(broker, probe(broker.target, broker.endpoint), options, solo=True)
+            return asyncio.run(run(engine))
+    except (TargetStartError, ProbeError):
+        return cases[0].id
+
+
+def _passes(nursery: Nursery, case: Case, name: str = "") -> tuple[bool, str]:
+    """Whether a case passes on a broker of its own, with all the patience there is; and what it says."""
+    try:
+        owner = case if case.is_private else None
+        with nursery.broker(_target(), name, owner) as broker:
+            engine = Engine(broker, probe(broker.target, broker.endpoint), RunOptions(), solo=True)
+            result = asyncio.run(engine.run(case)).result
+    except (TargetStartError, ProbeError) as error:
+        return False, str(error)
+    return result.verdict is CaseVerdict.PASS, result.detail
+
+
+def judge_cases(cases: Sequence[Case]) -> None:
+    """Ends this process at the first case that notices something, twice."""
+    left = {case.id: case for case in cases}
+    with _nursery() as nursery, ThreadPoolExecutor(_BROKERS_AT_ONCE) as pool:
+        while left:
+            groups = groups_of(list(left.values()))
+            asked = {pool.submit(_suspect, nursery, group): group for group in groups}
+            innocent = set[str]()
+            try:
+                for done in as_completed(asked):
+                    name = done.result()
+                    if name:
+                        passes, detail = _passes(nursery, left[name])
+                        if not passes:
+                            _end(f"{name}: {detail}")
+                        innocent.add(name)
+                    else:
+                        innocent.update(case.id for case in asked[done][1])
+            finally:
+                for each in asked:
+                    each.cancel()
+            left = {name: case for name, case in left.items() if name not in innocent}
+
+
+def judge_lives(examples: int, seed: int) -> None:
+    """Ends this process at the first finding."""
+    with (
+        _nursery() as nursery,
+        Campaign(_target(), nursery=nursery, patience_s=_LIFE_PATIENCE_S, shrink_s=0.0) as campaign,
+    ):
+        found = campaign.explore(examples, seed, max_findings=1).findings
+        for each in found:
+            if each.counts:
+                _end(f"{each.replay.rule}: {each.replay.text}")
+
+
+def _map(cases: Sequence[Case], record: Path) -> None:
+    """Run each case on a broker of its own, and write down how it went."""
+
+    def run(nursery: Nursery, case: Case) -> dict[str, object]:
+        began = time.monotonic()
+        passes, _detail = _passes(nursery, case, case.id)
+        return {"test": case.id, "ok": passes, "duration_s": round(time.monotonic() - began, 3)}
+
+    adapter.applied = _recorded  # type: ignore[attr-defined, assignment]
+    adapter.Nursery.kill = _end_by_sigterm  # type: ignore[method-assign, assignment]
+    with _nursery() as nursery, ThreadPoolExecutor(_BROKERS_AT_ONCE // 2) as pool:
+        done: list[Future[dict[str, object]]] = [pool.submit(run, nursery, case) for case in cases]
+        lines = [json.dumps(each.result()) for each in done]
+    record.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def _end_by_sigterm(nursery: adapter.Nursery, pid: int) -> None:
+    """In the place of ``kill``, which would lose what coverage.py has seen."""
+    keep = nursery._lives.pop(pid, None)
+    if keep is not None:
+        os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)
+        os.close(keep)
+
+
+@contextmanager
+def _recorded(case: str) -> Iterator[None]:
+    """In a broker, in the place of a mutant: what it executes for the case. What kills it lets it write first."""
+    import coverage
+
+    record = Path(os.environ["ASSAY_TESTS"])
+    current = coverage.Coverage(
+        data_file=str(record.with_name(f"data.{os.getpid()}")),
+        config_file=False,
+        include=["*/reference_broker/*"],
+        context=f"{os.environ['ASSAY_CONTEXT']}{case}",
+    )
+
+    def end(*_signal: object) -> NoReturn:
+        current.stop()
+        current.save()
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    current.start()
+    yield
+    end()
+
+
+def main(what: str, *words: str) -> int:
+    """Returns the exit status."""
+    if what == "lives":
+        judge_lives(int(words[0]), int(words[1]))
+    else:
+        known = load_cases()
+        cases = [known[name] for name in words]
+        if "ASSAY_TESTS" in os.environ:
+            _map(cases, Path(os.environ["ASSAY_TESTS"]))
+            return 0
+        judge_cases(cases)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
