@@ -71,6 +71,8 @@ _END_AFTER_MALFORMED_S = 1.0
 
 
 _ANSWERS_ONCE = frozenset(kind for kinds in ANSWERED_ONCE.values() for kind in kinds)
+_BESIDE_PUBREL = (Publish, *_ANSWERS_ONCE)
+"""What may come before it: no clause orders it among other packets than PUBRELs."""
 _BY_QOS: dict[int, type[Packet]] = {1: Puback, 2: Pubrec}
 _FLAGS = {"retain": (Rule.RETAIN_CLEAR, Rule.RETAIN_SET), "dup": (Rule.DUP_CLEAR, Rule.DUP_SET)}
 """The rules that a flag of a delivery follows where it must be 0, and 1."""
@@ -784,7 +786,7 @@ class Connection(asyncio.Protocol):
             self.send(Puback(packet_id=packet.packet_id))
         elif packet.qos == 2:
             self.send(Pubrec(packet_id=packet.packet_id))
-            self._check_ack(await self.expect(Pubrel, skipping=(Publish,)), packet.packet_id)
+            self._check_ack(await self.expect(Pubrel, skipping=_BESIDE_PUBREL), packet.packet_id)
             self.send(Pubcomp(packet_id=packet.packet_id))
 
     async def disconnect(self, packet: Disconnect | None = None) -> None:

@@ -98,6 +98,11 @@ class Rule(Enum):
     FORM = Basis(
         what="what the broker sends is well-formed", in_311=("2.2.2-1",), in_5=("2.1.3-1",), judges=(), shaped=True
     )
+    TEXT = Basis(
+        what="text that the broker sends is UTF-8 without U+0000",
+        in_311=("1.5.3-1", "1.5.3-2"),
+        in_5=("1.5.4-1", "1.5.4-2"),
+    )
     SESSION_KEPT = Basis(what="a session is kept, and said so", in_311=("3.2.2-2",), in_5=("3.2.2-3",))
     SESSION_SURVIVES = Basis(
         what="a session outlives a restart",
@@ -246,6 +251,8 @@ def malformed(fault: str, version: int, text: str) -> Incident:
     kind, _, what = fault.partition(": ")
     if what == "DUP is set at QoS 0":
         return Incident(rule=Rule.DUP_CLEAR, text=text)
+    if what.endswith("contains U+0000") or "is not well-formed UTF-8" in what:
+        return Incident(rule=Rule.TEXT, text=text)  # it is, perhaps, what another case has sent
     statement = _CODES.get(kind, ("", ""))[version >= _V5] if what.endswith("is not one of this packet") else ""
     statements = (statement,) if statement else ()
     return Incident(rule=Rule.FORM, shape=frozenset({fault}), statements=statements, text=text)

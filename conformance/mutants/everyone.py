@@ -18,6 +18,7 @@ from conformance.mutants.output_order import FIRST_S, is_kept, send_by_lanes, to
 from reference_broker.core.broker_state import BrokerState, ConnectRequest
 from reference_broker.core.message import Message
 from reference_broker.core.message_paths import MessagePaths
+from reference_broker.core.retained import RetainedStore
 from reference_broker.core.routing import SharedGroup, Subscription, SubscriptionTree
 from reference_broker.core.session import MAX_PACKET_ID, Session
 from reference_broker.mqtt import connection as connection_module
@@ -36,7 +37,7 @@ _LATE_WILL_S = 3.0
 _LATE_RETAINED_S = 0.15
 _LATE_RESUME_S = 1.0
 _LATE_CLOSE_S = 1.0
-_LATE_FORGOTTEN_S = 0.3
+_A_MOMENT_S = 0.3
 _RUN_IDS = 1_000
 _ACKS = (PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP)
 _LENIENT = {Reason.NO_SUBSCRIPTION_EXISTED, Reason.NO_MATCHING_SUBSCRIBERS, Reason.PACKET_IDENTIFIER_NOT_FOUND}
@@ -188,10 +189,23 @@ def retained_late(patch: Patch) -> None:
 
 @variation(
     "any-late-wills",
-    "wills are published three seconds later than possible",
-    freedom="3.1.2.5: a will is published after the connection was closed; no clause says how soon",
+    "wills are published three seconds later than possible, and retained a third of a second after others have them",
+    freedom="3.1.2.5: a will is published after the connection was closed; no clause says how soon, or in which order",
 )
 def late_wills(patch: Patch) -> None:
+    publishing: list[BrokerState] = []
+    """Whose will is published."""
+
+    def make_store(original: Callable[[RetainedStore, Message], bool]) -> Callable[[RetainedStore, Message], bool]:
+        def store(self: RetainedStore, message: Message) -> bool:
+            if not publishing:
+                return original(self, message)
+            state = publishing[0]
+            state.timers.schedule(state.now + _A_MOMENT_S, lambda _now: original(self, message))
+            return True
+
+        return store
+
     def make(original: Callable[[BrokerState, Session, float], None]) -> Callable[[BrokerState, Session, float], None]:
         def send_will(self: BrokerState, session: Session, now: float) -> None:
             due, session.will, session.will_timer = session.will, None, None
@@ -199,7 +213,9 @@ def late_wills(patch: Patch) -> None:
             def send(later: float) -> None:
                 kept = session.will, session.will_timer
                 session.will = due
+                publishing.append(self)
                 original(self, session, later)
+                publishing.clear()
                 session.will, session.will_timer = kept
 
             if due is not None:
@@ -207,6 +223,7 @@ def late_wills(patch: Patch) -> None:
 
         return send_will
 
+    patch.wrap(RetainedStore, "store", make_store)
     patch.wrap(BrokerState, "_send_will", make)
 
 
@@ -378,7 +395,7 @@ def late_forgetting(patch: Patch) -> None:
         ) -> None:
             if session.connection is connection and session.expiry_s <= 0:
                 leaving.add(session)
-                session.expiry_s = _LATE_FORGOTTEN_S
+                session.expiry_s = _A_MOMENT_S
             original(self, session, connection, now, publish_will=publish_will)
             if session in leaving and self.journal is not None:
                 self.journal.forget(session)

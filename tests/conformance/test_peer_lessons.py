@@ -9,6 +9,7 @@ import pytest
 from conformance.booking import settle
 from conformance.case import load_cases
 from conformance.engine import Outcome, RunOptions
+from conformance.rules import Rule, malformed
 from conformance.run import Run, RunPlan
 from conformance.targets import StartHook, Target, TargetError, load_target, parse_target
 from reference_broker.trace.conformance import CaseVerdict
@@ -154,3 +155,11 @@ def test_a_pubrel_that_is_not_sent_again_fails_the_case_about_it_and_blocks_one_
 def test_a_session_may_be_forgotten_a_moment_after_its_connection() -> None:
     """HiveMQ does so: what the leaving member of a share gets alone is for the member that comes next."""
     assert verdicts(broken("any-late-forgetting"), "mqtt5/shared/changes-hold-for-known-topics") == [CaseVerdict.PASS]
+
+
+def test_text_that_another_case_has_sent_is_booked_on_the_case_about_text() -> None:
+    """Artemis hands U+0000 on: a client that subscribes to everything meets it in a case about something else."""
+    incident = malformed("PUBLISH: the topic name contains U+0000", 5, "seen in passing")
+    assert (incident.rule, incident.shape) == (Rule.TEXT, frozenset())
+    assert Rule.TEXT.is_subject_of("mqtt5/utf8/ill-formed-topics-refused", ["MQTT-1.5.4-1"])
+    assert malformed("SUBACK: no return code", 5, "").rule is Rule.FORM

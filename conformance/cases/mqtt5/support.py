@@ -36,6 +36,7 @@ PACKET_TOO_LARGE = 0x95
 SESSION_TAKEN_OVER = 0x8E
 UNSPECIFIED_ERROR = 0x80
 
+_RETAINED_WITHIN_S = 1.0
 _GOODBYE_S = 2.0
 SILENCE_S = 1.0
 """After this a server has nothing more under way, or too little to tell."""
@@ -308,6 +309,24 @@ async def pass_time(ctx: CaseContext, seconds: float) -> None:
     ctx.is_timed = True
     ctx.note(f"the case lets {seconds:g} s pass")
     await asyncio.sleep(seconds)
+
+
+async def only_is_retained(
+    ctx: CaseContext, watcher: Connection, topics: Sequence[str], one: str, payload: bytes
+) -> None:
+    """After wills: a new client that subscribes to the ``topics`` gets the retained message of ``one``, and no other.
+
+    No clause says how soon a will that others have seen is retained, or has deleted: who asks too early asks again.
+    """
+    early = await ctx.connect(name="early")
+    await early.subscribe(*topics, qos=1)
+    seen = [packet for packet in await ctx.messages_before_marker(watcher, early) if isinstance(packet, Publish)]
+    if [(message.topic, message.payload) for message in seen] != [(one, payload)]:
+        await asyncio.sleep(_RETAINED_WITHIN_S)
+    late = await ctx.connect(name="late")
+    await late.subscribe(*topics, qos=1)
+    await late.expect_publish(one, payload, retain=True)
+    await ctx.expect_no_message(watcher, late)
 
 
 def wire_size(packet: Packet) -> int:
