@@ -71,7 +71,7 @@ _END_AFTER_MALFORMED_S = 1.0
 
 
 _ANSWERS_ONCE = frozenset(kind for kinds in ANSWERED_ONCE.values() for kind in kinds)
-_BESIDE_PUBREL = (Publish, *_ANSWERS_ONCE)
+_BESIDE_PUBREL: tuple[type[Packet], ...] = (Publish, *_ANSWERS_ONCE)
 """What may come before it: no clause orders it among other packets than PUBRELs."""
 _BY_QOS: dict[int, type[Packet]] = {1: Puback, 2: Pubrec}
 _FLAGS = {"retain": (Rule.RETAIN_CLEAR, Rule.RETAIN_SET), "dup": (Rule.DUP_CLEAR, Rule.DUP_SET)}

@@ -200,8 +200,11 @@ def late_wills(patch: Patch) -> None:
         def store(self: RetainedStore, message: Message) -> bool:
             if not publishing:
                 return original(self, message)
-            state = publishing[0]
-            state.timers.schedule(state.now + _A_MOMENT_S, lambda _now: original(self, message))
+
+            def later(_now: float) -> None:
+                original(self, message)
+
+            publishing[0].timers.schedule(publishing[0].now + _A_MOMENT_S, later)
             return True
 
         return store
