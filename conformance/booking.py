@@ -229,6 +229,11 @@ def _without_restarts(outcome: Outcome, booked: Iterable[Outcome]) -> Outcome:
     return msgspec.structs.replace(outcome, result=blocked)
 
 
+def is_booked_on_a_step(result: CaseResult) -> bool:
+    """Whether a failure is that of a step which the case met first, and is not about."""
+    return any(list(rule.clauses(version_of(result))) == result.clauses for rule in Rule)
+
+
 def _failed(result: CaseResult, incident: Incident) -> CaseResult:
     clauses = [full_id(name) for name in incident.statements] or list(incident.rule.clauses(version_of(result)))
     return msgspec.structs.replace(result, verdict=CaseVerdict.FAIL, detail=incident.text, clauses=clauses)

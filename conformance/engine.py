@@ -28,7 +28,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 
 import msgspec
 
-from conformance.booking import settle
+from conformance.booking import is_booked_on_a_step, settle
 from conformance.bystander import Bystander, BystanderError
 from conformance.case import ABSENT, Case, CaseContext
 from conformance.cohort import RestartGate
@@ -40,6 +40,7 @@ from conformance.targets import (
     DENIED_BY_CONNACK,
     CapabilityValue,
     Endpoint,
+    ExpectedFailure,
     ProbeError,
     RunningTarget,
     StrangeAnswerError,
@@ -102,8 +103,12 @@ def missing_capability(case: Case, capabilities: Mapping[str, CapabilityValue]) 
 
 
 def with_expectation(result: CaseResult, target: Target) -> CaseResult:
-    """Apply the target file's ``expect_fail`` to a verdict."""
+    """Apply the target file's ``expect_fail`` and ``expect_step`` to a verdict."""
     entry = target.expected_failure(result.case)
+    if entry is None and result.verdict is CaseVerdict.FAIL and is_booked_on_a_step(result):
+        step = next((one for one in target.expect_step if one.statement in result.clauses), None)
+        if step is not None:
+            entry = ExpectedFailure(case=result.case, reason=step.reason, link=step.link)
     if entry is None:
         return result
     if result.verdict is CaseVerdict.FAIL:

@@ -134,6 +134,11 @@ class Slot:
             return True
         return self.claim.message.retain and entry.retain_as_published
 
+    @property
+    def may_be_retained(self) -> bool:
+        """Some subscription gives its copy RETAIN 1."""
+        return any(self._retain(entry) for entries in self.claim.members.values() for entry in entries)
+
     def _fits_one(self, copy: Copy, entry: Subscription) -> bool:
         packet = copy.packet
         if packet.qos != min(self.claim.message.qos, entry.qos) or packet.retain != self._retain(entry):

@@ -486,7 +486,11 @@ class Referee:
 
     def unread(self, client: int, packet_id: int) -> None:
         """A connection was lost so soon after a PUBLISH that nobody knows whether the server has seen it."""
-        for claim in self.sessions[client].outgoing[packet_id].message.claims:
+        session = self.sessions.get(client)
+        outgoing = session.outgoing.get(packet_id) if session is not None else None
+        for claim in (
+            outgoing.message.claims if outgoing is not None else ()
+        ):  # it was not sent if the server cut it off
             claim.must = False
 
     def _acknowledged(self, link: Link, packet: Puback | Pubrec | Pubcomp) -> None:
@@ -679,7 +683,7 @@ class Referee:
         open_ones = [slot for one in fresh for slot in one.slots_of(copy.client) if slot.main and not slot.copies]
         if (
             packet.retain
-            and not any(slot.claim.via is Via.RETAINED for slot in open_ones)
+            and not any(slot.may_be_retained for slot in open_ones)
             and any(
                 is_shared(entry.filter) and matches(pattern(entry.filter), topic)
                 for entry in session.subscriptions.values()

@@ -246,6 +246,15 @@ class ExpectedFailure(_Part, frozen=True, kw_only=True):
     """Chance decides whether it shows: the case may pass as well."""
 
 
+class ExpectedStep(_Part, frozen=True, kw_only=True):
+    """A step that fails now and then, whatever a case is about: ``xfail`` where it is booked."""
+
+    statement: str
+    """One that the step rests on."""
+    reason: str
+    link: str
+
+
 class Target(_Part, frozen=True, kw_only=True):
     """One target file."""
 
@@ -260,6 +269,7 @@ class Target(_Part, frozen=True, kw_only=True):
     broker_per_case: bool = False
     """Each case gets a broker of its own: for one in which a case leaves traces that no client can remove."""
     expect_fail: tuple[ExpectedFailure, ...] = ()
+    expect_step: tuple[ExpectedStep, ...] = ()
     required: tuple[str, ...] = ()
     """Patterns (``mqtt311/*``) of cases that must be run: ``unsupported`` counts as a failure for them."""
     optional: tuple[str, ...] = ()
@@ -293,6 +303,9 @@ def _problems(target: Target) -> list[str]:
         problems.append("capabilities.restart needs a [restart] table that says how")
     if target.restart is not None and (target.start is None) is not bool(target.restart.command):
         problems.append("restart.command is for a broker that is not started by a [start] table, which needs one")
+    for index, step in enumerate(target.expect_step):
+        if not step.statement.strip() or not step.reason.strip() or not step.link.strip():
+            problems.append(f"expect_step[{index}] needs a statement, a reason and a link")
     seen: set[str] = set()
     for index, entry in enumerate(target.expect_fail):
         if not entry.reason.strip() or not entry.link.strip():

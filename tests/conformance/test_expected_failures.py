@@ -7,7 +7,8 @@ import pytest
 
 from conformance.case import load_cases
 from conformance.engine import blank_result, with_expectation
-from conformance.targets import ExpectedFailure, Target
+from conformance.rules import Rule
+from conformance.targets import ExpectedFailure, ExpectedStep, Target, TargetError, parse_target
 from reference_broker.trace.conformance import CaseVerdict
 
 PING = load_cases()["mqtt311/ping/every-pingreq-is-answered"]
@@ -32,3 +33,23 @@ def test_a_pass_is_a_surprise_unless_chance_decides(verdict: CaseVerdict) -> Non
 @pytest.mark.parametrize("verdict", [CaseVerdict.BLOCKED, CaseVerdict.ERROR, CaseVerdict.UNSUPPORTED])
 def test_what_is_not_judged_is_left_alone(verdict: CaseVerdict) -> None:
     assert judged(verdict, KNOWN) is verdict
+
+
+def test_a_step_that_fails_by_chance_is_expected_where_it_is_booked() -> None:
+    """Moquette cuts off now this client, now that one, that sends SUBSCRIBE behind its CONNACK."""
+    step = ExpectedStep(statement="MQTT-3.8.4-1", reason="now and then", link="docs/findings/x.md")
+    target = Target(name="x", expect_step=(step,))
+
+    def judged_by(verdict: CaseVerdict, clauses: list[str]) -> CaseVerdict:
+        return with_expectation(
+            msgspec.structs.replace(blank_result(PING, verdict, ""), clauses=clauses), target
+        ).verdict
+
+    booked = list(Rule.SUBACK.clauses(4))
+    assert judged_by(CaseVerdict.FAIL, booked) is CaseVerdict.XFAIL
+    assert judged_by(CaseVerdict.FAIL, [*booked, "MQTT-3.8.4-5"]) is CaseVerdict.FAIL, "a case about it"
+    assert judged_by(CaseVerdict.FAIL, list(Rule.PINGRESP.clauses(4))) is CaseVerdict.FAIL
+    for other in (CaseVerdict.PASS, CaseVerdict.BLOCKED, CaseVerdict.ERROR):
+        assert judged_by(other, booked) is other
+    with pytest.raises(TargetError, match="needs a statement"):
+        parse_target("name = 'x'\n[[expect_step]]\nstatement = ''\nreason = 'r'\nlink = 'l'\n")

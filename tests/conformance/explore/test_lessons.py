@@ -231,3 +231,11 @@ def test_a_copy_is_for_no_empty_message_that_was_published_after_it_came(scene: 
     scene.receive(1, "t/a", b"", qos=1, packet_id=1)
     _empty(scene)
     assert scene.wanted is Rule.UNDELIVERED
+
+
+def test_a_copy_at_the_wrong_qos_with_its_retain_flag_is_not_booked_on_a_share(scene: Scene) -> None:
+    """HiveMQ gives it the QoS of a subscription with No Local, which must not bring it."""
+    scene.subscribe(1, s("t/#", 0, retain_as_published=True), s("t/+", 2, no_local=True))
+    scene.subscribe(1, "$share/g/t/a")
+    scene.publish(1, "t/a", qos=2, retain=True)
+    scene.objects(Rule.QOS, 1, "t/a", qos=2, retain=True)
