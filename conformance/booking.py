@@ -14,7 +14,7 @@ So nothing is hidden: a blocked case always names a failure of the same run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -171,7 +171,8 @@ def settle(
             continue  # it may have been the reason, no more
         if result.verdict is CaseVerdict.FAIL:
             # Failed on a step that it is about, or on one that it may be about, for which another may be the root.
-            if root and incident.soft and not _says_most(incident, result):
+            root = _end_of(root, settled)
+            if root not in ("", name) and incident.soft and not _says_most(incident, result):
                 settled[name] = msgspec.structs.replace(outcome, result=_blocked(result, incident, root))
             continue
         if not root:
@@ -182,7 +183,21 @@ def settle(
         if result.verdict is CaseVerdict.BLOCKED and not result.blocked_by:
             settled[name] = msgspec.structs.replace(outcome, result=_blocked(result, incident, root))
     booked = [settled.get(outcome.result.case, outcome) for outcome in given]
-    return [_without_restarts(outcome, booked) for outcome in booked]
+    booked = [_without_restarts(outcome, booked) for outcome in booked]
+    by_case = {outcome.result.case: outcome for outcome in booked}
+    for name, outcome in by_case.items():
+        blocked_by = outcome.result.blocked_by
+        if blocked_by and _end_of(blocked_by, by_case) != blocked_by:
+            result = msgspec.structs.replace(outcome.result, blocked_by=_end_of(blocked_by, by_case))
+            by_case[name] = msgspec.structs.replace(outcome, result=result)
+    return list(by_case.values())
+
+
+def _end_of(root: str, settled: Mapping[str, Outcome]) -> str:
+    """The failure behind a root that is itself blocked by another."""
+    while root in settled and settled[root].result.blocked_by:
+        root = settled[root].result.blocked_by
+    return root
 
 
 def _excused(given: list[Outcome], judges: frozenset[str]) -> list[Outcome]:

@@ -88,7 +88,7 @@ def _clients(capabilities: Mapping[str, CapabilityValue]) -> st.SearchStrategy[p
         version=st.sampled_from((versions * 2)[:3]),
         clean=st.booleans() if capabilities.get("persistent_sessions", True) else st.just(True),
         expiry_s=st.sampled_from(TIMES_S),
-        keep_alive_s=st.sampled_from((0, 0, 50)) if clock else st.just(0),
+        keep_alive_s=st.sampled_from((0, 0, 50)) if clock else st.just(plan.keep_alive_s(capabilities)),
         receive_maximum=st.sampled_from((0, 0, 1, 2, 10)),
         alias_maximum=st.sampled_from((0, 0, 2)),
         max_packet_bytes=st.sampled_from((0,) * 7 + (SMALL_PACKET_BYTES,)),

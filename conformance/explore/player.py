@@ -51,6 +51,8 @@ from reference_broker.trace.conformance import WireLine
 PATIENCE_S = 4.0
 _WILL_PATIENCE = 2
 """Wills get so many times more: no statement says how soon a server learns of a lost connection, or acts on it."""
+_SENT_AGAIN = (Rule.NOT_RESENT, Rule.PUBREL)
+"""No statement says how soon: the target file may (``resends_after_s``)."""
 _SLOW_ROUND_TRIP_S = 0.1
 """On an idle machine a PINGREQ is answered in less than a millisecond."""
 _MAX_EXTENSIONS = 5
@@ -104,8 +106,8 @@ class _Wire:
 class Control:
     """A client that takes no part: round trips, the clock, and what is deleted after a life. Blocking."""
 
-    def __init__(self, endpoint: Endpoint, version: int) -> None:
-        self._endpoint, self._version = endpoint, version
+    def __init__(self, endpoint: Endpoint, version: int, keep_alive_s: int = 0) -> None:
+        self._endpoint, self._version, self._keep_alive_s = endpoint, version, keep_alive_s
         self._sock: socket.socket | None = None
 
     def _ready(self) -> socket.socket:
@@ -113,7 +115,7 @@ class Control:
             sock = _connected(self._endpoint)
             sock.settimeout(10.0)
             self._sock = sock
-            connect = Connect(version=self._version, client_id="assayctl", keep_alive_s=0)
+            connect = Connect(version=self._version, client_id="assayctl", keep_alive_s=self._keep_alive_s)
             self._exchange(sock, _with_credentials(connect, self._endpoint), Connack)
         return self._sock
 
@@ -150,7 +152,7 @@ class Control:
         """Connect as this client with a clean start, and leave."""
         with contextlib.closing(_connected(self._endpoint)) as sock:
             sock.settimeout(10.0)
-            connect = Connect(version=self._version, client_id=client_id, keep_alive_s=0)
+            connect = Connect(version=self._version, client_id=client_id, keep_alive_s=self._keep_alive_s)
             self._exchange(sock, _with_credentials(connect, self._endpoint), Connack)
             sock.sendall(encode(Disconnect(), self._version))
 
@@ -199,7 +201,8 @@ class Player:
         self._begin()
 
     def _new_control(self) -> Control:
-        return Control(self.endpoint, 5 if self.capabilities.get("mqtt5", False) else 4)
+        version = 5 if self.capabilities.get("mqtt5", False) else 4
+        return Control(self.endpoint, version, plan.keep_alive_s(self.capabilities))
 
     def _begin(self) -> None:
         self.token = f"{self._run_token}{next(self._lives):x}"
@@ -322,7 +325,8 @@ class Player:
 
     def _plan(self, client: int) -> plan.Client:
         if client == _OBSERVER:
-            return plan.Client(version=5 if self.capabilities.get("mqtt5", False) else 4)
+            version = 5 if self.capabilities.get("mqtt5", False) else 4
+            return plan.Client(version=version, keep_alive_s=plan.keep_alive_s(self.capabilities))
         return self._life.clients[client % len(self._life.clients)]
 
     def _qos(self, wanted: int) -> int:
@@ -664,6 +668,8 @@ class Player:
             left_s = deadline - time.monotonic()
             if wanted is not None and wanted[0] is Rule.WILL_UNSENT:
                 left_s += self.patience_s * _WILL_PATIENCE
+            if wanted is not None and wanted[0] in _SENT_AGAIN:
+                left_s += int(self.capabilities.get("resends_after_s", 0))
             if left_s > 0:
                 self._read(left_s)
                 continue

@@ -108,6 +108,19 @@ def test_a_failure_that_the_target_expects_is_a_root_and_stays_expected() -> Non
     assert (one.result.verdict, two.result.verdict) == (CaseVerdict.XFAIL, CaseVerdict.BLOCKED)
 
 
+def test_two_cases_that_may_both_be_about_it_do_not_block_each_other() -> None:
+    """amqtt keeps sessions that should be gone: both cases about it were blocked, each by the other."""
+    ends, discards = (
+        f"mqtt311/session/clean-session-{what}" for what in ("ends-with-its-connection", "discards-the-old-one")
+    )
+    given = [outcome(name, CaseVerdict.FAIL, step(Rule.SESSION_NEW, soft=True)) for name in (ends, discards)]
+    given.append(outcome(ONE, CaseVerdict.BLOCKED, step(Rule.SESSION_NEW)))
+    verdicts = booked(*given)
+    failed = [name for name, (verdict, _root) in verdicts.items() if verdict is CaseVerdict.FAIL]
+    assert len(failed) == 1
+    assert {root for _verdict, root in verdicts.values()} == {"", *failed}
+
+
 def test_every_blocked_case_names_a_failure_of_the_same_run() -> None:
     given = [
         outcome(name, CaseVerdict.BLOCKED, step(rule, frozenset(special)))
