@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -148,12 +149,20 @@ def hash_password_command(
         typer.Option("--scram", help="Print credentials for SCRAM-SHA-256 (auth.users[].scram_sha_256) instead."),
     ] = False,
 ) -> None:
-    """Read a password and print what to put into the configuration: auth.users[].password_hash.
+    """Read a password, or the first line of what is piped in, and print what to put into the configuration.
+
+    That is auth.users[].password_hash, or with --scram auth.users[].scram_sha_256.
 
     In a password file (auth.password_file) it stands behind the user name and a colon: alice:scrypt$... A user who
     logs in both ways has two lines there.
     """
-    password = typer.prompt("password", hide_input=True, confirmation_prompt=True)
+    if sys.stdin.isatty():
+        password = typer.prompt("password", hide_input=True, confirmation_prompt=True, err=True)
+    else:
+        password = sys.stdin.readline().rstrip("\r\n")
+    if not password:
+        typer.echo("error: the password is empty", err=True)
+        raise typer.Exit(USAGE_ERROR)
     try:
         typer.echo(scram_credentials(password) if scram else hash_password(password.encode()))
     except ScramError as error:

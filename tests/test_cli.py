@@ -132,3 +132,14 @@ def test_a_step_is_repeated_only_while_it_can_say_nothing(
     assert outcome.verdict is expected
     assert len(verdicts) - len(left) == runs
     assert outcome.duration_s == runs
+
+
+@pytest.mark.parametrize(("options", "parts"), [((), 6), (("--scram",), 4)])
+def test_a_password_that_is_piped_in_is_hashed_and_nothing_else_printed(options: tuple[str, ...], parts: int) -> None:
+    command = [sys.executable, "-m", "assay.cli", "hash-password", *options]
+    for text, status in (("hunter2\n", 0), ("", 2), ("\n", 2)):
+        finished = subprocess.run(command, input=text, capture_output=True, text=True, timeout=WAIT_S, check=False)
+        assert finished.returncode == status, finished.stderr
+        assert finished.stdout.count("\n") == (status == 0)
+        assert len(finished.stdout.split("$")) == (parts if status == 0 else 1)
+        assert finished.stderr == ("" if status == 0 else "error: the password is empty\n")
