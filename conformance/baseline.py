@@ -123,7 +123,7 @@ def write_baseline(path: Path, target: Target, results: Mapping[str, CaseResult]
     """
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
-        own = parse_target(text, where=str(path)) if _is_target(text) else None
+        own = parse_target(text, where=str(path)) if is_target(text) else None
         if own is not None:
             new = [
                 known for known in Baseline().renewed(own, results).known if own.expected_failure(known.case) is None
@@ -139,7 +139,8 @@ def write_baseline(path: Path, target: Target, results: Mapping[str, CaseResult]
         raise BaselineError(message) from error
 
 
-def _is_target(text: str) -> bool:
+def is_target(text: str) -> bool:
+    """Whether this is the text of a target file, and not of a baseline."""
     try:
         content = msgspec.toml.decode(text)
     except msgspec.MsgspecError:

@@ -18,6 +18,7 @@ from conformance.baseline import (
     BaselineError,
     as_rows,
     difference,
+    is_target,
     read_baseline,
     write_baseline,
 )
@@ -403,7 +404,8 @@ def run(
             count = write_baseline(write_to, own, results)
         except BaselineError as error:
             raise _stop(str(error), ExitCode.USAGE) from error
-        console.print(f"baseline: {write_to}, {count} entries; accept them by --baseline {write_to}", soft_wrap=True)
+        how = "--target" if is_target(write_to.read_text(encoding="utf-8")) else "--baseline"
+        console.print(f"{write_to}: {count} known failure(s), accepted by {how} {write_to}", soft_wrap=True)
     raise typer.Exit(int(code))
 
 

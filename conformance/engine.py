@@ -465,6 +465,8 @@ async def _judge(case: Case, ctx: CaseContext) -> tuple[CaseVerdict, str]:
     except TargetUnreachableError as error:
         return CaseVerdict.ERROR, str(error)
     except TimeoutError:
+        if ctx.lag:
+            return CaseVerdict.UNSUPPORTED, f"not judged: {ctx.lag}"
         return CaseVerdict.ERROR, f"the case took longer than its limit of {ctx.limit_s:g} s"
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]

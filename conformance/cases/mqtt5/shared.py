@@ -26,6 +26,10 @@ async def _members(ctx: CaseContext, filter_: str, names: tuple[str, ...], *, qo
     return members
 
 
+_LOOKS = 5
+"""Times that all members are looked at for messages that must come to one of them, whoever that is."""
+
+
 @case(
     "mqtt5/shared/each-message-goes-to-one-member",
     clauses=("MQTT-4.8.2-3", "MQTT-4.5.0-1"),
@@ -43,9 +47,13 @@ async def one_member(ctx: CaseContext) -> None:
     members = await _members(ctx, _share("g", topic), ("a", "b"), qos=1)
     publisher = await ctx.connect(name="publisher")
     payloads = [f"{number}".encode() for number in range(10)]
+    found: list[bytes] = []
     async with publishing(publisher, topic, *payloads, qos=1):
-        each = await asyncio.gather(*(taken(member, 2 * len(payloads)) for member in members))
-    found = [message.payload for messages in each for message in messages]
+        for _ in range(_LOOKS):
+            each = await asyncio.gather(*(taken(member, 2 * len(payloads)) for member in members))
+            found += [message.payload for messages in each for message in messages]
+            if len(found) >= len(payloads):
+                break
     ctx.must(sorted(found) == payloads, f"expected each of 10 messages once; seen {sorted(found)}")
 
 
