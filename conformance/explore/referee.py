@@ -44,6 +44,8 @@ from conformance.wire import (
 REFUSED = 0x80
 NO_SUBSCRIPTION_EXISTED = 0x11
 _WITH_WILL = 0x04
+_NEAREST = {Rule.QOS: 1, Rule.RETAIN_FLAG: 2, Rule.RETAIN_FLAG_OF_RETAINED: 2, Rule.IDENTIFIERS: 3}
+"""Of several objections, the one of the slot in which most fits: the others are about slots that it is not for."""
 
 
 class Referee:
@@ -694,7 +696,9 @@ class Referee:
             raise self._violation(Rule.NO_LOCAL, link, describe(packet))
         objections = [slot.objection(copy) for slot in open_ones] or objections
         if objections and None not in objections:
-            rule, text = next(found for found in objections if found is not None)
+            rule, text = max(
+                (found for found in objections if found is not None), key=lambda one: _NEAREST.get(one[0], 0)
+            )
             raise self._violation(rule, link, f"{text}: {describe(packet)}")
         raise self._no_right(link, session, known, packet, topic)
 

@@ -132,6 +132,22 @@ def retain_as_published(patch: Patch) -> None:
     _change_entry(patch, lambda entry, _subscriptions: setattr(entry, "retain_as_published", False))
 
 
+def _with_wildcards(name: str, value: Callable[[RouteEntry], object]) -> Callable[[Patch], None]:
+    def change(entry: RouteEntry, subscriptions: list[Subscription]) -> None:
+        if any(has_wildcard(subscription.topic_filter) for subscription in subscriptions):
+            setattr(entry, name, value(entry))
+
+    return lambda patch: _change_entry(patch, change)
+
+
+mutant("v5-retain-as-published-ignored-with-wildcards", "Retain As Published is ignored where a filter has wildcards")(
+    _with_wildcards("retain_as_published", lambda _entry: False)
+)
+mutant("v5-no-local-ignored-with-wildcards", "No Local is ignored where a filter has wildcards")(
+    _with_wildcards("own", lambda entry: entry)
+)
+
+
 @mutant("v5-overlap-takes-lowest-qos", "of overlapping subscriptions the one with the lowest QoS counts")
 def lowest_qos(patch: Patch) -> None:
     def change(entry: RouteEntry, subscriptions: list[Subscription]) -> None:

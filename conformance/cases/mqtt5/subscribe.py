@@ -195,6 +195,34 @@ async def retain_as_published(ctx: CaseContext) -> None:
 
 
 @case(
+    "mqtt5/subscribe/options-hold-with-wildcards",
+    clauses=("MQTT-3.3.1-13", "MQTT-3.8.3-3", "MQTT-3.3.4-3"),
+    requires=("retain", "wildcards", "qos1", "subscription_identifiers"),
+    mutant="v5-retain-as-published-ignored-with-wildcards",
+    kills=("v5-no-local-ignored-with-wildcards",),
+    near_miss="v5-retained-before-suback",
+)
+async def options_with_wildcards(ctx: CaseContext) -> None:
+    """Retain As Published, No Local and the identifier of a subscription hold for filters with wildcards, too.
+
+    Clients subscribe to +, #, and what is below their topic, with all three. A message with RETAIN 1 keeps the flag and
+    has the identifier; what a client publishes itself does not come back.
+    """
+    publisher = await ctx.connect(name="publisher")
+    for number, pattern in enumerate(("+/leaf", "#", "root/+", "root/leaf/#"), 1):
+        topic, topic_filter = ctx.topic(f"{number}/root/leaf"), ctx.topic(f"{number}/{pattern}")
+        client = await ctx.connect(name=pattern)
+        entry = Subscription(filter=topic_filter, qos=1, retain_as_published=True, no_local=True)
+        await client.subscribe(entry, properties=Properties(subscription_identifier=(number,)))
+        await publisher.publish(topic, b"theirs", qos=1, retain=True)
+        message = await client.expect_publish(topic, b"theirs", retain=True)
+        seen = message.properties.subscription_identifier
+        ctx.must(seen == (number,), f"{pattern}: expected the identifier {number}; seen {describe(message)}")
+        await client.publish(topic, b"own", qos=1)
+        await ctx.expect_no_message(publisher, client)
+
+
+@case(
     "mqtt5/subscribe/same-filter-replaces",
     clauses=("MQTT-3.8.4-3",),
     requires=("qos1",),

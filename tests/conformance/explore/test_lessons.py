@@ -239,3 +239,13 @@ def test_a_copy_at_the_wrong_qos_with_its_retain_flag_is_not_booked_on_a_share(s
     scene.subscribe(1, "$share/g/t/a")
     scene.publish(1, "t/a", qos=2, retain=True)
     scene.objects(Rule.QOS, 1, "t/a", qos=2, retain=True)
+
+
+@pytest.mark.parametrize("share_first", [True, False])
+def test_a_copy_that_lacks_its_identifier_alone_is_booked_on_that(scene: Scene, *, share_first: bool) -> None:
+    """Artemis leaves out the identifiers of shares: the copy is not that of the other subscription at a lower QoS."""
+    asked = [("$share/g/t/a", 0, 1), ("t/a", 2, 0)]
+    for topic_filter, qos, identifier in asked if share_first else reversed(asked):
+        scene.subscribe(1, s(topic_filter, qos), identifier=identifier)
+    scene.publish(0, "t/a", qos=2)
+    scene.objects(Rule.IDENTIFIERS, 1, "t/a")
