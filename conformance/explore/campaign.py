@@ -20,7 +20,7 @@ from conformance.explore.rules import Rule, ViolationError
 from conformance.explore.shrink import shrink
 from conformance.nursery import Nursery
 from conformance.outcome import TargetUnreachableError
-from conformance.targets import CapabilityValue, Endpoint, RunningTarget, Target, probe, running
+from conformance.targets import CapabilityValue, Endpoint, RunningTarget, Target, TargetStartError, probe, running
 from reference_broker.trace.conformance import WireLine
 
 SHRINK_S = 40.0
@@ -136,7 +136,11 @@ class Campaign:
             self._stack = stack.pop_all()
 
     def _restart_broker(self, ahead_s: float) -> Endpoint:
-        return self.broker.restart(ahead_s)
+        try:
+            return self.broker.restart(ahead_s)
+        except TargetStartError as error:
+            message = f"it was ended, and does not start again on its data: {error}"
+            raise TargetUnreachableError(message) from error
 
     def _stop(self) -> None:
         self.player.control.close()

@@ -10,10 +10,11 @@ from typer.testing import CliRunner, Result
 
 from conformance.cli import app
 from conformance.explore.campaign import Campaign
-from conformance.explore.life import Client, FilterPlan, Life, Publish, Replay, Subscribe
-from conformance.explore.rules import ViolationError
+from conformance.explore.life import Client, FilterPlan, Life, Publish, Replay, Restart, Subscribe
+from conformance.explore.rules import Rule, ViolationError
 from conformance.report import read_transcript
-from conformance.targets import load_target
+from conformance.targets import StartHook, Target, load_target
+from conformance.targets.model import RestartHook
 from reference_broker.trace.results import Verdict, read_result
 
 runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"})
@@ -50,6 +51,23 @@ def test_the_sound_broker_is_not_accused(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "seed 11" in done.output
     assert read_result(tmp_path / "result.json").verdict is Verdict.PASS
+
+
+def test_a_broker_that_does_not_start_again_is_a_finding_and_no_end_of_the_search(tmp_path: Path) -> None:
+    """Moquette fell over a session in its own store."""
+    births = tmp_path / "births"
+    births.touch()
+    # Of its lives, the second one does not begin.
+    script = f"echo >> {births}; test $(wc -l < {births}) -ne 2 && exec {{python}} -m conformance.adapter"
+    hook = StartHook(command=("sh", "-c", script), port_from="stdout")
+    capabilities = {"restart": True, "persistence": True}
+    target = Target(name="mortal", start=hook, restart=RestartHook(), capabilities=capabilities)
+    life = Life(clients=(Client(),), steps=(Publish(client=0, topic="assay/{t}/a"), Restart()))
+    with Campaign(target) as campaign:
+        with pytest.raises(ViolationError, match="does not start again on its data") as seen:
+            campaign.play(life)
+        assert seen.value.rule is Rule.DIED
+        campaign.play(life)
 
 
 def test_a_planted_bug_is_found_shrunk_and_repeated(tmp_path: Path) -> None:
