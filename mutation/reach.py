@@ -233,7 +233,7 @@ class Reach:
         """Whether the mutant is executed when the broker is imported, and what it computes is kept."""
         lines = self.lines_of(mutant.module)
         lines_of_it = range(mutant.statement_line, mutant.last_line + 1)
-        return any(context.endswith(_SEPARATOR) for line in lines_of_it for context in lines.get(line, ()))
+        return any(f"{_IMPORT.judge}{_SEPARATOR}" in lines.get(line, ()) for line in lines_of_it)
 
     def _unknown(self, judge: str, names: set[str]) -> list[Check]:
         """Tests that did not run, of the files of these tests."""

@@ -28,7 +28,7 @@ from mutation.operators import Mutant, mutants_of
 from mutation.reach import Check, Part, Reach
 from mutation.report import Rate, diff
 from mutation.tree import ROOT, StoppedError, copied_tree
-from mutation.warm import Preload
+from mutation.warm import PYTEST_OPTIONS, Preload
 
 TOPICS = "reference_broker/core/topics.py"
 WIRE_TYPES = "reference_broker/mqtt/wire_types.py"
@@ -204,6 +204,10 @@ def test_a_test_that_the_map_left_out_may_kill_whatever_its_file_reaches(tmp_pat
     found = [[check.name for check in reach.reaching("unit tests", mutant)] for mutant in mutants]
     assert found == [["test_made.py::test_first", "test_made.py::test_second"], []]
     assert list(reach.checks("unit tests")) == ["test_made.py::test_first"], "nobody knows that the other one is good"
+    (constant,) = _mutants(TOPICS + "::: MAX_TOPIC_BYTES = 65_535 -> MAX_TOPIC_BYTES = 65536")
+    assert reach.ran_at_import(constant)
+    assert [check.name for check in reach.reaching("unit tests", constant)] == found[0], "it concerns the whole module"
+    assert not any(reach.ran_at_import(mutant) for mutant in mutants)
 
 
 def test_a_survivor_is_shown_as_a_diff() -> None:
@@ -284,3 +288,19 @@ def test_a_mutant_is_in_every_process_of_a_command_and_in_no_file(preload: Prelo
                 assert tree.run(arguments, limit_s=30.0, sound=True).output == "a\na\n"
             assert tree.run(arguments, limit_s=30.0).output == "a\na\n"
         assert (tree.root / TOPICS).read_bytes() == before
+
+
+@pytest.mark.parametrize("ran_at_import", [False, True])
+def test_tests_of_pytest_get_the_mutant_too(ran_at_import: bool) -> None:
+    """Which rewrites the assertions of those that have a plugin, as the broker has, and loads what it has rewritten."""
+    (mutant,) = _mutants(TOPICS + '::split_shared: "#" in name -> "#" not in name')
+    with copied_tree() as tree:
+        (tree.root / "test_asks.py").write_text(
+            "from reference_broker.core.topics import split_shared\n"
+            "def test_a_share_has_a_name():\n    assert split_shared('$share/g/a')[1] == 'a'\n"
+        )
+        command = ["-m", "pytest", *PYTEST_OPTIONS, "test_asks.py"]
+        tree.warm_up(Preload(tests=("test_asks.py",)))
+        assert tree.run(command, limit_s=30.0).status == 0
+        with tree.planted(mutant, ran_at_import=ran_at_import):
+            assert tree.run(command, limit_s=30.0).status == 1
