@@ -40,6 +40,9 @@ async def _kept(
         for packet in packets:
             await _note(ctx, client, packet, found)
         quiet = 0 if packets else quiet + 1
+    if at_least and not found:  # one of them must come
+        for packet in await taken(client, 1, ack=False, silence_s=ctx.patience_s):
+            await _note(ctx, client, packet, found)
     for packet in await taken(client, at_least - len(found), ack=False):
         await _note(ctx, client, packet, found)
     with a_step_of_restarts(ctx, Rule.RETAINED_SURVIVES, found):

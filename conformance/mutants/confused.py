@@ -138,8 +138,8 @@ def ends_some(patch: Patch) -> None:
         def receive(self: MqttConnection, data: bytes, now: float) -> None:
             if self not in left:
                 left[self] = rng.randint(1, _FIRST_READS) if rng.random() < _ENDED else -1
-            left[self] -= 1
-            if left[self] == 0:
+            left[self] -= data[0] >> 4 != PacketType.DISCONNECT
+            if left[self] == 0 and data[0] >> 4 != PacketType.DISCONNECT:
                 self.close_now(now)
             else:
                 original(self, data, now)

@@ -165,13 +165,13 @@ async def messages_now(ctx: CaseContext, subscriber: Connection) -> list[Publish
     return found
 
 
-async def taken(subscriber: Connection, count: int, *, ack: bool = True) -> list[Publish]:
+async def taken(subscriber: Connection, count: int, *, ack: bool = True, silence_s: float = SILENCE_S) -> list[Publish]:
     """The messages that come, up to ``count``, until there is silence; for what a broker need not send."""
     found: list[Publish] = []
     while len(found) < count:
         try:
             # Nobody is silent who takes as long over each answer.
-            packet = await subscriber.receive("a message", within_s=max(SILENCE_S, 2 * subscriber.ctx.greeting_s))
+            packet = await subscriber.receive("a message", within_s=max(silence_s, 2 * subscriber.ctx.greeting_s))
         except CaseFailureError:
             break
         if not isinstance(packet, Publish):

@@ -77,7 +77,9 @@ async def deliveries(consumer: Connection, *, at_least: int = 0) -> list[Publish
 async def shares(consumers: Sequence[Connection], at_least: int) -> list[list[Publish]]:
     """As :func:`deliveries` for several consumers, which must get so many together."""
     found: list[list[Publish]] = [[] for _ in consumers]
-    patient_until = time.monotonic() + _STRAGGLER_S
+    # What must come is waited for like anything else: answers may be prompt, and messages late.
+    patience_s = max(_STRAGGLER_S, consumers[0].ctx.patience_s)
+    patient_until = time.monotonic() + patience_s
     while True:
         came = 0
         for consumer, share in zip(consumers, found, strict=True):
@@ -87,7 +89,7 @@ async def shares(consumers: Sequence[Connection], at_least: int) -> list[list[Pu
                     share.append(packet)
                     came += 1
         if came:
-            patient_until = time.monotonic() + _STRAGGLER_S
+            patient_until = time.monotonic() + patience_s
         elif sum(map(len, found)) >= at_least or time.monotonic() >= patient_until:
             return found
 
