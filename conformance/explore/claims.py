@@ -134,6 +134,13 @@ class Slot:
             return True
         return self.claim.message.retain and entry.retain_as_published
 
+    def is_named_by(self, copy: Copy) -> bool:
+        """The copy has identifiers, and these subscriptions have them."""
+        seen = frozenset(copy.packet.properties.subscription_identifier)
+        return bool(seen) and seen <= frozenset[int]().union(
+            *(entry.identifiers for entry in self.claim.members[copy.client])
+        )
+
     @property
     def may_be_retained(self) -> bool:
         """Some subscription gives its copy RETAIN 1."""
@@ -241,6 +248,10 @@ class Message:
         mine = [slot for slot in self.slots if client in slot.claim.members]
         return sorted(mine, key=_rank)
 
+    def is_shared_with(self, client: int) -> bool:
+        """A share may bring it as well: a copy without identifiers may be either."""
+        return any(one.via is Via.SHARE and client in one.members for one in self.claims)
+
     def count(self, claim: Claim) -> int:
         """Copies that came for a claim."""
         return sum(len(slot.copies) for slot in self.slots if slot.claim is claim and not slot.extra)
@@ -252,7 +263,7 @@ class Message:
             if slot.claim.via is not Via.LIVE or not slot.main or not copies or slot.claim.loose:
                 continue
             copy = copies[0]
-            if any(one.via is Via.SHARE and copy.client in one.members for one in self.claims):
+            if self.is_shared_with(copy.client):
                 continue  # which of its copies is the one of its own subscriptions is not certain
             entries = slot.claim.members[copy.client]
             identifiers = frozenset[int]().union(*(entry.identifiers for entry in entries))

@@ -638,7 +638,7 @@ class Referee:
         objection = changed(message, copy)
         if objection is not None:
             raise self._violation(objection[0], link, f"{objection[1]}: {describe(packet)}")
-        if slot.main and slot.claim.via is Via.LIVE and not message.is_will:
+        if slot.main and slot.claim.via is Via.LIVE and not message.is_will and not message.is_shared_with(copy.client):
             self._check_order(link, session, message, packet)
 
     def _received_again(self, link: Link, session: Session, flight: Flight, packet: Publish, topic: str) -> None:
@@ -694,7 +694,8 @@ class Referee:
             raise self._violation(Rule.RETAINED_FOR_SHARE, link, f"a share brings no retained ones: {describe(packet)}")
         if any(_is_kept_away(entry, packet, known, session.client) for entry in session.subscriptions.values()):
             raise self._violation(Rule.NO_LOCAL, link, describe(packet))
-        objections = [slot.objection(copy) for slot in open_ones] or objections
+        named = [slot for slot in open_ones if slot.is_named_by(copy)]
+        objections = [slot.objection(copy) for slot in named or open_ones] or objections
         if objections and None not in objections:
             rule, text = max(
                 (found for found in objections if found is not None), key=lambda one: _NEAREST.get(one[0], 0)
@@ -734,7 +735,8 @@ class Referee:
     def _join_loose_shares(self, message: Message, session: Session) -> None:
         """What a share has not delivered may go to whoever is a member by now."""
         for claim in message.claims:
-            entry = session.subscriptions.get(share_of(claim)) if claim.via is Via.SHARE and claim.loose else None
+            waits = claim.via is Via.SHARE and (claim.loose or not claim.satisfied)
+            entry = session.subscriptions.get(share_of(claim)) if waits else None
             if entry is not None:
                 claim.members.setdefault(session.client, _alternatives(entry))
 

@@ -249,3 +249,33 @@ def test_a_copy_that_lacks_its_identifier_alone_is_booked_on_that(scene: Scene, 
         scene.subscribe(1, s(topic_filter, qos), identifier=identifier)
     scene.publish(0, "t/a", qos=2)
     scene.objects(Rule.IDENTIFIERS, 1, "t/a")
+
+
+def test_copies_of_a_share_and_of_a_subscription_have_no_order_between_them(scene: Scene) -> None:
+    """HiveMQ has a queue for each."""
+    scene.subscribe(1, "t/a", identifier=3)
+    scene.subscribe(1, "t/+", "$share/g/t/a")
+    for payload in (b"1", b"2"):
+        scene.publish(0, "t/a", payload)
+    scene.receive(1, "t/a", b"1")
+    scene.receive(1, "t/a", b"2")
+    scene.receive(1, "t/a", b"1", identifiers=(3,))
+
+
+def test_what_waits_in_a_share_may_go_to_a_member_that_joins(scene: Scene) -> None:
+    """HiveMQ sends one message at a time: the next one waits behind it, for whoever has room first."""
+    scene.connect(2)
+    scene.subscribe(1, s("$share/g/t/a", 1))
+    for payload in (b"1", b"2"):
+        scene.publish(0, "t/a", payload, qos=1)
+    scene.receive(1, "t/a", b"1", qos=1, ack=False)
+    scene.subscribe(2, s("$share/g/t/a", 1))
+    scene.receive(2, "t/a", b"2", qos=1)
+    scene.objects(Rule.TOO_EARLY, 2, "t/a", b"1", qos=1)
+
+
+def test_a_copy_that_has_an_identifier_is_booked_on_the_subscription_of_that_name(scene: Scene) -> None:
+    scene.subscribe(1, s("$share/g/t/a", 1))
+    scene.subscribe(1, s("t/a", 0), identifier=3)
+    scene.publish(0, "t/a", qos=1)
+    scene.objects(Rule.QOS, 1, "t/a", qos=1, identifiers=(3,))
