@@ -174,6 +174,8 @@ def settle(
             root = _end_of(root, settled)
             if root not in ("", name) and incident.soft and not _says_most(incident, result):
                 settled[name] = msgspec.structs.replace(outcome, result=_blocked(result, incident, root))
+            elif incident.rule is Rule.STARTS_AGAIN:
+                settled[name] = msgspec.structs.replace(outcome, result=expected(_failed(result, incident)))
             continue
         if not root:
             ledger.add(incident.rule, result, incident.shape)

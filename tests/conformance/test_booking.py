@@ -6,8 +6,9 @@ import msgspec
 
 from conformance.booking import PLAINEST, settle
 from conformance.case import load_cases
-from conformance.engine import Outcome, blank_result
+from conformance.engine import Outcome, blank_result, with_expectation
 from conformance.rules import Incident, Rule, shape
+from conformance.targets import ExpectedStep, Target
 from conformance.wire import Connect, Properties, Publish, Subscribe, Subscription, Will
 from reference_broker.trace.conformance import CaseResult, CaseVerdict
 
@@ -154,3 +155,14 @@ def test_every_rule_stands_in_the_registry_and_has_a_case() -> None:
         for rule in Rule:
             assert set(rule.clauses(version)) <= cited, rule
     assert set(CASES) >= set().union(*PLAINEST.values())
+
+
+def test_a_broker_that_does_not_start_again_is_booked_on_that_and_may_be_expected_to() -> None:
+    case = "mqtt311/restart/many-filters-and-many-sessions"
+    given = [outcome(case, CaseVerdict.FAIL, step(Rule.STARTS_AGAIN, soft=True))]
+    (alone,) = settle(given)
+    assert (alone.result.verdict, alone.result.clauses) == (CaseVerdict.FAIL, ["MQTT-4.1.0-1"])
+    entry = ExpectedStep(statement="MQTT-4.1.0-1", reason="now and then", link="docs/findings/x.md")
+    target = Target(name="x", expect_step=(entry,))
+    (known,) = settle(given, lambda result: with_expectation(result, target))
+    assert known.result.verdict is CaseVerdict.XFAIL
