@@ -61,8 +61,8 @@ _GOODBYE_S = 0.5
 _RECEIVE_BYTES = 262_144
 _OBSERVER = 1_000
 """Client number of the observer: it sees wills, and what is retained at the end."""
-_WIDE = ("assay/{t}/#", "/{t}/#", "{t}", "$assay/{t}/#")
-"""Filters that match every topic of a life."""
+_WIDE = ("assay/{t}/#", "/{t}/#", "{t}")
+"""Filters that match every topic of a life, but for those with $, which are the server's affair."""
 _END = "end/{t}"
 _WILL_EXPIRY_S = 100_000
 _LINGER_NOT = struct.pack("ii", 1, 0)
@@ -415,6 +415,8 @@ class Player:
         """A client sends again what the server has not acknowledged (MQTT-4.4.0-1)."""
         session = wire.link.session
         for packet_id, outgoing in sorted(session.outgoing.items()) if session is not None else ():
+            if outgoing.link is wire.link:
+                continue  # PUBREC came once more, right behind CONNACK, and was answered
             if outgoing.received:
                 self._send(wire, Pubrel(packet_id=packet_id))
             else:

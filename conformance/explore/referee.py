@@ -159,14 +159,14 @@ class Referee:
                 link.pings -= 1
             case Disconnect():
                 link.goodbye = True
-                if link.must_close is None and not link.excused:
+                if link.must_close is None and not link.may_be_ended:
                     raise self._violation(Rule.ENDED, link, f"no reason for {describe(packet)}")
             case _:
                 raise self._violation(Rule.UNASKED, link, f"unexpected {describe(packet)}")
 
     def ended(self, link: Link, now: float, *, by_broker: bool) -> None:
         """The connection is gone. Raises :class:`ViolationError` if the broker had no reason to end it."""
-        expected = link.must_close is not None or link.goodbye or link.over or link.excused
+        expected = link.must_close is not None or link.goodbye or link.over or link.may_be_ended
         link.must_close = None
         if by_broker and not expected:
             pending = self.waiting(now)
@@ -302,7 +302,7 @@ class Referee:
     def _notice_an_end(self, topic: str, payload: bytes, now: float) -> None:
         """A will says that the server has ended a connection, where it may, before the end is seen on that one."""
         for link in list(self.links.values()):
-            will = link.will if (link.excused or link.goodbye) and not link.over else None
+            will = link.will if (link.may_be_ended or link.goodbye) and not link.over else None
             if will is not None and (will.topic, will.payload) == (topic, payload):
                 link.must_close = Rule.WILL_EARLY
                 self._finish(link, now)

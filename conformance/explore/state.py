@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from conformance.explore.claims import Claim, Message, Subscription
 from conformance.explore.rules import Rule
+from conformance.explore.topics import is_shared
 from conformance.wire import Connect, Packet, Publish, Subscribe, Unsubscribe
 
 
@@ -84,6 +85,12 @@ class Link:
     aliases: dict[int, str] = field(default_factory=dict)
     """Of the server."""
     own_aliases: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def may_be_ended(self) -> bool:
+        """For a ``$`` topic, or a filter of such that has no SUBACK: some servers answer a bad filter so."""
+        asked = (entry.filter for request in self.subscribing.values() for entry in request.subscriptions)
+        return self.excused or any(each.startswith("$") and not is_shared(each) for each in asked)
 
     @property
     def version(self) -> int:

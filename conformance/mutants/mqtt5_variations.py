@@ -212,6 +212,22 @@ def repeats_refused(patch: Patch) -> None:
     no_fast_lane(patch)
 
 
+@variation(
+    "pubrec-said-again-to-who-is-back", "PUBREC of an open exchange comes once more, right behind CONNACK (mochi)"
+)
+def pubrec_again(patch: Patch) -> None:
+    def make(original: Callable[[BrokerState, Session, float], None]) -> Callable[[BrokerState, Session, float], None]:
+        def resume(self: BrokerState, session: Session, now: float) -> None:
+            if isinstance(session.connection, MqttConnection):
+                for packet_id in session.inbound_qos2:
+                    session.connection.send(bytes((0x50, 2)) + packet_id.to_bytes(2, "big"))
+            original(self, session, now)
+
+        return resume
+
+    patch.wrap(BrokerState, "resume", make)
+
+
 @variation("v5-one-copy-per-subscription", "overlapping subscriptions get a copy of the message each")
 def one_copy_each(patch: Patch) -> None:
     def match(self: SubscriptionTree, topic: str) -> Route:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from conformance.cli import app
 from conformance.explore.campaign import Campaign
-from conformance.explore.life import Client, FilterPlan, Life, Publish, Replay, Restart, Subscribe
+from conformance.explore.life import Client, Cut, FilterPlan, Life, Publish, Replay, Restart, Subscribe
 from conformance.explore.rules import Rule, ViolationError
 from conformance.report import read_transcript
 from conformance.targets import StartHook, Target, load_target
@@ -106,3 +106,13 @@ def test_a_life_is_played_to_its_end_by_clients_of_both_versions() -> None:
 def test_the_same_life_on_broken_brokers(mutant: str) -> None:
     with Campaign(load_target("reference"), mutant=mutant, patience_s=1.0) as campaign, pytest.raises(ViolationError):
         campaign.play(RETAINED)
+
+
+def test_a_client_that_is_back_sends_one_pubrel_where_pubrec_came_again() -> None:
+    """mochi says it again right behind CONNACK: two PUBRELs were sent, and the second PUBCOMP was called unasked."""
+    exchange = Publish(client=0, topic="assay/{t}", qos=2, cut=Cut.BEFORE_PUBREL)
+    life = Life(clients=(Client(clean=False),), steps=(exchange,))
+    with Campaign(load_target("reference"), mutant="pubrec-said-again-to-who-is-back") as campaign:
+        campaign.play(life)
+        sent = [line.decoded for line in campaign.player.transcript() if line.direction == "send"]
+    assert sum(text.startswith("PUBREL") and "packet_id=1" in text for text in sent) == 1

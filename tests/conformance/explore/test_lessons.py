@@ -6,7 +6,19 @@ import msgspec
 import pytest
 
 from conformance.explore.rules import Rule, ViolationError
-from conformance.wire import Disconnect, Pingreq, Pingresp, Properties, Puback, Pubcomp, Publish, Pubrec, Pubrel, Will
+from conformance.wire import (
+    Disconnect,
+    Pingreq,
+    Pingresp,
+    Properties,
+    Puback,
+    Pubcomp,
+    Publish,
+    Pubrec,
+    Pubrel,
+    Subscribe,
+    Will,
+)
 from tests.conformance.explore.test_referee import Scene, lasting, s
 from tests.conformance.explore.test_referee import scene as scene
 
@@ -120,6 +132,17 @@ def test_nothing_is_due_of_what_follows_a_publish_for_which_the_server_ends_the_
     assert scene.wanted is not None
     scene.referee.ended(link, scene.now, by_broker=True)
     assert scene.wanted is None
+
+
+def test_a_subscription_to_a_dollar_filter_may_end_the_connection_until_it_is_answered(scene: Scene) -> None:
+    """rumqttd does so: how a filter is refused is argued over."""
+    link = scene.connect(2)
+    scene.put(2, Subscribe(packet_id=1, subscriptions=(s("$t/#"),)))
+    scene.referee.ended(link, scene.now, by_broker=True)
+    link = scene.connect(3)
+    scene.subscribe(3, "$share/g/t/#", "$t/#")
+    with pytest.raises(ViolationError):
+        scene.referee.ended(link, scene.now, by_broker=True)
 
 
 def _empty(scene: Scene, qos: int = 2) -> None:
