@@ -183,6 +183,46 @@ def test_what_makes_no_sense_is_refused(decode: Callable[[bytes], object], data:
         decode(data)
 
 
+_ENTRY = '{"version":1,"shard_id":%s,"entries":{"7":null,"%s":{"o":%s,"p":%s,"c":"c","d":1,"n":%s,"l":1}}}'
+_GROUP = (
+    '{"version":2,"state":{"ID":"g","QueueName":"q","Cursor":{"Cursor":%s,"Committed":%s},'
+    '"PEL":{"c":[{"ConsumerID":"c","ClaimedAt":"2024-05-06T07:08:09Z","Offset":%s,"DeliveryCount":%s}]}}}'
+)
+
+
+@pytest.mark.parametrize(
+    ("decode", "form", "numbers"),
+    [
+        (decode_pending_shard, _ENTRY, [(0,), (1, 2), (3,), (4,)]),
+        (decode_group, _GROUP, [(0,), (1,), (2,), (3,)]),
+        (
+            decode_consumer_state,
+            '{"version":1,"group_id":"g","state":{"AckFloor":%s,"Cursor":%s,"Delivered":%s}}',
+            [(0,), (1,), (2,)],
+        ),
+        (
+            decode_consumer_state,
+            '{"version":1,"group_id":"g","partitions":{"1":null,"0":{"AckFloor":%s,"Cursor":%s,"Delivered":%s}}}',
+            [(0,), (1,), (2,)],
+        ),
+    ],
+)
+def test_every_number_that_go_has_without_sign_is_taken_and_no_other(
+    decode: Callable[[bytes], object], form: str, numbers: list[tuple[int, ...]]
+) -> None:
+    for places in numbers:
+        for number, is_taken in ((0, True), (2**64 - 1, True), (-1, False), (2**64, False)):
+            values = [5] * form.count("%s")
+            for place in places:
+                values[place] = number
+            data = (form % tuple(values)).encode()
+            if is_taken:
+                decode(data)
+            else:
+                with pytest.raises(FluxMQFileError, match=rf"{number} in the \w+ \w+ is out of bounds|cannot be read"):
+                    decode(data)
+
+
 @settings(max_examples=200, deadline=None)
 @given(data=st.binary(max_size=60) | st.sampled_from([b"{}", b"null", b"[", b'{"version":1}', LINES]))
 def test_any_bytes_give_an_answer_or_the_right_error(data: bytes) -> None:

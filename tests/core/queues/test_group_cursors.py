@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from reference_broker.core.queues import QueueError, QueueErrorCode
+from reference_broker.core.queues import QueueError, QueueErrorCode, Verb
 from reference_broker.core.queues.cursors import resolve
 from reference_broker.core.queues.subscribe_options import CursorKind, CursorPosition, parse, parse_cursor
 from tests.core.queues.conftest import BenchConsumer, QueueBench
@@ -137,6 +137,44 @@ def test_a_commit_goes_neither_back_nor_beyond_the_deliveries(bench: QueueBench)
     assert code_of(lambda: commit(bench, 1)) is QueueErrorCode.BAD_CURSOR
     assert code_of(lambda: commit(bench, 4)) is QueueErrorCode.BAD_CURSOR
     assert commit(bench, 3) == 1
+
+
+def _asks(bench: QueueBench, queue: str = "q", **named: str) -> list[QueueError | None]:
+    """A commit up to offset 1, as a consumer writes it."""
+    told: list[QueueError | None] = []
+    properties = tuple({"group-id": "g", "offset": "1", **named}.items())
+    bench.engine.groups.request(Verb.COMMIT, queue, properties, consumer_id="c", now=bench.now, on_done=told.append)
+    bench.turn()
+    return told
+
+
+def test_a_commit_names_the_partition_unless_there_is_one(bench_with: BenchWith) -> None:
+    for partitions in (1, 2):
+        bench = bench_with(partitions=partitions)
+        join(bench)
+        for partition in range(partitions):
+            bench.publish("x", user_properties=(("partition", str(partition)),))
+        bench.turn()
+        last = partitions - 1
+        assert _asks(bench, partition=str(last)) == [None]
+        details = bench.engine.groups.details("q", "g").partitions
+        assert [each.committed for each in details] == [0] * last + [1]
+        for unknown in ("2", "-1", "", "x"):
+            with pytest.raises(QueueError):
+                _asks(bench, partition=unknown)
+        if partitions == 1:
+            assert _asks(bench) == [None]
+        else:
+            assert code_of(lambda: _asks(bench)) is QueueErrorCode.BAD_ADDRESS  # noqa: B023 - called at once
+        assert code_of(lambda: _asks(bench, "none")) is QueueErrorCode.BAD_ADDRESS  # noqa: B023
+
+
+def test_the_only_partition_is_the_first(bench: QueueBench) -> None:
+    join(bench)
+    bench.publish("x")
+    bench.turn()
+    assert _asks(bench) == [None]
+    assert bench.engine.groups.details("q", "g").partitions[0].committed == 1
 
 
 def test_only_the_consumer_of_a_partition_commits_it(bench_with: BenchWith) -> None:
