@@ -438,7 +438,7 @@ class Referee:
         if known is not None:
             if known.members[session.client] != own:
                 known.loose = True
-            elif must:
+            elif must and not known.is_late:
                 known.must = known.must or known.qos > 0 or not (queued or known.queued)
             return
         claim = Claim(message=message, via=Via.LIVE, members={session.client: own}, must=must, queued=queued)
@@ -460,17 +460,21 @@ class Referee:
             known.loose = True
             for client, entries in members.items():
                 known.members[client] = tuple(dict.fromkeys((*entries, *known.members.get(client, ()))))
-        elif must:
+        elif must and not known.is_late:
             known.must = connected and not known.loose
 
     def _route_again(self, message: Message, now: float) -> None:
         """QoS 2, at PUBREL: a server may hand on at PUBLISH or now; what is the same at both must come."""
+        self._route_late(message, now, must=True)
+        self._retain_for_good(message)
+
+    def _route_late(self, message: Message, now: float, *, must: bool) -> None:
+        """As the subscriptions are now, some time after its PUBLISH."""
         before = {id(claim) for claim in message.claims}
-        self._route(message, now, must=True)
+        self._route(message, now, must=must)
         for claim in message.claims:
             if id(claim) not in before:
-                claim.must = False
-        self._retain_for_good(message)
+                claim.is_late, claim.must = True, False
 
     def _retain_for_good(self, message: Message) -> None:
         """The server has it; whether anything was published behind it decides what is retained."""
@@ -484,7 +488,7 @@ class Referee:
         for session in self.sessions.values():
             for outgoing in session.outgoing.values():
                 if outgoing.awaits in (Puback, Pubrec):
-                    self._route(outgoing.message, now, must=False)
+                    self._route_late(outgoing.message, now, must=False)
 
     def unread(self, client: int, packet_id: int) -> None:
         """A connection was lost so soon after a PUBLISH that nobody knows whether the server has seen it."""

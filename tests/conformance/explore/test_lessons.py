@@ -302,3 +302,19 @@ def test_a_copy_that_has_an_identifier_is_booked_on_the_subscription_of_that_nam
     scene.subscribe(1, s("t/a", 0), identifier=3)
     scene.publish(0, "t/a", qos=1)
     scene.objects(Rule.QOS, 1, "t/a", qos=1, identifiers=(3,))
+
+
+@pytest.mark.parametrize("share", ["", "$share/g/"])
+def test_a_second_pubrel_makes_nothing_due_that_the_first_did_not(scene: Scene, share: str) -> None:
+    """A server may have handed the message on at its PUBLISH, before the subscription."""
+    lasting(scene, 2)
+    scene.put(2, Publish(topic="t/a", payload=b"m", qos=2, packet_id=1))
+    scene.get(2, Pubrec(packet_id=1))
+    scene.subscribe(1, f"{share}t/a")
+    for _ in range(2):
+        scene.put(2, Pubrel(packet_id=1))
+        assert scene.wanted is Rule.PUBCOMP
+        scene.lose(2)
+        lasting(scene, 2, present=True)
+    scene.put(2, Pubrel(packet_id=1))
+    scene.receive(1, "t/a")
