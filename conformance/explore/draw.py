@@ -1,8 +1,13 @@
-"""Lives as Hypothesis draws them. What it draws first in a list is what it shrinks to."""
+"""Lives as Hypothesis draws them. What it draws first in a list is what it shrinks to.
+
+Each life has a :class:`Bent`: what it does without leaves room for the rest of it to meet (swarm testing). Bugs of two
+or three features together are found by lives of few features, not by those that have something of everything.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -96,7 +101,28 @@ def _clients(capabilities: Mapping[str, CapabilityValue]) -> st.SearchStrategy[p
     )
 
 
-def _filter_plans(shared: bool) -> st.SearchStrategy[plan.FilterPlan]:
+class Bent(msgspec.Struct, frozen=True, kw_only=True):
+    """What the publishes and subscriptions of a life are like."""
+
+    retain: tuple[bool, ...]
+    qos: tuple[int, ...]
+    expiry_s: tuple[int, ...]
+    sizes_bytes: tuple[int, ...]
+    ways: str
+    """Filters by kind: p = plain, s = a share."""
+
+
+_bents = st.builds(
+    Bent,
+    retain=st.sampled_from(((False, False, True), (False, False, True), (True,), (False,))),
+    qos=st.sampled_from(((0, 1, 2), (0, 1, 2), (1,), (2,))),
+    expiry_s=st.sampled_from(((0, 0, 0, *TIMES_S), (0,), (0, *TIMES_S))),
+    sizes_bytes=st.sampled_from((SIZES_BYTES, (8,))),
+    ways=st.sampled_from(("ppps", "ppps", "p", "ps")),
+)
+
+
+def _filter_plans(ways: str) -> st.SearchStrategy[plan.FilterPlan]:
     plain = st.builds(
         plan.FilterPlan,
         filter=_picked,
@@ -107,18 +133,18 @@ def _filter_plans(shared: bool) -> st.SearchStrategy[plan.FilterPlan]:
     )
     shares = st.sampled_from((0, 0, 1, 2, 3, 4)).map(lambda index: SHARES[index])
     share = st.builds(plan.FilterPlan, filter=shares, qos=_qos, retain_as_published=st.booleans())
-    return st.one_of(plain, plain, plain, share) if shared else plain
+    return st.one_of(*(share if way == "s" else plain for way in ways))
 
 
-def _publishes(cuts: st.SearchStrategy[plan.Cut]) -> st.SearchStrategy[plan.Publish]:
+def _publishes(bent: Bent, cuts: st.SearchStrategy[plan.Cut]) -> st.SearchStrategy[plan.Publish]:
     return st.builds(
         plan.Publish,
         client=_client,
         topic=_picked,
-        qos=_qos,
-        retain=st.sampled_from((False, False, True)),
-        size_bytes=st.sampled_from(SIZES_BYTES),
-        expiry_s=st.sampled_from((0, 0, 0, *TIMES_S)),
+        qos=st.sampled_from(bent.qos),
+        retain=st.sampled_from(bent.retain),
+        size_bytes=st.sampled_from(bent.sizes_bytes),
+        expiry_s=st.sampled_from(bent.expiry_s),
         rich=_rarely,
         alias=st.sampled_from((0, 0, 0, 1, 2)),
         again=_rarely,
@@ -126,9 +152,10 @@ def _publishes(cuts: st.SearchStrategy[plan.Cut]) -> st.SearchStrategy[plan.Publ
     )
 
 
-def _steps(capabilities: Mapping[str, CapabilityValue]) -> st.SearchStrategy[Any]:
-    publish = _publishes(st.sampled_from((*(plan.Cut.NOT,) * 8, plan.Cut.ACK_UNREAD, plan.Cut.BEFORE_PUBREL)))
-    filters = st.lists(_filter_plans(bool(capabilities.get("shared", True))), min_size=1, max_size=3)
+def _steps(capabilities: Mapping[str, CapabilityValue], bent: Bent) -> st.SearchStrategy[Any]:
+    publish = _publishes(bent, st.sampled_from((*(plan.Cut.NOT,) * 8, plan.Cut.ACK_UNREAD, plan.Cut.BEFORE_PUBREL)))
+    ways = bent.ways if capabilities.get("shared", True) else "p"
+    filters = st.lists(_filter_plans(ways), min_size=1, max_size=3)
     subscribe = st.builds(
         plan.Subscribe, client=_client, filters=filters.map(tuple), identifier=st.sampled_from((0, 1, 2, 268_435_455))
     )
@@ -141,19 +168,27 @@ def _steps(capabilities: Mapping[str, CapabilityValue]) -> st.SearchStrategy[Any
         st.builds(plan.Join, client=_client, afresh=_rarely),
         st.builds(
             plan.Burst,
-            publishes=st.lists(_publishes(st.just(plan.Cut.NOT)), min_size=2, max_size=6).map(tuple),
+            publishes=st.lists(_publishes(bent, st.just(plan.Cut.NOT)), min_size=2, max_size=6).map(tuple),
         ),
         st.builds(plan.Withhold, client=_client, what=st.sampled_from(plan.Hold)),
     ]
     weights = [7, 6, 1, 2, 1, 1, 1]
-    if capabilities.get("restart", False):
-        ordinary.append(st.just(plan.Restart()))
-        weights.append(3)
-    if capabilities.get("clock", False):
-        ordinary.append(st.builds(plan.Advance, seconds=st.sampled_from(ADVANCES_S)))
-        weights.append(2)
     weighted = [index for index, weight in enumerate(weights) for _ in range(weight)]
     return st.sampled_from(weighted).flatmap(lambda index: ordinary[index])
+
+
+def _turns(capabilities: Mapping[str, CapabilityValue]) -> st.SearchStrategy[tuple[plan.Step, ...]]:
+    """What happens to the broker between two parts of a life: a restart, a move of its clock, or both."""
+    able = [name for name in ("restart", "clock") if capabilities.get(name, False)]
+    if not able:
+        return st.just(())
+    restart, advance = st.just(plan.Restart()), st.builds(plan.Advance, seconds=st.sampled_from(ADVANCES_S))
+    ways: Sequence[tuple[st.SearchStrategy[Any], ...]] = {
+        ("restart",): ((restart,), (restart,), ()),
+        ("clock",): ((advance,), (advance,), ()),
+        ("restart", "clock"): ((restart,), (restart,), (advance,), (restart, advance), (advance, restart), ()),
+    }[tuple(able)]
+    return st.one_of(*(st.tuples(*way) for way in ways))
 
 
 class _Dresser:
@@ -210,12 +245,18 @@ def _dressed(clients: list[plan.Client], steps: tuple[Any, ...], topics: list[st
 
 def lives(capabilities: Mapping[str, CapabilityValue]) -> st.SearchStrategy[plan.Life]:
     """Lives that a broker with these capabilities can be asked to live; one in four has restarts or a moved clock."""
-    quiet = {**capabilities, "restart": False, "clock": False}
     clients = st.lists(_clients(capabilities), min_size=CLIENTS, max_size=CLIENTS)
-    topics = st.lists(st.sampled_from((*TOPICS[:3] * 4, *TOPICS)), min_size=2, max_size=3)
+    topics = st.lists(st.sampled_from((*TOPICS[:3] * 4, *TOPICS)), min_size=1, max_size=3)
+    turns = _turns(capabilities)
 
-    def steps(able: Mapping[str, CapabilityValue]) -> st.SearchStrategy[tuple[plan.Step, ...]]:
-        some = st.lists(_steps(able), max_size=12)
-        return st.tuples(some, some, some).map(lambda parts: tuple(step for part in parts for step in part))
+    @cache
+    def steps(bent: Bent) -> st.SearchStrategy[tuple[plan.Step, ...]]:
+        step = _steps(capabilities, bent)
+        some, few = (st.lists(step, max_size=size).map(tuple) for size in (12, 8))
+        quiet = st.tuples(some, some, some)
+        eventful = st.tuples(few, turns, few, turns, few, turns, few)
+        return st.one_of(quiet, quiet, quiet, eventful).map(
+            lambda parts: tuple(step for part in parts for step in part)
+        )
 
-    return st.builds(_dressed, clients, st.one_of(*(steps(quiet),) * 3, steps(capabilities)), topics)
+    return st.builds(_dressed, clients, _bents.flatmap(steps), topics)

@@ -9,7 +9,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -59,6 +59,8 @@ _MAX_EXTENSIONS = 5
 _GOODBYE_S = 0.5
 """How long the broker gets to close after DISCONNECT before the client does."""
 _RECEIVE_BYTES = 262_144
+_WINDOW = 10
+"""Publishes at QoS 1 that any server takes at a time."""
 _OBSERVER = 1_000
 """Client number of the observer: it sees wills, and what is retained at the end."""
 _WIDE = ("assay/{t}/#", "/{t}/#", "{t}")
@@ -116,15 +118,17 @@ class Control:
             sock.settimeout(10.0)
             self._sock = sock
             connect = Connect(version=self._version, client_id="assayctl", keep_alive_s=self._keep_alive_s)
-            self._exchange(sock, _with_credentials(connect, self._endpoint), Connack)
+            self._exchange(sock, [_with_credentials(connect, self._endpoint)], Connack)
         return self._sock
 
-    def _exchange(self, sock: socket.socket, packet: Packet, kind: type[Packet]) -> None:
+    def _exchange(self, sock: socket.socket, packets: Sequence[Packet], kind: type[Packet]) -> None:
+        """Send packets that are answered by one of a kind each, and await those."""
         decoder = Decoder(self._version)
+        missing = len(packets)
         try:
-            sock.sendall(encode(packet, self._version))
-            while not any(isinstance(answer, kind) for answer in decoder.feed(self._some(sock))):
-                pass
+            sock.sendall(b"".join(encode(packet, self._version) for packet in packets))
+            while missing > 0:
+                missing -= sum(isinstance(answer, kind) for answer in decoder.feed(self._some(sock)))
         except (OSError, MalformedPacketError) as error:
             self.close()
             message = f"the control connection to {self._endpoint.host}:{self._endpoint.port} failed: {error}"
@@ -140,20 +144,24 @@ class Control:
     def round_trip(self) -> float:
         """Seconds from PINGREQ to PINGRESP. Raises :class:`TargetUnreachableError`."""
         began = time.monotonic()
-        self._exchange(self._ready(), Pingreq(), Pingresp)
+        self._exchange(self._ready(), [Pingreq()], Pingresp)
         return time.monotonic() - began
 
-    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+    def publish(self, *topics: str, payload: bytes = b"", retain: bool = False) -> None:
         """At QoS 1. Raises :class:`TargetUnreachableError`."""
-        packet = Publish(topic=topic, payload=payload, qos=1, packet_id=1, retain=retain)
-        self._exchange(self._ready(), packet, Puback)
+        for at in range(0, len(topics), _WINDOW):
+            packets = [
+                Publish(topic=topic, payload=payload, qos=1, packet_id=packet_id, retain=retain)
+                for packet_id, topic in enumerate(topics[at : at + _WINDOW], 1)
+            ]
+            self._exchange(self._ready(), packets, Puback)
 
     def end_session(self, client_id: str) -> None:
         """Connect as this client with a clean start, and leave."""
         with contextlib.closing(_connected(self._endpoint)) as sock:
             sock.settimeout(10.0)
             connect = Connect(version=self._version, client_id=client_id, keep_alive_s=self._keep_alive_s)
-            self._exchange(sock, _with_credentials(connect, self._endpoint), Connack)
+            self._exchange(sock, [_with_credentials(connect, self._endpoint)], Connack)
             sock.sendall(encode(Disconnect(), self._version))
 
     def close(self) -> None:
@@ -298,8 +306,7 @@ class Player:
         self._settle()
         self._send_publish(plan.Publish(client=_OBSERVER, topic=_END, qos=self._qos(2)))
         self._settle()
-        for wire in connected:
-            self._barrier(wire)  # a further copy may have waited for the last acknowledgement
+        self._barrier(*connected)  # a further copy may have waited for the last acknowledgement
         self._settle()
         self.referee.audit()
         self._clean_up()
@@ -314,12 +321,13 @@ class Player:
                 if ends or wire.link.kept_s <= 0:
                     continue
             self.control.end_session(self._client_id(client))
-        for topic in self.referee.retained_topics():
-            try:
-                self.control.publish(topic, b"", retain=True)
-            except TargetUnreachableError:
-                if not topic.startswith("$"):  # a server may end the connection of who publishes to such
-                    raise
+        topics = self.referee.retained_topics()
+        self.control.publish(*(topic for topic in topics if not topic.startswith("$")), retain=True)
+        for topic in [topic for topic in topics if topic.startswith("$")]:
+            with contextlib.suppress(
+                TargetUnreachableError
+            ):  # a server may end the connection of who publishes to such
+                self.control.publish(topic, retain=True)
 
     # Steps
 
@@ -588,8 +596,7 @@ class Player:
             if not publish.qos or left > 0:
                 room[publish.client] = left - (publish.qos > 0)
                 self._send_publish(publish)
-        for client in room:
-            self._barrier(self._wire(client))
+        self._barrier(*(self._wire(client) for client in room))
         self._settle()
         self.referee.burst(begins=False)
 
@@ -603,9 +610,7 @@ class Player:
     def _restart(self) -> None:
         if self.restart is None:
             return
-        for wire in list(self._wires.values()):
-            if wire.open:
-                self._barrier(wire)
+        self._barrier(*self._wires.values())
         self.endpoint = self.restart(self.ahead_s)
         self.control.close()
         self.control = self._new_control()
@@ -618,17 +623,17 @@ class Player:
     def _advance(self, seconds: int) -> None:
         if not self.capabilities.get("clock", False):
             return
-        for wire in list(self._wires.values()):
-            if wire.open:
-                self._barrier(wire)
-        self.control.publish(CLOCK_TOPIC, repr(float(seconds)).encode())
+        self._barrier(*self._wires.values())
+        self.control.publish(CLOCK_TOPIC, payload=repr(float(seconds)).encode())
         self.ahead_s += seconds
         self._note(f"the broker's clock was moved by {seconds} s")
         self.referee.moved(self.now)
 
-    def _barrier(self, wire: _Wire) -> None:
-        self._send(wire, Pingreq())
-        self._settle(until=lambda: not wire.link.pings or not wire.open)
+    def _barrier(self, *wires: _Wire) -> None:
+        """What was sent on these connections has been handled, or they are over."""
+        for wire in wires:
+            self._send(wire, Pingreq())
+        self._settle(until=lambda: not any(wire.link.pings and wire.open for wire in wires))
 
     # Packets
 
