@@ -198,6 +198,8 @@ class Message:
     is_will: bool = False
     published: bool = True
     """False: a will that is still armed, or that was discarded."""
+    any_time: bool = False
+    """A will that a server may publish whenever it likes, if at all: its expiry interval begins then."""
     acknowledged: bool = False
     """To its publisher, to the end."""
     again_at: list[float] = field(default_factory=list)
@@ -208,7 +210,7 @@ class Message:
     @property
     def expires_at(self) -> float:
         """After that nobody gets it."""
-        return self._expires(max([self.sent_at, *self.again_at]))
+        return float("inf") if self.any_time else self._expires(max([self.sent_at, *self.again_at]))
 
     @property
     def owed_until(self) -> float:

@@ -58,6 +58,8 @@ class Referee:
         self.sessions: dict[int, Session] = {}
         self.retained: dict[str, list[Message | None]] = {}
         """Topic to what may be retained there; one entry where that is certain."""
+        self._retained_last: dict[str, Message] = {}
+        """Topic to what was sent to be retained there last, or to remove it."""
         self.messages: list[Message] = []
         self._by_content: dict[tuple[str, bytes], list[Message]] = {}
         self._by_payload: dict[bytes, Message] = {}
@@ -311,7 +313,7 @@ class Referee:
         """``must`` not: a server may also discard it, or publish it at any later time."""
         will, session.will = session.will, None
         if will is not None:
-            will.published, will.sent_at = True, now
+            will.published, will.sent_at, will.any_time = True, now, not must
             if will.retain and not must:
                 self._hazy.add(will.topic)
             self._route(will, now, must=must)
@@ -379,6 +381,9 @@ class Referee:
     def _retain(self, message: Message, *, certain: bool) -> None:
         if not message.retain:
             return
+        self._retained_last.setdefault(message.topic, message)
+        if self._retained_last[message.topic].number < message.number:
+            self._retained_last[message.topic] = message
         kept: list[Message | None] = [message if message.payload else None]
         if message.qos == 0 and message.payload:
             kept.append(None)  # may be discarded at any time (3.3.1.3 of both versions)
@@ -479,9 +484,7 @@ class Referee:
     def _retain_for_good(self, message: Message) -> None:
         """The server has it; whether anything was published behind it decides what is retained."""
         if message.retain:
-            candidates = self.retained.get(message.topic, [None])
-            newest = message if message.payload else None
-            self._retain(message, certain=candidates[-1] is newest)
+            self._retain(message, certain=self._retained_last.get(message.topic) is message)
 
     def _route_under_way(self, now: float) -> None:
         """What is sent and not acknowledged may be handled before what has just been answered, or after it."""

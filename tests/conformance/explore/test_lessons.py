@@ -318,3 +318,41 @@ def test_a_second_pubrel_makes_nothing_due_that_the_first_did_not(scene: Scene, 
         lasting(scene, 2, present=True)
     scene.put(2, Pubrel(packet_id=1))
     scene.receive(1, "t/a")
+
+
+@pytest.mark.parametrize("first", [b"", b"1"])
+def test_an_acknowledgement_makes_nothing_retained_that_was_replaced_meanwhile(scene: Scene, first: bytes) -> None:
+    scene.put(0, Publish(topic="t/a", payload=first, qos=1, packet_id=1, retain=True))
+    scene.put(0, Publish(topic="t/a", payload=b"2", qos=0, retain=True))
+    scene.get(0, Puback(packet_id=1))
+    scene.subscribe(1, "t/a")
+    scene.receive(1, "t/a", b"2", retain=True)
+
+
+def test_a_retained_message_that_is_acknowledged_replaces_what_was_there(scene: Scene) -> None:
+    for payload in (b"1", b"2"):
+        scene.publish(0, "t/a", payload, qos=1, retain=True)
+    scene.subscribe(1, "t/a")
+    assert scene.wanted is Rule.RETAINED_UNSENT
+    scene.objects(Rule.RETAINED_STALE, 1, "t/a", b"1", retain=True)
+
+
+@pytest.mark.parametrize("left_s", [20, 100, 101])
+def test_a_will_that_may_come_at_any_time_begins_its_expiry_then(scene: Scene, left_s: int) -> None:
+    """The delay of a will counts from a restart here, and it is published when the clock has passed that."""
+    lasting(scene, 2)
+    scene.subscribe(2, s("t/w", 1))
+    will = Will(
+        topic="t/w",
+        payload=b"w",
+        qos=1,
+        properties=Properties(message_expiry_interval=100, will_delay_interval=50),
+    )
+    scene.connect(3, clean=False, kept_s=1_000_000.0, will=will)
+    scene.referee.restarted(scene.now)
+    scene.move(300)
+    lasting(scene, 2, present=True)
+    if left_s <= 100:
+        scene.receive(2, "t/w", b"w", qos=1, message_expiry_interval=left_s)
+    else:
+        scene.objects(Rule.EXPIRY_INTERVAL, 2, "t/w", b"w", qos=1, message_expiry_interval=left_s)
