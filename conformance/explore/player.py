@@ -223,6 +223,8 @@ class Player:
         self._holds: dict[int, plan.Hold] = {}
         self._names = itertools.count(1)
         self._payloads = itertools.count(1)
+        self._said = 0
+        """Packets that clients sent, PINGREQ aside."""
         self._all: list[_Wire] = []
 
     @property
@@ -610,7 +612,10 @@ class Player:
     def _restart(self) -> None:
         if self.restart is None:
             return
-        self._barrier(*self._wires.values())
+        said = -1
+        while said != self._said:  # what came meanwhile was answered, and the answers are to be heard as well
+            said = self._said
+            self._barrier(*self._wires.values())
         self.endpoint = self.restart(self.ahead_s)
         self.control.close()
         self.control = self._new_control()
@@ -644,6 +649,7 @@ class Player:
         """On a connection that is over, nothing: a server may end one as soon as it is there."""
         if not wire.open or wire.link.over:
             return
+        self._said += not isinstance(packet, Pingreq)
         self.referee.sent(wire.link, packet, self.now)
         self._write(wire, packet)
 
