@@ -78,8 +78,9 @@ class Claim:
     loose: bool = False
     """Subscriptions changed while the message was under way, or a member went: QoS, identifiers, or who gets it are
     open, and so is how often a share delivers it."""
-    is_late: bool = False
-    """It was made after its message was published, which a server may have handed on by then: nothing is ever due."""
+    is_optional: bool = False
+    """Nothing is ever due: it was made after its message was published, which a server may have handed on by then, or
+    a connection ended that may have got it at QoS 0."""
     others: frozenset[int] = frozenset()
     """Identifiers of other subscriptions that match, which may stand beside that of a retained message."""
     number: int = field(default_factory=lambda: next(_order))

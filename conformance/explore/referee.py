@@ -283,7 +283,8 @@ class Referee:
         for claim in session.claims:
             if not claim.satisfied:
                 claim.maybe_sent = True
-                claim.must = claim.must and claim.qos > 0
+                claim.is_optional = claim.is_optional or claim.qos == 0
+                claim.must = claim.must and not claim.is_optional
         for share in self._shares:
             if session.client in share.members and (not share.satisfied or session.flights):
                 share.must, share.loose, share.maybe_sent = False, True, True
@@ -443,11 +444,12 @@ class Referee:
         if known is not None:
             if known.members[session.client] != own:
                 known.loose = True
-            elif must and not known.is_late:
+            elif must and not known.is_optional:
                 known.must = known.must or known.qos > 0 or not (queued or known.queued)
             return
         claim = Claim(message=message, via=Via.LIVE, members={session.client: own}, must=must, queued=queued)
-        own_will = message.is_will and session.client == message.publisher  # No Local may hold for it or not
+        own_will = message.is_will and session.client == message.publisher
+        claim.loose = own_will and any(entry.no_local for entry in own)  # which may hold for a will or not
         claim.must = must and (claim.qos > 0 or not queued) and not own_will
         session.claims.append(claim)
         message.add(claim)
@@ -465,7 +467,7 @@ class Referee:
             known.loose = True
             for client, entries in members.items():
                 known.members[client] = tuple(dict.fromkeys((*entries, *known.members.get(client, ()))))
-        elif must and not known.is_late:
+        elif must and not known.is_optional:
             known.must = connected and not known.loose
 
     def _route_again(self, message: Message, now: float) -> None:
@@ -479,7 +481,7 @@ class Referee:
         self._route(message, now, must=must)
         for claim in message.claims:
             if id(claim) not in before:
-                claim.is_late, claim.must = True, False
+                claim.is_optional, claim.must = True, False
 
     def _retain_for_good(self, message: Message) -> None:
         """The server has it; whether anything was published behind it decides what is retained."""

@@ -356,3 +356,28 @@ def test_a_will_that_may_come_at_any_time_begins_its_expiry_then(scene: Scene, l
         scene.receive(2, "t/w", b"w", qos=1, message_expiry_interval=left_s)
     else:
         scene.objects(Rule.EXPIRY_INTERVAL, 2, "t/w", b"w", qos=1, message_expiry_interval=left_s)
+
+
+def test_a_publisher_that_lost_its_connection_may_have_lost_its_own_copy_at_qos_0(scene: Scene) -> None:
+    lasting(scene, 2)
+    scene.subscribe(2, "t/a")
+    scene.put(2, Publish(topic="t/a", payload=b"m", qos=2, packet_id=90))
+    scene.lose(2)
+    lasting(scene, 2, present=True)
+    scene.put(2, Publish(topic="t/a", payload=b"m", qos=2, packet_id=90, dup=True))
+    scene.get(2, Pubrec(packet_id=90))
+    scene.put(2, Pubrel(packet_id=90))
+    scene.get(2, Pubcomp(packet_id=90))
+    assert scene.wanted is None
+    scene.receive(2, "t/a")
+
+
+@pytest.mark.parametrize("identifiers", [(), (7,)])
+def test_no_local_may_hold_for_a_clients_own_will_or_not(scene: Scene, identifiers: tuple[int, ...]) -> None:
+    scene.connect(2, clean=False, kept_s=1_000.0, will=Will(topic="t/w", payload=b"w", qos=1))
+    scene.subscribe(2, s("t/#", 2))
+    scene.subscribe(2, s("t/+", 0, no_local=True), identifier=7)
+    scene.lose(2)
+    lasting(scene, 2, present=True)
+    scene.receive(2, "t/w", b"w", qos=1, identifiers=identifiers)
+    scene.referee.audit()
