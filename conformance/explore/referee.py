@@ -382,9 +382,10 @@ class Referee:
     def _retain(self, message: Message, *, certain: bool) -> None:
         if not message.retain:
             return
-        self._retained_last.setdefault(message.topic, message)
-        if self._retained_last[message.topic].number < message.number:
-            self._retained_last[message.topic] = message
+        self._retained_last[message.topic] = message
+        self._keep(message, certain=certain)
+
+    def _keep(self, message: Message, *, certain: bool) -> None:
         kept: list[Message | None] = [message if message.payload else None]
         if message.qos == 0 and message.payload:
             kept.append(None)  # may be discarded at any time (3.3.1.3 of both versions)
@@ -486,7 +487,7 @@ class Referee:
     def _retain_for_good(self, message: Message) -> None:
         """The server has it; whether anything was published behind it decides what is retained."""
         if message.retain:
-            self._retain(message, certain=self._retained_last.get(message.topic) is message)
+            self._keep(message, certain=self._retained_last.get(message.topic) is message)
 
     def _route_under_way(self, now: float) -> None:
         """What is sent and not acknowledged may be handled before what has just been answered, or after it."""

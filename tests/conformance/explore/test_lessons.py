@@ -381,3 +381,16 @@ def test_no_local_may_hold_for_a_clients_own_will_or_not(scene: Scene, identifie
     lasting(scene, 2, present=True)
     scene.receive(2, "t/w", b"w", qos=1, identifiers=identifiers)
     scene.referee.audit()
+
+
+def test_a_pubrel_makes_nothing_retained_that_a_will_has_replaced(scene: Scene) -> None:
+    will = Will(topic="t/a", payload=b"w", qos=1, retain=True)
+    scene.connect(2, clean=False, kept_s=1_000.0, will=will)
+    scene.put(2, Publish(topic="t/a", payload=b"m", qos=2, packet_id=1, retain=True))
+    scene.get(2, Pubrec(packet_id=1))
+    scene.lose(2)
+    lasting(scene, 2, present=True)
+    scene.put(2, Pubrel(packet_id=1))
+    scene.get(2, Pubcomp(packet_id=1))
+    scene.subscribe(1, s("t/a", 1))
+    scene.receive(1, "t/a", b"w", qos=1, retain=True)
