@@ -1,10 +1,12 @@
-"""Whether a copy is of the message that was published: the properties that a server hands on. Pure."""
+"""Whether a copy is of the message that was published, and what is wrong with it if it is not. Pure."""
 
 from __future__ import annotations
 
-from conformance.explore.claims import Copy, Message, Objection
+from conformance.explore.claims import Copy, Message, Objection, Subscription
 from conformance.explore.rules import Rule
+from conformance.explore.topics import matches
 from conformance.explore.wanted import MARGIN_S
+from conformance.wire import Publish
 
 _HANDED_ON = ("payload_format_indicator", "content_type", "response_topic", "correlation_data", "user_property")
 
@@ -34,3 +36,15 @@ def changed(message: Message, copy: Copy) -> Objection | None:
             expected = " or ".join(f"{left:.0f} s" for left in lefts_s)
             return Rule.EXPIRY_INTERVAL, f"expiry interval {seen_s}, expected about {expected}"
     return None
+
+
+def is_kept_away(entry: Subscription, packet: Publish, known: list[Message], client: int) -> bool:
+    """No Local must keep the client's own message away, and this looks as if it came by that subscription."""
+    own = known[-1].publisher == client and not packet.retain
+    seen = frozenset(packet.properties.subscription_identifier)
+    return own and entry.no_local and matches(entry.filter, known[-1].topic) and entry.identifiers == seen
+
+
+def objections_of(message: Message, copy: Copy) -> list[Objection | None]:
+    """Of each slot of the client, that of the copy which must come first; None: it would fit, but there is no room."""
+    return [slot.objection(copy) for slot in sorted(message.slots_of(copy.client), key=lambda slot: not slot.main)]

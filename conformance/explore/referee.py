@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from conformance.explore.claims import Claim, Copy, Message, Objection, Slot, Subscription, Via, place, refill
-from conformance.explore.contents import changed, is_alike
+from conformance.explore.claims import Claim, Copy, Message, Slot, Subscription, Via, place, refill
+from conformance.explore.contents import changed, is_alike, is_kept_away, objections_of
 from conformance.explore.rules import Rule, ViolationError
 from conformance.explore.state import Flight, Link, Outgoing, Session
 from conformance.explore.topics import is_shared, matches, matches_but_for_dollar, pattern
@@ -689,8 +689,8 @@ class Referee:
         slot = place(fresh, copy, is_alike) or self._handed_on_late(session, copy, fresh, now)
         if slot is not None:
             return slot
-        objections = [found for one in fresh for found in _objections(one, copy)]
-        if any(found is None for one in known if one not in fresh for found in _objections(one, copy)):
+        objections = [found for one in fresh for found in objections_of(one, copy)]
+        if any(found is None for one in known if one not in fresh for found in objections_of(one, copy)):
             raise self._violation(Rule.EXPIRED, link, f"its expiry interval has passed: {describe(packet)}")
         open_ones = [slot for one in fresh for slot in one.slots_of(copy.client) if slot.main and not slot.copies]
         if (
@@ -702,7 +702,7 @@ class Referee:
             )
         ):
             raise self._violation(Rule.RETAINED_FOR_SHARE, link, f"a share brings no retained ones: {describe(packet)}")
-        if any(_is_kept_away(entry, packet, known, session.client) for entry in session.subscriptions.values()):
+        if any(is_kept_away(entry, packet, known, session.client) for entry in session.subscriptions.values()):
             raise self._violation(Rule.NO_LOCAL, link, describe(packet))
         named = [slot for slot in open_ones if slot.is_named_by(copy)]
         objections = [slot.objection(copy) for slot in named or open_ones] or objections
@@ -794,15 +794,3 @@ class Referee:
 def _alternatives(entry: Subscription | None) -> tuple[Subscription, ...]:
     """The subscription, and what it may still be."""
     return () if entry is None else (entry, *entry.earlier)
-
-
-def _is_kept_away(entry: Subscription, packet: Publish, known: list[Message], client: int) -> bool:
-    """No Local must keep the client's own message away, and this looks as if it came by that subscription."""
-    own = known[-1].publisher == client and not packet.retain
-    seen = frozenset(packet.properties.subscription_identifier)
-    return own and entry.no_local and matches(entry.filter, known[-1].topic) and entry.identifiers == seen
-
-
-def _objections(message: Message, copy: Copy) -> list[Objection | None]:
-    """Of each slot of the client, that of the copy which must come first; None: it would fit, but there is no room."""
-    return [slot.objection(copy) for slot in sorted(message.slots_of(copy.client), key=lambda slot: not slot.main)]
