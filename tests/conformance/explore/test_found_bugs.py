@@ -38,6 +38,7 @@ def nursery() -> Iterator[Nursery]:
         yield forking
 
 
+@pytest.mark.timeout(400)  # most of it is time to shrink
 @pytest.mark.parametrize("mutant", BUGS)
 def test_a_planted_bug_is_found(nursery: Nursery, mutant: str) -> None:
     rules, most_steps = BUGS[mutant]
