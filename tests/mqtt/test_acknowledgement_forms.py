@@ -71,3 +71,14 @@ def test_publishes_are_released_by_any_form(make_world: type[World], form: bytes
     _send(publisher, _packets(K.PUBREL, ids, form), together=together)
     assert _answers(publisher, K.PUBCOMP) == ids
     assert not publisher.connection.active_session.inbound_qos2
+
+
+@pytest.mark.parametrize(("version", "answer"), [(p.V311, b"\x62\x02\x00\x09"), (p.V5, b"\x62\x03\x00\x09\x92")])
+def test_a_pubrec_of_nothing_is_released_with_the_reason_that_the_version_has(
+    make_world: type[World], version: int, answer: bytes
+) -> None:
+    """5.0: 0x92, packet identifier not found (3.6.2.1); 3.1.1 has no place for it (MQTT-3.6.1-1)."""
+    receiver = make_world().connect("r", version)
+    receiver.take()
+    receiver.send_bytes(b"\x50\x02\x00\x09")
+    assert [encode_packet(each, version) for each in receiver.take()] == [answer]

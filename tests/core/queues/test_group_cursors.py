@@ -347,3 +347,22 @@ def test_what_was_leaving_for_a_full_dead_letter_queue_is_not_leaving_after_a_re
         bench.publish(str(number))
         bench.turn()
     assert code_of(lambda: bench.publish("over")) is QueueErrorCode.FULL
+
+
+def test_a_delivery_that_its_consumer_did_not_take_is_none(durable: QueueBench) -> None:
+    """Neither a first one nor another one: whoever takes it at last is told how often it was really delivered."""
+    consumer = join(durable, room=0)
+    handle = consumer.handle
+    assert handle is not None
+    publish(durable, "a")
+    consumer.room = 1
+    durable.engine.resume(handle, durable.now)
+    durable.turn()
+    consumer.room = 0
+    consumer.nack(consumer.got[0])
+    for _ in range(3):
+        durable.turn()
+        durable.engine.resume(handle, durable.now)
+    consumer.room = 9
+    durable.turn()
+    assert consumer.counts == [1, 2]
