@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ from reference_broker.storage.foreign.goqueue_message import (
     encode_message,
 )
 from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.storage.segment_scan import Damage
+from reference_broker.storage.segment_scan import Damage, Window
 from sim.disk import Persistence, SimDisk
 
 FOLDER = "logs/orders/0"
@@ -205,6 +206,18 @@ def test_damage_to_a_length_is_found_wherever_it_leads() -> None:
     # When it happens to lead to the start of a later message, nobody can tell a wrong length from a long value.
     data[size + 28 : size + 32] = (size + 40).to_bytes(4, "big")
     assert walked(bytes(data)) == [0, (size, 3 * size, False), 3, 4, 5]
+
+
+def test_what_follows_long_damage_is_found_wherever_a_read_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is searched piece by piece, and the mark of a message may lie in two of them."""
+    monkeypatch.setattr(goqueue_log, "Window", partial(Window, read_bytes=200))
+    last = [encode_message(message(n)) for n in (2, 3)]
+    first = encode_message(message(0))
+    for length in range(20, 800):
+        long = bytearray(encode_message(message(1, bytes(length))))
+        long[28:32] = b"\xff" * 4
+        end = len(first) + len(long)
+        assert walked(first + long + b"".join(last)) == [0, (len(first), end, False), 2, 3], length
 
 
 def test_messages_inside_a_value_are_no_messages() -> None:
