@@ -12,23 +12,40 @@ from importlib import metadata
 import typer
 
 _PARTS: dict[str, tuple[str, str]] = {
-    "conformance": ("conformance.cli", "Test any MQTT broker against the standards' statements."),
-    "sim": ("sim.cli", "Run scenarios in simulation: virtual time, network and disk around the real broker code."),
-    "fuzz": ("sim.fuzz.cli", "Send valid and damaged packets to the broker's code in memory, and check what it does."),
-    "faults": ("faults.cli", "Run scenarios on real processes, through a fault proxy, with kill -9."),
-    "load": ("loadtests.cli", "Open-loop load with honest latencies, and Locust users."),
-    "bench": ("loadtests.bench.cli", "Measure throughput against other brokers, and storage against raw system calls."),
+    "conformance": ("assay.conformance.cli", "Test any MQTT broker against the standards' statements."),
+    "sim": (
+        "assay.sim.cli",
+        "Run scenarios in simulation: virtual time, network and disk around the real broker code.",
+    ),
+    "fuzz": (
+        "assay.sim.fuzz.cli",
+        "Send valid and damaged packets to the broker's code in memory, and check what it does.",
+    ),
+    "faults": ("assay.faults.cli", "Run scenarios on real processes, through a fault proxy, with kill -9."),
+    "load": ("assay.loadtests.cli", "Open-loop load with honest latencies, and Locust users."),
+    "bench": (
+        "assay.loadtests.bench.cli",
+        "Measure throughput against other brokers, and storage against raw system calls.",
+    ),
     "storage": (
-        "reference_broker.storage_tools.cli",
+        "assay.reference_broker.storage_tools.cli",
         "Inspect, verify, dump, repair, import and export data folders.",
     ),
-    "spark": ("spark_analysis.cli", "Judge histories and latencies with Spark, against targets."),
+    "spark": ("assay.spark_analysis.cli", "Judge histories and latencies with Spark, against targets."),
 }
 _COMMANDS: dict[str, tuple[str, str, str]] = {
-    "serve": ("reference_broker.cli", "serve", "Run the reference broker."),
-    "quirks": ("reference_broker.quirks.cli", "quirks", "List the deviations of real brokers that it can imitate."),
-    "hash-password": ("reference_broker.cli", "hash_password_command", "Make a password hash for the configuration."),
-    "report": ("reports.cli", "report", "Make a static site, JUnit, Markdown and a badge from a run folder."),
+    "serve": ("assay.reference_broker.cli", "serve", "Run the reference broker."),
+    "quirks": (
+        "assay.reference_broker.quirks.cli",
+        "quirks",
+        "List the deviations of real brokers that it can imitate.",
+    ),
+    "hash-password": (
+        "assay.reference_broker.cli",
+        "hash_password_command",
+        "Make a password hash for the configuration.",
+    ),
+    "report": ("assay.reports.cli", "report", "Make a static site, JUnit, Markdown and a badge from a run folder."),
     "demo": ("assay.demo", "demo", "The main job: assess the reference broker and open the report."),
 }
 _EXTRAS = {part: part for part in ("conformance", "sim", "faults", "load", "spark")} | {

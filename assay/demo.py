@@ -22,9 +22,9 @@ import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from reference_broker.trace.integrity import READ_ERRORS
-from reference_broker.trace.results import RunResult, Verdict, read_result, worst
-from reference_broker.trace.terminal import WholeConsole, WholeTable
+from assay.reference_broker.trace.integrity import READ_ERRORS
+from assay.reference_broker.trace.results import RunResult, Verdict, read_result, worst
+from assay.reference_broker.trace.terminal import WholeConsole, WholeTable
 
 STEP_TIMEOUT_S = 240.0
 ATTEMPTS = 3

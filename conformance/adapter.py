@@ -1,8 +1,8 @@
 """The reference broker as a process of its own, optionally broken on purpose.
 
-``python -m conformance.adapter [--mutant NAME ...] [--config YAML] [--port PORT]`` prints one line of JSON when ready,
-``{"ready": true, "host": ..., "port": ..., "version": ..., "pid": ...}``, and ends when its standard input is closed,
-so that nothing is left behind when its parent dies. ``websocket_port`` is in it too if the configuration has a
+``python -m assay.conformance.adapter [--mutant NAME ...] [--config YAML] [--port PORT]`` prints one line of JSON when
+ready, ``{"ready": true, "host": ..., "port": ..., "version": ..., "pid": ...}``, and ends when its standard input is
+closed, so that nothing is left behind when its parent dies. ``websocket_port`` is in it too if the configuration has a
 WebSocket listener. In this process: :func:`reference_broker_endpoint`.
 
 ``--fork`` makes it a nursery of broken brokers for the self-check, which spares them the start of Python: each line
@@ -31,12 +31,12 @@ from pathlib import Path
 
 import msgspec
 
-from conformance.mutants import UnknownMutantError, all_mutants, applied
-from conformance.targets.model import Endpoint
-from reference_broker.broker import Broker
-from reference_broker.config import BrokerConfig, ConfigError, ListenerConfig, Transport, load_config
-from reference_broker.server.collector import tune_collector
-from reference_broker.server.file_limit import raise_file_limit
+from assay.conformance.mutants import UnknownMutantError, all_mutants, applied
+from assay.conformance.targets.model import Endpoint
+from assay.reference_broker.broker import Broker
+from assay.reference_broker.config import BrokerConfig, ConfigError, ListenerConfig, Transport, load_config
+from assay.reference_broker.server.collector import tune_collector
+from assay.reference_broker.server.file_limit import raise_file_limit
 
 USAGE_ERROR = 2
 _STOP_TIMEOUT_S = 10.0
@@ -188,7 +188,7 @@ def _serve_nursery() -> int:
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m conformance.adapter",
+        prog="python -m assay.conformance.adapter",
         description="Run the reference broker until standard input is closed; the first line of output says where.",
     )
     parser.add_argument("--mutant", action="append", default=[], metavar="NAME", help="break the broker (repeatable)")

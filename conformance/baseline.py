@@ -19,10 +19,10 @@ from typing import Literal
 
 import msgspec
 
-from conformance.report import ExitCode
-from conformance.targets import ExpectedFailure, Target, TargetError, parse_target
-from reference_broker.trace.conformance import CaseResult, CaseVerdict
-from reference_broker.trace.integrity import why
+from assay.conformance.report import ExitCode
+from assay.conformance.targets import ExpectedFailure, Target, TargetError, parse_target
+from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict
+from assay.reference_broker.trace.integrity import why
 
 BASELINE_SCHEMA: Literal["assay.baseline/1"] = "assay.baseline/1"
 MAX_DETAIL_CHARACTERS = 500

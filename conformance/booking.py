@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from conformance.rules import VERSIONS, Incident, Rule, full_id
-from reference_broker.trace.conformance import CaseResult, CaseVerdict
+from assay.conformance.rules import VERSIONS, Incident, Rule, full_id
+from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict
 
 if TYPE_CHECKING:
-    from conformance.engine import Outcome
+    from assay.conformance.engine import Outcome
 
 _FAILED = (CaseVerdict.FAIL, CaseVerdict.XFAIL)
 _SEEN = (CaseVerdict.BLOCKED, CaseVerdict.PASS, CaseVerdict.NON_STRICT, CaseVerdict.XPASS)

@@ -7,8 +7,8 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from conformance.targets import Endpoint
-from conformance.wire import (
+from assay.conformance.targets import Endpoint
+from assay.conformance.wire import (
     Connack,
     Connect,
     Decoder,

@@ -33,13 +33,13 @@ from typing import Any, Literal, NoReturn, TypedDict, TypeVar, Unpack
 
 import msgspec
 
-from conformance.connection import Connection, Transcript
-from conformance.flow import Flow
-from conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
-from conformance.rules import Incident, Rule, StepFailureError, shape
-from conformance.targets import PRIVATE, CapabilityValue, Endpoint, ProbeError, TargetStartError, Tls, handshake
-from conformance.websocket import WebSocketConnection
-from conformance.wire import (
+from assay.conformance.connection import Connection, Transcript
+from assay.conformance.flow import Flow
+from assay.conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
+from assay.conformance.rules import Incident, Rule, StepFailureError, shape
+from assay.conformance.targets import PRIVATE, CapabilityValue, Endpoint, ProbeError, TargetStartError, Tls, handshake
+from assay.conformance.websocket import WebSocketConnection
+from assay.conformance.wire import (
     Connack,
     Connect,
     Packet,
@@ -52,7 +52,7 @@ from conformance.wire import (
     Will,
     describe,
 )
-from conformance.wire.websocket import SUBPROTOCOL
+from assay.conformance.wire.websocket import SUBPROTOCOL
 
 Level = Literal["MUST", "SHOULD", "MAY"]
 _C = TypeVar("_C", bound=Connection)
@@ -102,7 +102,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     requires: tuple[str, ...]
     """Capabilities of the target without which the case says nothing; ``not <name>`` for one that it must lack."""
     mutant: str
-    """The deliberately broken broker that this case must fail (``conformance.mutants``)."""
+    """The deliberately broken broker that this case must fail (``assay.conformance.mutants``)."""
     near_miss: str
     """A legal variation of the broker that this case must pass."""
     kills: tuple[str, ...] = ()
@@ -195,9 +195,9 @@ def case(
 
 
 def load_cases() -> dict[str, Case]:
-    """All cases of the package ``conformance.cases`` by id, in order of their ids."""
-    package = importlib.import_module("conformance.cases")
-    for module in pkgutil.walk_packages(package.__path__, "conformance.cases."):
+    """All cases of the package ``assay.conformance.cases`` by id, in order of their ids."""
+    package = importlib.import_module("assay.conformance.cases")
+    for module in pkgutil.walk_packages(package.__path__, "assay.conformance.cases."):
         importlib.import_module(module.name)
     return {case_id: _cases[case_id] for case_id in sorted(_cases)}
 

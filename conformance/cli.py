@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from conformance.baseline import (
+from assay.conformance.baseline import (
     Baseline,
     BaselineError,
     as_rows,
@@ -22,15 +22,15 @@ from conformance.baseline import (
     read_baseline,
     write_baseline,
 )
-from conformance.case import Case, load_cases
-from conformance.engine import DEFAULT_CONCURRENCY, Outcome, RunOptions
-from conformance.explore_cli import explore
-from conformance.peers_cli import peers
-from conformance.pytest_runner import run_with_pytest
-from conformance.registry import SPECS, coverage, home_of, load_statements
-from conformance.report import ExitCode, missing_required, read_transcript
-from conformance.run import DEFAULT_RESTARTS, Run, RunPlan
-from conformance.selection import (
+from assay.conformance.case import Case, load_cases
+from assay.conformance.engine import DEFAULT_CONCURRENCY, Outcome, RunOptions
+from assay.conformance.explore_cli import explore
+from assay.conformance.peers_cli import peers
+from assay.conformance.pytest_runner import run_with_pytest
+from assay.conformance.registry import SPECS, coverage, home_of, load_statements
+from assay.conformance.report import ExitCode, missing_required, read_transcript
+from assay.conformance.run import DEFAULT_RESTARTS, Run, RunPlan
+from assay.conformance.selection import (
     QUEUES,
     Selection,
     SelectionError,
@@ -42,12 +42,12 @@ from conformance.selection import (
     split,
     to_be_repeated,
 )
-from conformance.self_check import JOBS, Check, check_mutants, print_table, work_of, write_self_check
-from conformance.signals import stopped_by_signals
-from conformance.targets import CAPABILITIES, Access, TargetError, choose_target, shipped_targets
-from reference_broker.trace.conformance import CaseResult, CaseVerdict, read_report
-from reference_broker.trace.integrity import READ_ERRORS, why
-from reference_broker.trace.terminal import WholeConsole, WholeTable
+from assay.conformance.self_check import JOBS, Check, check_mutants, print_table, work_of, write_self_check
+from assay.conformance.signals import stopped_by_signals
+from assay.conformance.targets import CAPABILITIES, Access, TargetError, choose_target, shipped_targets
+from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict, read_report
+from assay.reference_broker.trace.integrity import READ_ERRORS, why
+from assay.reference_broker.trace.terminal import WholeConsole, WholeTable
 
 app = typer.Typer(
     no_args_is_help=True,

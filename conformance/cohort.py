@@ -12,8 +12,8 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable
 
-from conformance.case import Case
-from conformance.targets import Endpoint
+from assay.conformance.case import Case
+from assay.conformance.targets import Endpoint
 
 MOST_TOGETHER = 64
 """Cases on one broker: a phase takes as long as all that is done in it."""

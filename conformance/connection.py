@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
-from conformance.outcome import CaseFailureError, ClientFaultError
-from conformance.rules import (
+from assay.conformance.outcome import CaseFailureError, ClientFaultError
+from assay.conformance.rules import (
     ANSWERED_ONCE,
     ANSWERS,
     Incident,
@@ -28,7 +28,7 @@ from conformance.rules import (
     request_shape,
     was_asked,
 )
-from conformance.wire import (
+from assay.conformance.wire import (
     Connack,
     Connect,
     Decoder,
@@ -52,11 +52,11 @@ from conformance.wire import (
     describe,
     encode,
 )
-from conformance.wire.packets import NO_PROPERTIES
-from reference_broker.trace.conformance import WireLine
+from assay.conformance.wire.packets import NO_PROPERTIES
+from assay.reference_broker.trace.conformance import WireLine
 
 if TYPE_CHECKING:
-    from conformance.case import CaseContext
+    from assay.conformance.case import CaseContext
 
 _P = TypeVar("_P", bound=Packet)
 _MAX_INBOX_PACKETS = 100_000

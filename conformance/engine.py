@@ -1,11 +1,11 @@
 """Runs cases against a broker, many at a time, and turns the way each ends into one of the nine verdicts.
 
-How verdicts come about (:class:`~reference_broker.trace.conformance.CaseVerdict`):
+How verdicts come about (:class:`~assay.reference_broker.trace.conformance.CaseVerdict`):
 
 =============================================  ============================================================
 the case returned                              ``pass``, or ``non_strict`` if it reported something
 a MUST was seen to be violated                 ``fail``
-a step failed that the case is not about       ``blocked`` (:mod:`conformance.booking`)
+a step failed that the case is not about       ``blocked`` (:mod:`assay.conformance.booking`)
 the target lacks a required capability         ``unsupported``; known before the case starts, or said by it
 ``fail`` of a case in ``expect_fail``          ``xfail``; if it passes instead, ``xpass``
 anything else was raised, or the limit passed  ``error``: the harness failed
@@ -13,7 +13,7 @@ the harness itself was held up meanwhile       a ``fail`` or ``error`` does not 
 it counts on timers, and the answers lag       a ``fail`` or ``blocked`` says nothing of the broker: ``unsupported``
 others are not served afterwards, each time    ``fail``: bad input and lost connections are their client's affair
 the broker died meanwhile                      ``fail`` of a case that was alone with it; all others are ``not_run``,
-                                               and :class:`conformance.run.Run` runs them again where it can
+                                               and :class:`assay.conformance.run.Run` runs them again where it can
 =============================================  ============================================================
 """
 
@@ -28,15 +28,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 
 import msgspec
 
-from conformance.booking import is_booked_on_a_step, settle
-from conformance.bystander import Bystander, BystanderError
-from conformance.case import ABSENT, Case, CaseContext
-from conformance.cohort import RestartGate
-from conformance.connection import Connection
-from conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
-from conformance.rules import Incident, Rule, StepFailureError
-from conformance.stall import StallWatch
-from conformance.targets import (
+from assay.conformance.booking import is_booked_on_a_step, settle
+from assay.conformance.bystander import Bystander, BystanderError
+from assay.conformance.case import ABSENT, Case, CaseContext
+from assay.conformance.cohort import RestartGate
+from assay.conformance.connection import Connection
+from assay.conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
+from assay.conformance.rules import Incident, Rule, StepFailureError
+from assay.conformance.stall import StallWatch
+from assay.conformance.targets import (
     DENIED_BY_CONNACK,
     CapabilityValue,
     Endpoint,
@@ -47,8 +47,8 @@ from conformance.targets import (
     Target,
     handshake,
 )
-from conformance.wire import Connack, Publish
-from reference_broker.trace.conformance import CaseResult, CaseVerdict, WireLine
+from assay.conformance.wire import Connack, Publish
+from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict, WireLine
 
 DEFAULT_CONCURRENCY = 16
 _CLEANUP_LIMIT_S = 2.0

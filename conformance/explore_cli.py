@@ -12,17 +12,17 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from conformance.explore import life as plan
-from conformance.outcome import TargetUnreachableError
-from conformance.registry import load_statements
-from conformance.report import ExitCode, this_machine, utc_now, write_transcript
-from conformance.targets import ProbeError, Target, TargetError, TargetStartError, hosted_target, load_target
-from reference_broker.trace.integrity import READ_ERRORS, why
-from reference_broker.trace.results import Check, Finding, RunKind, RunResult, Severity, Verdict, write_result
-from reference_broker.trace.terminal import WholeConsole
+from assay.conformance.explore import life as plan
+from assay.conformance.outcome import TargetUnreachableError
+from assay.conformance.registry import load_statements
+from assay.conformance.report import ExitCode, this_machine, utc_now, write_transcript
+from assay.conformance.targets import ProbeError, Target, TargetError, TargetStartError, hosted_target, load_target
+from assay.reference_broker.trace.integrity import READ_ERRORS, why
+from assay.reference_broker.trace.results import Check, Finding, RunKind, RunResult, Severity, Verdict, write_result
+from assay.reference_broker.trace.terminal import WholeConsole
 
 if TYPE_CHECKING:
-    from conformance.explore.campaign import Finding as Found
+    from assay.conformance.explore.campaign import Finding as Found
 
 console = WholeConsole()
 errors = WholeConsole(stderr=True)
@@ -65,7 +65,7 @@ def explore(
 
     For example: assay conformance explore --target mosquitto --examples 500 --out out/explore
     """
-    from conformance.explore.campaign import Campaign, Exploration, replay_once
+    from assay.conformance.explore.campaign import Campaign, Exploration, replay_once
 
     recorded = _replay_of(replay) if replay is not None else None
     try:

@@ -1,16 +1,16 @@
 """What the clients of a case have published and asked for, and what came of it, as far as that can be told.
 
 This decides nothing: where a case fails, it says what else went wrong there, so that the failure can be booked on it
-(:mod:`conformance.booking`). What comes on topics of other cases is not looked at.
+(:mod:`assay.conformance.booking`). What comes on topics of other cases is not looked at.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
-from conformance.explore.topics import SHARE, matches, pattern
-from conformance.rules import Incident, Rule, shape
-from conformance.wire import Publish, Subscribe, Will, describe
+from assay.conformance.explore.topics import SHARE, matches, pattern
+from assay.conformance.rules import Incident, Rule, shape
+from assay.conformance.wire import Publish, Subscribe, Will, describe
 
 _Key = tuple[str, int]
 """A message: its topic, and the hash of its payload."""

@@ -1,4 +1,4 @@
-"""Reference brokers on demand, broken ones too: our side (the other side is ``conformance.adapter --fork``)."""
+"""Reference brokers on demand, broken ones too: our side (the other side is ``assay.conformance.adapter --fork``)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from typing import Any, Self
 
 import yaml
 
-from conformance.case import Case
-from conformance.targets import Endpoint, RunningTarget, Target, TargetStartError
-from conformance.targets.process import fill, placeholders, with_ports
+from assay.conformance.case import Case
+from assay.conformance.targets import Endpoint, RunningTarget, Target, TargetStartError
+from assay.conformance.targets.process import fill, placeholders, with_ports
 
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 20.0
 _GONE = "the process that starts brokers has ended"
 CONFIG_FILE = "broker.yaml"
 """Among the files of a reference target: the configuration of its broker."""
-_COMMAND = (sys.executable, "-m", "conformance.adapter", "--fork")
+_COMMAND = (sys.executable, "-m", "assay.conformance.adapter", "--fork")
 Settings = Mapping[str, Any]
 """A part of a broker's configuration."""
 

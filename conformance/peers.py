@@ -18,12 +18,12 @@ from pathlib import Path
 
 import msgspec
 
-from conformance.case import Case
-from conformance.engine import Outcome, RunOptions
-from conformance.report import ExitCode, this_machine, utc_now
-from conformance.run import Run, RunPlan
-from conformance.selection import QUEUES, SelectionError, for_target
-from conformance.targets import (
+from assay.conformance.case import Case
+from assay.conformance.engine import Outcome, RunOptions
+from assay.conformance.report import ExitCode, this_machine, utc_now
+from assay.conformance.run import Run, RunPlan
+from assay.conformance.selection import QUEUES, SelectionError, for_target
+from assay.conformance.targets import (
     ProbeError,
     Target,
     TargetStartError,
@@ -31,8 +31,8 @@ from conformance.targets import (
     packages_folder,
     search_path,
 )
-from reference_broker.trace.conformance import CaseVerdict
-from reference_broker.trace.results import RunKind, RunResult, Verdict, write_result
+from assay.reference_broker.trace.conformance import CaseVerdict
+from assay.reference_broker.trace.results import RunKind, RunResult, Verdict, write_result
 
 PEERS = (
     "reference",

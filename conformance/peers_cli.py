@@ -16,15 +16,15 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from conformance.case import load_cases
-from conformance.engine import DEFAULT_CONCURRENCY, Outcome, RunOptions
-from conformance.peers import PEERS, PeerOutcome, PeerPlan, PeerState, judge_peer, overall
-from conformance.report import ExitCode
-from conformance.selection import Selection, SelectionError, check_target, select, split
-from conformance.signals import stopped_by_signals
-from conformance.targets import Target, TargetError, load_target
-from reference_broker.trace.conformance import CaseVerdict
-from reference_broker.trace.terminal import WholeConsole, WholeTable
+from assay.conformance.case import load_cases
+from assay.conformance.engine import DEFAULT_CONCURRENCY, Outcome, RunOptions
+from assay.conformance.peers import PEERS, PeerOutcome, PeerPlan, PeerState, judge_peer, overall
+from assay.conformance.report import ExitCode
+from assay.conformance.selection import Selection, SelectionError, check_target, select, split
+from assay.conformance.signals import stopped_by_signals
+from assay.conformance.targets import Target, TargetError, load_target
+from assay.reference_broker.trace.conformance import CaseVerdict
+from assay.reference_broker.trace.terminal import WholeConsole, WholeTable
 
 _SHOWN = tuple(CaseVerdict)
 

@@ -2,7 +2,7 @@
 
 Either through ``assay conformance run``, or directly::
 
-    pytest -p conformance.pytest_runner path/to/conformance/cases --assay-target mosquitto -k retained
+    pytest -p assay.conformance.pytest_runner path/to/conformance/cases --assay-target mosquitto -k retained
 
 All selected cases run at the same time in the engine; an item waits for its own result. Under xdist each worker starts
 a broker of its own and runs its share.
@@ -20,16 +20,16 @@ from unittest import mock
 
 import pytest
 
-import conformance.cases
-from conformance.case import Case, load_cases
-from conformance.engine import Outcome, RunOptions
-from conformance.report import ExitCode
-from conformance.run import Run, RunPlan
-from conformance.selection import SelectionError, check_target, for_target
-from conformance.targets import Access, ProbeError, TargetError, TargetStartError, choose_target
-from reference_broker.trace.conformance import CaseVerdict
+import assay.conformance.cases
+from assay.conformance.case import Case, load_cases
+from assay.conformance.engine import Outcome, RunOptions
+from assay.conformance.report import ExitCode
+from assay.conformance.run import Run, RunPlan
+from assay.conformance.selection import SelectionError, check_target, for_target
+from assay.conformance.targets import Access, ProbeError, TargetError, TargetStartError, choose_target
+from assay.reference_broker.trace.conformance import CaseVerdict
 
-CASES_FOLDER = Path(conformance.cases.__path__[0])
+CASES_FOLDER = Path(assay.conformance.cases.__path__[0]).resolve()
 _RESULT_MARGIN_S = 60.0
 _SHOWN_TRANSCRIPT_LINES = 30
 
@@ -85,8 +85,8 @@ class CaseFile(pytest.File):
     """One module of cases."""
 
     def collect(self) -> Iterable[CaseItem]:
-        parts = self.path.relative_to(CASES_FOLDER).with_suffix("").parts
-        module = ".".join(("conformance", "cases", *parts))
+        parts = self.path.resolve().relative_to(CASES_FOLDER).with_suffix("").parts
+        module = ".".join(("assay", "conformance", "cases", *parts))
         for case in load_cases().values():
             if case.module == module:
                 item = CaseItem.from_parent(self, name=case.id)
@@ -117,7 +117,11 @@ class ConformancePlugin:
         config.stash[_PLUGIN] = self
 
     def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> CaseFile | None:
-        if file_path.suffix == ".py" and file_path.name != "__init__.py" and CASES_FOLDER in file_path.parents:
+        if (
+            file_path.suffix == ".py"
+            and file_path.name != "__init__.py"
+            and CASES_FOLDER in file_path.resolve().parents
+        ):
             collector: CaseFile = CaseFile.from_parent(parent, path=file_path)
             return collector
         return None
@@ -163,7 +167,7 @@ class ConformancePlugin:
             session.exitstatus = int(self.code)
 
 
-# Used through ``-p conformance.pytest_runner``: options of its own, and registration of the plugin above.
+# Used through ``-p assay.conformance.pytest_runner``: options of its own, and registration of the plugin above.
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

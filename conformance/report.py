@@ -20,8 +20,8 @@ from typing import IO, Self
 
 import msgspec
 
-from conformance.engine import Outcome
-from reference_broker.trace.conformance import (
+from assay.conformance.engine import Outcome
+from assay.reference_broker.trace.conformance import (
     BrokerDeath,
     CaseResult,
     CaseVerdict,
@@ -32,8 +32,17 @@ from reference_broker.trace.conformance import (
     Line,
     WireLine,
 )
-from reference_broker.trace.integrity import READ_ERRORS, why
-from reference_broker.trace.results import Check, Finding, Machine, RunKind, RunResult, Severity, Verdict, write_result
+from assay.reference_broker.trace.integrity import READ_ERRORS, why
+from assay.reference_broker.trace.results import (
+    Check,
+    Finding,
+    Machine,
+    RunKind,
+    RunResult,
+    Severity,
+    Verdict,
+    write_result,
+)
 
 
 class ExitCode(IntEnum):

@@ -1,7 +1,7 @@
 """What every case relies on: the steps that it may not be about, each with the statements that it rests on.
 
 A step that fails is booked on its own rule, once: a case that is about something else is ``blocked`` by it
-(:mod:`conformance.booking`). A case is about a rule when it cites one of its statements.
+(:mod:`assay.conformance.booking`). A case is about a rule when it cites one of its statements.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from enum import Enum
 
 import msgspec
 
-from conformance.outcome import CaseFailureError
-from conformance.wire import (
+from assay.conformance.outcome import CaseFailureError
+from assay.conformance.wire import (
     Connack,
     Connect,
     Packet,

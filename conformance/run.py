@@ -21,13 +21,13 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from conformance.booking import settle
-from conformance.case import Case, load_cases
-from conformance.cohort import cohorts
-from conformance.engine import BAD, Engine, Outcome, RunOptions, blank_result, missing_capability
-from conformance.nursery import Nursery
-from conformance.registry import clauses
-from conformance.report import (
+from assay.conformance.booking import settle
+from assay.conformance.case import Case, load_cases
+from assay.conformance.cohort import cohorts
+from assay.conformance.engine import BAD, Engine, Outcome, RunOptions, blank_result, missing_capability
+from assay.conformance.nursery import Nursery
+from assay.conformance.registry import clauses
+from assay.conformance.report import (
     ExitCode,
     ReportWriter,
     exit_code,
@@ -36,8 +36,8 @@ from conformance.report import (
     utc_now,
     write_run_result,
 )
-from conformance.targets import SECRETS, ProbeError, RunningTarget, Target, TargetStartError, probe, running
-from reference_broker.trace.conformance import BrokerDeath, CaseResult, CaseVerdict, Header
+from assay.conformance.targets import SECRETS, ProbeError, RunningTarget, Target, TargetStartError, probe, running
+from assay.reference_broker.trace.conformance import BrokerDeath, CaseResult, CaseVerdict, Header
 
 _T = TypeVar("_T")
 

@@ -1,4 +1,4 @@
-"""The JSON Schema of a report's lines, generated from the structs: ``python -m conformance.schema`` writes the file."""
+"""The JSON Schema of a report's lines, from the structs: ``python -m assay.conformance.schema`` writes it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from reference_broker.trace.conformance import CONFORMANCE_SCHEMA, Line, WireLine
+from assay.reference_broker.trace.conformance import CONFORMANCE_SCHEMA, Line, WireLine
 
 REPORT_SCHEMA_FILE = Path(__file__).parent / "schemas" / "report.schema.json"
 TRANSCRIPT_SCHEMA_FILE = Path(__file__).parent / "schemas" / "transcript.schema.json"

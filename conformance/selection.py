@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from conformance.case import Case
-from conformance.registry import SPECS
-from conformance.report import ExitCode
-from conformance.targets import Target
-from reference_broker.trace.conformance import CaseResult, CaseVerdict, read_report
-from reference_broker.trace.integrity import READ_ERRORS, why
+from assay.conformance.case import Case
+from assay.conformance.registry import SPECS
+from assay.conformance.report import ExitCode
+from assay.conformance.targets import Target
+from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict, read_report
+from assay.reference_broker.trace.integrity import READ_ERRORS, why
 
 QUEUES = "queues"
 """The capability to have durable queues of Assay's kind, which no other broker has; hundreds of cases need it."""

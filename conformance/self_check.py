@@ -20,18 +20,18 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
-from conformance import mutants
-from conformance.booking import settle
-from conformance.case import Case
-from conformance.cohort import cohorts
-from conformance.engine import DEFAULT_CONCURRENCY, Engine, Outcome, RunOptions
-from conformance.nursery import Nursery
-from conformance.report import ExitCode, this_machine, utc_now
-from conformance.targets import ProbeError, Target, TargetStartError, load_target, probe
-from reference_broker.trace import results
-from reference_broker.trace.conformance import CaseVerdict
-from reference_broker.trace.results import Finding, RunKind, RunResult, Severity, Verdict, write_result
-from reference_broker.trace.terminal import WholeTable
+from assay.conformance import mutants
+from assay.conformance.booking import settle
+from assay.conformance.case import Case
+from assay.conformance.cohort import cohorts
+from assay.conformance.engine import DEFAULT_CONCURRENCY, Engine, Outcome, RunOptions
+from assay.conformance.nursery import Nursery
+from assay.conformance.report import ExitCode, this_machine, utc_now
+from assay.conformance.targets import ProbeError, Target, TargetStartError, load_target, probe
+from assay.reference_broker.trace import results
+from assay.reference_broker.trace.conformance import CaseVerdict
+from assay.reference_broker.trace.results import Finding, RunKind, RunResult, Severity, Verdict, write_result
+from assay.reference_broker.trace.terminal import WholeTable
 
 PATIENCE_S = 1.5
 """A broken broker often answers nothing at all; waiting the whole limit for each would take minutes."""

@@ -7,8 +7,8 @@ black-box client cannot judge a requirement, a list says so::
 
     - Q-API-03 (no): nobody but the embedding program can call it; tests/test_embedded.py does.
 
-``python -m conformance.spec_pages`` writes ``conformance/registry/queue.toml`` and the list in ``docs/spec/README.md``
-anew; a test holds both equal to the pages.
+``python -m assay.conformance.spec_pages`` writes ``conformance/registry/queue.toml`` and the list in
+``docs/spec/README.md`` anew; a test holds both equal to the pages.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _SOURCE = re.compile(r"((seed )?00[0-4]|decision|ours|[FORGP]\d+|4\.5)\b.*")
 _BEGIN, _END = "<!-- list of pages -->", "<!-- end of the list -->"
 _HEAD = """\
 # Requirements of the durable queues, which no standard numbers. Same fields as the MQTT registries.
-# Written from docs/spec by python -m conformance.spec_pages: change the pages.
+# Written from docs/spec by python -m assay.conformance.spec_pages: change the pages.
 """
 
 

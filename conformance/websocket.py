@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from conformance.connection import Connection
-from conformance.outcome import CaseFailureError
-from conformance.rules import Incident, Rule, StepFailureError
-from conformance.wire.websocket import (
+from assay.conformance.connection import Connection
+from assay.conformance.outcome import CaseFailureError
+from assay.conformance.rules import Incident, Rule, StepFailureError
+from assay.conformance.wire.websocket import (
     SUBPROTOCOL,
     Frame,
     FrameReader,
@@ -26,7 +26,7 @@ from conformance.wire.websocket import (
 )
 
 if TYPE_CHECKING:
-    from conformance.case import CaseContext
+    from assay.conformance.case import CaseContext
 
 DEFAULT_PORTS = {"ws": 80, "wss": 443}
 _SWITCHING_PROTOCOLS = 101

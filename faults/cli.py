@@ -16,12 +16,12 @@ import yaml
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from conformance.mutants import UnknownMutantError, all_mutants, find
-from faults.runner import RunError, RunOptions, run_scenario
-from faults.scenario import Scenario, ScenarioError, World, find_scenario, shipped_scenarios
-from faults.toxiproxy import DEFAULT_PORT, ToxiproxyServer
-from reference_broker.trace.results import RunResult, Severity, Verdict
-from reference_broker.trace.terminal import WholeConsole, WholeTable
+from assay.conformance.mutants import UnknownMutantError, all_mutants, find
+from assay.faults.runner import RunError, RunOptions, run_scenario
+from assay.faults.scenario import Scenario, ScenarioError, World, find_scenario, shipped_scenarios
+from assay.faults.toxiproxy import DEFAULT_PORT, ToxiproxyServer
+from assay.reference_broker.trace.results import RunResult, Severity, Verdict
+from assay.reference_broker.trace.terminal import WholeConsole, WholeTable
 
 PASSED: Final = 0
 FOUND: Final = 1
@@ -77,7 +77,7 @@ def list_scenarios() -> None:
     console.print(table)
     bugs = WholeTable("mutant of the queues", "what it breaks", box=None, pad_edge=False)
     for mutant in all_mutants().values():
-        if mutant.apply.__module__ == "conformance.mutants.queue" and not mutant.legal:
+        if mutant.apply.__module__ == "assay.conformance.mutants.queue" and not mutant.legal:
             bugs.add_row(mutant.name, mutant.what)
     if bugs.row_count:
         console.print()

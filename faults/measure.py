@@ -16,11 +16,11 @@ from typing import Final
 
 import msgspec
 
-from faults.scenario import Target
-from faults.workload.history import intended_ns
-from reference_broker.trace.judgement import Bounds, exactly, quantile_bounds, verdict_within
-from reference_broker.trace.results import Band, Check, Percentiles, Series, Verdict
-from reference_broker.trace.schema import HistoryEvent, OpKind, OpType
+from assay.faults.scenario import Target
+from assay.faults.workload.history import intended_ns
+from assay.reference_broker.trace.judgement import Bounds, exactly, quantile_bounds, verdict_within
+from assay.reference_broker.trace.results import Band, Check, Percentiles, Series, Verdict
+from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType
 
 BUCKET_S: Final = 0.25
 _NS_PER_S: Final = 1e9

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from faults.process import BrokerProcess
-from faults.pump import Clock
-from faults.scenario import Fault, FaultKind, Scenario
-from faults.toxiproxy import ToxiproxyClient, ToxiproxyError
-from faults.workload import HistoryRecorder
-from reference_broker.trace.schema import OpKind, OpType
+from assay.faults.process import BrokerProcess
+from assay.faults.pump import Clock
+from assay.faults.scenario import Fault, FaultKind, Scenario
+from assay.faults.toxiproxy import ToxiproxyClient, ToxiproxyError
+from assay.faults.workload import HistoryRecorder
+from assay.reference_broker.trace.schema import OpKind, OpType
 
 PROXIES: Final = ("producers", "consumers")
 """One proxy per side, so that a fault can target one of them."""

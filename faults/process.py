@@ -35,7 +35,7 @@ class _Ready(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BrokerProcess:
-    """The reference broker, run by ``conformance.adapter``, with its data and log in ``folder``."""
+    """The reference broker, run by ``assay.conformance.adapter``, with its data and log in ``folder``."""
 
     def __init__(self, folder: Path, config: dict[str, Any], mutants: tuple[str, ...] = ()) -> None:
         self._folder = folder
@@ -71,7 +71,15 @@ class BrokerProcess:
         config_path = self._write_config()
         if self._log is None:
             self._log = self.log_path.open("ab")
-        command = [sys.executable, "-m", "conformance.adapter", "--config", str(config_path), "--port", str(self.port)]
+        command = [
+            sys.executable,
+            "-m",
+            "assay.conformance.adapter",
+            "--config",
+            str(config_path),
+            "--port",
+            str(self.port),
+        ]
         command += [word for mutant in self._mutants for word in ("--mutant", mutant)]
         self._process = await asyncio.create_subprocess_exec(
             *command,

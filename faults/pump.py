@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final, cast
 
-from faults.workload import WorkloadClient, WorkloadPlan
+from assay.faults.workload import WorkloadClient, WorkloadPlan
 
 CLOSE_PATIENCE_S: Final = 1.0
 """Time for a closing connection to send what it still has; then it is cut."""

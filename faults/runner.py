@@ -16,18 +16,18 @@ from typing import Final
 
 import msgspec
 
-from conformance.checkers import CheckOutcome, build_tables, check_history
-from conformance.checkers.chances import CHANCES, chances
-from conformance.stall import StallWatch
-from faults.measure import check_targets, measure, unknown_metrics
-from faults.nemesis import OWN_TOXICS, PROXIES, Nemesis, NemesisError
-from faults.process import BrokerProcess, BrokerRestartError, BrokerStartError
-from faults.pump import Clock, Pump
-from faults.scenario import Scenario, World
-from faults.toxiproxy import Endpoint, ToxiproxyClient, ToxiproxyError, toxiproxy_endpoint
-from faults.workload import ClientRole, HistoryRecorder, WorkloadClient, WorkloadPlan
-from reference_broker.trace.files import HistoryWriter
-from reference_broker.trace.results import (
+from assay.conformance.checkers import CheckOutcome, build_tables, check_history
+from assay.conformance.checkers.chances import CHANCES, chances
+from assay.conformance.stall import StallWatch
+from assay.faults.measure import check_targets, measure, unknown_metrics
+from assay.faults.nemesis import OWN_TOXICS, PROXIES, Nemesis, NemesisError
+from assay.faults.process import BrokerProcess, BrokerRestartError, BrokerStartError
+from assay.faults.pump import Clock, Pump
+from assay.faults.scenario import Scenario, World
+from assay.faults.toxiproxy import Endpoint, ToxiproxyClient, ToxiproxyError, toxiproxy_endpoint
+from assay.faults.workload import ClientRole, HistoryRecorder, WorkloadClient, WorkloadPlan
+from assay.reference_broker.trace.files import HistoryWriter
+from assay.reference_broker.trace.results import (
     Check,
     Finding,
     Machine,
@@ -38,7 +38,7 @@ from reference_broker.trace.results import (
     worst,
     write_result,
 )
-from reference_broker.trace.schema import HistoryEvent, HistoryHeader
+from assay.reference_broker.trace.schema import HistoryEvent, HistoryHeader
 
 HISTORY_FILE: Final = "history.jsonl"
 _WATCHDOG_SLACK_S: Final = 30.0

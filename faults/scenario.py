@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from reference_broker.trace.schema import Contract
-from reference_broker.trace.yaml_text import YamlError, read_yaml
+from assay.reference_broker.trace.schema import Contract
+from assay.reference_broker.trace.yaml_text import YamlError, read_yaml
 
 SCENARIO_SCHEMA: Literal["assay.scenario/1"] = "assay.scenario/1"
 
@@ -142,8 +142,8 @@ class Scenario(_Part, frozen=True, kw_only=True):
     contract: Contract = Contract()
     targets: tuple[Target, ...] = ()
     enough: dict[str, int] = {}
-    """Chances (:mod:`conformance.checkers.chances`) that a run on real processes must give a checker, by its name,
-    before the silence of that proves anything."""
+    """Chances (:mod:`assay.conformance.checkers.chances`) that a run on real processes must give a checker, by its
+    name, before the silence of that proves anything."""
 
     @property
     def quiet_s(self) -> float:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conformance.targets import CAPABILITIES, CapabilityValue, Endpoint, ProbeError, Target, handshake, probe
-from loadtests.packets import property_section, publish_frame, user_property
-from loadtests.profile import Load, Profile, QueueLoad
-from reference_broker.trace.results import Check, Verdict
+from assay.conformance.targets import CAPABILITIES, CapabilityValue, Endpoint, ProbeError, Target, handshake, probe
+from assay.loadtests.packets import property_section, publish_frame, user_property
+from assay.loadtests.profile import Load, Profile, QueueLoad
+from assay.reference_broker.trace.results import Check, Verdict
 
 _RUN_ID_TEXT = "0" * 16
 
@@ -32,7 +32,7 @@ def publish_size(load: Load) -> int:
 
 
 def needs(load: Load) -> list[str]:
-    """Names of the capabilities (:data:`conformance.targets.CAPABILITIES`) without which a workload cannot run."""
+    """Names of the capabilities (``CAPABILITIES`` of ``conformance.targets``) without which a workload cannot run."""
     found = ["mqtt5" if load.version == 5 else "mqtt311"]
     found += [f"qos{qos}" for qos in (1, 2) if load.qos >= qos]
     return found + (["queues"] if isinstance(load, QueueLoad) else [])
@@ -67,7 +67,7 @@ def _describe(name: str, target: Target, endpoint: Endpoint) -> str:
 def supported(profile: Profile, target: Target, endpoint: Endpoint) -> tuple[Profile, dict[str, list[str]]]:
     """The workloads that the broker can run, and what it lacks for each of the others.
 
-    Raises :class:`~conformance.targets.ProbeError` when no handshake succeeds.
+    Raises :class:`~assay.conformance.targets.ProbeError` when no handshake succeeds.
     """
     found = probe(target, endpoint)
     problems = {load.name: lacks(load, target, endpoint, found) for load in profile.workloads}
@@ -80,7 +80,7 @@ _USER_NEEDS = {"MqttUser": ("mqtt5", "qos1", "qos2"), "QueueUser": ("mqtt5", "qo
 
 
 def users_lack(users: Sequence[str], target: Target, endpoint: Endpoint) -> list[str]:
-    """What keeps Locust users from running. Raises :class:`~conformance.targets.ProbeError`."""
+    """What keeps Locust users from running. Raises :class:`~assay.conformance.targets.ProbeError`."""
     found = probe(target, endpoint)
     needed = dict.fromkeys(name for user in users for name in _USER_NEEDS.get(user, ()))
     return [_describe(name, target, endpoint) for name in needed if not found.get(name)]

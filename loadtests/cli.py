@@ -11,18 +11,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from conformance.targets import ProbeError, RunningTarget, Target, TargetError, TargetStartError, running
-from loadtests import generator
-from loadtests.capabilities import UnsupportedError, supported, users_lack
-from loadtests.client import LoadClientError
-from loadtests.endpoint import find_target, has_queues
-from loadtests.exit_status import OF_VERDICT, ExitStatus
-from loadtests.locust_command import LocustPlan, run_locust
-from loadtests.profile import Profile, ProfileError, load_profile, shipped_profiles
-from loadtests.report import show
-from loadtests.runner import asked_rate_per_s, nothing_to_run, run_load
-from reference_broker.trace.results import RunResult, write_result
-from reference_broker.trace.terminal import WholeConsole, WholeTable
+from assay.conformance.targets import ProbeError, RunningTarget, Target, TargetError, TargetStartError, running
+from assay.loadtests import generator
+from assay.loadtests.capabilities import UnsupportedError, supported, users_lack
+from assay.loadtests.client import LoadClientError
+from assay.loadtests.endpoint import find_target, has_queues
+from assay.loadtests.exit_status import OF_VERDICT, ExitStatus
+from assay.loadtests.locust_command import LocustPlan, run_locust
+from assay.loadtests.profile import Profile, ProfileError, load_profile, shipped_profiles
+from assay.loadtests.report import show
+from assay.loadtests.runner import asked_rate_per_s, nothing_to_run, run_load
+from assay.reference_broker.trace.results import RunResult, write_result
+from assay.reference_broker.trace.terminal import WholeConsole, WholeTable
 
 app = typer.Typer(no_args_is_help=True, help="Open-loop load with honest latencies, and Locust users.")
 

@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar, cast
 
-from conformance.targets import Endpoint
-from conformance.wire import (
+from assay.conformance.targets import Endpoint
+from assay.conformance.wire import (
     Connack,
     Connect,
     Disconnect,
@@ -28,8 +28,8 @@ from conformance.wire import (
     describe,
     encode,
 )
-from loadtests.capabilities import UnsupportedError
-from loadtests.packets import PUBCOMP, PUBREL, Frame, acknowledgement, split_frames
+from assay.loadtests.capabilities import UnsupportedError
+from assay.loadtests.packets import PUBCOMP, PUBREL, Frame, acknowledgement, split_frames
 
 HANDSHAKE_TIMEOUT_S = 10.0
 NS_PER_S = 1_000_000_000

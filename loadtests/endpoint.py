@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import unquote, urlsplit
 
-from conformance.targets import Endpoint, Target, TargetError, load_target
-from loadtests import null_broker
+from assay.conformance.targets import Endpoint, Target, TargetError, load_target
+from assay.loadtests import null_broker
 
 DEFAULT_PORT = 1_883
 

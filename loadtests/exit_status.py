@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from reference_broker.trace.results import Verdict
+from assay.reference_broker.trace.results import Verdict
 
 
 class ExitStatus(IntEnum):

@@ -17,15 +17,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from conformance.targets import Endpoint
-from loadtests.capabilities import UnsupportedError
-from loadtests.client import LoadClient, LoadClientError
-from loadtests.ledger import ConnectTime, Ledger, PublisherLog
-from loadtests.packets import user_property
-from loadtests.payload import RUN_ID_BYTES
-from loadtests.profile import Load, Phases, Profile, PubSubLoad, QueueLoad
-from loadtests.roles import ConsumerClient, PublisherClient, SubscriberClient
-from loadtests.schedule import NS_PER_S, intended_times, spread
+from assay.conformance.targets import Endpoint
+from assay.loadtests.capabilities import UnsupportedError
+from assay.loadtests.client import LoadClient, LoadClientError
+from assay.loadtests.ledger import ConnectTime, Ledger, PublisherLog
+from assay.loadtests.packets import user_property
+from assay.loadtests.payload import RUN_ID_BYTES
+from assay.loadtests.profile import Load, Phases, Profile, PubSubLoad, QueueLoad
+from assay.loadtests.roles import ConsumerClient, PublisherClient, SubscriberClient
+from assay.loadtests.schedule import NS_PER_S, intended_times, spread
 
 LEAD_S = 0.05
 """Between the last handshake and the start of the schedule."""

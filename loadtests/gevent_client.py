@@ -1,4 +1,4 @@
-"""A small MQTT client for Locust users: conformance.wire over sockets that gevent makes cooperative.
+"""A small MQTT client for Locust users: assay.conformance.wire over sockets that gevent makes cooperative.
 
 One greenlet per connection reads and hands every packet to whoever waits for it; the user's greenlet sends and waits.
 Only Locust's own process imports this module, after Locust has patched the standard library.
@@ -16,8 +16,8 @@ import gevent
 from gevent.event import AsyncResult
 from gevent.queue import Empty, Queue
 
-from conformance.targets import Endpoint
-from conformance.wire import (
+from assay.conformance.targets import Endpoint
+from assay.conformance.wire import (
     Connack,
     Connect,
     Decoder,

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from hdrh.histogram import HdrHistogram
 
-from loadtests.profile import Phases
-from loadtests.recorder import Samples, answered, merged, phase_names
-from loadtests.schedule import NS_PER_S
-from reference_broker.trace.schema import LatencyOperation
+from assay.loadtests.profile import Phases
+from assay.loadtests.recorder import Samples, answered, merged, phase_names
+from assay.loadtests.schedule import NS_PER_S
+from assay.reference_broker.trace.schema import LatencyOperation
 
 LOWEST_US, HIGHEST_US, SIGNIFICANT_DIGITS = 1, 3_600_000_000, 3
 

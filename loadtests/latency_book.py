@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 from hdrh.histogram import HdrHistogram
 
-from loadtests.histograms import HIGHEST_US, LOWEST_US, SIGNIFICANT_DIGITS
-from loadtests.locust_samples import Page
-from reference_broker.trace.results import Percentiles
+from assay.loadtests.histograms import HIGHEST_US, LOWEST_US, SIGNIFICANT_DIGITS
+from assay.loadtests.locust_samples import Page
+from assay.reference_broker.trace.results import Percentiles
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from array import array
 
 import msgspec
 
-from loadtests.schedule import Nanoseconds
+from assay.loadtests.schedule import Nanoseconds
 
 MAX_EXAMPLES = 20
 
@@ -59,7 +59,7 @@ class PublisherLog:
         self.name, self.number, self.workload, self.qos = name, number, workload, qos
         self.settles = settles
         self.queue, self.protocol = queue, protocol
-        """As in :class:`~reference_broker.trace.schema.LatencySample`."""
+        """As in :class:`~assay.reference_broker.trace.schema.LatencySample`."""
         self.intended_ns: list[int] = intended_ns.tolist()
         self.offered_ns = column()
         """When the generator handed the message to its client: later than intended means a late generator."""

@@ -15,11 +15,11 @@ from urllib.parse import quote
 import msgspec
 from rich.console import Console
 
-from conformance.targets import Endpoint
-from loadtests.exit_status import OF_VERDICT, ExitStatus
-from loadtests.latency_book import read_latencies
-from loadtests.machine import this_machine
-from reference_broker.trace.results import Check, RunKind, RunResult, Verdict, worst, write_result
+from assay.conformance.targets import Endpoint
+from assay.loadtests.exit_status import OF_VERDICT, ExitStatus
+from assay.loadtests.latency_book import read_latencies
+from assay.loadtests.machine import this_machine
+from assay.reference_broker.trace.results import Check, RunKind, RunResult, Verdict, worst, write_result
 
 OUT_VARIABLE = "ASSAY_LOCUST_OUT"
 LATENCIES_FILE = "latencies.json"
@@ -78,7 +78,7 @@ def run_locust(
         (folder / name).unlink(missing_ok=True)  # what an earlier run left is no result of this one
     environment = {**os.environ, OUT_VARIABLE: str(folder)}
     began, started_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
-    with as_file(files("loadtests").joinpath("locustfile.py")) as locustfile:
+    with as_file(files("assay.loadtests").joinpath("locustfile.py")) as locustfile:
         words = locust_command(plan, endpoint, locustfile=locustfile, folder=folder)
         timeout_s = None if plan.seconds is None else plan.seconds + GRACE_S
         try:

@@ -18,9 +18,9 @@ from locust import stats
 from locust.env import Environment
 from locust.runners import WorkerRunner
 
-from loadtests.latency_book import LatencyBook
-from loadtests.locust_samples import Page, Samples, Subject, from_wire, table_of, to_wire
-from loadtests.recorder import SAMPLE_SCHEMA
+from assay.loadtests.latency_book import LatencyBook
+from assay.loadtests.locust_samples import Page, Samples, Subject, from_wire, table_of, to_wire
+from assay.loadtests.recorder import SAMPLE_SCHEMA
 
 REPORT_KEY = "assay_samples"
 ROWS_PER_GROUP = 50_000

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 import msgspec
 import pyarrow as pa
 
-from loadtests.recorder import LOST, OK, SAMPLE_SCHEMA
-from reference_broker.trace.schema import LatencyOperation
+from assay.loadtests.recorder import LOST, OK, SAMPLE_SCHEMA
+from assay.reference_broker.trace.schema import LatencyOperation
 
 PHASE = "closed_loop"
 

@@ -16,7 +16,7 @@ as the broker keeps up; ``assay load run`` measures from a schedule instead. Loc
 milliseconds, too coarse for a broker on the same machine, so this file keeps its own histograms in microseconds, prints
 their percentiles at the end, writes them to ``$ASSAY_LOCUST_OUT/latencies.json`` and the samples to
 ``samples.parquet``, and gives Locust finer buckets for its page. In a distributed run (``--processes``, ``--worker``)
-the master does so for all of its workers (``loadtests.locust_record``).
+the master does so for all of its workers (``assay.loadtests.locust_record``).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ import gevent
 from locust import User, constant_throughput, events, stats, task
 from locust.env import Environment
 
-from loadtests.endpoint import parse_endpoint
-from loadtests.gevent_client import GeventMqttClient, MqttError
-from loadtests.locust_record import LocustRecord, listen
-from loadtests.locust_samples import Subject
-from reference_broker.trace.schema import LatencyOperation
+from assay.loadtests.endpoint import parse_endpoint
+from assay.loadtests.gevent_client import GeventMqttClient, MqttError
+from assay.loadtests.locust_record import LocustRecord, listen
+from assay.loadtests.locust_samples import Subject
+from assay.reference_broker.trace.schema import LatencyOperation
 
 OUT_VARIABLE = "ASSAY_LOCUST_OUT"
 DEFAULT_HOST = "mqtt://127.0.0.1:1883"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 
-from reference_broker.trace.results import Machine
+from assay.reference_broker.trace.results import Machine
 
 
 def this_machine() -> Machine:

@@ -5,7 +5,7 @@ keeps no sessions, matches topics by equality (or all but their last level, filt
 the publish or the subscription, whichever is lower. ``$queue/<name>`` topics go to one consumer of each group in turn.
 It can also misbehave on purpose (lose, repeat, swap, stall), so that a test can prove that the load runner notices.
 
-``python -m loadtests.null_broker`` prints one JSON line with its host and port, and ends with its standard input.
+``python -m assay.loadtests.null_broker`` prints one JSON line with its host and port, and ends with its standard input.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import msgspec
 import typer
 import uvloop
 
-from conformance.targets import StartHook, Target
-from conformance.wire import (
+from assay.conformance.targets import StartHook, Target
+from assay.conformance.wire import (
     Connack,
     Connect,
     MalformedPacketError,
@@ -37,7 +37,7 @@ from conformance.wire import (
     decode_packet,
     encode,
 )
-from loadtests.packets import (
+from assay.loadtests.packets import (
     PUBACK,
     PUBCOMP,
     PUBREC,
@@ -297,7 +297,7 @@ class _Link(asyncio.Protocol):
 
 def target(*arguments: str) -> Target:
     """A target that starts this broker; ``arguments`` are its command line, e.g. ``--lose-every 100``."""
-    command = ("{python}", "-m", "loadtests.null_broker", *arguments)
+    command = ("{python}", "-m", "assay.loadtests.null_broker", *arguments)
     return Target(
         name="null",
         description="answers and forwards, nothing else",

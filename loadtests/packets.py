@@ -1,4 +1,5 @@
-"""The few MQTT packets of the hot path, read and written as plain bytes; everything else goes through conformance.wire.
+"""The few MQTT packets of the hot path, read and written as plain bytes; everything else goes through
+assay.conformance.wire.
 
 A load generator that builds an object per packet measures itself. These functions only slice and join. They trust the
 broker to send legal packets (judging that is the conformance suite's work), but never read beyond a frame.
@@ -6,7 +7,7 @@ broker to send legal packets (judging that is the conformance suite's work), but
 
 from __future__ import annotations
 
-from conformance.wire.encode import varint
+from assay.conformance.wire.encode import varint
 
 PUBACK = 0x40
 PUBREC = 0x50

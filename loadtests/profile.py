@@ -10,10 +10,10 @@ from typing import Literal
 
 import msgspec
 
-from loadtests.payload import HEADER_BYTES
-from loadtests.schedule import Arrivals
-from reference_broker.trace.schema import LatencyOperation
-from reference_broker.trace.yaml_text import YamlError, read_yaml
+from assay.loadtests.payload import HEADER_BYTES
+from assay.loadtests.schedule import Arrivals
+from assay.reference_broker.trace.schema import LatencyOperation
+from assay.reference_broker.trace.yaml_text import YamlError, read_yaml
 
 PROFILE_SCHEMA: Literal["assay.load/1"] = "assay.load/1"
 MAX_CONNECTIONS = 500
@@ -202,7 +202,7 @@ def parse_profile(data: object, *, where: str = "profile") -> Profile:
 
 def shipped_profiles() -> list[str]:
     """Names of the profiles of this package."""
-    folder = files("loadtests").joinpath("profiles")
+    folder = files("assay.loadtests").joinpath("profiles")
     return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
@@ -215,7 +215,7 @@ def load_profile(name_or_path: str) -> Profile:
                 f"unknown profile {name_or_path!r}: use {', '.join(shipped_profiles())}, or the path of a .yaml file"
             )
             raise ProfileError(message)
-        path = files("loadtests").joinpath("profiles", f"{name_or_path}.yaml")
+        path = files("assay.loadtests").joinpath("profiles", f"{name_or_path}.yaml")
     try:
         data = read_yaml(path)
     except OSError as error:

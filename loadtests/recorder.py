@@ -15,11 +15,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from loadtests.ledger import ConnectTime, Ledger, PublisherLog
-from loadtests.profile import Phases
-from loadtests.schedule import NS_PER_S
-from reference_broker.trace.results import Percentiles
-from reference_broker.trace.schema import LatencyOperation
+from assay.loadtests.ledger import ConnectTime, Ledger, PublisherLog
+from assay.loadtests.profile import Phases
+from assay.loadtests.schedule import NS_PER_S
+from assay.reference_broker.trace.results import Percentiles
+from assay.reference_broker.trace.schema import LatencyOperation
 
 OK, LOST, REFUSED, UNSENT = "ok", "lost", "refused", "unsent"
 """Sample statuses. Of a lost message, ``completed_ns`` is the end of the drain: its latency is at least that long."""
@@ -44,7 +44,7 @@ SAMPLE_SCHEMA = pa.schema(
         ("offered_ns", pa.int64()),
     ]
 )
-"""Columns of ``samples.parquet``: the fields of :class:`reference_broker.trace.schema.LatencySample`, in its order."""
+"""Columns of ``samples.parquet``: the fields of ``trace.schema.LatencySample``, in its order."""
 
 
 class Samples(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from reference_broker.trace.results import Check, RunResult, Verdict
-from reference_broker.trace.terminal import WholeTable
+from assay.reference_broker.trace.results import Check, RunResult, Verdict
+from assay.reference_broker.trace.terminal import WholeTable
 
 COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.UNKNOWN: "yellow", Verdict.ERROR: "red"}
 

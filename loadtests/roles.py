@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from loadtests import payload
-from loadtests.client import FIRST_FAILURE_CODE, Clock, LoadClient
-from loadtests.ledger import Ledger, PublisherLog
-from loadtests.packets import (
+from assay.loadtests import payload
+from assay.loadtests.client import FIRST_FAILURE_CODE, Clock, LoadClient
+from assay.loadtests.ledger import Ledger, PublisherLog
+from assay.loadtests.packets import (
     PUBACK,
     PUBREC,
     Frame,

@@ -10,16 +10,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from conformance.targets import Endpoint, running
-from loadtests import null_broker
-from loadtests.capabilities import left_out_checks
-from loadtests.generator import Progress, Recording, run_generator
-from loadtests.histograms import write_histograms
-from loadtests.machine import this_machine
-from loadtests.profile import Phases, Profile
-from loadtests.recorder import Key, Samples, collect, collect_connects, merged, write_parquet
-from loadtests.schedule import NS_PER_S, Arrivals, Shape
-from loadtests.verdict import (
+from assay.conformance.targets import Endpoint, running
+from assay.loadtests import null_broker
+from assay.loadtests.capabilities import left_out_checks
+from assay.loadtests.generator import Progress, Recording, run_generator
+from assay.loadtests.histograms import write_histograms
+from assay.loadtests.machine import this_machine
+from assay.loadtests.profile import Phases, Profile
+from assay.loadtests.recorder import Key, Samples, collect, collect_connects, merged, write_parquet
+from assay.loadtests.schedule import NS_PER_S, Arrivals, Shape
+from assay.loadtests.verdict import (
     GeneratorState,
     Tally,
     checks,
@@ -31,7 +31,7 @@ from loadtests.verdict import (
     steady_percentiles,
     tally,
 )
-from reference_broker.trace.results import (
+from assay.reference_broker.trace.results import (
     Band,
     Check,
     Percentiles,
@@ -42,7 +42,7 @@ from reference_broker.trace.results import (
     worst,
     write_result,
 )
-from reference_broker.trace.schema import LatencyOperation
+from assay.reference_broker.trace.schema import LatencyOperation
 
 BASELINE_WARM_UP_S = 0.3
 CEILING_TIMEOUT_S = 10.0
@@ -122,7 +122,7 @@ class LoadRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_profile(profile: Profile, endpoint: Endpoint, *, seed: int, stage: Stage = _silent) -> LoadRun:
-    """Baseline and run. Raises what :func:`loadtests.generator.drive` raises."""
+    """Baseline and run. Raises what :func:`assay.loadtests.generator.drive` raises."""
     baseline = measure_baseline(profile, seed=seed, stage=stage)
     recording = run_generator(profile, endpoint, seed=seed, progress=stage("load"))
     samples = collect(recording.ledger, ended_ns=recording.ended_ns) + collect_connects(recording.connects)
@@ -275,7 +275,7 @@ def run_load(
 ) -> RunResult:
     """Run a profile and write ``result.json``, ``samples.parquet`` and ``histograms.jsonl`` into ``folder``.
 
-    ``seed`` replaces the profile's. Raises :class:`loadtests.client.LoadClientError` or :class:`OSError` when the
+    ``seed`` replaces the profile's. Raises :class:`assay.loadtests.client.LoadClientError` or :class:`OSError` when the
     broker cannot be reached; a connection lost later is a failed run, not an exception.
     """
     began, started_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")

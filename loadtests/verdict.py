@@ -2,7 +2,7 @@
 
 The generator is judged too: a miss that its own lateness, or too little headroom, may explain is ``unknown``; a larger
 miss stands, and so does a met bound, since latency counts from the intended time and includes the generator's delay.
-What was due and never answered counts as the worst (:mod:`reference_broker.trace.judgement`).
+What was due and never answered counts as the worst (:mod:`assay.reference_broker.trace.judgement`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from loadtests.generator import Recording, lateness_us
-from loadtests.ledger import Irregularities
-from loadtests.profile import LatencyTarget, Load, Phases, Profile, PubSubLoad
-from loadtests.recorder import LOST, OK, REFUSED, UNSENT, Key, Samples, answered, in_phase, percentiles
-from loadtests.schedule import NS_PER_S
-from reference_broker.trace.judgement import (
+from assay.loadtests.generator import Recording, lateness_us
+from assay.loadtests.ledger import Irregularities
+from assay.loadtests.profile import LatencyTarget, Load, Phases, Profile, PubSubLoad
+from assay.loadtests.recorder import LOST, OK, REFUSED, UNSENT, Key, Samples, answered, in_phase, percentiles
+from assay.loadtests.schedule import NS_PER_S
+from assay.reference_broker.trace.judgement import (
     Bounds,
     exactly,
     explain,
@@ -27,8 +27,8 @@ from reference_broker.trace.judgement import (
     verdict_within,
     without_delay,
 )
-from reference_broker.trace.results import Check, Finding, Percentiles, Series, Severity, Verdict
-from reference_broker.trace.schema import LatencyOperation
+from assay.reference_broker.trace.results import Check, Finding, Percentiles, Series, Severity, Verdict
+from assay.reference_broker.trace.schema import LatencyOperation
 
 LATENESS_P99_MS = 1.0
 """A generator later than this (99th percentile) may be the limit itself."""

@@ -15,6 +15,7 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from assay.reference_broker.trace.terminal import WholeConsole
 from mutation.campaign import (
     DEFAULT_MODULES,
     CampaignError,
@@ -27,7 +28,6 @@ from mutation.campaign import (
 )
 from mutation.judges import all_judges
 from mutation.report import print_report, write_report
-from reference_broker.trace.terminal import WholeConsole
 
 USAGE = 2
 INTERRUPTED = 130

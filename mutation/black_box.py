@@ -24,14 +24,14 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn, cast
 
-from conformance import adapter
-from conformance.case import Case, load_cases
-from conformance.engine import DEFAULT_CONCURRENCY, Engine, RunOptions
-from conformance.explore.campaign import Campaign
-from conformance.nursery import Nursery
-from conformance.self_check import PATIENCE_S, Group, groups_of
-from conformance.targets import ProbeError, Target, TargetStartError, load_target, probe
-from reference_broker.trace.conformance import CaseVerdict
+from assay.conformance import adapter
+from assay.conformance.case import Case, load_cases
+from assay.conformance.engine import DEFAULT_CONCURRENCY, Engine, RunOptions
+from assay.conformance.explore.campaign import Campaign
+from assay.conformance.nursery import Nursery
+from assay.conformance.self_check import PATIENCE_S, Group, groups_of
+from assay.conformance.targets import ProbeError, Target, TargetStartError, load_target, probe
+from assay.reference_broker.trace.conformance import CaseVerdict
 
 _BROKERS_AT_ONCE = 8
 _LIFE_PATIENCE_S = 2.0

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from conformance.case import load_cases
+from assay.conformance.case import load_cases
 from mutation.operators import Mutant
 from mutation.reach import Check, Part, Reach
 from mutation.tree import ROOT, Ended, Tree
@@ -283,7 +283,7 @@ def all_judges() -> list[Judge]:
     run = " ".join(_COMMAND)
     return [
         UnitTests("unit tests"),
-        Commands("model", "-m sim.queue_model --examples 40 --seed 1"),
+        Commands("model", "-m assay.sim.queue_model --examples 40 --seed 1"),
         Commands("fuzz", f"{run} fuzz mqtt --packets 6000 --seed 1 --shrink-for-s 0"),
         Commands("simulation", *(f"{run} sim run {name} --seed 1" for name in _SCENARIOS)),
         Suites("conformance"),

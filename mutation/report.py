@@ -9,12 +9,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from assay.reference_broker.trace.results import Check, Finding, RunKind, RunResult, Severity, Verdict, write_result
+from assay.reference_broker.trace.terminal import WholeTable
 from mutation.campaign import Judged
 from mutation.judges import KILLS, Judge, Outcome
 from mutation.operators import Mutant
 from mutation.tree import ROOT
-from reference_broker.trace.results import Check, Finding, RunKind, RunResult, Severity, Verdict, write_result
-from reference_broker.trace.terminal import WholeTable
 
 
 def diff(mutant: Mutant) -> str:

@@ -8,9 +8,9 @@ import secrets
 from collections import deque
 from collections.abc import Callable
 
-from reference_broker import auth_scram
-from reference_broker.auth_scram import ScramCredentials, ScramError, ScramServer, ScramState, ScramUsers
-from reference_broker.config import AuthConfig, ConfigError, UserConfig
+from assay.reference_broker import auth_scram
+from assay.reference_broker.auth_scram import ScramCredentials, ScramError, ScramServer, ScramState, ScramUsers
+from assay.reference_broker.config import AuthConfig, ConfigError, UserConfig
 
 __all__ = [
     "Authenticator",

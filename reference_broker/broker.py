@@ -21,16 +21,16 @@ from weakref import WeakSet, finalize, ref
 
 import msgspec
 
-from reference_broker.config import BrokerConfig, ListenerConfig, ServerReferenceConfig
-from reference_broker.core.message import Message
-from reference_broker.core.message_paths import is_queue_topic
-from reference_broker.core.queues import QueueError, QueueStats
-from reference_broker.core.topics import validate_topic
-from reference_broker.embedded.aio import AsyncQueues
-from reference_broker.embedded.blocking import LoopCaller, Queues
-from reference_broker.embedded.errors import BrokerClosedError as BrokerClosedError
-from reference_broker.server.listeners import ListenerAddress
-from reference_broker.server.running import RunningBroker
+from assay.reference_broker.config import BrokerConfig, ListenerConfig, ServerReferenceConfig
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.message_paths import is_queue_topic
+from assay.reference_broker.core.queues import QueueError, QueueStats
+from assay.reference_broker.core.topics import validate_topic
+from assay.reference_broker.embedded.aio import AsyncQueues
+from assay.reference_broker.embedded.blocking import LoopCaller, Queues
+from assay.reference_broker.embedded.errors import BrokerClosedError as BrokerClosedError
+from assay.reference_broker.server.listeners import ListenerAddress
+from assay.reference_broker.server.running import RunningBroker
 
 _T = TypeVar("_T")
 DEFAULT_TIMEOUT_S = 30.0

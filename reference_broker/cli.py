@@ -14,18 +14,18 @@ from typing import Annotated
 import msgspec
 import typer
 
-from reference_broker.auth import Authenticator, ScramError, hash_password, scram_credentials
-from reference_broker.broker import new_event_loop
-from reference_broker.config import BrokerConfig, ConfigError, ListenerConfig, check_config, load_config
-from reference_broker.config_files import read_named_files
-from reference_broker.core.queues import LogError, QueueOpenError
-from reference_broker.quirks import find_quirks
-from reference_broker.server.collector import tune_collector
-from reference_broker.server.file_limit import raise_file_limit
-from reference_broker.server.log_lines import log_to_stderr
-from reference_broker.server.readiness import NotReadyError
-from reference_broker.server.running import RunningBroker
-from reference_broker.server.tls import check_listeners
+from assay.reference_broker.auth import Authenticator, ScramError, hash_password, scram_credentials
+from assay.reference_broker.broker import new_event_loop
+from assay.reference_broker.config import BrokerConfig, ConfigError, ListenerConfig, check_config, load_config
+from assay.reference_broker.config_files import read_named_files
+from assay.reference_broker.core.queues import LogError, QueueOpenError
+from assay.reference_broker.quirks import find_quirks
+from assay.reference_broker.server.collector import tune_collector
+from assay.reference_broker.server.file_limit import raise_file_limit
+from assay.reference_broker.server.log_lines import log_to_stderr
+from assay.reference_broker.server.readiness import NotReadyError
+from assay.reference_broker.server.running import RunningBroker
+from assay.reference_broker.server.tls import check_listeners
 
 log = logging.getLogger("assay.broker")
 USAGE_ERROR = 2

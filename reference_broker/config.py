@@ -9,45 +9,45 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from reference_broker.config_listeners import CertificateConfig as CertificateConfig
-from reference_broker.config_listeners import ListenerConfig as ListenerConfig
-from reference_broker.config_listeners import TlsConfig as TlsConfig
-from reference_broker.config_listeners import TlsVersion as TlsVersion
-from reference_broker.config_listeners import Transport as Transport
-from reference_broker.config_listeners import WebSocketConfig as WebSocketConfig
-from reference_broker.config_listeners import is_loopback as is_loopback
-from reference_broker.config_listeners import listener_problems
-from reference_broker.config_mqtt import LARGEST_PACKET_BYTES as LARGEST_PACKET_BYTES
-from reference_broker.config_mqtt import MqttConfig as MqttConfig
-from reference_broker.config_mqtt import Section, mqtt_problems, server_reference_problems
-from reference_broker.config_mqtt import ServerReferenceConfig as ServerReferenceConfig
-from reference_broker.config_mqtt import ServerReferenceMode as ServerReferenceMode
-from reference_broker.config_numbers import number_problems
-from reference_broker.config_queues import AdminTopics as AdminTopics
-from reference_broker.config_queues import Assignor as Assignor
-from reference_broker.config_queues import Compression as Compression
-from reference_broker.config_queues import DeadLetterConfig as DeadLetterConfig
-from reference_broker.config_queues import Durability as Durability
-from reference_broker.config_queues import GroupConfig as GroupConfig
-from reference_broker.config_queues import GroupStart as GroupStart
-from reference_broker.config_queues import Ordering as Ordering
-from reference_broker.config_queues import Overflow as Overflow
-from reference_broker.config_queues import PartitionerKind as PartitionerKind
-from reference_broker.config_queues import PriorityConfig as PriorityConfig
-from reference_broker.config_queues import Profile as Profile
-from reference_broker.config_queues import QueueConfig as QueueConfig
-from reference_broker.config_queues import QueuesConfig as QueuesConfig
-from reference_broker.config_queues import RebalanceProtocol as RebalanceProtocol
-from reference_broker.config_queues import RetentionConfig as RetentionConfig
-from reference_broker.config_queues import RetryConfig as RetryConfig
-from reference_broker.config_queues import SlowConsumerAction as SlowConsumerAction
-from reference_broker.config_queues import SlowConsumerConfig as SlowConsumerConfig
-from reference_broker.config_queues import TransactionsConfig as TransactionsConfig
-from reference_broker.config_queues import binding_problems, dead_letter_problems, group_problems, limit_problems
-from reference_broker.config_tenants import TenantConfig as TenantConfig
-from reference_broker.config_tenants import TenantQuotas as TenantQuotas
-from reference_broker.config_tenants import tenant_problems
-from reference_broker.trace.yaml_text import YamlError, read_yaml
+from assay.reference_broker.config_listeners import CertificateConfig as CertificateConfig
+from assay.reference_broker.config_listeners import ListenerConfig as ListenerConfig
+from assay.reference_broker.config_listeners import TlsConfig as TlsConfig
+from assay.reference_broker.config_listeners import TlsVersion as TlsVersion
+from assay.reference_broker.config_listeners import Transport as Transport
+from assay.reference_broker.config_listeners import WebSocketConfig as WebSocketConfig
+from assay.reference_broker.config_listeners import is_loopback as is_loopback
+from assay.reference_broker.config_listeners import listener_problems
+from assay.reference_broker.config_mqtt import LARGEST_PACKET_BYTES as LARGEST_PACKET_BYTES
+from assay.reference_broker.config_mqtt import MqttConfig as MqttConfig
+from assay.reference_broker.config_mqtt import Section, mqtt_problems, server_reference_problems
+from assay.reference_broker.config_mqtt import ServerReferenceConfig as ServerReferenceConfig
+from assay.reference_broker.config_mqtt import ServerReferenceMode as ServerReferenceMode
+from assay.reference_broker.config_numbers import number_problems
+from assay.reference_broker.config_queues import AdminTopics as AdminTopics
+from assay.reference_broker.config_queues import Assignor as Assignor
+from assay.reference_broker.config_queues import Compression as Compression
+from assay.reference_broker.config_queues import DeadLetterConfig as DeadLetterConfig
+from assay.reference_broker.config_queues import Durability as Durability
+from assay.reference_broker.config_queues import GroupConfig as GroupConfig
+from assay.reference_broker.config_queues import GroupStart as GroupStart
+from assay.reference_broker.config_queues import Ordering as Ordering
+from assay.reference_broker.config_queues import Overflow as Overflow
+from assay.reference_broker.config_queues import PartitionerKind as PartitionerKind
+from assay.reference_broker.config_queues import PriorityConfig as PriorityConfig
+from assay.reference_broker.config_queues import Profile as Profile
+from assay.reference_broker.config_queues import QueueConfig as QueueConfig
+from assay.reference_broker.config_queues import QueuesConfig as QueuesConfig
+from assay.reference_broker.config_queues import RebalanceProtocol as RebalanceProtocol
+from assay.reference_broker.config_queues import RetentionConfig as RetentionConfig
+from assay.reference_broker.config_queues import RetryConfig as RetryConfig
+from assay.reference_broker.config_queues import SlowConsumerAction as SlowConsumerAction
+from assay.reference_broker.config_queues import SlowConsumerConfig as SlowConsumerConfig
+from assay.reference_broker.config_queues import TransactionsConfig as TransactionsConfig
+from assay.reference_broker.config_queues import binding_problems, dead_letter_problems, group_problems, limit_problems
+from assay.reference_broker.config_tenants import TenantConfig as TenantConfig
+from assay.reference_broker.config_tenants import TenantQuotas as TenantQuotas
+from assay.reference_broker.config_tenants import tenant_problems
+from assay.reference_broker.trace.yaml_text import YamlError, read_yaml
 
 _T = TypeVar("_T")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from reference_broker.config import AclRuleConfig, BrokerConfig, ConfigError, TlsConfig, UserConfig, rule_problems
-from reference_broker.trace.yaml_text import YamlError, parse_yaml, read_utf8
+from assay.reference_broker.config import AclRuleConfig, BrokerConfig, ConfigError, TlsConfig, UserConfig, rule_problems
+from assay.reference_broker.trace.yaml_text import YamlError, parse_yaml, read_utf8
 
 
 def read_named_files(config: BrokerConfig, folder: Path = Path()) -> BrokerConfig:

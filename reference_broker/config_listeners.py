@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from enum import StrEnum
 
-from reference_broker.config_mqtt import Section
+from assay.reference_broker.config_mqtt import Section
 
 
 class Transport(StrEnum):

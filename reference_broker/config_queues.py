@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from reference_broker.config_mqtt import Section
-from reference_broker.config_tenants import TenantConfig
+from assay.reference_broker.config_mqtt import Section
+from assay.reference_broker.config_tenants import TenantConfig
 
 
 class Durability(StrEnum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from reference_broker.config_mqtt import Section
+from assay.reference_broker.config_mqtt import Section
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _RESERVED = ("dlq",)

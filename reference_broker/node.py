@@ -12,29 +12,29 @@ from functools import partial
 
 import msgspec
 
-from reference_broker.auth import Authenticator, PasswordCheck
-from reference_broker.config import BrokerConfig, Durability, QueuesConfig, ServerReferenceConfig
-from reference_broker.config_files import read_named_files
-from reference_broker.core.broker_state import BrokerState
-from reference_broker.core.message_paths import Tracer
-from reference_broker.core.queues import LogError, QueueEngine, QueueError, SyncJob
-from reference_broker.core.queues.confirms import Confirm
-from reference_broker.core.queues.errors import raise_if_not_tried
-from reference_broker.core.queues.store import RecoveryNote
-from reference_broker.core.rates import ArrivalRates, arrival_key
-from reference_broker.core.session_journal import SessionJournal
-from reference_broker.core.session_records import RecordError, read_state
-from reference_broker.core.session_restore import restore
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.farewell import reference_reason
-from reference_broker.mqtt.phase import Phase
-from reference_broker.quirks import node_classes
-from reference_broker.storage.disk import Disk
-from reference_broker.storage.disk_room import DiskRoom
-from reference_broker.storage.log import LogOptions
-from reference_broker.storage.queue_store import LogQueueStore
-from reference_broker.storage.session_store import FOLDER as SESSIONS_FOLDER
-from reference_broker.storage.session_store import SessionStore, set_sessions_aside
+from assay.reference_broker.auth import Authenticator, PasswordCheck
+from assay.reference_broker.config import BrokerConfig, Durability, QueuesConfig, ServerReferenceConfig
+from assay.reference_broker.config_files import read_named_files
+from assay.reference_broker.core.broker_state import BrokerState
+from assay.reference_broker.core.message_paths import Tracer
+from assay.reference_broker.core.queues import LogError, QueueEngine, QueueError, SyncJob
+from assay.reference_broker.core.queues.confirms import Confirm
+from assay.reference_broker.core.queues.errors import raise_if_not_tried
+from assay.reference_broker.core.queues.store import RecoveryNote
+from assay.reference_broker.core.rates import ArrivalRates, arrival_key
+from assay.reference_broker.core.session_journal import SessionJournal
+from assay.reference_broker.core.session_records import RecordError, read_state
+from assay.reference_broker.core.session_restore import restore
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.farewell import reference_reason
+from assay.reference_broker.mqtt.phase import Phase
+from assay.reference_broker.quirks import node_classes
+from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.disk_room import DiskRoom
+from assay.reference_broker.storage.log import LogOptions
+from assay.reference_broker.storage.queue_store import LogQueueStore
+from assay.reference_broker.storage.session_store import FOLDER as SESSIONS_FOLDER
+from assay.reference_broker.storage.session_store import SessionStore, set_sessions_aside
 
 _NOTE_INTERVAL_S = 10.0
 """A disk that stays nearly full is mentioned that often."""

@@ -6,11 +6,11 @@ from collections import Counter
 
 import msgspec
 
-from reference_broker.trace.conformance import CaseResult
-from reference_broker.trace.results import GRAVITY, Check, RunKind, Severity, Verdict
-from reports.collect import Collection, Run
-from reports.humanise import NOT_MEASURED, check_name, plural, quantity, relation, words
-from reports.verdicts import CASE_LOOKS, FAILING_CASES, KIND_LABELS, RUN_LOOKS, Look
+from assay.reference_broker.trace.conformance import CaseResult
+from assay.reference_broker.trace.results import GRAVITY, Check, RunKind, Severity, Verdict
+from assay.reports.collect import Collection, Run
+from assay.reports.humanise import NOT_MEASURED, check_name, plural, quantity, relation, words
+from assay.reports.verdicts import CASE_LOOKS, FAILING_CASES, KIND_LABELS, RUN_LOOKS, Look
 
 MAX_ITEMS = 2_000
 _MAX_FINDINGS_PER_RUN = 50

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from reference_broker.trace.conformance import CaseVerdict
-from reference_broker.trace.results import Verdict
-from reports.collect import Collection
-from reports.humanise import plural
-from reports.verdicts import RUN_LOOKS
+from assay.reference_broker.trace.conformance import CaseVerdict
+from assay.reference_broker.trace.results import Verdict
+from assay.reports.collect import Collection
+from assay.reports.humanise import plural
+from assay.reports.verdicts import RUN_LOOKS
 
 _COLOURS: dict[Verdict, str] = {
     Verdict.PASS: "brightgreen",

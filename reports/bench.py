@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from reference_broker.trace.results import RunKind, RunResult
+from assay.reference_broker.trace.results import RunKind, RunResult
 
 CEILING = "null"
 """The broker that does nothing: its rate is the most that the client can measure."""

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from reference_broker.trace.results import Band, Percentiles, RunKind, RunResult, Series
-from reports.humanise import quantity, words
+from assay.reference_broker.trace.results import Band, Percentiles, RunKind, RunResult, Series
+from assay.reports.humanise import quantity, words
 
 Json = dict[str, "Json"] | list["Json"] | str | float | int | bool | None
 

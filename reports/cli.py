@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from reference_broker.trace.results import Verdict
-from reference_broker.trace.terminal import WholeConsole
-from reports.collect import ReportError
-from reports.site import ReportSummary, build_report
-from reports.verdicts import KIND_LABELS, RUN_LOOKS
+from assay.reference_broker.trace.results import Verdict
+from assay.reference_broker.trace.terminal import WholeConsole
+from assay.reports.collect import ReportError
+from assay.reports.site import ReportSummary, build_report
+from assay.reports.verdicts import KIND_LABELS, RUN_LOOKS
 
 EXIT_NOT_PASS = 1
 EXIT_NOTHING_TO_REPORT = 2
@@ -84,7 +84,7 @@ def _tell(summary: ReportSummary, site: Path, errors: Console) -> None:
 
 
 def main() -> None:
-    """Entry point of ``python -m reports.cli``."""
+    """Entry point of ``python -m assay.reports.cli``."""
     app()
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import msgspec
 
-from reference_broker.trace.conformance import CaseResult, CaseVerdict, Clause, Footer, Header, Line
-from reference_broker.trace.integrity import READ_ERRORS, walk, why
-from reference_broker.trace.results import GRAVITY, Machine, RunKind, RunResult, Verdict, worst
-from reports.humanise import bytes_size, plural
-from reports.verdicts import CASE_LOOKS, KIND_LABELS
+from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict, Clause, Footer, Header, Line
+from assay.reference_broker.trace.integrity import READ_ERRORS, walk, why
+from assay.reference_broker.trace.results import GRAVITY, Machine, RunKind, RunResult, Verdict, worst
+from assay.reports.humanise import bytes_size, plural
+from assay.reports.verdicts import CASE_LOOKS, KIND_LABELS
 
 RESULT_FILE = "result.json"
 REPORT_FILE = "report.jsonl"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from reference_broker.trace.conformance import CaseVerdict
-from reference_broker.trace.results import RunKind, Verdict
-from reports.bench import BenchCase, bench_cases
-from reports.collect import Collection, Run
-from reports.humanise import metric, number, plural, quantity, words
-from reports.verdicts import CASE_LOOKS, RUN_LOOKS
+from assay.reference_broker.trace.conformance import CaseVerdict
+from assay.reference_broker.trace.results import RunKind, Verdict
+from assay.reports.bench import BenchCase, bench_cases
+from assay.reports.collect import Collection, Run
+from assay.reports.humanise import metric, number, plural, quantity, words
+from assay.reports.verdicts import CASE_LOOKS, RUN_LOOKS
 
 _MAX_FIGURES = 4
 _PREFERRED: dict[RunKind, tuple[str, ...]] = {

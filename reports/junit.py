@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ElementTree
 
-from reference_broker.trace.conformance import CaseResult, CaseVerdict
-from reference_broker.trace.results import Check, Severity, Verdict
-from reports.attention import describe_check
-from reports.collect import Collection, Run
-from reports.verdicts import CASE_LOOKS, RUN_LOOKS
+from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict
+from assay.reference_broker.trace.results import Check, Severity, Verdict
+from assay.reports.attention import describe_check
+from assay.reports.collect import Collection, Run
+from assay.reports.verdicts import CASE_LOOKS, RUN_LOOKS
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _CASE_TAGS: dict[CaseVerdict, str] = {

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-from reference_broker.trace.conformance import CaseVerdict
-from reports.attention import Attention, needs_attention
-from reports.collect import Collection
-from reports.headlines import headline, key_figures
-from reports.humanise import plural, quantity
-from reports.matrix import build_matrix, spec_title
-from reports.verdicts import CASE_LOOKS, KIND_LABELS, RUN_LOOKS
+from assay.reference_broker.trace.conformance import CaseVerdict
+from assay.reports.attention import Attention, needs_attention
+from assay.reports.collect import Collection
+from assay.reports.headlines import headline, key_figures
+from assay.reports.humanise import plural, quantity
+from assay.reports.matrix import build_matrix, spec_title
+from assay.reports.verdicts import CASE_LOOKS, KIND_LABELS, RUN_LOOKS
 
 MAX_FAILURES = 50
 _MAX_CELL = 300

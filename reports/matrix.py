@@ -6,10 +6,10 @@ from collections import Counter
 
 import msgspec
 
-from reference_broker.trace.conformance import CaseResult, CaseVerdict, Clause, ClauseStatus
-from reference_broker.trace.results import RunKind
-from reports.collect import ConformanceReport, Run, slugify
-from reports.verdicts import CASE_LOOKS, worst_case
+from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict, Clause, ClauseStatus
+from assay.reference_broker.trace.results import RunKind
+from assay.reports.collect import ConformanceReport, Run, slugify
+from assay.reports.verdicts import CASE_LOOKS, worst_case
 
 SPEC_TITLES = {
     "mqtt311": "MQTT 3.1.1",

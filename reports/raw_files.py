@@ -17,8 +17,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from reports.collect import Run
-from reports.humanise import bytes_size
+from assay.reports.collect import Run
+from assay.reports.humanise import bytes_size
 
 MAX_FILE_BYTES = 16 * 1024 * 1024
 MAX_TOTAL_BYTES = 256 * 1024 * 1024

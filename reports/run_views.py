@@ -6,10 +6,10 @@ import math
 
 import msgspec
 
-from reference_broker.trace.results import Check, Finding, RunKind, RunResult
-from reports.bench import bench_cases
-from reports.collect import Run, slugify
-from reports.humanise import duration_us, metric, words
+from assay.reference_broker.trace.results import Check, Finding, RunKind, RunResult
+from assay.reports.bench import bench_cases
+from assay.reports.collect import Run, slugify
+from assay.reports.humanise import duration_us, metric, words
 
 MAX_EVIDENCE_ROWS = 60
 MAX_EVIDENCE_COLUMNS = 12

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from reference_broker.trace.conformance import WireLine
-from reports.humanise import duration_us
-from reports.transcripts import Transcript, shortened
+from assay.reference_broker.trace.conformance import WireLine
+from assay.reports.humanise import duration_us
+from assay.reports.transcripts import Transcript, shortened
 
 MAX_MESSAGES = 60
 MAX_CONNECTIONS = 6

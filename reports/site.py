@@ -18,21 +18,21 @@ import jinja2
 import msgspec
 from plotly.offline import get_plotlyjs
 
-from reference_broker.trace.conformance import CaseResult, CaseVerdict, Clause
-from reference_broker.trace.results import GRAVITY, Check, RunKind, Verdict
-from reports import humanise, transcripts
-from reports.attention import first_of_each_run, needs_attention
-from reports.badge import encode_badge
-from reports.bench import bench_cases
-from reports.charts import percentile_ladder, timeline
-from reports.collect import MARKER_FILE, RESULT_FILE, Collection, ReportError, Run, collect, slugify
-from reports.detail import split_detail
-from reports.headlines import headline, key_figures
-from reports.junit import junit_xml
-from reports.markdown import summary_markdown
-from reports.matrix import Column, Matrix, SpecCoverage, build_coverage, build_matrix, clause_anchor, spec_title
-from reports.raw_files import PLOTLY_FILE, RawFile, RawFiles, path_inside
-from reports.run_views import (
+from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict, Clause
+from assay.reference_broker.trace.results import GRAVITY, Check, RunKind, Verdict
+from assay.reports import humanise, transcripts
+from assay.reports.attention import first_of_each_run, needs_attention
+from assay.reports.badge import encode_badge
+from assay.reports.bench import bench_cases
+from assay.reports.charts import percentile_ladder, timeline
+from assay.reports.collect import MARKER_FILE, RESULT_FILE, Collection, ReportError, Run, collect, slugify
+from assay.reports.detail import split_detail
+from assay.reports.headlines import headline, key_figures
+from assay.reports.junit import junit_xml
+from assay.reports.markdown import summary_markdown
+from assay.reports.matrix import Column, Matrix, SpecCoverage, build_coverage, build_matrix, clause_anchor, spec_title
+from assay.reports.raw_files import PLOTLY_FILE, RawFile, RawFiles, path_inside
+from assay.reports.run_views import (
     check_gauge,
     checker_counts,
     compare_runs,
@@ -40,8 +40,8 @@ from reports.run_views import (
     plain_metrics,
     scenario_pairs,
 )
-from reports.sequence import MAX_MESSAGES, layout
-from reports.verdicts import (
+from assay.reports.sequence import MAX_MESSAGES, layout
+from assay.reports.verdicts import (
     CASE_GRAVITY,
     CASE_LOOKS,
     CLAUSE_LOOKS,
@@ -144,7 +144,7 @@ def _write_all(collection: Collection, site: Path) -> ReportSummary:
 
 def _write_assets(folder: Path) -> None:
     folder.mkdir()
-    source = files("reports") / "assets"
+    source = files("assay.reports") / "assets"
     for name in ("site.css", *SCRIPTS):
         (folder / name).write_bytes((source / name).read_bytes())
     (folder / PLOTLY_FILE).write_text(get_plotlyjs(), encoding="utf-8")
@@ -191,7 +191,7 @@ class SiteWriter:
 
     def _make_environment(self) -> jinja2.Environment:
         environment = jinja2.Environment(
-            loader=jinja2.PackageLoader("reports"),
+            loader=jinja2.PackageLoader("assay.reports"),
             autoescape=True,
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,

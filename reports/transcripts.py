@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from reference_broker.trace.conformance import WireLine
-from reference_broker.trace.integrity import READ_ERRORS, why
+from assay.reference_broker.trace.conformance import WireLine
+from assay.reference_broker.trace.integrity import READ_ERRORS, why
 
 MAX_LINES = 400
 MAX_HEX_BYTES = 64

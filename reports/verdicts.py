@@ -10,8 +10,8 @@ from enum import StrEnum
 
 import msgspec
 
-from reference_broker.trace.conformance import CaseVerdict, ClauseStatus
-from reference_broker.trace.results import RunKind, Verdict
+from assay.reference_broker.trace.conformance import CaseVerdict, ClauseStatus
+from assay.reference_broker.trace.results import RunKind, Verdict
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,23 +12,23 @@ from typing import Annotated, Final
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from conformance.mutants import UnknownMutantError, all_mutants
-from faults.scenario import Scenario, ScenarioError, find_scenario, shipped_scenarios
-from reference_broker.config import ConfigError
-from reference_broker.trace.results import RunResult, Verdict
-from reference_broker.trace.terminal import WholeConsole, WholeTable
-from sim.explore import MAX_SEEDS, Exploration, SeedOutcome, explore
-from sim.guard import NondeterminismError
-from sim.runner import require_sim, run_scenario
-from sim.shrink import Shrunk, shrink, write_scenario
-from sim.world import WorldError
+from assay.conformance.mutants import UnknownMutantError, all_mutants
+from assay.faults.scenario import Scenario, ScenarioError, find_scenario, shipped_scenarios
+from assay.reference_broker.config import ConfigError
+from assay.reference_broker.trace.results import RunResult, Verdict
+from assay.reference_broker.trace.terminal import WholeConsole, WholeTable
+from assay.sim.explore import MAX_SEEDS, Exploration, SeedOutcome, explore
+from assay.sim.guard import NondeterminismError
+from assay.sim.runner import require_sim, run_scenario
+from assay.sim.shrink import Shrunk, shrink, write_scenario
+from assay.sim.world import WorldError
 
 PASSED: Final = 0
 FOUND: Final = 1
 """A finding, or no claim possible."""
 USAGE: Final = 2
 HARNESS: Final = 4
-QUEUE_MUTANTS: Final = "conformance.mutants.queue"
+QUEUE_MUTANTS: Final = "assay.conformance.mutants.queue"
 
 app = typer.Typer(
     name="sim",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from faults.workload import WorkloadClient
-from sim.kernel import Alarm, Kernel
-from sim.network import RETRANSMIT_S, Conditions, Link, NetworkProfile
-from sim.node import SimNode
+from assay.faults.workload import WorkloadClient
+from assay.sim.kernel import Alarm, Kernel
+from assay.sim.network import RETRANSMIT_S, Conditions, Link, NetworkProfile
+from assay.sim.node import SimNode
 
 SYN_RETRY_S = 1.0
 """Until a dial that nobody answers is tried again."""

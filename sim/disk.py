@@ -1,11 +1,11 @@
 """A simulated disk: what was written and what is durable are two things, and power loss shows the difference.
 
-Implements :class:`reference_broker.storage.disk.Disk`. Every file has *durable* bytes and a list of *pending*
+Implements :class:`assay.reference_broker.storage.disk.Disk`. Every file has *durable* bytes and a list of *pending*
 operations since its last sync; every folder has durable entries and pending ones (create, rename, remove, make folder)
 since its last folder sync. A process crash loses nothing. Power loss keeps, by chance and independently per file, none,
 a prefix, a subset or all of the pending operations, the last one possibly torn, or the new size without the data; and
 per folder a prefix of its pending entries. So a file whose folder was not synced may be gone although its data was.
-:mod:`sim.power_cuts` goes through such losses one by one instead of drawing them.
+:mod:`assay.sim.power_cuts` goes through such losses one by one instead of drawing them.
 
 A *deferred* sync models the time a sync takes: within :meth:`SimDisk.deferred` the calls only note what they cover;
 :meth:`Flush.commit` makes that durable, later. Injected errors: a disk that is full, syncs that fail (and, as on Linux,
@@ -24,8 +24,8 @@ from typing import Final, Self
 
 import msgspec
 
-from reference_broker.storage.disk import DirectoryInUseError
-from sim.inodes import (
+from assay.reference_broker.storage.disk import DirectoryInUseError
+from assay.sim.inodes import (
     SECTOR_BYTES,
     Entry,
     EntryKind,

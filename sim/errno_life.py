@@ -3,7 +3,7 @@
 Queues (``fsync`` and ``interval``), groups, settlements, delays, a transaction, a kept session, retained messages,
 segments that are sealed and compacted: each life is the same, so that every call of it can be made to fail.
 
-``python -m sim.errno_life --all`` goes through every call, errno and durability; tests take a sample.
+``python -m assay.sim.errno_life --all`` goes through every call, errno and durability; tests take a sample.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple, Protocol, cast
 
-from reference_broker.config import BrokerConfig, Durability, QueueConfig, QueuesConfig, SessionsConfig
-from reference_broker.core.queues.errors import LogError, QueueError, QueueOpenError
-from reference_broker.mqtt import packets as p
-from reference_broker.mqtt.codec import decode_packet, encode_packet
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.node import BrokerNode
-from reference_broker.storage import pending_log
-from reference_broker.storage.disk import Disk
-from sim.disk import DiskProfile, SimDisk
-from sim.failing_disk import SEAM, FailingDisk, Fault
+from assay.reference_broker.config import BrokerConfig, Durability, QueueConfig, QueuesConfig, SessionsConfig
+from assay.reference_broker.core.queues.errors import LogError, QueueError, QueueOpenError
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.codec import decode_packet, encode_packet
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.storage import pending_log
+from assay.reference_broker.storage.disk import Disk
+from assay.sim.disk import DiskProfile, SimDisk
+from assay.sim.failing_disk import SEAM, FailingDisk, Fault
 
 PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN)
 LASTING = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)

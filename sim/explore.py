@@ -9,11 +9,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 
 import msgspec
 
-from faults.scenario import Scenario
-from reference_broker.trace.results import Verdict
-from sim.guard import NondeterminismError
-from sim.runner import simulate
-from sim.world import WorldError
+from assay.faults.scenario import Scenario
+from assay.reference_broker.trace.results import Verdict
+from assay.sim.guard import NondeterminismError
+from assay.sim.runner import simulate
+from assay.sim.world import WorldError
 
 MAX_SEEDS = 1_000_000
 
@@ -93,7 +93,7 @@ def explore(
 ) -> Exploration:
     """Run ``seeds`` consecutive seeds; stop early after ``stop_after`` failing ones (0 = never).
 
-    Raises as :func:`sim.runner.simulate`, except for errors of single simulations.
+    Raises as :func:`assay.sim.runner.simulate`, except for errors of single simulations.
     """
     if not 1 <= seeds <= MAX_SEEDS or jobs < 1:
         message = f"seeds must be 1 to {MAX_SEEDS}, and jobs at least 1"

@@ -1,7 +1,7 @@
 """A disk of which any call may fail with any error, for tests of what a broker makes of that.
 
-Wraps another :class:`reference_broker.storage.disk.Disk` and counts the calls of each kind. What the protocols ``Disk``
-and ``DiskFile`` name is what is wrapped: a call that is added to them is there without being mentioned here.
+Wraps another :class:`assay.reference_broker.storage.disk.Disk` and counts the calls of each kind. What the protocols
+``Disk`` and ``DiskFile`` name is what is wrapped: a call that is added to them is there without being mentioned here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from reference_broker.storage.disk import Disk, DiskFile
+from assay.reference_broker.storage.disk import Disk, DiskFile
 
 NEVER_FAIL = frozenset({"size", "close", "lock", "unlock"})
 """No system call that writes or reads: a size is remembered, closing reports nothing that a sync has not, and locks are

@@ -10,10 +10,10 @@ import random
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from reference_broker.core.queues.errors import LogError
-from reference_broker.core.queues.store import CursorRecord, PendingRecord
-from reference_broker.storage.disk import Disk
-from reference_broker.storage.pending_log import PendingLogFile
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.core.queues.store import CursorRecord, PendingRecord
+from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.pending_log import PendingLogFile
 
 FOLDER: Final = "queues/q/consumers/g"
 PATH: Final = f"{FOLDER}/g.pel.log"

@@ -11,21 +11,21 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from reference_broker.config import Compression
-from reference_broker.core.queues.errors import LogError
-from reference_broker.core.queues.store import LogRecord, NewRecord, RetentionPolicy
-from reference_broker.storage.batch import BatchEncoder, decode_verified
-from reference_broker.storage.compaction import CompactionPolicy, Compactor
-from reference_broker.storage.disk import Disk
-from reference_broker.storage.file_names import (
+from assay.reference_broker.config import Compression
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.core.queues.store import LogRecord, NewRecord, RetentionPolicy
+from assay.reference_broker.storage.batch import BatchEncoder, decode_verified
+from assay.reference_broker.storage.compaction import CompactionPolicy, Compactor
+from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.file_names import (
     COMPACTING_SUFFIX,
     OFFSET_INDEX_SUFFIX,
     SWAP_SUFFIX,
     TIME_INDEX_SUFFIX,
     parse_segment_name,
 )
-from reference_broker.storage.log import LogOptions, SegmentedLog
-from reference_broker.storage.segment_scan import SoundBatch, walk_batches
+from assay.reference_broker.storage.log import LogOptions, SegmentedLog
+from assay.reference_broker.storage.segment_scan import SoundBatch, walk_batches
 
 FOLDER: Final = "log"
 TOMBSTONE_AGE_MS: Final = 20_000

@@ -14,8 +14,8 @@ from typing import Final, Protocol
 
 import msgspec
 
-from faults.workload import ClientRole
-from sim.kernel import Kernel
+from assay.faults.workload import ClientRole
+from assay.sim.kernel import Kernel
 
 SEGMENT_BYTES: Final = 1_460
 RETRANSMIT_S: Final = 0.2

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 
-from reference_broker.config import BrokerConfig
-from reference_broker.core.message_paths import Tracer
-from reference_broker.core.queues import SyncJob
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.node import BrokerNode
-from sim.disk import SimDisk
-from sim.guard import NondeterminismError
-from sim.inodes import Flush
-from sim.kernel import Alarm, Kernel
-from sim.network import Link
+from assay.reference_broker.config import BrokerConfig
+from assay.reference_broker.core.message_paths import Tracer
+from assay.reference_broker.core.queues import SyncJob
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.node import BrokerNode
+from assay.sim.disk import SimDisk
+from assay.sim.guard import NondeterminismError
+from assay.sim.inodes import Flush
+from assay.sim.kernel import Alarm, Kernel
+from assay.sim.network import Link
 
 TURN_S = 0.00005
 """From the first input to the output of a turn of the event loop: what arrives in between shares the turn."""
@@ -333,7 +333,7 @@ class _Pending:
 def _passed_through_broker(traceback: TracebackType | None) -> bool:
     """Whether an exception came out of broker code, and not only out of ours."""
     while traceback is not None:
-        if traceback.tb_frame.f_globals.get("__name__", "").startswith("reference_broker."):
+        if traceback.tb_frame.f_globals.get("__name__", "").startswith("assay.reference_broker."):
             return True
         traceback = traceback.tb_next
     return False

@@ -13,8 +13,8 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from sim.disk import DiskProfile, SimDisk
-from sim.inodes import Entry, Folder, Inode, Truncate, Write, apply, change_entries, without_last_sector
+from assay.sim.disk import DiskProfile, SimDisk
+from assay.sim.inodes import Entry, Folder, Inode, Truncate, Write, apply, change_entries, without_last_sector
 
 _RECENT: Final = 4
 """So many of the newest pending operations are lost one by one, and only files with one of so many of the newest are

@@ -13,13 +13,13 @@ from typing import Final
 
 import msgspec
 
-from conformance.checkers import CheckOutcome, check_history
-from conformance.mutants import applied
-from faults.measure import check_targets, measure
-from faults.scenario import Scenario, ScenarioError, World
-from reference_broker.core.message_paths import Tracer
-from reference_broker.trace.files import HistoryWriter, TraceWriter
-from reference_broker.trace.results import (
+from assay.conformance.checkers import CheckOutcome, check_history
+from assay.conformance.mutants import applied
+from assay.faults.measure import check_targets, measure
+from assay.faults.scenario import Scenario, ScenarioError, World
+from assay.reference_broker.core.message_paths import Tracer
+from assay.reference_broker.trace.files import HistoryWriter, TraceWriter
+from assay.reference_broker.trace.results import (
     Finding,
     Machine,
     RunKind,
@@ -29,10 +29,10 @@ from reference_broker.trace.results import (
     worst,
     write_result,
 )
-from reference_broker.trace.schema import HistoryHeader, TraceEvent, TraceHeader, TraceKind
-from sim.kernel import EPOCH_S, Kernel
-from sim.world import World as SimulatedWorld
-from sim.world import WorldProfile, WorldRun
+from assay.reference_broker.trace.schema import HistoryHeader, TraceEvent, TraceHeader, TraceKind
+from assay.sim.kernel import EPOCH_S, Kernel
+from assay.sim.world import World as SimulatedWorld
+from assay.sim.world import WorldProfile, WorldRun
 
 HISTORY_NAME: Final = "history.jsonl"
 TRACE_NAME: Final = "trace.jsonl"

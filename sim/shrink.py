@@ -14,8 +14,8 @@ from typing import Final
 import msgspec
 import yaml
 
-from faults.scenario import Fault, QueueWorkload, Scenario, ScenarioError, Settlement, parse_scenario
-from sim.explore import run_seed
+from assay.faults.scenario import Fault, QueueWorkload, Scenario, ScenarioError, Settlement, parse_scenario
+from assay.sim.explore import run_seed
 
 Signature = frozenset[tuple[str, str]]
 MAX_RUNS: Final = 400

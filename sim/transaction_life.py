@@ -6,14 +6,14 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from reference_broker.config import Durability, QueuesConfig
-from reference_broker.core.message import Message
-from reference_broker.core.queues import Delivery, QueueEngine, QueueError, Verb
-from reference_broker.core.queues.producer_names import OnProducer, ProducerIdentity
-from reference_broker.core.queues.settle_request import SettleRequest
-from reference_broker.core.queues.transaction import TransactionKey
-from reference_broker.storage.disk import Disk
-from reference_broker.storage.queue_store import LogQueueStore
+from assay.reference_broker.config import Durability, QueuesConfig
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import Delivery, QueueEngine, QueueError, Verb
+from assay.reference_broker.core.queues.producer_names import OnProducer, ProducerIdentity
+from assay.reference_broker.core.queues.settle_request import SettleRequest
+from assay.reference_broker.core.queues.transaction import TransactionKey
+from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.queue_store import LogQueueStore
 
 START: Final = 1_700_000_000.0
 PARTS: Final = (("q", "one"), ("r", "two"), ("q", "three"))

@@ -8,17 +8,17 @@ from typing import Final
 import msgspec
 from simpy import Event
 
-from faults.scenario import Fault, FaultKind, Scenario
-from faults.workload import ClientRole, HistoryRecorder, WorkloadPlan
-from reference_broker.config import parse_config
-from reference_broker.core.message_paths import Tracer
-from reference_broker.trace.schema import HistoryEvent, OpKind, OpType
-from sim.clients import SimClient
-from sim.disk import DiskProfile, SimDisk
-from sim.guard import deterministic
-from sim.kernel import EPOCH_S, Alarm, Kernel
-from sim.network import Conditions, Impairment, NetworkProfile
-from sim.node import BrokerDiedError, SimNode
+from assay.faults.scenario import Fault, FaultKind, Scenario
+from assay.faults.workload import ClientRole, HistoryRecorder, WorkloadPlan
+from assay.reference_broker.config import parse_config
+from assay.reference_broker.core.message_paths import Tracer
+from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType
+from assay.sim.clients import SimClient
+from assay.sim.disk import DiskProfile, SimDisk
+from assay.sim.guard import deterministic
+from assay.sim.kernel import EPOCH_S, Alarm, Kernel
+from assay.sim.network import Conditions, Impairment, NetworkProfile
+from assay.sim.node import BrokerDiedError, SimNode
 
 FAULT_PROCESS: Final = "faults"
 """Who records the faults."""

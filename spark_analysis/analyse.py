@@ -21,8 +21,8 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from reference_broker.trace.integrity import READ_ERRORS
-from reference_broker.trace.results import (
+from assay.reference_broker.trace.integrity import READ_ERRORS
+from assay.reference_broker.trace.results import (
     Band,
     Check,
     Finding,
@@ -37,10 +37,10 @@ from reference_broker.trace.results import (
     worst,
     write_result,
 )
-from spark_analysis import delivery, hops, latency
-from spark_analysis.checkers import anomalies, findings_by_run
-from spark_analysis.session import SHORT_JOB, SessionConfig, open_session, together
-from spark_analysis.sources import (
+from assay.spark_analysis import delivery, hops, latency
+from assay.spark_analysis.checkers import anomalies, findings_by_run
+from assay.spark_analysis.session import SHORT_JOB, SessionConfig, open_session, together
+from assay.spark_analysis.sources import (
     SPARK_FOLDER,
     SourceFiles,
     SourceReport,
@@ -50,8 +50,16 @@ from spark_analysis.sources import (
     load_samples,
     load_traces,
 )
-from spark_analysis.tables import Tables
-from spark_analysis.targets import Measured, OperationFigures, Selection, Targets, judge_all, load_targets, selections
+from assay.spark_analysis.tables import Tables
+from assay.spark_analysis.targets import (
+    Measured,
+    OperationFigures,
+    Selection,
+    Targets,
+    judge_all,
+    load_targets,
+    selections,
+)
 
 TABLES_FOLDER: Final = "tables"
 SHORT_JOB_MAX_BYTES: Final = 20_000_000
@@ -117,7 +125,8 @@ def analyse(
     """Analyse everything below ``run_folder``; writes ``result.json`` and tables to ``out`` (``RUN_FOLDER/spark``).
 
     Raises :class:`FileNotFoundError` for a folder that is not there, :class:`SparkUnavailableError` without Java, and
-    :class:`~spark_analysis.targets.TargetsError`. Damaged input raises nothing: it is counted, and the verdict says so.
+    :class:`~assay.spark_analysis.targets.TargetsError`. Damaged input raises nothing: it is counted, and the verdict
+    says so.
     """
     began, started_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     wanted = targets or load_targets()

@@ -11,9 +11,9 @@ import pandas as pd
 import plotly.graph_objects as go
 import pyarrow.parquet as pq
 
-from reference_broker.trace.results import Band, RunResult, Series, Verdict, read_result
-from spark_analysis.latency import NS_PER_S
-from spark_analysis.sources import SPARK_FOLDER
+from assay.reference_broker.trace.results import Band, RunResult, Series, Verdict, read_result
+from assay.spark_analysis.latency import NS_PER_S
+from assay.spark_analysis.sources import SPARK_FOLDER
 
 COLOURS: Final = {
     Verdict.PASS: "#2e7d32",

@@ -9,10 +9,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from reference_broker.trace.results import RunResult, Severity, Verdict
-from reference_broker.trace.terminal import WholeConsole, WholeTable
-from spark_analysis.exit_status import OF_VERDICT, ExitStatus
-from spark_analysis.targets import TargetsError, load_targets
+from assay.reference_broker.trace.results import RunResult, Severity, Verdict
+from assay.reference_broker.trace.terminal import WholeConsole, WholeTable
+from assay.spark_analysis.exit_status import OF_VERDICT, ExitStatus
+from assay.spark_analysis.targets import TargetsError, load_targets
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,8 +32,8 @@ def _stop(console: Console, error: Exception, status: ExitStatus) -> typer.Exit:
 
 def _analyse(console: Console, run_folder: Path, out: Path | None, targets_file: Path | None) -> RunResult:
     # Importing Spark takes a second: only when it is needed, so that --help and `checks` stay quick.
-    from spark_analysis.analyse import analyse
-    from spark_analysis.session import SparkUnavailableError
+    from assay.spark_analysis.analyse import analyse
+    from assay.spark_analysis.session import SparkUnavailableError
 
     try:
         with console.status("reading") as status:
@@ -87,8 +87,8 @@ def notebook_command(
 
     Analyses the run first when that has not been done.
     """
-    from spark_analysis.notebook import NotebookError, execute_notebook
-    from spark_analysis.sources import SPARK_FOLDER
+    from assay.spark_analysis.notebook import NotebookError, execute_notebook
+    from assay.spark_analysis.sources import SPARK_FOLDER
 
     console = WholeConsole()
     if not (run_folder / SPARK_FOLDER / "result.json").exists():
@@ -104,7 +104,7 @@ def notebook_command(
 @app.command("checks")
 def checks_command(targets: TargetsFile = None) -> None:
     """List what is judged: the delivery rules with their catalogue ids, and the targets with their conditions."""
-    from spark_analysis.checkers import RULES
+    from assay.spark_analysis.checkers import RULES
 
     console = WholeConsole()
     rules = WholeTable("anomaly", "checker", "meaning", title="Delivery rules")

@@ -7,10 +7,10 @@ from typing import Final
 import msgspec
 from pyspark.sql import DataFrame
 
-from reference_broker.trace.results import Band, Series
-from reference_broker.trace.schema import HistoryHeader
-from spark_analysis.latency import NS_PER_S
-from spark_analysis.tables import Tables
+from assay.reference_broker.trace.results import Band, Series
+from assay.reference_broker.trace.schema import HistoryHeader
+from assay.spark_analysis.latency import NS_PER_S
+from assay.spark_analysis.tables import Tables
 
 SCOPES_MAX: Final = 100_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
-from reference_broker.trace.results import Verdict
+from assay.reference_broker.trace.results import Verdict
 
 
 class ExitStatus(IntEnum):

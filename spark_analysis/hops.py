@@ -6,7 +6,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_analysis.latency import percentiles
+from assay.spark_analysis.latency import percentiles
 
 HOPS: Final = """
 WITH moments AS (  -- two-level: one row per message and group, never the list of its events

@@ -6,7 +6,7 @@ nanoseconds, and the bucket answers with its geometric middle: at most half a pe
 mergeable, which Spark's own sketches are not at the tail. The maximum is always exact.
 
 A sample that was due and never answered has no latency: it counts as ``missing``, and widens what the 99th percentile
-of all that was due may be (``p99_low_us`` to ``p99_high_us``, see :mod:`reference_broker.trace.judgement`).
+of all that was due may be (``p99_low_us`` to ``p99_high_us``, see :mod:`assay.reference_broker.trace.judgement`).
 
 No figure mixes workloads: percentiles of a mix say nothing of any of its parts.
 
@@ -22,7 +22,7 @@ import msgspec
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from reference_broker.trace.results import Percentiles, Series
+from assay.reference_broker.trace.results import Percentiles, Series
 
 EXACT_ROWS_MAX: Final = 5_000_000
 BUCKET_GROWTH: Final = 1.01

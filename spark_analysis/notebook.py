@@ -17,8 +17,8 @@ from nbconvert import HTMLExporter
 from plotly.offline import get_plotlyjs
 from traitlets.config import Config
 
-from reference_broker.trace.results import read_result, write_result
-from spark_analysis.sources import SPARK_FOLDER
+from assay.reference_broker.trace.results import read_result, write_result
+from assay.spark_analysis.sources import SPARK_FOLDER
 
 NOTEBOOK: Final = "broker_report.py"
 PLOTLY_FILE: Final = "plotly.min.js"
@@ -42,7 +42,7 @@ class ExecutedNotebook(msgspec.Struct, frozen=True, kw_only=True):
 
 def notebook_text() -> str:
     """The notebook as ``py:percent`` text."""
-    return (resources.files("spark_analysis") / "notebooks" / NOTEBOOK).read_text(encoding="utf-8")
+    return (resources.files("assay.spark_analysis") / "notebooks" / NOTEBOOK).read_text(encoding="utf-8")
 
 
 def with_parameters(text: str, parameters: dict[str, str]) -> nbformat.NotebookNode:
@@ -94,7 +94,7 @@ def _list_among_artefacts(folder: Path, executed: ExecutedNotebook) -> None:
 
 def _kernel_environment(private: Path) -> dict[str, str]:
     """The kernel finds this very package, and keeps its own files to itself."""
-    package_parent = Path(__file__).resolve().parent.parent
+    package_parent = Path(__file__).parents[2]
     path = os.pathsep.join(part for part in (str(package_parent), os.environ.get("PYTHONPATH", "")) if part)
     return {**os.environ, "PYTHONPATH": path, "IPYTHONDIR": str(private)}
 

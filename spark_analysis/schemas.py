@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BooleanType, DataType, DoubleType, LongType, StringType, StructField, StructType
 
-from reference_broker.trace.schema import HistoryEvent, LatencySample, Record, TraceEvent
+from assay.reference_broker.trace.schema import HistoryEvent, LatencySample, Record, TraceEvent
 
 _SPARK_TYPES: Final[dict[type, DataType]] = {
     int: LongType(),

@@ -24,9 +24,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StringType, StructField, StructType
 
-from reference_broker.trace.files import COMPRESSED_SUFFIX, MAX_LINE_BYTES, read_history, read_trace
-from reference_broker.trace.integrity import READ_ERRORS, problems_of, why
-from reference_broker.trace.schema import (
+from assay.reference_broker.trace.files import COMPRESSED_SUFFIX, MAX_LINE_BYTES, read_history, read_trace
+from assay.reference_broker.trace.integrity import READ_ERRORS, problems_of, why
+from assay.reference_broker.trace.schema import (
     HistoryEvent,
     HistoryHeader,
     LatencySample,
@@ -34,7 +34,7 @@ from reference_broker.trace.schema import (
     TraceEvent,
     TraceHeader,
 )
-from spark_analysis.schemas import SAMPLE_TYPE, breaks_schema, filled, literal_frame, struct_type
+from assay.spark_analysis.schemas import SAMPLE_TYPE, breaks_schema, filled, literal_frame, struct_type
 
 EXAMPLES_MAX: Final = 5
 EXAMPLE_CHARS_MAX: Final = 200

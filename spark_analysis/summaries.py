@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from reference_broker.trace.results import RunResult
+from assay.reference_broker.trace.results import RunResult
 
 
 def show_in_full() -> None:

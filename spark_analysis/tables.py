@@ -26,9 +26,9 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
-from reference_broker.trace.schema import AckedMeans, Contract, HistoryHeader
-from spark_analysis.schemas import literal_frame, struct_type
-from spark_analysis.session import together
+from assay.reference_broker.trace.schema import AckedMeans, Contract, HistoryHeader
+from assay.spark_analysis.schemas import literal_frame, struct_type
+from assay.spark_analysis.session import together
 
 DLQ_PREFIX: Final = "$dlq/"
 END_IDX: Final = 2**62

@@ -4,7 +4,7 @@ Three answers exist: met, missed, and *not measured*. The last is :attr:`Verdict
 figure looks like: a run that offered 500 messages a second says nothing about 100 000.
 
 Every target says which samples it judges, and what at a time: a figure of one queue is the worst of all queues, never
-their sum. A figure that is known within bounds is judged by both ends (:mod:`reference_broker.trace.judgement`).
+their sum. A figure that is known within bounds is judged by both ends (:mod:`assay.reference_broker.trace.judgement`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Final, Literal
 
 import msgspec
 
-from reference_broker.trace.integrity import why
-from reference_broker.trace.judgement import HOLDS, Bounds, explain, verdict_within, without_delay
-from reference_broker.trace.results import GRAVITY, Check, Verdict
-from reference_broker.trace.schema import LatencyOperation
-from reference_broker.trace.yaml_text import YamlError, parse_yaml
+from assay.reference_broker.trace.integrity import why
+from assay.reference_broker.trace.judgement import HOLDS, Bounds, explain, verdict_within, without_delay
+from assay.reference_broker.trace.results import GRAVITY, Check, Verdict
+from assay.reference_broker.trace.schema import LatencyOperation
+from assay.reference_broker.trace.yaml_text import YamlError, parse_yaml
 
 TARGETS_SCHEMA: Literal["assay.targets/1"] = "assay.targets/1"
 SATURATED_BELOW: Final = 0.95
@@ -184,7 +184,7 @@ def parse_targets(text: str, *, where: str) -> Targets:
 def load_targets(path: Path | None = None) -> Targets:
     """The targets of a file, or those of the seeds. Raises :class:`TargetsError`."""
     if path is None:
-        bundled = resources.files("spark_analysis") / "targets.yaml"
+        bundled = resources.files("assay.spark_analysis") / "targets.yaml"
         return parse_targets(bundled.read_text(encoding="utf-8"), where="targets.yaml")
     try:
         text = path.read_text(encoding="utf-8")

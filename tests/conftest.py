@@ -9,9 +9,9 @@ import hmac
 
 import pytest
 
-from reference_broker.mqtt import packets as p
-from reference_broker.mqtt.codec import decode_packet
-from reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.codec import decode_packet
+from assay.reference_broker.mqtt.connection import MqttConnection
 
 
 class ScramClient:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import paho.mqtt.client as paho
 import pytest
 
-from conformance.wire import Auth, Connack, Connect, Decoder, Disconnect, Packet, Properties, encode
-from reference_broker.auth import hash_password, scram_credentials
-from reference_broker.broker import Broker
-from reference_broker.config import (
+from assay.conformance.wire import Auth, Connack, Connect, Decoder, Disconnect, Packet, Properties, encode
+from assay.reference_broker.auth import hash_password, scram_credentials
+from assay.reference_broker.broker import Broker
+from assay.reference_broker.config import (
     AclConfig,
     AclRuleConfig,
     AuthConfig,

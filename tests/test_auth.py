@@ -6,14 +6,14 @@ import hashlib
 
 import pytest
 
-from reference_broker.auth import (
+from assay.reference_broker.auth import (
     MAX_RUNNING_CHECKS,
     MAX_WAITING_CHECKS,
     Authenticator,
     CheckQueueFullError,
     hash_password,
 )
-from reference_broker.config import AuthConfig, ConfigError, UserConfig
+from assay.reference_broker.config import AuthConfig, ConfigError, UserConfig
 
 KEY = b"k" * 32
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_broker.auth_scram import (
+from assay.reference_broker.auth_scram import (
     MAX_MESSAGE_BYTES,
     ScramCredentials,
     ScramError,

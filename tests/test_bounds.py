@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from reference_broker.config import BrokerConfig, ListenerConfig, QueueConfig, TenantConfig, WebSocketConfig
-from reference_broker.core.queues import GroupStats, QueueStats
-from reference_broker.core.sys_topics import figure_names
+from assay.reference_broker.config import BrokerConfig, ListenerConfig, QueueConfig, TenantConfig, WebSocketConfig
+from assay.reference_broker.core.queues import GroupStats, QueueStats
+from assay.reference_broker.core.sys_topics import figure_names
 
 ROOT = Path(__file__).resolve().parents[1]
 _LISTS: dict[str, Any] = {

@@ -12,11 +12,11 @@ import pytest
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from reference_broker.broker import Broker, BrokerClosedError
-from reference_broker.config import BrokerConfig, ListenerConfig, QueueConfig, QueuesConfig
-from reference_broker.core.queues import QueueError, QueueErrorCode
-from reference_broker.core.topics import TopicError
-from reference_broker.storage.disk import DirectoryInUseError
+from assay.reference_broker.broker import Broker, BrokerClosedError
+from assay.reference_broker.config import BrokerConfig, ListenerConfig, QueueConfig, QueuesConfig
+from assay.reference_broker.core.queues import QueueError, QueueErrorCode
+from assay.reference_broker.core.topics import TopicError
+from assay.reference_broker.storage.disk import DirectoryInUseError
 
 WAIT_S = 10.0
 

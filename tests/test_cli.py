@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from assay import cli, demo
-from reference_broker.trace.results import RunKind, RunResult, Verdict, write_result
+from assay.reference_broker.trace.results import RunKind, RunResult, Verdict, write_result
 
 WAIT_S = 60.0
 
@@ -26,7 +26,7 @@ def test_help_names_every_part_without_importing_any() -> None:
     for name in (*cli._PARTS, *cli._COMMANDS):
         assert name in finished.stdout
     probe = "import sys; from assay.cli import build_app; build_app(None); print([m for m in sys.modules if m in %r])"
-    heavy = ("pyspark", "locust", "pytest", "plotly", "conformance.cli", "reference_broker.broker")
+    heavy = ("pyspark", "locust", "pytest", "plotly", "assay.conformance.cli", "assay.reference_broker.broker")
     found = subprocess.run(
         [sys.executable, "-c", probe % (heavy,)], capture_output=True, text=True, timeout=WAIT_S, check=True
     )

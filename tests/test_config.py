@@ -11,8 +11,8 @@ import msgspec
 import pytest
 import yaml
 
-import reference_broker
-from reference_broker.config import (
+import assay.reference_broker
+from assay.reference_broker.config import (
     LARGEST_PACKET_BYTES,
     AdminTopics,
     BrokerConfig,
@@ -26,7 +26,7 @@ from reference_broker.config import (
     parse_config,
     queue_defaults,
 )
-from reference_broker.config_mqtt import Section
+from assay.reference_broker.config_mqtt import Section
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_every_key_is_read_somewhere() -> None:
     """G15: a key that is documented, accepted and read by nobody is a promise that nobody keeps."""
     source = "\n".join(
         path.read_text(encoding="utf-8")
-        for path in sorted(Path(reference_broker.__file__).parent.rglob("*.py"))
+        for path in sorted(Path(assay.reference_broker.__file__).parent.rglob("*.py"))
         if not path.name.startswith("config")
     )
     # These four are the configuration's own business: they make up the settings of each queue.

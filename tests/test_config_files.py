@@ -8,12 +8,19 @@ import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
-from reference_broker.auth import Authenticator, hash_password, scram_credentials
-from reference_broker.auth_scram import parse_credentials
-from reference_broker.cli import hash_password_command, serve
-from reference_broker.config import AclRuleConfig, BrokerConfig, ConfigError, Permission, load_config, parse_config
-from reference_broker.config_files import read_named_files
-from reference_broker.core.access import AccessControl
+from assay.reference_broker.auth import Authenticator, hash_password, scram_credentials
+from assay.reference_broker.auth_scram import parse_credentials
+from assay.reference_broker.cli import hash_password_command, serve
+from assay.reference_broker.config import (
+    AclRuleConfig,
+    BrokerConfig,
+    ConfigError,
+    Permission,
+    load_config,
+    parse_config,
+)
+from assay.reference_broker.config_files import read_named_files
+from assay.reference_broker.core.access import AccessControl
 
 
 def test_a_password_file(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from reference_broker.config import BrokerConfig, ConfigError, check_config, parse_config
+from assay.reference_broker.config import BrokerConfig, ConfigError, check_config, parse_config
 
 _REQUIRED: dict[str, dict[str, Any]] = {
     "configured": {"name": "q"},

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 import yaml
 
-from conformance.targets.model import CAPABILITIES, Target
-from faults.scenario import FaultKind, parse_scenario
-from reference_broker.config import BrokerConfig, parse_config
+from assay.conformance.targets.model import CAPABILITIES, Target
+from assay.faults.scenario import FaultKind, parse_scenario
+from assay.reference_broker.config import BrokerConfig, parse_config
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.wire import Connect, Publish, Will, describe
-from conformance.wire.encode import binary, connect_flags, connect_raw, property_block, string
+from assay.conformance.case import CaseContext, case
+from assay.conformance.wire import Connect, Publish, Will, describe
+from assay.conformance.wire.encode import binary, connect_flags, connect_raw, property_block, string
 
 _NO_TEXT = b"\xff\xfe\xfd"
 """Bytes that are no UTF-8: fine as will payload, never as a user name."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from conformance.case import CaseContext, CaseFunction, case
-from conformance.cases.mqtt5.support import delivered
-from conformance.cases.mqtt311.topic import _MULTI_LEVEL, _SINGLE_LEVEL
-from conformance.connection import Connection
-from conformance.wire import Publish, Subscription
+from assay.conformance.case import CaseContext, CaseFunction, case
+from assay.conformance.cases.mqtt5.support import delivered
+from assay.conformance.cases.mqtt311.topic import _MULTI_LEVEL, _SINGLE_LEVEL
+from assay.conformance.connection import Connection
+from assay.conformance.wire import Publish, Subscription
 
 _V5 = 5
 _NO_SEPARATORS = (".", "\\", ":", ">", "*", "%2F", "\u2215")

@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from conformance.case import CaseContext, CaseFunction, case
-from conformance.cases.mqtt5.support import completion, pass_time, resume, subscribe_at
-from conformance.cases.mqtt311.session import resume as resume_311
-from conformance.connection import FIRST_FAILURE_CODE
-from conformance.rules import Rule
-from conformance.wire import (
+from assay.conformance.case import CaseContext, CaseFunction, case
+from assay.conformance.cases.mqtt5.support import completion, pass_time, resume, subscribe_at
+from assay.conformance.cases.mqtt311.session import resume as resume_311
+from assay.conformance.connection import FIRST_FAILURE_CODE
+from assay.conformance.rules import Rule
+from assay.conformance.wire import (
     Connack,
     Disconnect,
     Packet,
@@ -32,7 +32,7 @@ from conformance.wire import (
     describe,
     encode,
 )
-from conformance.wire.encode import connect_flags, connect_raw, raw_packet
+from assay.conformance.wire.encode import connect_flags, connect_raw, raw_packet
 
 _V5 = 5
 _USER_NAME, _WILL_RETAIN = 0x80, 0x20

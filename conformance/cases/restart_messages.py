@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext
-from conformance.cases.mqtt5.support import Stopwatch, pass_time, subscribe_at
-from conformance.cases.restart_support import come_back, gone_for_good, stay, survives, take
-from conformance.connection import Connection
-from conformance.wire import (
+from assay.conformance.case import CaseContext
+from assay.conformance.cases.mqtt5.support import Stopwatch, pass_time, subscribe_at
+from assay.conformance.cases.restart_support import come_back, gone_for_good, stay, survives, take
+from assay.conformance.connection import Connection
+from assay.conformance.wire import (
     Packet,
     Properties,
     Puback,

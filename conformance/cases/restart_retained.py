@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import Stopwatch, pass_time, taken
-from conformance.cases.restart_messages import _PROPERTIES, _PROPERTY_CLAUSES
-from conformance.cases.restart_support import SMALL_SEGMENTS, a_step_of_restarts, come_back, stay, survives
-from conformance.connection import Connection
-from conformance.outcome import CaseFailureError
-from conformance.rules import Rule
-from conformance.wire import Properties, Publish, Suback, Subscribe, Subscription, describe
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import Stopwatch, pass_time, taken
+from assay.conformance.cases.restart_messages import _PROPERTIES, _PROPERTY_CLAUSES
+from assay.conformance.cases.restart_support import SMALL_SEGMENTS, a_step_of_restarts, come_back, stay, survives
+from assay.conformance.connection import Connection
+from assay.conformance.outcome import CaseFailureError
+from assay.conformance.rules import Rule
+from assay.conformance.wire import Properties, Publish, Suback, Subscribe, Subscription, describe
 
 _LARGE_BYTES = 100_000
 _DEEP_LEVELS = 100

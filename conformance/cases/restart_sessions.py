@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from functools import partial
 
-from conformance.case import CaseContext
-from conformance.cases.mqtt5.support import pass_time, subscribe_at, subscribe_to_many
-from conformance.cases.restart_support import V5, come_back, gone_for_good, lasting, publish_all, stay, survives, take
-from conformance.connection import Connection
-from conformance.wire import NO_PROPERTIES, Disconnect, Properties, Publish, Subscription, Will, describe
+from assay.conformance.case import CaseContext
+from assay.conformance.cases.mqtt5.support import pass_time, subscribe_at, subscribe_to_many
+from assay.conformance.cases.restart_support import (
+    V5,
+    come_back,
+    gone_for_good,
+    lasting,
+    publish_all,
+    stay,
+    survives,
+    take,
+)
+from assay.conformance.connection import Connection
+from assay.conformance.wire import NO_PROPERTIES, Disconnect, Properties, Publish, Subscription, Will, describe
 
 _SHORT_S = 1
 _SURELY_OVER_S = 3.0

@@ -10,12 +10,12 @@ import asyncio
 
 import msgspec
 
-from conformance.case import CaseContext
-from conformance.cases.mqtt5.support import pass_time
-from conformance.cases.restart_support import V5, a_step_of_restarts, come_back, gone_for_good, stay, survives
-from conformance.connection import Connection
-from conformance.rules import Rule
-from conformance.wire import NO_PROPERTIES, Properties, Puback, Publish, Subscription, describe
+from assay.conformance.case import CaseContext
+from assay.conformance.cases.mqtt5.support import pass_time
+from assay.conformance.cases.restart_support import V5, a_step_of_restarts, come_back, gone_for_good, stay, survives
+from assay.conformance.connection import Connection
+from assay.conformance.rules import Rule
+from assay.conformance.wire import NO_PROPERTIES, Properties, Puback, Publish, Subscription, describe
 
 _ATTEMPTS = 12
 _KEPT_311 = ("3.1.2-4", "4.1.0-1")

@@ -2,7 +2,7 @@
 
 The standards leave it to the server what survives its own failure (3.1.1 4.1 and 5.0 4.1.1, both non-normative). So
 these cases are for brokers whose target file declares ``persistence``, and judge the rules of the state by what is left
-of it. All run together on one broker (:mod:`conformance.cohort`): the more of them, the less each restart costs.
+of it. All run together on one broker (:mod:`assay.conformance.cohort`): the more of them, the less each restart costs.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from conformance.case import CaseContext, CaseFunction, Level, case
-from conformance.connection import Connection
-from conformance.outcome import CaseFailureError
-from conformance.rules import Incident, Rule, StepFailureError
-from conformance.wire import NO_PROPERTIES, Packet, Properties, Puback, Publish, Will, describe
+from assay.conformance.case import CaseContext, CaseFunction, Level, case
+from assay.conformance.connection import Connection
+from assay.conformance.outcome import CaseFailureError
+from assay.conformance.rules import Incident, Rule, StepFailureError
+from assay.conformance.wire import NO_PROPERTIES, Packet, Properties, Puback, Publish, Will, describe
 
 V5 = 5
 LASTING_S = 600

@@ -15,12 +15,12 @@ from typing import TypeVar
 
 import msgspec
 
-from conformance.case import CaseContext
-from conformance.cases.mqtt5.support import Stopwatch, pass_time
-from conformance.connection import Connection
-from conformance.outcome import CaseFailureError
-from conformance.rules import Incident, Rule, StepFailureError
-from conformance.wire import Disconnect, Properties, Publish, Subscription, Will
+from assay.conformance.case import CaseContext
+from assay.conformance.cases.mqtt5.support import Stopwatch, pass_time
+from assay.conformance.connection import Connection
+from assay.conformance.outcome import CaseFailureError
+from assay.conformance.rules import Incident, Rule, StepFailureError
+from assay.conformance.wire import Disconnect, Properties, Publish, Subscription, Will
 
 _V5 = 5
 _DISCONNECT_WITH_WILL = 0x04

@@ -8,11 +8,11 @@ from itertools import product
 
 import msgspec
 
-from conformance.case import CaseContext
-from conformance.cases.mqtt5.support import SILENCE_S, meanwhile, publish_all, subscribe_at
-from conformance.cases.resume_cells import Cell, Plan, conclude, cut_and_come_back, each, matrix
-from conformance.outcome import CaseFailureError
-from conformance.wire import Packet, Puback, Pubcomp, Publish, Pubrec, Pubrel, describe
+from assay.conformance.case import CaseContext
+from assay.conformance.cases.mqtt5.support import SILENCE_S, meanwhile, publish_all, subscribe_at
+from assay.conformance.cases.resume_cells import Cell, Plan, conclude, cut_and_come_back, each, matrix
+from assay.conformance.outcome import CaseFailureError
+from assay.conformance.wire import Packet, Puback, Pubcomp, Publish, Pubrec, Pubrel, describe
 
 V5 = 5
 _OPEN, _NEXT, _MARKER = b"open", b"next", b"marker"

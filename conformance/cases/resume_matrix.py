@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from conformance.case import CaseContext, CaseFunction, case
-from conformance.cases import resume_deliveries as deliveries
-from conformance.cases import resume_publishes as publishes
-from conformance.cases.resume_cells import expired
-from conformance.cases.resume_deliveries import walk_deliveries
-from conformance.cases.resume_publishes import walk_publishes
+from assay.conformance.case import CaseContext, CaseFunction, case
+from assay.conformance.cases import resume_deliveries as deliveries
+from assay.conformance.cases import resume_publishes as publishes
+from assay.conformance.cases.resume_cells import expired
+from assay.conformance.cases.resume_deliveries import walk_deliveries
+from assay.conformance.cases.resume_publishes import walk_publishes
 
 _IN_311 = _IN_5 = ("4.4.0-1",)
 """What the server owes is what the cases are about; whether a session is there at all is a step on the way."""

@@ -9,11 +9,11 @@ from itertools import product
 
 import msgspec
 
-from conformance.case import CaseContext
-from conformance.cases.mqtt5.support import completion, delivered, taken
-from conformance.cases.resume_cells import Cell, Plan, conclude, cut_and_come_back, each, matrix, subscribe_each
-from conformance.connection import FIRST_FAILURE_CODE
-from conformance.wire import Packet, Puback, Pubcomp, Publish, Pubrec, Pubrel
+from assay.conformance.case import CaseContext
+from assay.conformance.cases.mqtt5.support import completion, delivered, taken
+from assay.conformance.cases.resume_cells import Cell, Plan, conclude, cut_and_come_back, each, matrix, subscribe_each
+from assay.conformance.connection import FIRST_FAILURE_CODE
+from assay.conformance.wire import Packet, Puback, Pubcomp, Publish, Pubrec, Pubrel
 
 _PACKET_ID = 11
 _OLD, _NEW = b"old", b"new"

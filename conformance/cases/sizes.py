@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from conformance.case import CaseContext, CaseFunction, case
-from conformance.cases.mqtt5.support import subscribe_at
-from conformance.cases.queue.administration import create
-from conformance.cases.queue.support import consume, new_queue, publish_with, settle
-from conformance.cases.restart_support import SMALL_SEGMENTS, come_back, stay, survives
-from conformance.connection import Connection
-from conformance.wire import Packet, Properties, Publish, Pubrel, Subscription, describe
+from assay.conformance.case import CaseContext, CaseFunction, case
+from assay.conformance.cases.mqtt5.support import subscribe_at
+from assay.conformance.cases.queue.administration import create
+from assay.conformance.cases.queue.support import consume, new_queue, publish_with, settle
+from assay.conformance.cases.restart_support import SMALL_SEGMENTS, come_back, stay, survives
+from assay.conformance.connection import Connection
+from assay.conformance.wire import Packet, Properties, Publish, Pubrel, Subscription, describe
 
 _LARGE_BYTES = 100_000
 _COUNT = 40

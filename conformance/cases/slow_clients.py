@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable
 from itertools import product
 from time import monotonic
 
-from conformance.case import CaseContext, CaseFunction, Level, case
-from conformance.cases.mqtt5.support import comes, drained
-from conformance.connection import Connection
-from conformance.rules import Rule
-from conformance.wire import (
+from assay.conformance.case import CaseContext, CaseFunction, Level, case
+from assay.conformance.cases.mqtt5.support import comes, drained
+from assay.conformance.connection import Connection
+from assay.conformance.rules import Rule
+from assay.conformance.wire import (
     Connack,
     Pingreq,
     Pingresp,
@@ -33,7 +33,7 @@ from conformance.wire import (
     describe,
     encode,
 )
-from conformance.wire.encode import raw_packet, uint16
+from assay.conformance.wire.encode import raw_packet, uint16
 
 _V5 = 5
 _BURST_PACKETS = 5_000

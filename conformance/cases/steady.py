@@ -1,7 +1,7 @@
 """The plainest things, many times in a row: a broker that does them nearly always disturbs every case now and then.
 
 Where such a case fails, it tells the others that failed for the same reason from those that say something of their own
-(:data:`conformance.booking.PLAINEST`).
+(:data:`assay.conformance.booking.PLAINEST`).
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from conformance.case import CaseContext, CaseFunction, case
-from conformance.cases.mqtt5.support import publishing
-from conformance.connection import Connection
-from conformance.wire import Disconnect
+from assay.conformance.case import CaseContext, CaseFunction, case
+from assay.conformance.cases.mqtt5.support import publishing
+from assay.conformance.connection import Connection
+from assay.conformance.wire import Disconnect
 
 _LIMIT_S = 20.0
 _BURSTS = 10

@@ -7,10 +7,20 @@ from __future__ import annotations
 
 import asyncio
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import drained, ends, imposed_keep_alive
-from conformance.wire import Connack, Disconnect, Properties, Publish, Suback, Subscription, Will, describe, encode
-from conformance.wire.encode import raw_packet, string, uint16
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import drained, ends, imposed_keep_alive
+from assay.conformance.wire import (
+    Connack,
+    Disconnect,
+    Properties,
+    Publish,
+    Suback,
+    Subscription,
+    Will,
+    describe,
+    encode,
+)
+from assay.conformance.wire.encode import raw_packet, string, uint16
 
 _UNSUBSCRIBE = 0xA2
 _SUBSCRIBE = 0x82

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from conformance.case import CaseContext
-from conformance.wire import Packet
+from assay.conformance.case import CaseContext
+from assay.conformance.wire import Packet
 
 UNCONNECTED_LIMIT_S = 24.0
 """A server may leave it to its timer for connections without a CONNECT to end them; 10 s is common."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from conformance.case import CaseContext, CaseFunction, case
-from conformance.wire import (
+from assay.conformance.case import CaseContext, CaseFunction, case
+from assay.conformance.wire import (
     Connack,
     Pingreq,
     Pingresp,
@@ -18,7 +18,7 @@ from conformance.wire import (
     describe,
     encode,
 )
-from conformance.wire.websocket import SUBPROTOCOL, Opcode
+from assay.conformance.wire.websocket import SUBPROTOCOL, Opcode
 
 _RESERVED_DATA_OPCODE = 0x3
 _SWITCHING_PROTOCOLS = 101

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from conformance.checkers import (
+from assay.conformance.checkers import (
     concurrent_delivery,
     delivery_count,
     dlq_loss,
@@ -25,10 +25,10 @@ from conformance.checkers import (
     redelivery_without_cause,
     resurrection,
 )
-from conformance.checkers.anomaly import Anomaly, to_findings
-from conformance.checkers.tables import Tables, build_tables
-from reference_broker.trace.results import Finding, Severity, Verdict
-from reference_broker.trace.schema import Contract, HistoryEvent, HistoryHeader, OpKind, OpType
+from assay.conformance.checkers.anomaly import Anomaly, to_findings
+from assay.conformance.checkers.tables import Tables, build_tables
+from assay.reference_broker.trace.results import Finding, Severity, Verdict
+from assay.reference_broker.trace.schema import Contract, HistoryEvent, HistoryHeader, OpKind, OpType
 
 __all__ = ["CHECKERS", "Anomaly", "CheckOutcome", "Tables", "anomalies", "build_tables", "check_history"]
 

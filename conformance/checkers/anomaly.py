@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from reference_broker.trace.results import Finding, Severity
-from reference_broker.trace.schema import HistoryEvent, OpKind
+from assay.reference_broker.trace.results import Finding, Severity
+from assay.reference_broker.trace.schema import HistoryEvent, OpKind
 
 MAX_VALUES = 50
 """Values named in one finding; the message gives the full count."""

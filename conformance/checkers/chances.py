@@ -2,7 +2,7 @@
 
 On a busy machine the load trickles: no message waits behind another, no consumer holds any when its connection ends,
 and a broker without the rule behaves like one that keeps it. Per checker, in the terms of
-:mod:`conformance.checkers.tables`:
+:mod:`assay.conformance.checkers.tables`:
 
 ``order``
     First deliveries b that the order rule compares (of a confirmed send, not repeated by the broker) with a first
@@ -24,10 +24,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 
-from conformance.checkers import dlq_loss
-from conformance.checkers.excuses import CRASHING, CUTTING
-from conformance.checkers.tables import DLQ_PREFIX, Subject, Tables
-from reference_broker.trace.schema import Contract, OpKind, OpType
+from assay.conformance.checkers import dlq_loss
+from assay.conformance.checkers.excuses import CRASHING, CUTTING
+from assay.conformance.checkers.tables import DLQ_PREFIX, Subject, Tables
+from assay.reference_broker.trace.schema import Contract, OpKind, OpType
 
 
 def _order(tables: Tables, contract: Contract) -> int:

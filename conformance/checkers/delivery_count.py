@@ -15,10 +15,10 @@ A value without a send takes part in B7 alone. Severity: ``safety`` for ``B4 low
 
 from __future__ import annotations
 
-from conformance.checkers.anomaly import Anomaly
-from conformance.checkers.tables import Send, Tables
-from reference_broker.trace.results import Severity
-from reference_broker.trace.schema import Contract, HistoryEvent
+from assay.conformance.checkers.anomaly import Anomaly
+from assay.conformance.checkers.tables import Send, Tables
+from assay.reference_broker.trace.results import Severity
+from assay.reference_broker.trace.schema import Contract, HistoryEvent
 
 CHECKER = "delivery_count"
 

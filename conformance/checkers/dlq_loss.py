@@ -15,11 +15,11 @@ settlement was confirmed. ``index`` is the completion of that REJECT or NACK.
 
 from __future__ import annotations
 
-from conformance.checkers.anomaly import Anomaly
-from conformance.checkers.excuses import destroying_faults
-from conformance.checkers.tables import DLQ_PREFIX, Settlement, Subject, Tables
-from reference_broker.trace.results import Severity
-from reference_broker.trace.schema import Contract, OpKind, OpType
+from assay.conformance.checkers.anomaly import Anomaly
+from assay.conformance.checkers.excuses import destroying_faults
+from assay.conformance.checkers.tables import DLQ_PREFIX, Settlement, Subject, Tables
+from assay.reference_broker.trace.results import Severity
+from assay.reference_broker.trace.schema import Contract, OpKind, OpType
 
 CHECKER = "dlq_loss"
 

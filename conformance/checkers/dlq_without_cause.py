@@ -5,8 +5,8 @@ For every delivery d from ``$dlq/Q`` of a value v that has a send s, over all gr
     rejected  = a REJECT of some (Q, g, v) was invoked, with any status
     most      = the greatest number of deliveries that some (Q, g, v) had, in all or as a delivery_count
     exhausted = contract.max_deliveries = 0, or most + t >= max_deliveries, where t is the number of delivery timeouts
-                that fit into the time from s to d (:func:`conformance.checkers.excuses.timeouts_within`): deliveries
-                may have timed out before their consumer saw them
+                that fit into the time from s to d (:func:`assay.conformance.checkers.excuses.timeouts_within`):
+                deliveries may have timed out before their consumer saw them
     unseen    = a fault of a CUTTING or DELAYING kind overlaps (s.inv_idx, d.idx), or a session of any process ended in
                 it: deliveries that no client saw may have used up the retries
     expired   = d.reason begins with "expired" (time to live and total timeout are not part of the contract)
@@ -17,11 +17,11 @@ One row per (Q, v): its first such delivery. Severity: ``safety``; rows carry th
 
 from __future__ import annotations
 
-from conformance.checkers.anomaly import Anomaly
-from conformance.checkers.excuses import CUTTING, DELAYING, active, timeouts_within
-from conformance.checkers.tables import DLQ_PREFIX, Tables
-from reference_broker.trace.results import Severity
-from reference_broker.trace.schema import Contract, HistoryEvent, OpKind
+from assay.conformance.checkers.anomaly import Anomaly
+from assay.conformance.checkers.excuses import CUTTING, DELAYING, active, timeouts_within
+from assay.conformance.checkers.tables import DLQ_PREFIX, Tables
+from assay.reference_broker.trace.results import Severity
+from assay.reference_broker.trace.schema import Contract, HistoryEvent, OpKind
 
 CHECKER = "dlq_without_cause"
 EXPIRY_REASON = "expired"

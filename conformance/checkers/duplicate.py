@@ -17,10 +17,10 @@ B1 rows have no group.
 
 from __future__ import annotations
 
-from conformance.checkers.anomaly import Anomaly
-from conformance.checkers.tables import Tables
-from reference_broker.trace.results import Severity
-from reference_broker.trace.schema import Contract, DeliveryGuarantee, HistoryEvent
+from assay.conformance.checkers.anomaly import Anomaly
+from assay.conformance.checkers.tables import Tables
+from assay.reference_broker.trace.results import Severity
+from assay.reference_broker.trace.schema import Contract, DeliveryGuarantee, HistoryEvent
 
 CHECKER = "duplicate"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conformance.checkers.tables import FaultSpan, Tables
-from reference_broker.trace.schema import AckedMeans, Contract
+from assay.conformance.checkers.tables import FaultSpan, Tables
+from assay.reference_broker.trace.schema import AckedMeans, Contract
 
 CRASHING = frozenset({"crash", "power_loss"})
 """The broker process is gone, and with it whatever it only remembered."""

@@ -1,6 +1,6 @@
 """``lost``: acknowledged messages that a group never got (A1), and unsettled messages that vanished (F6).
 
-For a main queue Q and a group g, with every set taken over the tables of :mod:`conformance.checkers.tables`::
+For a main queue Q and a group g, with every set taken over the tables of :mod:`assay.conformance.checkers.tables`::
 
     acked(Q, g)  = {s in sends : s.queue = Q, s.status = ok, s.inv_idx > subscribed[Q, g] (where g has a SUBSCRIBE ok)}
     read(Q, g)   = {d.value : d main delivery of Q to g}
@@ -15,7 +15,7 @@ F6 says that the broker took a message for settled although nobody settled it (a
 claimed only of contracts that promise at least one delivery until settlement, that is of all but ``at_most_once``.
 
 Severity: ``safety``; ``quality`` when the contract is ``at_most_once``, or when a fault that the contract lets destroy
-acknowledged data (:data:`conformance.checkers.excuses.DESTROYING`) began after the send was acknowledged (A1) or
+acknowledged data (:data:`assay.conformance.checkers.excuses.DESTROYING`) began after the send was acknowledged (A1) or
 after the last delivery (F6).
 
 ``detail`` of A1 is the place of the hole in its producer's stream, which tells restarts, holes and slow readers apart:
@@ -27,11 +27,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from conformance.checkers.anomaly import Anomaly
-from conformance.checkers.excuses import destroying_faults
-from conformance.checkers.tables import Scope, Send, Tables
-from reference_broker.trace.results import Severity
-from reference_broker.trace.schema import Contract, DeliveryGuarantee, OpKind, OpType
+from assay.conformance.checkers.anomaly import Anomaly
+from assay.conformance.checkers.excuses import destroying_faults
+from assay.conformance.checkers.tables import Scope, Send, Tables
+from assay.reference_broker.trace.results import Severity
+from assay.reference_broker.trace.schema import Contract, DeliveryGuarantee, OpKind, OpType
 
 CHECKER = "lost"
 

@@ -19,11 +19,11 @@ Severity: ``safety``. ``index`` is b's.
 
 from __future__ import annotations
 
-from conformance.checkers.anomaly import Anomaly
-from conformance.checkers.excuses import CRASHING, active
-from conformance.checkers.tables import Tables
-from reference_broker.trace.results import Severity
-from reference_broker.trace.schema import Contract, OpType, OrderGuarantee
+from assay.conformance.checkers.anomaly import Anomaly
+from assay.conformance.checkers.excuses import CRASHING, active
+from assay.conformance.checkers.tables import Tables
+from assay.reference_broker.trace.results import Severity
+from assay.reference_broker.trace.schema import Contract, OpType, OrderGuarantee
 
 CHECKER = "order"
 

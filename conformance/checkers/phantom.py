@@ -19,11 +19,11 @@ C1 is independent.
 
 from __future__ import annotations
 
-from conformance.checkers.anomaly import Anomaly
-from conformance.checkers.excuses import CRASHING, active
-from conformance.checkers.tables import DLQ_PREFIX, Tables
-from reference_broker.trace.results import Severity
-from reference_broker.trace.schema import Contract, HistoryEvent, OpType
+from assay.conformance.checkers.anomaly import Anomaly
+from assay.conformance.checkers.excuses import CRASHING, active
+from assay.conformance.checkers.tables import DLQ_PREFIX, Tables
+from assay.reference_broker.trace.results import Severity
+from assay.reference_broker.trace.schema import Contract, HistoryEvent, OpType
 
 CHECKER = "phantom"
 CORRUPT_PREFIX = "corrupt:"

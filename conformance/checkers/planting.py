@@ -1,4 +1,4 @@
-"""Breaks a right history in one named way; see :mod:`conformance.checkers.specimens`."""
+"""Breaks a right history in one named way; see :mod:`assay.conformance.checkers.specimens`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import msgspec
 
-from conformance.checkers.specimens import DLQ, QUEUE, TIMEOUT_S, renumber
-from reference_broker.trace.schema import HistoryEvent, OpKind, OpType
+from assay.conformance.checkers.specimens import DLQ, QUEUE, TIMEOUT_S, renumber
+from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType
 
 _SETTLING = (OpKind.ACK, OpKind.NACK, OpKind.REJECT)
 Events = list[HistoryEvent]

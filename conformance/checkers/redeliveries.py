@@ -36,11 +36,11 @@ from enum import StrEnum
 
 import msgspec
 
-from conformance.checkers.anomaly import Anomaly
-from conformance.checkers.excuses import CUTTING, destroying_faults, timeouts_within
-from conformance.checkers.tables import FaultSpan, Settlement, Subject, Tables
-from reference_broker.trace.results import Severity
-from reference_broker.trace.schema import Contract, HistoryEvent, OpKind, OpType
+from assay.conformance.checkers.anomaly import Anomaly
+from assay.conformance.checkers.excuses import CUTTING, destroying_faults, timeouts_within
+from assay.conformance.checkers.tables import FaultSpan, Settlement, Subject, Tables
+from assay.reference_broker.trace.results import Severity
+from assay.reference_broker.trace.schema import Contract, HistoryEvent, OpKind, OpType
 
 SESSION_END_GRACE_NS = 1_000_000_000
 

@@ -1,14 +1,14 @@
 """``redelivery_without_cause`` (B3): a message came again although nothing had happened to the delivery before.
 
-The deliveries of class B3 in :mod:`conformance.checkers.redeliveries`, which defines causes and severities.
+The deliveries of class B3 in :mod:`assay.conformance.checkers.redeliveries`, which defines causes and severities.
 """
 
 from __future__ import annotations
 
-from conformance.checkers.anomaly import Anomaly
-from conformance.checkers.redeliveries import RedeliveryClass, rows_of
-from conformance.checkers.tables import Tables
-from reference_broker.trace.schema import Contract
+from assay.conformance.checkers.anomaly import Anomaly
+from assay.conformance.checkers.redeliveries import RedeliveryClass, rows_of
+from assay.conformance.checkers.tables import Tables
+from assay.reference_broker.trace.schema import Contract
 
 CHECKER = "redelivery_without_cause"
 

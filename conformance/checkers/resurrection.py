@@ -1,14 +1,14 @@
 """``resurrection`` (A15): a message came again after the broker had confirmed its settlement.
 
-The deliveries of class A15 in :mod:`conformance.checkers.redeliveries`, which defines causes and severities.
+The deliveries of class A15 in :mod:`assay.conformance.checkers.redeliveries`, which defines causes and severities.
 """
 
 from __future__ import annotations
 
-from conformance.checkers.anomaly import Anomaly
-from conformance.checkers.redeliveries import RedeliveryClass, rows_of
-from conformance.checkers.tables import Tables
-from reference_broker.trace.schema import Contract
+from assay.conformance.checkers.anomaly import Anomaly
+from assay.conformance.checkers.redeliveries import RedeliveryClass, rows_of
+from assay.conformance.checkers.tables import Tables
+from assay.reference_broker.trace.schema import Contract
 
 CHECKER = "resurrection"
 

@@ -1,7 +1,7 @@
 """Histories of a tiny model broker, right or with one planted anomaly: what the checkers themselves are judged by.
 
-:func:`right_history` never breaks a rule; :func:`conformance.checkers.planting.plant` takes such a history and breaks
-the rule named. A checker that misses it, or that accuses the original, is wrong; SQL forms are compared on both.
+:func:`right_history` never breaks a rule; :func:`assay.conformance.checkers.planting.plant` takes such a history and
+breaks the rule named. A checker that misses it, or that accuses the original, is wrong; SQL forms are compared on both.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from reference_broker.trace.schema import Contract, HistoryEvent, OpKind, OpType
+from assay.reference_broker.trace.schema import Contract, HistoryEvent, OpKind, OpType
 
 QUEUE = "orders"
 DLQ = f"$dlq/{QUEUE}"

@@ -34,7 +34,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from reference_broker.trace.schema import HistoryEvent, OpKind, OpType
+from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType
 
 DLQ_PREFIX = "$dlq/"
 END_IDX = 2**62

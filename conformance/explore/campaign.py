@@ -13,15 +13,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 from hypothesis.errors import Flaky
 
-from conformance.explore.draw import lives
-from conformance.explore.life import Life, Replay
-from conformance.explore.player import PATIENCE_S, Player
-from conformance.explore.rules import Rule, ViolationError
-from conformance.explore.shrink import shrink
-from conformance.nursery import Nursery
-from conformance.outcome import TargetUnreachableError
-from conformance.targets import CapabilityValue, Endpoint, RunningTarget, Target, TargetStartError, probe, running
-from reference_broker.trace.conformance import WireLine
+from assay.conformance.explore.draw import lives
+from assay.conformance.explore.life import Life, Replay
+from assay.conformance.explore.player import PATIENCE_S, Player
+from assay.conformance.explore.rules import Rule, ViolationError
+from assay.conformance.explore.shrink import shrink
+from assay.conformance.nursery import Nursery
+from assay.conformance.outcome import TargetUnreachableError
+from assay.conformance.targets import CapabilityValue, Endpoint, RunningTarget, Target, TargetStartError, probe, running
+from assay.reference_broker.trace.conformance import WireLine
 
 SHRINK_S = 40.0
 """How long a finding is shrunk at most."""

@@ -13,8 +13,8 @@ from enum import Enum
 
 import msgspec
 
-from conformance.explore.rules import Rule
-from conformance.wire import NO_PROPERTIES, Properties, Publish
+from assay.conformance.explore.rules import Rule
+from assay.conformance.wire import NO_PROPERTIES, Properties, Publish
 
 Objection = tuple[Rule, str]
 _MANY = 1_000

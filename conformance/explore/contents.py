@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from conformance.explore.claims import Copy, Message, Objection, Subscription
-from conformance.explore.rules import Rule
-from conformance.explore.topics import matches
-from conformance.explore.wanted import MARGIN_S
-from conformance.wire import Publish
+from assay.conformance.explore.claims import Copy, Message, Objection, Subscription
+from assay.conformance.explore.rules import Rule
+from assay.conformance.explore.topics import matches
+from assay.conformance.explore.wanted import MARGIN_S
+from assay.conformance.wire import Publish
 
 _HANDED_ON = ("payload_format_indicator", "content_type", "response_topic", "correlation_data", "user_property")
 

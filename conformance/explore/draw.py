@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
-from conformance.explore import life as plan
-from conformance.explore.topics import matches
-from conformance.targets import CapabilityValue
+from assay.conformance.explore import life as plan
+from assay.conformance.explore.topics import matches
+from assay.conformance.targets import CapabilityValue
 
 CLIENTS = 4
 TOPICS = (

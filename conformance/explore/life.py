@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from conformance.targets import CapabilityValue
+from assay.conformance.targets import CapabilityValue
 
 REPLAY_SCHEMA: Literal["assay.explore/1"] = "assay.explore/1"
 MAX_STEPS = 200

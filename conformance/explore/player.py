@@ -15,15 +15,15 @@ from typing import Literal
 
 import msgspec
 
-from conformance.case import CLOCK_TOPIC
-from conformance.explore import life as plan
-from conformance.explore.referee import Referee
-from conformance.explore.rules import Rule, ViolationError
-from conformance.explore.state import Link
-from conformance.explore.topics import is_shared
-from conformance.outcome import TargetUnreachableError
-from conformance.targets import CapabilityValue, Endpoint
-from conformance.wire import (
+from assay.conformance.case import CLOCK_TOPIC
+from assay.conformance.explore import life as plan
+from assay.conformance.explore.referee import Referee
+from assay.conformance.explore.rules import Rule, ViolationError
+from assay.conformance.explore.state import Link
+from assay.conformance.explore.topics import is_shared
+from assay.conformance.outcome import TargetUnreachableError
+from assay.conformance.targets import CapabilityValue, Endpoint
+from assay.conformance.wire import (
     Connack,
     Connect,
     Decoder,
@@ -46,7 +46,7 @@ from conformance.wire import (
     describe,
     encode,
 )
-from reference_broker.trace.conformance import WireLine
+from assay.reference_broker.trace.conformance import WireLine
 
 PATIENCE_S = 4.0
 _WILL_PATIENCE = 2

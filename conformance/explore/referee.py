@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from conformance.explore.claims import Claim, Copy, Message, Slot, Subscription, Via, place, refill
-from conformance.explore.contents import changed, is_alike, is_kept_away, objections_of
-from conformance.explore.rules import Rule, ViolationError
-from conformance.explore.state import Flight, Link, Outgoing, Session
-from conformance.explore.topics import is_shared, matches, matches_but_for_dollar, pattern
-from conformance.explore.wanted import MARGIN_S, Wanted, first_wanted, is_pressed, share_of
-from conformance.wire import (
+from assay.conformance.explore.claims import Claim, Copy, Message, Slot, Subscription, Via, place, refill
+from assay.conformance.explore.contents import changed, is_alike, is_kept_away, objections_of
+from assay.conformance.explore.rules import Rule, ViolationError
+from assay.conformance.explore.state import Flight, Link, Outgoing, Session
+from assay.conformance.explore.topics import is_shared, matches, matches_but_for_dollar, pattern
+from assay.conformance.explore.wanted import MARGIN_S, Wanted, first_wanted, is_pressed, share_of
+from assay.conformance.wire import (
     Connack,
     Connect,
     Disconnect,

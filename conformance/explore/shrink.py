@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from conformance.explore.life import Burst, Client, Life, Subscribe, Unsubscribe, clients_of
+from assay.conformance.explore.life import Burst, Client, Life, Subscribe, Unsubscribe, clients_of
 
 PLAIN = Client()
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from conformance.explore.claims import Claim, Message, Subscription
-from conformance.explore.rules import Rule
-from conformance.explore.topics import is_shared
-from conformance.wire import Connect, Packet, Publish, Subscribe, Unsubscribe
+from assay.conformance.explore.claims import Claim, Message, Subscription
+from assay.conformance.explore.rules import Rule
+from assay.conformance.explore.topics import is_shared
+from assay.conformance.wire import Connect, Packet, Publish, Subscribe, Unsubscribe
 
 
 @dataclass(eq=False)

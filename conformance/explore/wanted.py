@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from conformance.explore.claims import Claim, Via
-from conformance.explore.rules import Rule
-from conformance.explore.state import Link, Session
-from conformance.wire import Packet, Puback, Pubcomp, Pubrec
+from assay.conformance.explore.claims import Claim, Via
+from assay.conformance.explore.rules import Rule
+from assay.conformance.explore.state import Link, Session
+from assay.conformance.wire import Packet, Puback, Pubcomp, Pubrec
 
 MARGIN_S = 5.0
 """Times that the broker must keep are judged with this much room; lives use such as differ by more."""

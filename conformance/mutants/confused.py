@@ -12,14 +12,14 @@ from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
 
-from conformance.explore.topics import matches
-from conformance.mutants import Patch, mutant
-from conformance.mutants.output_order import frames_of
-from conformance.wire import MalformedPacketError, Publish, decode_packet, encode
-from reference_broker.core.retained import RetainedStore
-from reference_broker.core.session import Session
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.packets import PacketType
+from assay.conformance.explore.topics import matches
+from assay.conformance.mutants import Patch, mutant
+from assay.conformance.mutants.output_order import frames_of
+from assay.conformance.wire import MalformedPacketError, Publish, decode_packet, encode
+from assay.reference_broker.core.retained import RetainedStore
+from assay.reference_broker.core.session import Session
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.packets import PacketType
 
 _SEED = 12
 _RETAIN, _DUP, _QOS = 0x01, 0x08, 0x06

@@ -13,21 +13,21 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import msgspec
 
-from conformance.mutants import Patch, variation
-from conformance.mutants.output_order import FIRST_S, is_kept, send_by_lanes, topic_of
-from reference_broker.core.broker_state import BrokerState, ConnectRequest
-from reference_broker.core.message import Message
-from reference_broker.core.message_paths import MessagePaths
-from reference_broker.core.retained import RetainedStore
-from reference_broker.core.routing import SharedGroup, Subscription, SubscriptionTree
-from reference_broker.core.session import MAX_PACKET_ID, Session
-from reference_broker.mqtt import connection as connection_module
-from reference_broker.mqtt import farewell, handlers, publish_acks
-from reference_broker.mqtt.codec import encode_acknowledgement, encode_packet
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.errors import ProtocolError, Reason
-from reference_broker.mqtt.packets import Acknowledgement, Packet, PacketType, Unsuback
-from reference_broker.mqtt.phase import Phase
+from assay.conformance.mutants import Patch, variation
+from assay.conformance.mutants.output_order import FIRST_S, is_kept, send_by_lanes, topic_of
+from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.message_paths import MessagePaths
+from assay.reference_broker.core.retained import RetainedStore
+from assay.reference_broker.core.routing import SharedGroup, Subscription, SubscriptionTree
+from assay.reference_broker.core.session import MAX_PACKET_ID, Session
+from assay.reference_broker.mqtt import connection as connection_module
+from assay.reference_broker.mqtt import farewell, handlers, publish_acks
+from assay.reference_broker.mqtt.codec import encode_acknowledgement, encode_packet
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.errors import ProtocolError, Reason
+from assay.reference_broker.mqtt.packets import Acknowledgement, Packet, PacketType, Unsuback
+from assay.reference_broker.mqtt.phase import Phase
 
 _SLOW_S = (0.03, 0.15)
 _OVERTAKEN_S = 0.05

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from conformance.mutants import Patch, mutant, variation
-from reference_broker.core.broker_state import BrokerState, SubscribeOutcome
-from reference_broker.core.routing import Subscription
-from reference_broker.mqtt import handlers, handshake
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.errors import ProtocolError, Reason
-from reference_broker.mqtt.inbound import Inbound
-from reference_broker.mqtt.packets import (
+from assay.conformance.mutants import Patch, mutant, variation
+from assay.reference_broker.core.broker_state import BrokerState, SubscribeOutcome
+from assay.reference_broker.core.routing import Subscription
+from assay.reference_broker.mqtt import handlers, handshake
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.errors import ProtocolError, Reason
+from assay.reference_broker.mqtt.inbound import Inbound
+from assay.reference_broker.mqtt.packets import (
     V311,
     Connect,
     Properties,

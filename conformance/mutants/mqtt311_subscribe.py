@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 import msgspec
 
-from conformance.mutants import Patch, mutant, variation
-from conformance.mutants.mqtt311_ways import replace_text_decoder, walk_with_flaws
-from reference_broker.core.broker_state import BrokerState, SubscribeOutcome
-from reference_broker.core.routing import Subscription
-from reference_broker.core.session import Session
-from reference_broker.core.topics import TopicError, matches, validate_filter
-from reference_broker.mqtt import codec, handlers
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.errors import malformed
-from reference_broker.mqtt.outbound import Outbound
-from reference_broker.mqtt.packets import (
+from assay.conformance.mutants import Patch, mutant, variation
+from assay.conformance.mutants.mqtt311_ways import replace_text_decoder, walk_with_flaws
+from assay.reference_broker.core.broker_state import BrokerState, SubscribeOutcome
+from assay.reference_broker.core.routing import Subscription
+from assay.reference_broker.core.session import Session
+from assay.reference_broker.core.topics import TopicError, matches, validate_filter
+from assay.reference_broker.mqtt import codec, handlers
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.errors import malformed
+from assay.reference_broker.mqtt.outbound import Outbound
+from assay.reference_broker.mqtt.packets import (
     V5,
     Packet,
     PacketType,
@@ -26,7 +26,7 @@ from reference_broker.mqtt.packets import (
     SubscriptionRequest,
     Unsubscribe,
 )
-from reference_broker.mqtt.wire_types import Reader, decode_string
+from assay.reference_broker.mqtt.wire_types import Reader, decode_string
 
 _OnSubscribe = Callable[[MqttConnection, Subscribe, float], None]
 _OnUnsubscribe = Callable[[MqttConnection, Unsubscribe, float], None]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.mutants import Patch
-from reference_broker.core.routing import SubscriptionTree, _Node
-from reference_broker.mqtt import inbound, wire_types
-from reference_broker.mqtt.inbound import Inbound, _Plan
+from assay.conformance.mutants import Patch
+from assay.reference_broker.core.routing import SubscriptionTree, _Node
+from assay.reference_broker.mqtt import inbound, wire_types
+from assay.reference_broker.mqtt.inbound import Inbound, _Plan
 
 
 def close_fast_lanes(patch: Patch) -> None:

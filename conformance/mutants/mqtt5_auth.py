@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from conformance.mutants import Patch, mutant, variation
-from conformance.mutants.mqtt5_support import change_sent, rewrite_frames
-from reference_broker.auth import ScramError, ScramServer, ScramState
-from reference_broker.mqtt import enhanced_auth, handshake
-from reference_broker.mqtt.codec import encode_packet
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.errors import ProtocolError, Reason
-from reference_broker.mqtt.packets import (
+from assay.conformance.mutants import Patch, mutant, variation
+from assay.conformance.mutants.mqtt5_support import change_sent, rewrite_frames
+from assay.reference_broker.auth import ScramError, ScramServer, ScramState
+from assay.reference_broker.mqtt import enhanced_auth, handshake
+from assay.reference_broker.mqtt.codec import encode_packet
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.errors import ProtocolError, Reason
+from assay.reference_broker.mqtt.packets import (
     V5,
     Auth,
     Connack,
@@ -24,7 +24,7 @@ from reference_broker.mqtt.packets import (
     Pingresp,
     Properties,
 )
-from reference_broker.mqtt.phase import Phase
+from assay.reference_broker.mqtt.phase import Phase
 
 _TEXT = "an explanation for people"
 Send = Callable[[MqttConnection, Reason, bytes | None], None]

@@ -7,17 +7,17 @@ from typing import TypeAlias
 
 import msgspec
 
-from conformance.mutants import Patch, mutant
-from conformance.mutants.mqtt5_support import change_connect, rewrite_frames
-from reference_broker.core.broker_state import BrokerState, ConnectRequest, SubscribeOutcome
-from reference_broker.core.message import Message
-from reference_broker.core.routing import Subscription
-from reference_broker.core.session import Session, SessionConnection
-from reference_broker.mqtt import codec, handlers, handshake
-from reference_broker.mqtt.codec import decode_packet
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.errors import ProtocolError, Reason
-from reference_broker.mqtt.packets import (
+from assay.conformance.mutants import Patch, mutant
+from assay.conformance.mutants.mqtt5_support import change_connect, rewrite_frames
+from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest, SubscribeOutcome
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.routing import Subscription
+from assay.reference_broker.core.session import Session, SessionConnection
+from assay.reference_broker.mqtt import codec, handlers, handshake
+from assay.reference_broker.mqtt.codec import decode_packet
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.errors import ProtocolError, Reason
+from assay.reference_broker.mqtt.packets import (
     V5,
     V311,
     Connack,
@@ -29,8 +29,8 @@ from reference_broker.mqtt.packets import (
     Publish,
     SubscriptionRequest,
 )
-from reference_broker.mqtt.phase import Phase
-from reference_broker.mqtt.wire_types import Reader
+from assay.reference_broker.mqtt.phase import Phase
+from assay.reference_broker.mqtt.wire_types import Reader
 
 _VERSION_AT = 6
 """Place of the protocol version in the body of a CONNECT whose protocol name has four characters."""

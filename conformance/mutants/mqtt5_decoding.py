@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from conformance.mutants import Patch, mutant
-from conformance.mutants.mqtt5_support import ignore_flags, no_fast_lane, tolerate
-from reference_broker.mqtt import codec, connection, farewell, handlers, inbound, properties, wire_types
-from reference_broker.mqtt.codec import encode_packet
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.errors import MalformedPacketError, ProtocolError
-from reference_broker.mqtt.packets import (
+from assay.conformance.mutants import Patch, mutant
+from assay.conformance.mutants.mqtt5_support import ignore_flags, no_fast_lane, tolerate
+from assay.reference_broker.mqtt import codec, connection, farewell, handlers, inbound, properties, wire_types
+from assay.reference_broker.mqtt.codec import encode_packet
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.errors import MalformedPacketError, ProtocolError
+from assay.reference_broker.mqtt.packets import (
     NO_PROPERTIES,
     V5,
     Auth,
@@ -29,9 +29,9 @@ from reference_broker.mqtt.packets import (
     Unsuback,
     Unsubscribe,
 )
-from reference_broker.mqtt.phase import Phase
-from reference_broker.mqtt.properties import Kind, Rule, read_properties
-from reference_broker.mqtt.wire_types import Reader, decode_string
+from assay.reference_broker.mqtt.phase import Phase
+from assay.reference_broker.mqtt.properties import Kind, Rule, read_properties
+from assay.reference_broker.mqtt.wire_types import Reader, decode_string
 
 _UNKNOWN_PROPERTY = 0x7E
 

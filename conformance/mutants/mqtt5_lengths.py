@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from conformance.mutants import Patch, mutant
-from conformance.wire import Decoder
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.packets import V5, PacketType
+from assay.conformance.mutants import Patch, mutant
+from assay.conformance.wire import Decoder
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.packets import V5, PacketType
 
 _LONGEST_IN_ONE_BYTE = 0x7F
 _CAUTIOUS_FROM = 120

@@ -7,19 +7,19 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from conformance.mutants import Patch, mutant
-from conformance.mutants.mqtt5_support import no_fast_lane, rewrite_frames
-from reference_broker.core.message import Message
-from reference_broker.core.routing import RouteEntry, Subscription, SubscriptionTree, _Node
-from reference_broker.core.session import Session
-from reference_broker.core.topics import validate_topic
-from reference_broker.mqtt import inbound, outgoing
-from reference_broker.mqtt.codec import encode_publish
-from reference_broker.mqtt.errors import ProtocolError, Reason
-from reference_broker.mqtt.inbound import Inbound, _Plan
-from reference_broker.mqtt.outbound import Outbound
-from reference_broker.mqtt.outgoing import PublishEncoder, message_from
-from reference_broker.mqtt.packets import V5, PacketType, Properties, Publish
+from assay.conformance.mutants import Patch, mutant
+from assay.conformance.mutants.mqtt5_support import no_fast_lane, rewrite_frames
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.routing import RouteEntry, Subscription, SubscriptionTree, _Node
+from assay.reference_broker.core.session import Session
+from assay.reference_broker.core.topics import validate_topic
+from assay.reference_broker.mqtt import inbound, outgoing
+from assay.reference_broker.mqtt.codec import encode_publish
+from assay.reference_broker.mqtt.errors import ProtocolError, Reason
+from assay.reference_broker.mqtt.inbound import Inbound, _Plan
+from assay.reference_broker.mqtt.outbound import Outbound
+from assay.reference_broker.mqtt.outgoing import PublishEncoder, message_from
+from assay.reference_broker.mqtt.packets import V5, PacketType, Properties, Publish
 
 
 def _change_received(patch: Patch, change: Callable[[Message], Message]) -> None:

@@ -8,19 +8,19 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from conformance.mutants import Patch, mutant
-from conformance.mutants.mqtt5_support import change_connect, change_sent
-from conformance.mutants.mqtt311_publish import always_identifier_one
-from reference_broker.core.broker_state import BrokerState, ConnectRequest
-from reference_broker.core.message import Message
-from reference_broker.core.queues import QueueError
-from reference_broker.core.session import Outgoing, Session, SessionConnection
-from reference_broker.mqtt import handlers
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.errors import ProtocolError
-from reference_broker.mqtt.inbound import Inbound
-from reference_broker.mqtt.outbound import Outbound
-from reference_broker.mqtt.packets import Connect, Properties, Publish, Suback, Unsuback
+from assay.conformance.mutants import Patch, mutant
+from assay.conformance.mutants.mqtt5_support import change_connect, change_sent
+from assay.conformance.mutants.mqtt311_publish import always_identifier_one
+from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import QueueError
+from assay.reference_broker.core.session import Outgoing, Session, SessionConnection
+from assay.reference_broker.mqtt import handlers
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.errors import ProtocolError
+from assay.reference_broker.mqtt.inbound import Inbound
+from assay.reference_broker.mqtt.outbound import Outbound
+from assay.reference_broker.mqtt.packets import Connect, Properties, Publish, Suback, Unsuback
 
 _PUBACK_START = b"\x40\x02"
 _PUBCOMP_START = b"\x70\x02"

@@ -9,16 +9,16 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from conformance.mutants import Patch, mutant
-from reference_broker.core.broker_state import BrokerState, ConnectRequest
-from reference_broker.core.message import Message
-from reference_broker.core.queues import Delivery
-from reference_broker.core.session import Outgoing, Released, Session, SessionConnection
-from reference_broker.mqtt import handlers
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.inbound import Inbound
-from reference_broker.mqtt.outbound import Outbound
-from reference_broker.mqtt.packets import Acknowledgement, Disconnect
+from assay.conformance.mutants import Patch, mutant
+from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import Delivery
+from assay.reference_broker.core.session import Outgoing, Released, Session, SessionConnection
+from assay.reference_broker.mqtt import handlers
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.inbound import Inbound
+from assay.reference_broker.mqtt.outbound import Outbound
+from assay.reference_broker.mqtt.packets import Acknowledgement, Disconnect
 
 Attach: TypeAlias = Callable[[BrokerState, SessionConnection, ConnectRequest, float], tuple[Session, bool]]
 Resume: TypeAlias = Callable[[Session, float], None]

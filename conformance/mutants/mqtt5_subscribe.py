@@ -8,18 +8,18 @@ from typing import TypeAlias
 
 import msgspec
 
-from conformance.mutants import Patch, mutant
-from conformance.mutants.mqtt5_support import change_sent, no_fast_lane
-from reference_broker.core.broker_state import BrokerState, SubscribeOutcome
-from reference_broker.core.message import Message
-from reference_broker.core.retained import RetainedStore
-from reference_broker.core.routing import RouteEntry, SharedGroup, Subscription, SubscriptionTree, _Node
-from reference_broker.core.session import Outgoing, Session, SharedOutgoing
-from reference_broker.core.topics import TopicError, has_wildcard, matches, split_shared, validate_filter
-from reference_broker.mqtt import codec, handlers
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.outbound import Outbound
-from reference_broker.mqtt.packets import Acknowledgement, Suback, Subscribe, SubscriptionRequest, Unsuback
+from assay.conformance.mutants import Patch, mutant
+from assay.conformance.mutants.mqtt5_support import change_sent, no_fast_lane
+from assay.reference_broker.core.broker_state import BrokerState, SubscribeOutcome
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.retained import RetainedStore
+from assay.reference_broker.core.routing import RouteEntry, SharedGroup, Subscription, SubscriptionTree, _Node
+from assay.reference_broker.core.session import Outgoing, Session, SharedOutgoing
+from assay.reference_broker.core.topics import TopicError, has_wildcard, matches, split_shared, validate_filter
+from assay.reference_broker.mqtt import codec, handlers
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.outbound import Outbound
+from assay.reference_broker.mqtt.packets import Acknowledgement, Suback, Subscribe, SubscriptionRequest, Unsuback
 
 Unsubscription: TypeAlias = Callable[[BrokerState, Session, str, float], bool]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from conformance.mutants import Patch
-from reference_broker.mqtt import codec, connection, handshake, inbound
-from reference_broker.mqtt.codec import decode_packet
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.errors import ProtocolError
-from reference_broker.mqtt.inbound import Inbound
-from reference_broker.mqtt.packets import Connect, Packet, PacketType
-from reference_broker.mqtt.wire_types import Reader
+from assay.conformance.mutants import Patch
+from assay.reference_broker.mqtt import codec, connection, handshake, inbound
+from assay.reference_broker.mqtt.codec import decode_packet
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.errors import ProtocolError
+from assay.reference_broker.mqtt.inbound import Inbound
+from assay.reference_broker.mqtt.packets import Connect, Packet, PacketType
+from assay.reference_broker.mqtt.wire_types import Reader
 
 _P = TypeVar("_P")
 Decoder = Callable[[int, Reader, int], Packet]

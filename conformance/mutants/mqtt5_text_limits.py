@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from conformance.mutants import Patch, mutant
-from conformance.wire import (
+from assay.conformance.mutants import Patch, mutant
+from assay.conformance.wire import (
     Connack,
     Decoder,
     Disconnect,
@@ -21,9 +21,9 @@ from conformance.wire import (
     decode_packet,
     encode,
 )
-from conformance.wire.packets import Properties
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.packets import V5
+from assay.conformance.wire.packets import Properties
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.packets import V5
 
 _TEXT = "an explanation that is longer than the whole packet would otherwise be, and of no use to anybody"
 _KINDS = (Connack, Puback, Pubrec, Pubrel, Pubcomp, Suback, Unsuback, Disconnect)

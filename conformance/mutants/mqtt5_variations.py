@@ -7,21 +7,21 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from conformance.mutants import Patch, variation
-from conformance.mutants.mqtt5_support import no_fast_lane
-from reference_broker.core.broker_state import BrokerState, ConnectRequest, SubscribeOutcome
-from reference_broker.core.message import Message
-from reference_broker.core.queues import QueueError
-from reference_broker.core.retained import RetainedStore
-from reference_broker.core.routing import Route, RouteEntry, SharedGroup, Subscription, SubscriptionTree
-from reference_broker.core.session import Session, SharedOutgoing
-from reference_broker.mqtt import farewell, handlers, handshake
-from reference_broker.mqtt.codec import encode_acknowledgement, encode_packet
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.errors import ProtocolError, Reason
-from reference_broker.mqtt.inbound import Inbound
-from reference_broker.mqtt.outbound import Outbound
-from reference_broker.mqtt.packets import (
+from assay.conformance.mutants import Patch, variation
+from assay.conformance.mutants.mqtt5_support import no_fast_lane
+from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest, SubscribeOutcome
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import QueueError
+from assay.reference_broker.core.retained import RetainedStore
+from assay.reference_broker.core.routing import Route, RouteEntry, SharedGroup, Subscription, SubscriptionTree
+from assay.reference_broker.core.session import Session, SharedOutgoing
+from assay.reference_broker.mqtt import farewell, handlers, handshake
+from assay.reference_broker.mqtt.codec import encode_acknowledgement, encode_packet
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.errors import ProtocolError, Reason
+from assay.reference_broker.mqtt.inbound import Inbound
+from assay.reference_broker.mqtt.outbound import Outbound
+from assay.reference_broker.mqtt.packets import (
     V5,
     Acknowledgement,
     Connack,
@@ -36,8 +36,8 @@ from reference_broker.mqtt.packets import (
     SubscriptionRequest,
     Unsuback,
 )
-from reference_broker.mqtt.wire_types import encode_string, encode_variable_integer
-from reference_broker.server import running
+from assay.reference_broker.mqtt.wire_types import encode_string, encode_variable_integer
+from assay.reference_broker.server import running
 
 _PUBCOMP_START = b"\x70\x02"
 _FEW = 40

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from conformance.mutants import Patch, mutant
-from reference_broker.core.broker_state import BrokerState, ConnectRequest
-from reference_broker.core.message import Message
-from reference_broker.core.session import Session, SessionConnection, Will
-from reference_broker.mqtt import codec, handlers, handshake
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.errors import ProtocolError, Reason
-from reference_broker.mqtt.packets import Disconnect, WillFields
+from assay.conformance.mutants import Patch, mutant
+from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.session import Session, SessionConnection, Will
+from assay.reference_broker.mqtt import codec, handlers, handshake
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.errors import ProtocolError, Reason
+from assay.reference_broker.mqtt.packets import Disconnect, WillFields
 
 
 def _change_will(patch: Patch, change: Callable[[Will], Will]) -> None:

@@ -8,20 +8,20 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import msgspec
 
-from conformance.mutants import Patch, mutant
-from conformance.mutants.mqtt5_support import no_fast_lane
-from reference_broker.core.broker_state import BrokerState, SubscribeOutcome
-from reference_broker.core.message import Message
-from reference_broker.core.queues import Delivery
-from reference_broker.core.routing import SharedGroup, Subscription
-from reference_broker.core.session import Outgoing, Released, Session, SessionConnection
-from reference_broker.mqtt import handshake
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.errors import ProtocolError
-from reference_broker.mqtt.inbound import Inbound
-from reference_broker.mqtt.outbound import Outbound
-from reference_broker.mqtt.packets import Connect, Publish
-from reference_broker.mqtt.wire_types import encode_string, encode_variable_integer
+from assay.conformance.mutants import Patch, mutant
+from assay.conformance.mutants.mqtt5_support import no_fast_lane
+from assay.reference_broker.core.broker_state import BrokerState, SubscribeOutcome
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import Delivery
+from assay.reference_broker.core.routing import SharedGroup, Subscription
+from assay.reference_broker.core.session import Outgoing, Released, Session, SessionConnection
+from assay.reference_broker.mqtt import handshake
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.errors import ProtocolError
+from assay.reference_broker.mqtt.inbound import Inbound
+from assay.reference_broker.mqtt.outbound import Outbound
+from assay.reference_broker.mqtt.packets import Connect, Publish
+from assay.reference_broker.mqtt.wire_types import encode_string, encode_variable_integer
 
 _UNLIMITED_BYTES = 1 << 32
 

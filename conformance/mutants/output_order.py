@@ -13,9 +13,9 @@ from inspect import getattr_static
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from conformance.mutants import Patch
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.packets import PacketType
+from assay.conformance.mutants import Patch
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.packets import PacketType
 
 FIRST_S = -1.0
 """Late by less than nothing: ahead of all that leaves in the same turn."""

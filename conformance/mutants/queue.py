@@ -11,25 +11,25 @@ from typing import Any, Final
 
 import msgspec
 
-from conformance.mutants import Patch, mutant, variation
-from reference_broker.config import Durability, QueueConfig, RetryConfig
-from reference_broker.core.queues import dispatcher, group, settlement
-from reference_broker.core.queues.address import Verb
-from reference_broker.core.queues.consumer import Consumer
-from reference_broker.core.queues.delivery import Delivery
-from reference_broker.core.queues.dispatcher import Dispatcher
-from reference_broker.core.queues.group import ConsumerGroup
-from reference_broker.core.queues.partitioner import Partitioner
-from reference_broker.core.queues.pending import PendingEntry
-from reference_broker.core.queues.queue import DurableQueue
-from reference_broker.core.queues.retry import RETRIES_EXCEEDED
-from reference_broker.core.queues.stored_message import StoredMessage
-from reference_broker.storage.disk import DiskFile
-from reference_broker.storage.durable_mark import DurableMark, DurableMarkFile
-from reference_broker.storage.log import SegmentedLog
-from reference_broker.storage.pending_log import PendingLogFile
-from reference_broker.storage.segment import Segment, SegmentScan
-from reference_broker.storage.segment_scan import BatchPlace, Window, scan_batches
+from assay.conformance.mutants import Patch, mutant, variation
+from assay.reference_broker.config import Durability, QueueConfig, RetryConfig
+from assay.reference_broker.core.queues import dispatcher, group, settlement
+from assay.reference_broker.core.queues.address import Verb
+from assay.reference_broker.core.queues.consumer import Consumer
+from assay.reference_broker.core.queues.delivery import Delivery
+from assay.reference_broker.core.queues.dispatcher import Dispatcher
+from assay.reference_broker.core.queues.group import ConsumerGroup
+from assay.reference_broker.core.queues.partitioner import Partitioner
+from assay.reference_broker.core.queues.pending import PendingEntry
+from assay.reference_broker.core.queues.queue import DurableQueue
+from assay.reference_broker.core.queues.retry import RETRIES_EXCEEDED
+from assay.reference_broker.core.queues.stored_message import StoredMessage
+from assay.reference_broker.storage.disk import DiskFile
+from assay.reference_broker.storage.durable_mark import DurableMark, DurableMarkFile
+from assay.reference_broker.storage.log import SegmentedLog
+from assay.reference_broker.storage.pending_log import PendingLogFile
+from assay.reference_broker.storage.segment import Segment, SegmentScan
+from assay.reference_broker.storage.segment_scan import BatchPlace, Window, scan_batches
 
 _BUFFER_BYTES: Final = 16 * 1024
 _CUT_BATCHES: Final = 16

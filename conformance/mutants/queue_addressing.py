@@ -6,18 +6,18 @@ from collections.abc import Callable
 
 import msgspec
 
-from conformance.mutants import Patch, mutant
-from reference_broker.config import QueuesConfig
-from reference_broker.core.broker_state import BrokerState
-from reference_broker.core.message import Message
-from reference_broker.core.queues import address as addresses
-from reference_broker.core.queues import dead_letters, dispatcher, registry
-from reference_broker.core.queues.address import DEAD_LETTER_PREFIX, QueueAddress
-from reference_broker.core.queues.engine import QueueEngine
-from reference_broker.core.queues.registry import QueueRegistry
-from reference_broker.core.session import Session
-from reference_broker.core.topics import matches
-from reference_broker.mqtt.inbound import Inbound
+from assay.conformance.mutants import Patch, mutant
+from assay.reference_broker.config import QueuesConfig
+from assay.reference_broker.core.broker_state import BrokerState
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import address as addresses
+from assay.reference_broker.core.queues import dead_letters, dispatcher, registry
+from assay.reference_broker.core.queues.address import DEAD_LETTER_PREFIX, QueueAddress
+from assay.reference_broker.core.queues.engine import QueueEngine
+from assay.reference_broker.core.queues.registry import QueueRegistry
+from assay.reference_broker.core.session import Session
+from assay.reference_broker.core.topics import matches
+from assay.reference_broker.mqtt.inbound import Inbound
 
 
 @mutant("queue-routing-key-lost", "what follows the queue name in a topic is forgotten")

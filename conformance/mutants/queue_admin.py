@@ -8,20 +8,20 @@ from typing import Any
 
 import msgspec
 
-from conformance.mutants import Patch, mutant
-from reference_broker import config as config_module
-from reference_broker.config import ConfigError, QueueConfig
-from reference_broker.core.message import Message
-from reference_broker.core.queue_admin import Confirm, QueueAdmin
-from reference_broker.core.queues import admin, purge, registry
-from reference_broker.core.queues.admin import AdminRequest, ListRequest, QueueNames
-from reference_broker.core.queues.engine import QueueEngine
-from reference_broker.core.queues.pending import EntryState
-from reference_broker.core.queues.queue import DurableQueue
-from reference_broker.core.queues.registry import QueueRegistry
-from reference_broker.core.queues.removal import Removal
-from reference_broker.storage import queue_store
-from reference_broker.storage.disk import Disk
+from assay.conformance.mutants import Patch, mutant
+from assay.reference_broker import config as config_module
+from assay.reference_broker.config import ConfigError, QueueConfig
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queue_admin import Confirm, QueueAdmin
+from assay.reference_broker.core.queues import admin, purge, registry
+from assay.reference_broker.core.queues.admin import AdminRequest, ListRequest, QueueNames
+from assay.reference_broker.core.queues.engine import QueueEngine
+from assay.reference_broker.core.queues.pending import EntryState
+from assay.reference_broker.core.queues.queue import DurableQueue
+from assay.reference_broker.core.queues.registry import QueueRegistry
+from assay.reference_broker.core.queues.removal import Removal
+from assay.reference_broker.storage import queue_store
+from assay.reference_broker.storage.disk import Disk
 
 
 @mutant("queue-answers-without-correlation", "answers of the administration lack the correlation data")

@@ -7,19 +7,19 @@ from typing import Any
 
 import msgspec
 
-from conformance.mutants import Patch, mutant, variation
-from reference_broker import config as config_module
-from reference_broker.config import QueueConfig
-from reference_broker.core.broker_state import BrokerState
-from reference_broker.core.message import Message
-from reference_broker.core.queues import bindings, engine
-from reference_broker.core.queues.address import QueueAddress
-from reference_broker.core.queues.bindings import Bindings, Captures
-from reference_broker.core.queues.confirms import Confirm, Stored, ignore
-from reference_broker.core.queues.engine import QueueEngine
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from reference_broker.core.session import Session
-from reference_broker.storage.queue_store import LogQueueFiles, LogQueueStore
+from assay.conformance.mutants import Patch, mutant, variation
+from assay.reference_broker import config as config_module
+from assay.reference_broker.config import QueueConfig
+from assay.reference_broker.core.broker_state import BrokerState
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import bindings, engine
+from assay.reference_broker.core.queues.address import QueueAddress
+from assay.reference_broker.core.queues.bindings import Bindings, Captures
+from assay.reference_broker.core.queues.confirms import Confirm, Stored, ignore
+from assay.reference_broker.core.queues.engine import QueueEngine
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from assay.reference_broker.core.session import Session
+from assay.reference_broker.storage.queue_store import LogQueueFiles, LogQueueStore
 
 
 @variation("queue-captured-before-subscribers", "queues get a captured message before subscribers do")

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from conformance.mutants import Patch, mutant
-from reference_broker.core.message import Message
-from reference_broker.core.queues.confirms import Confirm
-from reference_broker.core.queues.delivery_run import DeliveryRun
-from reference_broker.core.queues.engine import QueueEngine
-from reference_broker.core.queues.queue import DurableQueue
-from reference_broker.core.queues.store import NewRecord
-from reference_broker.mqtt.property_runs import PropertyRun, PropertyRunReader
-from reference_broker.mqtt.queue_deliveries import DeliveryEncoder
-from reference_broker.storage.log import SegmentedLog
+from assay.conformance.mutants import Patch, mutant
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues.confirms import Confirm
+from assay.reference_broker.core.queues.delivery_run import DeliveryRun
+from assay.reference_broker.core.queues.engine import QueueEngine
+from assay.reference_broker.core.queues.queue import DurableQueue
+from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.mqtt.property_runs import PropertyRun, PropertyRunReader
+from assay.reference_broker.mqtt.queue_deliveries import DeliveryEncoder
+from assay.reference_broker.storage.log import SegmentedLog
 
 Original = Callable[..., Any]
 

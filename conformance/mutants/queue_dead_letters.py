@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from conformance.mutants import Patch, mutant
-from reference_broker.core.message import Message
-from reference_broker.core.queues import queue as queues
-from reference_broker.core.queues import replay
-from reference_broker.core.queues.group import ConsumerGroup
-from reference_broker.core.queues.pending import PendingEntry
-from reference_broker.core.queues.queue import DurableQueue
-from reference_broker.core.queues.replay import DeadLetterOperations, DeadLetterStats, Replay
+from assay.conformance.mutants import Patch, mutant
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import queue as queues
+from assay.reference_broker.core.queues import replay
+from assay.reference_broker.core.queues.group import ConsumerGroup
+from assay.reference_broker.core.queues.pending import PendingEntry
+from assay.reference_broker.core.queues.queue import DurableQueue
+from assay.reference_broker.core.queues.replay import DeadLetterOperations, DeadLetterStats, Replay
 
 _Wrapped = Callable[..., Any]
 

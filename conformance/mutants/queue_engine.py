@@ -1,7 +1,7 @@
 """Planted bugs of the queue engine: who gets what, when a message counts as settled, and what limits and time do.
 
-The model (``sim.queue_model``) is judged by them: it must find each one, and accuse none of the legal variations.
-:mod:`conformance.mutants.queue_engine_disk` has those that only show when the engine starts again.
+The model (``assay.sim.queue_model``) is judged by them: it must find each one, and accuse none of the legal variations.
+:mod:`assay.conformance.mutants.queue_engine_disk` has those that only show when the engine starts again.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from conformance.mutants import Patch, mutant, variation
-from reference_broker.core.queues import assignment, rebalance, settlement
-from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.consumer import Consumer
-from reference_broker.core.queues.dispatcher import Dispatcher
-from reference_broker.core.queues.engine import QueueEngine
-from reference_broker.core.queues.errors import QueueError
-from reference_broker.core.queues.expiry import PartitionExpiry
-from reference_broker.core.queues.group import ConsumerGroup
-from reference_broker.core.queues.limits import QueueLimits
-from reference_broker.core.queues.partitioner import Partitioner
-from reference_broker.core.queues.pending import EntryState, GroupPartition, PendingEntry
-from reference_broker.core.queues.queue import DurableQueue
-from reference_broker.core.queues.retry import exhausted_reason
-from reference_broker.core.queues.stored_message import MessageCodec
+from assay.conformance.mutants import Patch, mutant, variation
+from assay.reference_broker.core.queues import assignment, rebalance, settlement
+from assay.reference_broker.core.queues.agenda import Agenda
+from assay.reference_broker.core.queues.consumer import Consumer
+from assay.reference_broker.core.queues.dispatcher import Dispatcher
+from assay.reference_broker.core.queues.engine import QueueEngine
+from assay.reference_broker.core.queues.errors import QueueError
+from assay.reference_broker.core.queues.expiry import PartitionExpiry
+from assay.reference_broker.core.queues.group import ConsumerGroup
+from assay.reference_broker.core.queues.limits import QueueLimits
+from assay.reference_broker.core.queues.partitioner import Partitioner
+from assay.reference_broker.core.queues.pending import EntryState, GroupPartition, PendingEntry
+from assay.reference_broker.core.queues.queue import DurableQueue
+from assay.reference_broker.core.queues.retry import exhausted_reason
+from assay.reference_broker.core.queues.stored_message import MessageCodec
 
 Original = Callable[..., Any]
 

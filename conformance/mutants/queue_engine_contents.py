@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from conformance.mutants import Patch, mutant
-from reference_broker.core.message import Message
-from reference_broker.core.queues import queue
-from reference_broker.core.queues.partition import QueuePartition
-from reference_broker.core.queues.stored_message import MessageCodec, StoredMessage
+from assay.conformance.mutants import Patch, mutant
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import queue
+from assay.reference_broker.core.queues.partition import QueuePartition
+from assay.reference_broker.core.queues.stored_message import MessageCodec, StoredMessage
 
 Original = Callable[..., Any]
 _CUT_BYTES = 65_535

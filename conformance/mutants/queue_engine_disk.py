@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from conformance.mutants import Patch, mutant, variation
-from conformance.mutants.queue_engine import after, forget
-from reference_broker.core.queues import commit_phases, dispatcher
-from reference_broker.core.queues.confirms import SyncPoint
-from reference_broker.core.queues.coordinator import HeldOffset
-from reference_broker.core.queues.departures import Departures
-from reference_broker.core.queues.dispatcher import Dispatcher
-from reference_broker.core.queues.engine import QueueEngine
-from reference_broker.core.queues.group import ConsumerGroup
-from reference_broker.core.queues.partition import QueuePartition
-from reference_broker.core.queues.pending import PendingEntry
-from reference_broker.core.queues.retry import exhausted_reason
-from reference_broker.storage import pending_log
-from reference_broker.storage.log import SegmentedLog
-from reference_broker.storage.pending_log import PendingLogFile
+from assay.conformance.mutants import Patch, mutant, variation
+from assay.conformance.mutants.queue_engine import after, forget
+from assay.reference_broker.core.queues import commit_phases, dispatcher
+from assay.reference_broker.core.queues.confirms import SyncPoint
+from assay.reference_broker.core.queues.coordinator import HeldOffset
+from assay.reference_broker.core.queues.departures import Departures
+from assay.reference_broker.core.queues.dispatcher import Dispatcher
+from assay.reference_broker.core.queues.engine import QueueEngine
+from assay.reference_broker.core.queues.group import ConsumerGroup
+from assay.reference_broker.core.queues.partition import QueuePartition
+from assay.reference_broker.core.queues.pending import PendingEntry
+from assay.reference_broker.core.queues.retry import exhausted_reason
+from assay.reference_broker.storage import pending_log
+from assay.reference_broker.storage.log import SegmentedLog
+from assay.reference_broker.storage.pending_log import PendingLogFile
 
 Original = Callable[..., Any]
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import msgspec
 
-from conformance.mutants import Patch, mutant
-from reference_broker.config import QueueConfig
-from reference_broker.core.queues.confirms import Confirm
-from reference_broker.core.queues.delay_store import DelayStore
-from reference_broker.core.queues.group import ConsumerGroup
-from reference_broker.core.queues.intake import QueueIntake
-from reference_broker.core.queues.limits import QueueLimits
-from reference_broker.core.queues.partition import QueuePartition
-from reference_broker.core.queues.queue import DurableQueue
-from reference_broker.core.queues.store import NewRecord
+from assay.conformance.mutants import Patch, mutant
+from assay.reference_broker.config import QueueConfig
+from assay.reference_broker.core.queues.confirms import Confirm
+from assay.reference_broker.core.queues.delay_store import DelayStore
+from assay.reference_broker.core.queues.group import ConsumerGroup
+from assay.reference_broker.core.queues.intake import QueueIntake
+from assay.reference_broker.core.queues.limits import QueueLimits
+from assay.reference_broker.core.queues.partition import QueuePartition
+from assay.reference_broker.core.queues.queue import DurableQueue
+from assay.reference_broker.core.queues.store import NewRecord
 
 Original = Callable[..., Any]
 

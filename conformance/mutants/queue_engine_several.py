@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from conformance.mutants import Patch, mutant
-from reference_broker.core.queues import settle_request, settlement
-from reference_broker.core.queues.address import Verb
-from reference_broker.core.queues.commit_phases import CommitPhases
-from reference_broker.core.queues.control_records import Outcome
-from reference_broker.core.queues.group import ConsumerGroup
-from reference_broker.core.queues.pending import EntryState, PendingEntry
-from reference_broker.core.queues.transaction import Transaction
-from reference_broker.core.queues.transactions import Transactions
+from assay.conformance.mutants import Patch, mutant
+from assay.reference_broker.core.queues import settle_request, settlement
+from assay.reference_broker.core.queues.address import Verb
+from assay.reference_broker.core.queues.commit_phases import CommitPhases
+from assay.reference_broker.core.queues.control_records import Outcome
+from assay.reference_broker.core.queues.group import ConsumerGroup
+from assay.reference_broker.core.queues.pending import EntryState, PendingEntry
+from assay.reference_broker.core.queues.transaction import Transaction
+from assay.reference_broker.core.queues.transactions import Transactions
 
 Original = Callable[..., Any]
 

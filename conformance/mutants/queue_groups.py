@@ -8,24 +8,24 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from conformance.mutants import Patch, mutant, variation
-from reference_broker.config import Assignor, RebalanceProtocol
-from reference_broker.core import broker_state
-from reference_broker.core.queues import claims, cursors, group_details, queue, subscribe_options
-from reference_broker.core.queues import rebalance as rebalance_module
-from reference_broker.core.queues.assignment import Assignment
-from reference_broker.core.queues.consumer import Consumer
-from reference_broker.core.queues.cursors import resolve
-from reference_broker.core.queues.dispatcher import Dispatcher
-from reference_broker.core.queues.errors import QueueError
-from reference_broker.core.queues.group import ConsumerGroup
-from reference_broker.core.queues.group_operations import GroupOperations
-from reference_broker.core.queues.membership import Membership
-from reference_broker.core.queues.partition import QueuePartition
-from reference_broker.core.queues.pending import EntryState, GroupPartition, PendingEntry
-from reference_broker.core.queues.rebalance import Rebalance
-from reference_broker.core.queues.subscribe_options import CursorKind, CursorPosition, SubscribeOptions
-from reference_broker.storage.queue_store import LogQueueFiles
+from assay.conformance.mutants import Patch, mutant, variation
+from assay.reference_broker.config import Assignor, RebalanceProtocol
+from assay.reference_broker.core import broker_state
+from assay.reference_broker.core.queues import claims, cursors, group_details, queue, subscribe_options
+from assay.reference_broker.core.queues import rebalance as rebalance_module
+from assay.reference_broker.core.queues.assignment import Assignment
+from assay.reference_broker.core.queues.consumer import Consumer
+from assay.reference_broker.core.queues.cursors import resolve
+from assay.reference_broker.core.queues.dispatcher import Dispatcher
+from assay.reference_broker.core.queues.errors import QueueError
+from assay.reference_broker.core.queues.group import ConsumerGroup
+from assay.reference_broker.core.queues.group_operations import GroupOperations
+from assay.reference_broker.core.queues.membership import Membership
+from assay.reference_broker.core.queues.partition import QueuePartition
+from assay.reference_broker.core.queues.pending import EntryState, GroupPartition, PendingEntry
+from assay.reference_broker.core.queues.rebalance import Rebalance
+from assay.reference_broker.core.queues.subscribe_options import CursorKind, CursorPosition, SubscribeOptions
+from assay.reference_broker.storage.queue_store import LogQueueFiles
 
 _Call = Callable[..., Any]
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from conformance.mutants import Patch, mutant
-from reference_broker.config import PROFILE_DEFAULTS, Profile, RetryConfig
-from reference_broker.core.queues import dispatcher, group, settlement
-from reference_broker.core.queues.confirms import Confirm
-from reference_broker.core.queues.consumer import Consumer
-from reference_broker.core.queues.dispatcher import Dispatcher
-from reference_broker.core.queues.engine import QueueEngine
-from reference_broker.core.queues.errors import QueueError
-from reference_broker.core.queues.group import ConsumerGroup
-from reference_broker.core.queues.pending import EntryState, PendingEntry
-from reference_broker.core.queues.retry import exhausted_reason
+from assay.conformance.mutants import Patch, mutant
+from assay.reference_broker.config import PROFILE_DEFAULTS, Profile, RetryConfig
+from assay.reference_broker.core.queues import dispatcher, group, settlement
+from assay.reference_broker.core.queues.confirms import Confirm
+from assay.reference_broker.core.queues.consumer import Consumer
+from assay.reference_broker.core.queues.dispatcher import Dispatcher
+from assay.reference_broker.core.queues.engine import QueueEngine
+from assay.reference_broker.core.queues.errors import QueueError
+from assay.reference_broker.core.queues.group import ConsumerGroup
+from assay.reference_broker.core.queues.pending import EntryState, PendingEntry
+from assay.reference_broker.core.queues.retry import exhausted_reason
 
 _IDLE_S = 1_800.0
 _Retry = Callable[..., None]

@@ -7,24 +7,24 @@ from typing import Any
 
 import msgspec
 
-from conformance.mutants import Patch, mutant
-from reference_broker.config import GroupConfig
-from reference_broker.core.broker_state import BrokerState
-from reference_broker.core.message import Message
-from reference_broker.core.queues import intake, priority_figures, publish_options
-from reference_broker.core.queues.delivery import Delivery
-from reference_broker.core.queues.departures import Departures
-from reference_broker.core.queues.engine import QueueEngine
-from reference_broker.core.queues.errors import QueueError
-from reference_broker.core.queues.group import ConsumerGroup
-from reference_broker.core.queues.lanes import LANES, NORMAL, LaneScheduler, PartitionLanes
-from reference_broker.core.queues.limits import QueueLimits
-from reference_broker.core.queues.loose_letters import LooseLetters
-from reference_broker.core.queues.pending import EntryState, GroupPartition, PendingEntry
-from reference_broker.core.queues.publish_options import PublishOptions
-from reference_broker.core.queues.queue import DurableQueue
-from reference_broker.core.queues.registry import QueueRegistry
-from reference_broker.core.queues.slow_consumers import SlowConsumers
+from assay.conformance.mutants import Patch, mutant
+from assay.reference_broker.config import GroupConfig
+from assay.reference_broker.core.broker_state import BrokerState
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import intake, priority_figures, publish_options
+from assay.reference_broker.core.queues.delivery import Delivery
+from assay.reference_broker.core.queues.departures import Departures
+from assay.reference_broker.core.queues.engine import QueueEngine
+from assay.reference_broker.core.queues.errors import QueueError
+from assay.reference_broker.core.queues.group import ConsumerGroup
+from assay.reference_broker.core.queues.lanes import LANES, NORMAL, LaneScheduler, PartitionLanes
+from assay.reference_broker.core.queues.limits import QueueLimits
+from assay.reference_broker.core.queues.loose_letters import LooseLetters
+from assay.reference_broker.core.queues.pending import EntryState, GroupPartition, PendingEntry
+from assay.reference_broker.core.queues.publish_options import PublishOptions
+from assay.reference_broker.core.queues.queue import DurableQueue
+from assay.reference_broker.core.queues.registry import QueueRegistry
+from assay.reference_broker.core.queues.slow_consumers import SlowConsumers
 
 
 def _nothing(*_args: object, **_fields: object) -> None:

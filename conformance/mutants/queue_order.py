@@ -7,15 +7,15 @@ from typing import Any
 
 import msgspec
 
-from conformance.mutants import Patch, mutant
-from reference_broker.config import Durability, Ordering, QueueConfig
-from reference_broker.core.queues import registry
-from reference_broker.core.queues.dispatcher import Dispatcher
-from reference_broker.core.queues.group import ConsumerGroup
-from reference_broker.core.queues.pending import GroupPartition, PendingEntry
-from reference_broker.core.queues.queue import DurableQueue
-from reference_broker.storage.pending_log import PendingLogFile
-from reference_broker.storage.queue_store import LogQueueStore
+from assay.conformance.mutants import Patch, mutant
+from assay.reference_broker.config import Durability, Ordering, QueueConfig
+from assay.reference_broker.core.queues import registry
+from assay.reference_broker.core.queues.dispatcher import Dispatcher
+from assay.reference_broker.core.queues.group import ConsumerGroup
+from assay.reference_broker.core.queues.pending import GroupPartition, PendingEntry
+from assay.reference_broker.core.queues.queue import DurableQueue
+from assay.reference_broker.storage.pending_log import PendingLogFile
+from assay.reference_broker.storage.queue_store import LogQueueStore
 
 _CLEAN_UP_S = 300.0
 

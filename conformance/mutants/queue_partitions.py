@@ -7,15 +7,15 @@ from typing import Any
 
 import mmh3
 
-from conformance.mutants import Patch, mutant
-from reference_broker.config import PartitionerKind, QueueConfig
-from reference_broker.core.queues import partitioner
-from reference_broker.core.queues.group import ConsumerGroup
-from reference_broker.core.queues.partition import QueuePartition
-from reference_broker.core.queues.partitioner import Partitioner
-from reference_broker.core.queues.queue import DurableQueue
-from reference_broker.core.queues.registry import QueueRegistry
-from reference_broker.storage.queue_store import LogQueueFiles
+from assay.conformance.mutants import Patch, mutant
+from assay.reference_broker.config import PartitionerKind, QueueConfig
+from assay.reference_broker.core.queues import partitioner
+from assay.reference_broker.core.queues.group import ConsumerGroup
+from assay.reference_broker.core.queues.partition import QueuePartition
+from assay.reference_broker.core.queues.partitioner import Partitioner
+from assay.reference_broker.core.queues.queue import DurableQueue
+from assay.reference_broker.core.queues.registry import QueueRegistry
+from assay.reference_broker.storage.queue_store import LogQueueFiles
 
 
 @mutant("queue-fnv1-for-fnv1a", "FNV-1 is taken for FNV-1a: multiplied first, then xored")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.mutants import Patch, mutant
-from reference_broker.core.queues import producer_names, producers
-from reference_broker.core.queues.coordinator import Coordinator, Producer
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from reference_broker.core.queues.producers import PartitionProducers
-from reference_broker.core.queues.queue import DurableQueue
-from reference_broker.core.queues.transactions import Transactions
+from assay.conformance.mutants import Patch, mutant
+from assay.reference_broker.core.queues import producer_names, producers
+from assay.reference_broker.core.queues.coordinator import Coordinator, Producer
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.producers import PartitionProducers
+from assay.reference_broker.core.queues.queue import DurableQueue
+from assay.reference_broker.core.queues.transactions import Transactions
 
 
 @mutant("queue-repetition-enqueued", "a repeated sequence number is taken for a new message")

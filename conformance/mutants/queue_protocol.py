@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from conformance.mutants import Patch, mutant
-from reference_broker.core.broker_state import BrokerState
-from reference_broker.core.message import Message
-from reference_broker.core.queues import engine, settlement
-from reference_broker.core.queues.address import QueueAddress, Verb
-from reference_broker.core.queues.confirms import Confirm
-from reference_broker.core.queues.delivery import Delivery
-from reference_broker.core.queues.engine import QueueEngine
-from reference_broker.core.queues.errors import QueueError
-from reference_broker.core.queues.group import ConsumerGroup
-from reference_broker.core.queues.pending import PendingEntry
-from reference_broker.core.session import Session
-from reference_broker.mqtt import queue_deliveries
+from assay.conformance.mutants import Patch, mutant
+from assay.reference_broker.core.broker_state import BrokerState
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import engine, settlement
+from assay.reference_broker.core.queues.address import QueueAddress, Verb
+from assay.reference_broker.core.queues.confirms import Confirm
+from assay.reference_broker.core.queues.delivery import Delivery
+from assay.reference_broker.core.queues.engine import QueueEngine
+from assay.reference_broker.core.queues.errors import QueueError
+from assay.reference_broker.core.queues.group import ConsumerGroup
+from assay.reference_broker.core.queues.pending import PendingEntry
+from assay.reference_broker.core.session import Session
+from assay.reference_broker.mqtt import queue_deliveries
 
 _Address = Callable[[QueueEngine, str], QueueAddress]
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from conformance.mutants import Patch, mutant
-from reference_broker.core.broker_state import BrokerState
-from reference_broker.core.message import Message
-from reference_broker.core.queues.address import QueueAddress
-from reference_broker.core.queues.delivery import Delivery
-from reference_broker.core.queues.engine import QueueEngine
+from assay.conformance.mutants import Patch, mutant
+from assay.reference_broker.core.broker_state import BrokerState
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues.address import QueueAddress
+from assay.reference_broker.core.queues.delivery import Delivery
+from assay.reference_broker.core.queues.engine import QueueEngine
 
 _DeliveryMessage = Callable[[BrokerState, Delivery], Message]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from conformance.mutants import Patch, mutant
-from conformance.mutants.queue_engine import after
-from reference_broker.core.queues.done_records import _DONE_KEY, DoneReader
-from reference_broker.core.queues.group import ConsumerGroup
-from reference_broker.core.queues.group_state import GroupState
-from reference_broker.core.queues.limits import QueueLimits
-from reference_broker.storage.pending_codec import Operation
-from reference_broker.storage.pending_log import PendingLogFile
-from reference_broker.storage.pending_state import PendingState
+from assay.conformance.mutants import Patch, mutant
+from assay.conformance.mutants.queue_engine import after
+from assay.reference_broker.core.queues.done_records import _DONE_KEY, DoneReader
+from assay.reference_broker.core.queues.group import ConsumerGroup
+from assay.reference_broker.core.queues.group_state import GroupState
+from assay.reference_broker.core.queues.limits import QueueLimits
+from assay.reference_broker.storage.pending_codec import Operation
+from assay.reference_broker.storage.pending_log import PendingLogFile
+from assay.reference_broker.storage.pending_state import PendingState
 
 
 @mutant("queue-replay-widens-ranges", "a range of settled messages is read as one longer than it was written")

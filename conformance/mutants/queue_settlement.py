@@ -7,18 +7,18 @@ from typing import Any
 
 import msgspec
 
-from conformance.mutants import Patch, mutant, variation
-from reference_broker.core.queues import engine, fair_turns, settle_request, settlement
-from reference_broker.core.queues.address import Verb, parse_receipt
-from reference_broker.core.queues.confirms import Confirm
-from reference_broker.core.queues.consumer import Consumer
-from reference_broker.core.queues.delivery import Delivery
-from reference_broker.core.queues.errors import QueueError
-from reference_broker.core.queues.fair_turns import FairTurns
-from reference_broker.core.queues.group import ConsumerGroup
-from reference_broker.core.queues.pending import EntryState, PendingEntry
-from reference_broker.core.queues.settle_request import MAX_DELIVERIES, SettleRequest
-from reference_broker.storage.pending_log import PendingLogFile
+from assay.conformance.mutants import Patch, mutant, variation
+from assay.reference_broker.core.queues import engine, fair_turns, settle_request, settlement
+from assay.reference_broker.core.queues.address import Verb, parse_receipt
+from assay.reference_broker.core.queues.confirms import Confirm
+from assay.reference_broker.core.queues.consumer import Consumer
+from assay.reference_broker.core.queues.delivery import Delivery
+from assay.reference_broker.core.queues.errors import QueueError
+from assay.reference_broker.core.queues.fair_turns import FairTurns
+from assay.reference_broker.core.queues.group import ConsumerGroup
+from assay.reference_broker.core.queues.pending import EntryState, PendingEntry
+from assay.reference_broker.core.queues.settle_request import MAX_DELIVERIES, SettleRequest
+from assay.reference_broker.storage.pending_log import PendingLogFile
 
 _Wrapped = Callable[..., Any]
 

@@ -7,17 +7,17 @@ from typing import Any
 
 import msgspec
 
-from conformance.mutants import Patch, mutant
-from reference_broker.config import TenantConfig
-from reference_broker.core import transaction_requests
-from reference_broker.core.broker_state import BrokerState
-from reference_broker.core.message import Message
-from reference_broker.core.queues.address import DEAD_LETTER_PREFIX, QUEUE_PREFIX
-from reference_broker.core.queues.limits import QueueLimits
-from reference_broker.core.rates import TokenBucket
-from reference_broker.core.session import Session
-from reference_broker.core.tenants import Tenant, Tenants
-from reference_broker.mqtt import administration
+from assay.conformance.mutants import Patch, mutant
+from assay.reference_broker.config import TenantConfig
+from assay.reference_broker.core import transaction_requests
+from assay.reference_broker.core.broker_state import BrokerState
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues.address import DEAD_LETTER_PREFIX, QUEUE_PREFIX
+from assay.reference_broker.core.queues.limits import QueueLimits
+from assay.reference_broker.core.rates import TokenBucket
+from assay.reference_broker.core.session import Session
+from assay.reference_broker.core.tenants import Tenant, Tenants
+from assay.reference_broker.mqtt import administration
 
 
 @mutant("queue-tenant-name-shows", "deliveries carry the broker's name of the queue, the tenant's included")

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.mutants import Patch, mutant
-from reference_broker.core import transaction_requests
-from reference_broker.core.message import Message
-from reference_broker.core.queues import producer_names, settle_request
-from reference_broker.core.queues.address import Verb
-from reference_broker.core.queues.commit_phases import CommitPhases
-from reference_broker.core.queues.control_records import Outcome
-from reference_broker.core.queues.pending import EntryState
-from reference_broker.core.queues.producers import PartitionProducers
-from reference_broker.core.queues.queue import DurableQueue
-from reference_broker.core.queues.transaction import Transaction, TransactionKey, TransactionState
-from reference_broker.core.queues.transactions import Transactions
+from assay.conformance.mutants import Patch, mutant
+from assay.reference_broker.core import transaction_requests
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import producer_names, settle_request
+from assay.reference_broker.core.queues.address import Verb
+from assay.reference_broker.core.queues.commit_phases import CommitPhases
+from assay.reference_broker.core.queues.control_records import Outcome
+from assay.reference_broker.core.queues.pending import EntryState
+from assay.reference_broker.core.queues.producers import PartitionProducers
+from assay.reference_broker.core.queues.queue import DurableQueue
+from assay.reference_broker.core.queues.transaction import Transaction, TransactionKey, TransactionState
+from assay.reference_broker.core.queues.transactions import Transactions
 
 
 @mutant("queue-open-transaction-shows", "messages of an open transaction are delivered like any other")

@@ -6,16 +6,16 @@ from weakref import WeakSet
 
 import msgspec
 
-from conformance.mutants import Patch, mutant, variation
-from conformance.mutants.mqtt5_support import change_sent
-from reference_broker.core.broker_state import BrokerState, SubscribeOutcome
-from reference_broker.core.queues import QueueError, QueueErrorCode
-from reference_broker.core.routing import Subscription
-from reference_broker.core.session import Session
-from reference_broker.mqtt import codec, handlers, handshake, inbound
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.errors import ProtocolError, Reason
-from reference_broker.mqtt.packets import (
+from assay.conformance.mutants import Patch, mutant, variation
+from assay.conformance.mutants.mqtt5_support import change_sent
+from assay.reference_broker.core.broker_state import BrokerState, SubscribeOutcome
+from assay.reference_broker.core.queues import QueueError, QueueErrorCode
+from assay.reference_broker.core.routing import Subscription
+from assay.reference_broker.core.session import Session
+from assay.reference_broker.mqtt import codec, handlers, handshake, inbound
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.errors import ProtocolError, Reason
+from assay.reference_broker.mqtt.packets import (
     NO_PROPERTIES,
     V5,
     V311,
@@ -26,8 +26,8 @@ from reference_broker.mqtt.packets import (
     Suback,
     SubscriptionRequest,
 )
-from reference_broker.mqtt.properties import read_properties
-from reference_broker.mqtt.wire_types import Reader
+from assay.reference_broker.mqtt.properties import read_properties
+from assay.reference_broker.mqtt.wire_types import Reader
 
 _NO_SUCH_CODE = 6
 """The return codes of 3.1.1 end at 5."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from conformance.mutants import Patch, mutant, variation
-from reference_broker.core import message_paths
-from reference_broker.core.message import Message
-from reference_broker.core.queues import confirms, engine
-from reference_broker.core.queues.store import NewRecord
-from reference_broker.server import file_limit
-from reference_broker.storage import log, pending_log
-from reference_broker.storage.log import SegmentedLog
-from reference_broker.storage.notes import Notes
+from assay.conformance.mutants import Patch, mutant, variation
+from assay.reference_broker.core import message_paths
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import confirms, engine
+from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.server import file_limit
+from assay.reference_broker.storage import log, pending_log
+from assay.reference_broker.storage.log import SegmentedLog
+from assay.reference_broker.storage.notes import Notes
 
 
 @mutant(

@@ -8,15 +8,15 @@ from math import inf
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
-from conformance.mutants import Patch, mutant, variation
-from reference_broker.core.broker_state import BrokerState, ConnectRequest
-from reference_broker.core.session import InFlight, Outgoing, Released, Session, SessionConnection
-from reference_broker.mqtt import handlers, runs
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.errors import ProtocolError
-from reference_broker.mqtt.inbound import Inbound
-from reference_broker.mqtt.outbound import Outbound
-from reference_broker.mqtt.packets import Disconnect, PacketType, Publish
+from assay.conformance.mutants import Patch, mutant, variation
+from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.core.session import InFlight, Outgoing, Released, Session, SessionConnection
+from assay.reference_broker.mqtt import handlers, runs
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.errors import ProtocolError
+from assay.reference_broker.mqtt.inbound import Inbound
+from assay.reference_broker.mqtt.outbound import Outbound
+from assay.reference_broker.mqtt.packets import Disconnect, PacketType, Publish
 
 Connect: TypeAlias = Callable[[BrokerState, SessionConnection, ConnectRequest, float], tuple[Session, bool]]
 OnRun: TypeAlias = Callable[[Outbound, PacketType, bytes, float], None]

@@ -10,16 +10,16 @@ from typing import Any
 
 import msgspec
 
-from conformance.mutants import Patch, mutant, variation
-from reference_broker import node
-from reference_broker.core import session_restore
-from reference_broker.core.queues.store import NewRecord
-from reference_broker.core.session_journal import Change, Entry, KeptSession, SessionJournal
-from reference_broker.core.session_records import ENTRY, INBOUND, PROGRESS, SESSION, StoredState
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.held_output import HeldOutput
-from reference_broker.storage import session_store
-from reference_broker.storage.session_store import SessionStore
+from assay.conformance.mutants import Patch, mutant, variation
+from assay.reference_broker import node
+from assay.reference_broker.core import session_restore
+from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.core.session_journal import Change, Entry, KeptSession, SessionJournal
+from assay.reference_broker.core.session_records import ENTRY, INBOUND, PROGRESS, SESSION, StoredState
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.held_output import HeldOutput
+from assay.reference_broker.storage import session_store
+from assay.reference_broker.storage.session_store import SessionStore
 
 
 def _keeping_back(patch: Patch, is_lost: Callable[[NewRecord], bool]) -> None:

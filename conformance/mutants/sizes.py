@@ -7,10 +7,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from conformance.mutants import Patch, mutant
-from conformance.mutants.restart_sessions import _on_reading
-from reference_broker.core.session import Session
-from reference_broker.core.session_records import StoredMessage, StoredState
+from assay.conformance.mutants import Patch, mutant
+from assay.conformance.mutants.restart_sessions import _on_reading
+from assay.reference_broker.core.session import Session
+from assay.reference_broker.core.session_records import StoredMessage, StoredState
 
 _SMALL_WINDOW_BYTES = 1_000_000
 _FULL_BYTES = 800_000

@@ -7,18 +7,18 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import msgspec
 
-from conformance.mutants import Patch, mutant, variation
-from reference_broker.core import routing
-from reference_broker.core.broker_state import BrokerState
-from reference_broker.core.routing import RouteEntry, SharedGroup
-from reference_broker.core.sending import Sending
-from reference_broker.core.session import Session
-from reference_broker.mqtt import connection as connections
-from reference_broker.mqtt import handlers
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.errors import ProtocolError
-from reference_broker.mqtt.inbound import Inbound
-from reference_broker.mqtt.packets import Subscribe
+from assay.conformance.mutants import Patch, mutant, variation
+from assay.reference_broker.core import routing
+from assay.reference_broker.core.broker_state import BrokerState
+from assay.reference_broker.core.routing import RouteEntry, SharedGroup
+from assay.reference_broker.core.sending import Sending
+from assay.reference_broker.core.session import Session
+from assay.reference_broker.mqtt import connection as connections
+from assay.reference_broker.mqtt import handlers
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.errors import ProtocolError
+from assay.reference_broker.mqtt.inbound import Inbound
+from assay.reference_broker.mqtt.packets import Subscribe
 
 _Receive = Callable[[MqttConnection, bytes, float], None]
 _UNREAD_BYTES = 1_000_000

@@ -12,21 +12,21 @@ from typing import Any, Final
 
 from crc32c import crc32c
 
-from conformance.mutants import Patch, mutant
-from reference_broker.core.queues.store import LogRecord, NewRecord
-from reference_broker.storage import batch, log, log_opening, segment_scan
-from reference_broker.storage.batch import HEADER_BYTES, BatchEncoder
-from reference_broker.storage.disk import Disk, DiskFile
-from reference_broker.storage.durable_mark import DurableMark, DurableMarkFile
-from reference_broker.storage.file_names import parse_swap_name
-from reference_broker.storage.file_sync import FileSync
-from reference_broker.storage.index_files import TIME_INTERVAL_MS
-from reference_broker.storage.log import SegmentedLog
-from reference_broker.storage.log_opening import Note, OpenedLog
-from reference_broker.storage.offset_index import OffsetIndex
-from reference_broker.storage.segment import Segment, SegmentScan
-from reference_broker.storage.segment_scan import BatchPlace, Window
-from reference_broker.storage.time_index import TimeIndex
+from assay.conformance.mutants import Patch, mutant
+from assay.reference_broker.core.queues.store import LogRecord, NewRecord
+from assay.reference_broker.storage import batch, log, log_opening, segment_scan
+from assay.reference_broker.storage.batch import HEADER_BYTES, BatchEncoder
+from assay.reference_broker.storage.disk import Disk, DiskFile
+from assay.reference_broker.storage.durable_mark import DurableMark, DurableMarkFile
+from assay.reference_broker.storage.file_names import parse_swap_name
+from assay.reference_broker.storage.file_sync import FileSync
+from assay.reference_broker.storage.index_files import TIME_INTERVAL_MS
+from assay.reference_broker.storage.log import SegmentedLog
+from assay.reference_broker.storage.log_opening import Note, OpenedLog
+from assay.reference_broker.storage.offset_index import OffsetIndex
+from assay.reference_broker.storage.segment import Segment, SegmentScan
+from assay.reference_broker.storage.segment_scan import BatchPlace, Window
+from assay.reference_broker.storage.time_index import TimeIndex
 
 _FAR: Final = 2**62
 _LARGE_BYTES: Final = 16 * 1024 * 1024

@@ -1,6 +1,6 @@
 """Planted bugs where storage removes and replaces: retention, compaction, snapshots, group logs; and legal variations.
 
-As in :mod:`conformance.mutants.storage`, most show only when power is lost at the wrong time.
+As in :mod:`assay.conformance.mutants.storage`, most show only when power is lost at the wrong time.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-from conformance.mutants import Patch, mutant, variation
-from reference_broker.core.queues.store import LogRecord
-from reference_broker.storage import (
+from assay.conformance.mutants import Patch, mutant, variation
+from assay.reference_broker.core.queues.store import LogRecord
+from assay.reference_broker.storage import (
     log,
     log_opening,
     notes,
@@ -21,17 +21,17 @@ from reference_broker.storage import (
     snapshots,
     time_index,
 )
-from reference_broker.storage.compaction import CompactionTask
-from reference_broker.storage.disk import Disk, DiskFile, RealFile
-from reference_broker.storage.durable_mark import DurableMark, DurableMarkFile
-from reference_broker.storage.log import SegmentedLog
-from reference_broker.storage.log_reader import LogReader
-from reference_broker.storage.pending_codec import LogFrame
-from reference_broker.storage.pending_log import PendingLogFile
-from reference_broker.storage.segment import Segment
-from reference_broker.storage.segment_copies import SegmentCopier
-from reference_broker.storage.segment_indexes import SegmentIndexFiles
-from reference_broker.storage.sparse_log import ThinningTask
+from assay.reference_broker.storage.compaction import CompactionTask
+from assay.reference_broker.storage.disk import Disk, DiskFile, RealFile
+from assay.reference_broker.storage.durable_mark import DurableMark, DurableMarkFile
+from assay.reference_broker.storage.log import SegmentedLog
+from assay.reference_broker.storage.log_reader import LogReader
+from assay.reference_broker.storage.pending_codec import LogFrame
+from assay.reference_broker.storage.pending_log import PendingLogFile
+from assay.reference_broker.storage.segment import Segment
+from assay.reference_broker.storage.segment_copies import SegmentCopier
+from assay.reference_broker.storage.segment_indexes import SegmentIndexFiles
+from assay.reference_broker.storage.sparse_log import ThinningTask
 
 _FAR: Final = 2**62
 

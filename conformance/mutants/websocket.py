@@ -9,10 +9,10 @@ from weakref import WeakKeyDictionary
 from wsproto import WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Event, Ping, Pong, Request, TextMessage
 
-from conformance.mutants import Patch, mutant, variation
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.server import websocket
-from reference_broker.server.websocket import WebSocketPhase, WebSocketServer
+from assay.conformance.mutants import Patch, mutant, variation
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.server import websocket
+from assay.reference_broker.server.websocket import WebSocketPhase, WebSocketServer
 
 _FINAL, _MASKED, _OPCODE = 0x80, 0x80, 0x0F
 _TEXT, _BINARY, _RESERVED = 0x1, 0x2, 0x3

@@ -16,8 +16,8 @@ from typing import Literal
 
 import msgspec
 
-from conformance.case import Case
-from reference_broker.trace.conformance import Clause, ClauseStatus
+from assay.conformance.case import Case
+from assay.reference_broker.trace.conformance import Clause, ClauseStatus
 
 SPECS = ("mqtt311", "mqtt5", "queue")
 """The specifications that cases are sorted by."""

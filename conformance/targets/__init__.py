@@ -8,8 +8,8 @@ once an MQTT handshake has succeeded::
         print(broker.endpoint.port, broker.pid)
 """
 
-from conformance.targets.access import Access, choose_target
-from conformance.targets.model import (
+from assay.conformance.targets.access import Access, choose_target
+from assay.conformance.targets.model import (
     CAPABILITIES,
     DEFAULT_CAPABILITIES,
     DENIED_BY_CONNACK,
@@ -29,8 +29,8 @@ from conformance.targets.model import (
     parse_target,
     shipped_targets,
 )
-from conformance.targets.probe import ProbeError, StrangeAnswerError, handshake, probe
-from conformance.targets.process import (
+from assay.conformance.targets.probe import ProbeError, StrangeAnswerError, handshake, probe
+from assay.conformance.targets.process import (
     RunningTarget,
     TargetStartError,
     free_port,

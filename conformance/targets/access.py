@@ -6,7 +6,7 @@ import shlex
 
 import msgspec
 
-from conformance.targets.model import (
+from assay.conformance.targets.model import (
     PRIVATE,
     Endpoint,
     Target,

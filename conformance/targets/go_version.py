@@ -1,4 +1,4 @@
-"""Version of the Go module that a program was built from: ``python -m conformance.targets.go_version PROGRAM``.
+"""Version of the Go module that a program was built from: ``python -m assay.conformance.targets.go_version PROGRAM``.
 
 For brokers whose own command tells none. Go writes the main module and its version into every program it builds; a
 build from a clone has a version made of date and commit, or ``(devel)`` where it was not told of the clone
@@ -12,7 +12,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from conformance.targets.process import search_path
+from assay.conformance.targets.process import search_path
 
 _MAIN_MODULE = re.compile(rb"\nmod\t\S+\tv?(\d[^\t\n]*|\(devel\))")
 

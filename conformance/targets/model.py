@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from reference_broker.trace.integrity import why
+from assay.reference_broker.trace.integrity import why
 
 TARGET_SCHEMA: Literal["assay.target/1"] = "assay.target/1"
 
@@ -278,7 +278,7 @@ class Target(_Part, frozen=True, kw_only=True):
     @property
     def is_ours(self) -> bool:
         """The reference broker, started by our adapter."""
-        return self.start is not None and "conformance.adapter" in self.start.command
+        return self.start is not None and "assay.conformance.adapter" in self.start.command
 
     def expected_failure(self, case_id: str) -> ExpectedFailure | None:
         """The entry for this case."""

@@ -8,8 +8,8 @@ import ssl
 import time
 import uuid
 
-from conformance.targets.model import DEFAULT_CAPABILITIES, CapabilityValue, Endpoint, Target
-from conformance.wire import Connack, Connect, Decoder, Disconnect, MalformedPacketError, describe, encode
+from assay.conformance.targets.model import DEFAULT_CAPABILITIES, CapabilityValue, Endpoint, Target
+from assay.conformance.wire import Connack, Connect, Decoder, Disconnect, MalformedPacketError, describe, encode
 
 HANDSHAKE_TIMEOUT_S = 5.0
 

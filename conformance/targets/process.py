@@ -21,8 +21,8 @@ from typing import IO
 
 import msgspec
 
-from conformance.targets.model import Endpoint, RestartHook, StartHook, Target
-from conformance.targets.probe import ProbeError, handshake
+from assay.conformance.targets.model import Endpoint, RestartHook, StartHook, Target
+from assay.conformance.targets.probe import ProbeError, handshake
 
 _STOP_TIMEOUT_S = 5.0
 _VERSION_TIMEOUT_S = 10.0

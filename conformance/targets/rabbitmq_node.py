@@ -1,4 +1,4 @@
-"""A RabbitMQ node for the time of one run: ``python -m conformance.targets.rabbitmq_node FOLDER``.
+"""A RabbitMQ node for the time of one run: ``python -m assay.conformance.targets.rabbitmq_node FOLDER``.
 
 RabbitMQ consists of a shell script, an Erlang machine with helpers, and the Erlang port mapper, which makes itself a
 daemon when nobody has started one. This process starts a port mapper of its own and the node, both on loopback ports
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from conformance.targets.process import free_port, search_path
+from assay.conformance.targets.process import free_port, search_path
 
 _PREFIXES = ("/usr/lib/rabbitmq/lib", "/usr/local/lib/rabbitmq/lib", "/opt/rabbitmq", "/usr/local/opt/rabbitmq")
 """Where packages put RabbitMQ's own scripts. Those on the PATH want to become the user ``rabbitmq``."""
@@ -122,7 +122,7 @@ def run_node(folder: Path) -> int:
 def main(arguments: list[str]) -> int:
     """Exit status: 0 ended as asked, 1 the node ended by itself, 2 wrong usage, 3 not installed."""
     if len(arguments) != 1:
-        print("usage: python -m conformance.targets.rabbitmq_node FOLDER | --version", file=sys.stderr)
+        print("usage: python -m assay.conformance.targets.rabbitmq_node FOLDER | --version", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:

@@ -10,14 +10,14 @@ clock, so the conformance cases, the workload clients of the fault runner and th
             case Connack(reason_code=0): ...
 """
 
-from conformance.wire.decode import (
+from assay.conformance.wire.decode import (
     Decoder,
     MalformedPacketError,
     decode_packet,
     frame_length,
 )
-from conformance.wire.encode import EncodeError, encode
-from conformance.wire.packets import (
+from assay.conformance.wire.encode import EncodeError, encode
+from assay.conformance.wire.packets import (
     NO_PROPERTIES,
     Auth,
     Connack,

@@ -1,6 +1,7 @@
 """Bytes to packets, strictly: whatever the standard forbids in a packet raises :class:`MalformedPacketError`.
 
-The parser reads both directions, so that the property tests can read back what :mod:`conformance.wire.encode` wrote.
+The parser reads both directions, so that the property tests can read back what :mod:`assay.conformance.wire.encode`
+wrote.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from conformance.wire.packets import (
+from assay.conformance.wire.packets import (
     NO_PROPERTIES,
     PROPERTY_RULES,
     Acknowledgement,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 
-from conformance.wire.packets import (
+from assay.conformance.wire.packets import (
     NO_PROPERTIES,
     PROPERTY_RULES,
     Acknowledgement,

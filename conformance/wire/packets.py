@@ -1,7 +1,7 @@
 """Control packets of MQTT 3.1.1 and 5.0 as frozen structs; one struct serves both versions.
 
 What 3.1.1 lacks (properties, reason codes of PUBACK ...) stays at its default there. Nothing is validated on
-construction: a suite must be able to say wrong things. :mod:`conformance.wire.decode` is the strict side.
+construction: a suite must be able to say wrong things. :mod:`assay.conformance.wire.decode` is the strict side.
 """
 
 from __future__ import annotations

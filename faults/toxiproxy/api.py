@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import msgspec
 
-from faults.toxiproxy.errors import ApiError, bad_request, missing_field, proxy_exists, proxy_not_found
-from faults.toxiproxy.proxy import Proxy
-from faults.toxiproxy.toxics import Stream, create_toxic, update_toxic
+from assay.faults.toxiproxy.errors import ApiError, bad_request, missing_field, proxy_exists, proxy_not_found
+from assay.faults.toxiproxy.proxy import Proxy
+from assay.faults.toxiproxy.toxics import Stream, create_toxic, update_toxic
 
 VERSION: Final = "2.12.0+assay"
 """Version of the API we speak; the build says who speaks it."""

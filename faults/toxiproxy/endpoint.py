@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
-from faults.toxiproxy.client import ToxiproxyClient, ToxiproxyError
-from faults.toxiproxy.server import ToxiproxyThread
+from assay.faults.toxiproxy.client import ToxiproxyClient, ToxiproxyError
+from assay.faults.toxiproxy.server import ToxiproxyThread
 
 URL_VARIABLE: Final = "TOXIPROXY_URL"
 PROGRAM: Final = "toxiproxy-server"

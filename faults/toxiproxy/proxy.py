@@ -11,9 +11,9 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from faults.toxiproxy.errors import ApiError, bad_request, toxic_exists, toxic_not_found
-from faults.toxiproxy.stages import CLOSE, Chain, Chunk
-from faults.toxiproxy.toxics import Stream, Toxic
+from assay.faults.toxiproxy.errors import ApiError, bad_request, toxic_exists, toxic_not_found
+from assay.faults.toxiproxy.stages import CLOSE, Chain, Chunk
+from assay.faults.toxiproxy.toxics import Stream, Toxic
 
 _LOG: Final = logging.getLogger("assay.toxiproxy")
 MAX_HELD_BYTES: Final = 4 * 1_048_576

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import h11
 
-from faults.toxiproxy.api import Response, ToxiproxyApi
+from assay.faults.toxiproxy.api import Response, ToxiproxyApi
 
 _LOG: Final = logging.getLogger("assay.toxiproxy")
 DEFAULT_PORT: Final = 8474

@@ -16,7 +16,7 @@ from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from faults.toxiproxy.toxics import (
+from assay.faults.toxiproxy.toxics import (
     Attributes,
     BandwidthAttributes,
     BlackholeAttributes,

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from faults.toxiproxy.errors import ApiError, bad_request, invalid_stream, invalid_toxic_type
+from assay.faults.toxiproxy.errors import ApiError, bad_request, invalid_stream, invalid_toxic_type
 
 _LOG: Final = logging.getLogger("assay.toxiproxy")
 

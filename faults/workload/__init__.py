@@ -1,11 +1,11 @@
 """The clients of a queue workload, sans-IO: the fault runner gives them sockets, the simulator virtual time."""
 
-from faults.workload.client import ClientPhase, ClientRole, WorkloadClient
-from faults.workload.consumer import ConsumerClient
-from faults.workload.history import HistoryRecorder, intended_ns
-from faults.workload.payload import Payload, PayloadError, decode_payload, encode_payload
-from faults.workload.plan import PlanPhase, WorkloadPlan, substream
-from faults.workload.producer import ProducerClient
+from assay.faults.workload.client import ClientPhase, ClientRole, WorkloadClient
+from assay.faults.workload.consumer import ConsumerClient
+from assay.faults.workload.history import HistoryRecorder, intended_ns
+from assay.faults.workload.payload import Payload, PayloadError, decode_payload, encode_payload
+from assay.faults.workload.plan import PlanPhase, WorkloadPlan, substream
+from assay.faults.workload.producer import ProducerClient
 
 __all__ = [
     "ClientPhase",

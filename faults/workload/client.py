@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from conformance.wire import (
+from assay.conformance.wire import (
     Connack,
     Connect,
     Decoder,
@@ -32,8 +32,8 @@ from conformance.wire import (
     Suback,
     encode,
 )
-from faults.workload.history import EventFields, HistoryRecorder
-from reference_broker.trace.schema import OpKind, OpType
+from assay.faults.workload.history import EventFields, HistoryRecorder
+from assay.reference_broker.trace.schema import OpKind, OpType
 
 _VERSION: Final = 5
 _MAX_PACKET_ID: Final = 65_535

@@ -10,13 +10,13 @@ from typing import Final
 
 import msgspec
 
-from conformance.wire import Properties, Puback, Publish, Suback, Subscribe, Subscription
-from faults.scenario import QueueWorkload, Settlement
-from faults.workload.client import ClientPhase, ClientRole, Operation, Timing, WorkloadClient
-from faults.workload.drain import Ledger
-from faults.workload.history import EventFields, HistoryRecorder
-from faults.workload.payload import PayloadError, decode_payload
-from reference_broker.trace.schema import OpKind, OpType
+from assay.conformance.wire import Properties, Puback, Publish, Suback, Subscribe, Subscription
+from assay.faults.scenario import QueueWorkload, Settlement
+from assay.faults.workload.client import ClientPhase, ClientRole, Operation, Timing, WorkloadClient
+from assay.faults.workload.drain import Ledger
+from assay.faults.workload.history import EventFields, HistoryRecorder
+from assay.faults.workload.payload import PayloadError, decode_payload
+from assay.reference_broker.trace.schema import OpKind, OpType
 
 DLQ_GROUP: Final = "dead-letter-watch"
 """Consumer group of those who read the dead-letter queue."""

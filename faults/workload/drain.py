@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from reference_broker.trace.schema import OpKind, OpType
+from assay.reference_broker.trace.schema import OpKind, OpType
 
 
 class Ledger:

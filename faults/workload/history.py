@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypedDict, Unpack
 
-from reference_broker.trace.schema import HistoryEvent, OpKind, OpType
+from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType
 
 _NS_PER_S = 1_000_000_000
 _INTENDED = "intended_ns="

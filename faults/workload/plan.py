@@ -7,13 +7,13 @@ import random
 from enum import Enum
 from typing import Final
 
-from faults.scenario import QueueWorkload, Scenario
-from faults.workload.client import WorkloadClient
-from faults.workload.consumer import DLQ_GROUP, ConsumerClient
-from faults.workload.drain import Ledger
-from faults.workload.history import HistoryRecorder
-from faults.workload.producer import ProducerClient
-from reference_broker.trace.schema import OpKind, OpType
+from assay.faults.scenario import QueueWorkload, Scenario
+from assay.faults.workload.client import WorkloadClient
+from assay.faults.workload.consumer import DLQ_GROUP, ConsumerClient
+from assay.faults.workload.drain import Ledger
+from assay.faults.workload.history import HistoryRecorder
+from assay.faults.workload.producer import ProducerClient
+from assay.reference_broker.trace.schema import OpKind, OpType
 
 SUBSCRIBE_PATIENCE_S: Final = 5.0
 """Producers begin when every consumer is subscribed, or after this long whatever happened."""
@@ -57,7 +57,7 @@ class WorkloadPlan:
     """Builds the clients of a scenario and steers them.
 
     The driver calls ``start(now)``, then ``update(now)`` after every turn in which a client did something and whenever
-    ``next_deadline()`` is reached; it drives each of ``clients`` as :mod:`faults.workload.client` says. When
+    ``next_deadline()`` is reached; it drives each of ``clients`` as :mod:`assay.faults.workload.client` says. When
     ``finished``, every client was told to stop and the ``DRAIN`` events are written.
     """
 

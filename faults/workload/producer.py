@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from typing import Final
 
-from conformance.wire import Properties
-from faults.scenario import QueueWorkload
-from faults.workload.client import ClientRole, Operation, Timing, WorkloadClient
-from faults.workload.drain import Ledger
-from faults.workload.history import EventFields, HistoryRecorder, intended_detail
-from faults.workload.payload import encode_payload
-from reference_broker.trace.schema import OpKind, OpType
+from assay.conformance.wire import Properties
+from assay.faults.scenario import QueueWorkload
+from assay.faults.workload.client import ClientRole, Operation, Timing, WorkloadClient
+from assay.faults.workload.drain import Ledger
+from assay.faults.workload.history import EventFields, HistoryRecorder, intended_detail
+from assay.faults.workload.payload import encode_payload
+from assay.reference_broker.trace.schema import OpKind, OpType
 
 _LATE_S: Final = 0.0005
 """A publish sent later than this after its intended time says so in the history."""

@@ -11,9 +11,9 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from loadtests.bench.frames import SEQUENCE_BYTES
-from loadtests.bench.shape import Field
-from loadtests.bench.workload import BenchError
+from assay.loadtests.bench.frames import SEQUENCE_BYTES
+from assay.loadtests.bench.shape import Field
+from assay.loadtests.bench.workload import BenchError
 
 METHOD, HEADER, BODY = 1, 2, 3
 FRAME_END = 0xCE

@@ -1,19 +1,19 @@
 """The queue bench over AMQP 0.9.1, for RabbitMQ: persistent publishes with confirms, a durable queue, manual acks.
 
-The same flow as :mod:`loadtests.bench.queue`, in the broker's favour where they differ: a broker does not confirm an
-acknowledgement in AMQP, so a message counts once its publish is confirmed and its acknowledgement was sent.
+The same flow as :mod:`assay.loadtests.bench.queue`, in the broker's favour where they differ: a broker does not confirm
+an acknowledgement in AMQP, so a message counts once its publish is confirmed and its acknowledgement was sent.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from loadtests.bench import amqp
-from loadtests.bench.pump import WARM_UP_S, Stream
-from loadtests.bench.queue_flow import KEYS, QueueFlow, queue_stream
-from loadtests.bench.queue_frames import key_of
-from loadtests.bench.shape import Shape
-from loadtests.bench.workload import BenchError, Figure, Meter, Workload
+from assay.loadtests.bench import amqp
+from assay.loadtests.bench.pump import WARM_UP_S, Stream
+from assay.loadtests.bench.queue_flow import KEYS, QueueFlow, queue_stream
+from assay.loadtests.bench.queue_frames import key_of
+from assay.loadtests.bench.shape import Shape
+from assay.loadtests.bench.workload import BenchError, Figure, Meter, Workload
 
 _MAX_PREFETCH = 65_535
 

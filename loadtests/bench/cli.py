@@ -13,23 +13,29 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 
-from conformance.targets import ProbeError, TargetError, TargetStartError
-from loadtests.bench.cases import COMPARED, QUEUES, Case
-from loadtests.bench.engine.figures import EnginePlan, EngineRun, engine_result, quick_engine_plan, run_engine_bench
-from loadtests.bench.engine.figures import table as engine_table
-from loadtests.bench.figures import BenchRun
-from loadtests.bench.mqtt import run_bench
-from loadtests.bench.peers import KNOWN, Peer, peers, rabbitmq_queues, reference_queues
-from loadtests.bench.report import MARKS, notes, result, table
-from loadtests.bench.storage import report as storage_report
-from loadtests.bench.storage.log_files import LogNoteError
-from loadtests.bench.storage.plan import StoragePlan, quick_plan
-from loadtests.bench.storage.queued import QueuedMessagesError
-from loadtests.bench.storage.run import StorageRun, run_storage_bench
-from loadtests.bench.workload import BenchError, BenchPlan
-from loadtests.exit_status import ExitStatus
-from reference_broker.trace.results import RunResult, Verdict, write_result
-from reference_broker.trace.terminal import WholeConsole
+from assay.conformance.targets import ProbeError, TargetError, TargetStartError
+from assay.loadtests.bench.cases import COMPARED, QUEUES, Case
+from assay.loadtests.bench.engine.figures import (
+    EnginePlan,
+    EngineRun,
+    engine_result,
+    quick_engine_plan,
+    run_engine_bench,
+)
+from assay.loadtests.bench.engine.figures import table as engine_table
+from assay.loadtests.bench.figures import BenchRun
+from assay.loadtests.bench.mqtt import run_bench
+from assay.loadtests.bench.peers import KNOWN, Peer, peers, rabbitmq_queues, reference_queues
+from assay.loadtests.bench.report import MARKS, notes, result, table
+from assay.loadtests.bench.storage import report as storage_report
+from assay.loadtests.bench.storage.log_files import LogNoteError
+from assay.loadtests.bench.storage.plan import StoragePlan, quick_plan
+from assay.loadtests.bench.storage.queued import QueuedMessagesError
+from assay.loadtests.bench.storage.run import StorageRun, run_storage_bench
+from assay.loadtests.bench.workload import BenchError, BenchPlan
+from assay.loadtests.exit_status import ExitStatus
+from assay.reference_broker.trace.results import RunResult, Verdict, write_result
+from assay.reference_broker.trace.terminal import WholeConsole
 
 app = typer.Typer(no_args_is_help=True, help="Measure throughput against other brokers, and storage, in one run.")
 

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from conformance.targets import Endpoint
-from conformance.wire import Connect, Subscribe, Subscription, encode
-from loadtests.bench.workload import BenchError, UnsupportedError
+from assay.conformance.targets import Endpoint
+from assay.conformance.wire import Connect, Subscribe, Subscription, encode
+from assay.loadtests.bench.workload import BenchError, UnsupportedError
 
 CONNECTIONS_PER_ADDRESS = 20_000
 AT_ONCE = 100

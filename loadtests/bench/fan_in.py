@@ -13,13 +13,13 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from conformance.targets import Endpoint
-from loadtests.bench.broker_process import BrokerProcess
-from loadtests.bench.crowd import ANSWER_BYTES, close_all, open_crowd
-from loadtests.bench.frames import ACK_BYTES, AckType, PublishFrames, build_acks
-from loadtests.bench.handshake import connect, subscribe
-from loadtests.bench.pump import COALESCE_S, STALL_TIMEOUT_S, Stream
-from loadtests.bench.workload import BenchError, BenchPlan, Figure, Meter, Workload
+from assay.conformance.targets import Endpoint
+from assay.loadtests.bench.broker_process import BrokerProcess
+from assay.loadtests.bench.crowd import ANSWER_BYTES, close_all, open_crowd
+from assay.loadtests.bench.frames import ACK_BYTES, AckType, PublishFrames, build_acks
+from assay.loadtests.bench.handshake import connect, subscribe
+from assay.loadtests.bench.pump import COALESCE_S, STALL_TIMEOUT_S, Stream
+from assay.loadtests.bench.workload import BenchError, BenchPlan, Figure, Meter, Workload
 
 FILTERS = ("b/in/0/+", "b/in/1/+")
 """By QoS. The subscription has the QoS of the publishes: some brokers deliver at the subscription's otherwise."""

@@ -10,13 +10,13 @@ import select
 import socket
 import time
 
-from conformance.targets import Endpoint
-from loadtests.bench.broker_process import BrokerProcess
-from loadtests.bench.crowd import close_all, open_crowd
-from loadtests.bench.frames import ACK_BYTES, AckType, PublishFrames, read_acks
-from loadtests.bench.handshake import connect
-from loadtests.bench.pump import COALESCE_S, STALL_TIMEOUT_S, Stream
-from loadtests.bench.workload import BenchError, BenchPlan, Figure, Meter, Workload
+from assay.conformance.targets import Endpoint
+from assay.loadtests.bench.broker_process import BrokerProcess
+from assay.loadtests.bench.crowd import close_all, open_crowd
+from assay.loadtests.bench.frames import ACK_BYTES, AckType, PublishFrames, read_acks
+from assay.loadtests.bench.handshake import connect
+from assay.loadtests.bench.pump import COALESCE_S, STALL_TIMEOUT_S, Stream
+from assay.loadtests.bench.workload import BenchError, BenchPlan, Figure, Meter, Workload
 
 TOPICS = ("b/fan/0", "b/fan/1")
 """By QoS. The subscription has the QoS of the publishes: some brokers deliver at the subscription's otherwise."""

@@ -6,8 +6,8 @@ import statistics
 
 import msgspec
 
-from loadtests.bench.cases import LINES, Line
-from loadtests.bench.workload import BenchPlan, Figure
+from assay.loadtests.bench.cases import LINES, Line
+from assay.loadtests.bench.workload import BenchPlan, Figure
 
 NULL = "null"
 HEADROOM_MIN = 1.5

@@ -13,7 +13,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from conformance.wire.encode import varint
+from assay.conformance.wire.encode import varint
 
 PACKET_IDS = 65_535
 """Packet ids are 1 to 65535; message ``seq`` is sent with id ``seq % 65535 + 1``."""

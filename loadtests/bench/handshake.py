@@ -6,8 +6,8 @@ import socket
 import time
 from typing import TypeVar
 
-from conformance.targets import Endpoint
-from conformance.wire import (
+from assay.conformance.targets import Endpoint
+from assay.conformance.wire import (
     Connack,
     Connect,
     Decoder,
@@ -20,7 +20,7 @@ from conformance.wire import (
     describe,
     encode,
 )
-from loadtests.bench.workload import UnsupportedError
+from assay.loadtests.bench.workload import UnsupportedError
 
 HANDSHAKE_TIMEOUT_S = 5.0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 
-from loadtests.bench.crowd import close_all, open_crowd, raise_file_limit
-from loadtests.bench.workload import BenchError, Figure, Meter, Workload
+from assay.loadtests.bench.crowd import close_all, open_crowd, raise_file_limit
+from assay.loadtests.bench.workload import BenchError, Figure, Meter, Workload
 
 KEEP_ALIVE_S = 600
 """Real clients have one, and it costs the broker a timer."""

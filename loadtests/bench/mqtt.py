@@ -16,23 +16,23 @@ from typing import NamedTuple
 
 import msgspec
 
-from conformance.targets import Endpoint, ProbeError, RunningTarget, TargetStartError, running
-from loadtests.bench.amqp_queue import AmqpQueueBatch, AmqpQueueKeyed, AmqpQueueLife
-from loadtests.bench.broker_process import BrokerProcess
-from loadtests.bench.cases import PUB_SUB, Case, lines_of
-from loadtests.bench.crowd import raise_file_limit
-from loadtests.bench.fan_in import FanIn
-from loadtests.bench.fan_out import FanOut
-from loadtests.bench.figures import NULL, BenchRun, Reading
-from loadtests.bench.handshake import HandshakeError
-from loadtests.bench.idle import Idle
-from loadtests.bench.open_loop import OpenLoop
-from loadtests.bench.peers import Peer, null_pipe, null_relay
-from loadtests.bench.pump import PubSub
-from loadtests.bench.queue import QueueBatch, QueueKeyed, QueueLife
-from loadtests.bench.storm import Storm
-from loadtests.bench.subscriptions import Subscriptions
-from loadtests.bench.workload import SETTLE_TIMEOUT_S, BenchError, BenchPlan, Figure, UnsupportedError, Workload
+from assay.conformance.targets import Endpoint, ProbeError, RunningTarget, TargetStartError, running
+from assay.loadtests.bench.amqp_queue import AmqpQueueBatch, AmqpQueueKeyed, AmqpQueueLife
+from assay.loadtests.bench.broker_process import BrokerProcess
+from assay.loadtests.bench.cases import PUB_SUB, Case, lines_of
+from assay.loadtests.bench.crowd import raise_file_limit
+from assay.loadtests.bench.fan_in import FanIn
+from assay.loadtests.bench.fan_out import FanOut
+from assay.loadtests.bench.figures import NULL, BenchRun, Reading
+from assay.loadtests.bench.handshake import HandshakeError
+from assay.loadtests.bench.idle import Idle
+from assay.loadtests.bench.open_loop import OpenLoop
+from assay.loadtests.bench.peers import Peer, null_pipe, null_relay
+from assay.loadtests.bench.pump import PubSub
+from assay.loadtests.bench.queue import QueueBatch, QueueKeyed, QueueLife
+from assay.loadtests.bench.storm import Storm
+from assay.loadtests.bench.subscriptions import Subscriptions
+from assay.loadtests.bench.workload import SETTLE_TIMEOUT_S, BenchError, BenchPlan, Figure, UnsupportedError, Workload
 
 WORKLOADS: dict[Case, Callable[[Endpoint, BenchPlan, BrokerProcess], Workload]] = {
     Case.QOS_0: partial(PubSub, qos=0),

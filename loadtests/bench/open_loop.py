@@ -12,12 +12,12 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from conformance.targets import Endpoint
-from loadtests.bench.broker_process import BrokerProcess
-from loadtests.bench.crowd import close_all, open_crowd
-from loadtests.bench.frames import ACK_BYTES, AckType, PublishFrames
-from loadtests.bench.pump import STALL_TIMEOUT_S
-from loadtests.bench.workload import BenchError, BenchPlan, Figure, Meter, Workload
+from assay.conformance.targets import Endpoint
+from assay.loadtests.bench.broker_process import BrokerProcess
+from assay.loadtests.bench.crowd import close_all, open_crowd
+from assay.loadtests.bench.frames import ACK_BYTES, AckType, PublishFrames
+from assay.loadtests.bench.pump import STALL_TIMEOUT_S
+from assay.loadtests.bench.workload import BenchError, BenchPlan, Figure, Meter, Workload
 
 SEED = 4
 SECONDS = 2.0

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from conformance.targets import StartHook, Target, load_target
-from loadtests import null_broker
+from assay.conformance.targets import StartHook, Target, load_target
+from assay.loadtests import null_broker
 
 _MOSQUITTO_CONFIGURATION = """\
 listener {port} 127.0.0.1
@@ -112,7 +112,7 @@ def reference_queues(durability: str) -> Peer:
         name=f"reference/{durability}",
         capabilities={"queues": True},
         start=StartHook(
-            command=("{python}", "-m", "conformance.adapter", "--config", "{dir}/broker.yaml"),
+            command=("{python}", "-m", "assay.conformance.adapter", "--config", "{dir}/broker.yaml"),
             port_from="stdout",
             files={"broker.yaml": _REFERENCE_CONFIGURATION.replace("DURABILITY", durability)},
         ),

@@ -17,11 +17,11 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from conformance.targets import Endpoint
-from loadtests.bench.broker_process import BrokerProcess
-from loadtests.bench.frames import ACK_BYTES, AckType, Ids, PublishFrames, build_acks, packet_ids, read_acks
-from loadtests.bench.handshake import connect, subscribe
-from loadtests.bench.workload import BenchError, BenchPlan, Figure, Meter, Workload
+from assay.conformance.targets import Endpoint
+from assay.loadtests.bench.broker_process import BrokerProcess
+from assay.loadtests.bench.frames import ACK_BYTES, AckType, Ids, PublishFrames, build_acks, packet_ids, read_acks
+from assay.loadtests.bench.handshake import connect, subscribe
+from assay.loadtests.bench.workload import BenchError, BenchPlan, Figure, Meter, Workload
 
 READ_BYTES = 1 << 20
 STALL_TIMEOUT_S = 10.0

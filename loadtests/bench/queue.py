@@ -13,13 +13,13 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from loadtests.bench.frames import ACK_BYTES, PACKET_IDS, AckType, PublishFrames, packet_ids, read_acks
-from loadtests.bench.handshake import connect, subscribe
-from loadtests.bench.pump import WARM_UP_S
-from loadtests.bench.queue_flow import KEYS, QueueFlow, queue_stream
-from loadtests.bench.queue_frames import AckFrames, DeliveryReader, acknowledgements, key_sections
-from loadtests.bench.workload import BenchError, Figure, Meter, Workload
-from loadtests.packets import property_section, user_property
+from assay.loadtests.bench.frames import ACK_BYTES, PACKET_IDS, AckType, PublishFrames, packet_ids, read_acks
+from assay.loadtests.bench.handshake import connect, subscribe
+from assay.loadtests.bench.pump import WARM_UP_S
+from assay.loadtests.bench.queue_flow import KEYS, QueueFlow, queue_stream
+from assay.loadtests.bench.queue_frames import AckFrames, DeliveryReader, acknowledgements, key_sections
+from assay.loadtests.bench.workload import BenchError, Figure, Meter, Workload
+from assay.loadtests.packets import property_section, user_property
 
 GROUP = "bench"
 QOS = 1

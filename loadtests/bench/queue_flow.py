@@ -13,9 +13,9 @@ from abc import ABC, abstractmethod
 import numpy as np
 import numpy.typing as npt
 
-from loadtests.bench.frames import Sequences
-from loadtests.bench.pump import STALL_TIMEOUT_S, UNBOUNDED_MESSAGES, Stream
-from loadtests.bench.workload import BenchError
+from assay.loadtests.bench.frames import Sequences
+from assay.loadtests.bench.pump import STALL_TIMEOUT_S, UNBOUNDED_MESSAGES, Stream
+from assay.loadtests.bench.workload import BenchError
 
 GROWTH_MESSAGES = 65_536
 KEYS = 100
@@ -41,7 +41,7 @@ class QueueFlow(ABC):
         self._last_of_key = np.full(KEYS, -1, np.int64) if keyed else None
 
     def run(self, *, messages: int = 0, seconds: float = 0.0) -> int:
-        """As :meth:`loadtests.bench.pump.Pump.run`. Raises :class:`BenchError`."""
+        """As :meth:`assay.loadtests.bench.pump.Pump.run`. Raises :class:`BenchError`."""
         first = self._sent
         self._limit = first + (messages or UNBOUNDED_MESSAGES)
         poll = select.poll()

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from conformance.wire.decode import MalformedPacketError, decode_packet
-from conformance.wire.packets import Publish
-from loadtests.bench.frames import PACKET_IDS, SEQUENCE_BYTES, Sequences
-from loadtests.bench.workload import BenchError
-from loadtests.packets import property_section, publish_frame, split_frames, user_property
+from assay.conformance.wire.decode import MalformedPacketError, decode_packet
+from assay.conformance.wire.packets import Publish
+from assay.loadtests.bench.frames import PACKET_IDS, SEQUENCE_BYTES, Sequences
+from assay.loadtests.bench.workload import BenchError
+from assay.loadtests.packets import property_section, publish_frame, split_frames, user_property
 
 _MESSAGE_ID, _GROUP, _KEY = b"message-id", b"group-id", b"partition-key"
 _KEY_START, _KEY_DIGITS = b"key-", 2

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from loadtests.bench.cases import QUEUES, Aim, Line
-from loadtests.bench.figures import NULL, BenchRun
-from loadtests.machine import this_machine
-from reference_broker.trace.results import Check, RunKind, RunResult, Series, Verdict, worst
-from reference_broker.trace.terminal import WholeTable
+from assay.loadtests.bench.cases import QUEUES, Aim, Line
+from assay.loadtests.bench.figures import NULL, BenchRun
+from assay.loadtests.machine import this_machine
+from assay.reference_broker.trace.results import Check, RunKind, RunResult, Series, Verdict, worst
+from assay.reference_broker.trace.terminal import WholeTable
 
 MARKS = {Verdict.PASS: "[green]met[/]", Verdict.FAIL: "[red]missed[/]", Verdict.UNKNOWN: "[yellow]unknown[/]"}
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loadtests.bench.workload import BenchError
+from assay.loadtests.bench.workload import BenchError
 
 Field = tuple[str, str]
 """A name and a numpy type, e.g. ``("tag", ">u8")``."""

@@ -13,10 +13,10 @@ import time
 
 import numpy as np
 
-from conformance.targets import Endpoint
-from loadtests.bench.crowd import ANSWER_BYTES, check_connack, connect_packet, start_connect
-from loadtests.bench.pump import STALL_TIMEOUT_S
-from loadtests.bench.workload import BenchError, Figure, Meter, Workload
+from assay.conformance.targets import Endpoint
+from assay.loadtests.bench.crowd import ANSWER_BYTES, check_connack, connect_packet, start_connect
+from assay.loadtests.bench.pump import STALL_TIMEOUT_S
+from assay.loadtests.bench.workload import BenchError, Figure, Meter, Workload
 
 _DISCONNECT = b"\xe0\x00"
 TICK_S = 0.001

@@ -13,16 +13,16 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from conformance.targets import Endpoint
-from conformance.wire import Unsubscribe, encode
-from loadtests.bench.broker_process import BrokerProcess
-from loadtests.bench.cases import FILTER_COUNTS, filters_line
-from loadtests.bench.crowd import check_suback, close_all, subscribe_packet
-from loadtests.bench.frames import PublishFrames
-from loadtests.bench.handshake import connect
-from loadtests.bench.pump import COALESCE_S, COALESCE_SHARE, STALL_TIMEOUT_S, Stream
-from loadtests.bench.workload import BenchError, BenchPlan, Figure, Meter, Workload
-from loadtests.packets import split_frames
+from assay.conformance.targets import Endpoint
+from assay.conformance.wire import Unsubscribe, encode
+from assay.loadtests.bench.broker_process import BrokerProcess
+from assay.loadtests.bench.cases import FILTER_COUNTS, filters_line
+from assay.loadtests.bench.crowd import check_suback, close_all, subscribe_packet
+from assay.loadtests.bench.frames import PublishFrames
+from assay.loadtests.bench.handshake import connect
+from assay.loadtests.bench.pump import COALESCE_S, COALESCE_SHARE, STALL_TIMEOUT_S, Stream
+from assay.loadtests.bench.workload import BenchError, BenchPlan, Figure, Meter, Workload
+from assay.loadtests.packets import split_frames
 
 RECEIVERS = 10
 COPIES = 3

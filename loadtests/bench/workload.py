@@ -9,9 +9,9 @@ from typing import Self
 
 import msgspec
 
-from conformance.targets import Endpoint
-from loadtests.bench.broker_process import BrokerProcess
-from loadtests.bench.cases import COMPARED, Case
+from assay.conformance.targets import Endpoint
+from assay.loadtests.bench.broker_process import BrokerProcess
+from assay.loadtests.bench.cases import COMPARED, Case
 
 SETTLE_TIMEOUT_S = 3.0
 """A broker may take that long to be done with the end of many connections."""

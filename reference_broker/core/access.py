@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import msgspec
 
-from reference_broker.config import AclConfig, AclRuleConfig, DefaultAccess, Permission
-from reference_broker.core.queues.address import DEAD_LETTER_ALIAS, DEAD_LETTER_PREFIX, QUEUE_PREFIX
-from reference_broker.core.queues.rights import READING_VERBS, WRITING_VERBS
-from reference_broker.core.remembered import remember
+from assay.reference_broker.config import AclConfig, AclRuleConfig, DefaultAccess, Permission
+from assay.reference_broker.core.queues.address import DEAD_LETTER_ALIAS, DEAD_LETTER_PREFIX, QUEUE_PREFIX
+from assay.reference_broker.core.queues.rights import READING_VERBS, WRITING_VERBS
+from assay.reference_broker.core.remembered import remember
 
 MAX_CACHED_DECISIONS = 256
 """Per client and kind; a client that asks about more topics starts anew."""
@@ -127,7 +127,7 @@ class Grants:
 class AccessControl:
     """The access rules of a broker. They never change: other rules are another object, and remember nothing.
 
-    What was granted by earlier ones is asked again by :class:`reference_broker.core.access_review.AccessReview`.
+    What was granted by earlier ones is asked again by :class:`assay.reference_broker.core.access_review.AccessReview`.
     """
 
     def __init__(self, config: AclConfig) -> None:

@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from reference_broker.core.message_paths import is_queue_topic
-from reference_broker.core.queues import QueueError, QueueErrorCode
-from reference_broker.core.queues.admin import reaches_admin
+from assay.reference_broker.core.message_paths import is_queue_topic
+from assay.reference_broker.core.queues import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.admin import reaches_admin
 
 if TYPE_CHECKING:
-    from reference_broker.core.broker_state import BrokerState
-    from reference_broker.core.session import Session
+    from assay.reference_broker.core.broker_state import BrokerState
+    from assay.reference_broker.core.session import Session
 
 PORTION = 10_000
 """Subscriptions and messages that a review looks at in one turn, and those of one session more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reference_broker.core.message import HOLDER_BYTES, Message, memory_bytes
+from assay.reference_broker.core.message import HOLDER_BYTES, Message, memory_bytes
 
 
 class Budget:

@@ -1,8 +1,8 @@
 """The administration of queues over topics, as seen by the broker: answers to requests, and the stream of figures.
 
-A client publishes a request to ``$admin/queue/...`` (see :mod:`reference_broker.core.queues.admin`); the answer goes to
-its response topic, with its correlation data. Who subscribes to ``$admin/queue/<queue>/stats`` gets the figures of the
-queue every ``queues.stats_interval_s``, at QoS 0. Nothing on these topics is retained or routed between clients.
+A client publishes a request to ``$admin/queue/...`` (see :mod:`assay.reference_broker.core.queues.admin`); the answer
+goes to its response topic, with its correlation data. Who subscribes to ``$admin/queue/<queue>/stats`` gets the figures
+of the queue every ``queues.stats_interval_s``, at QoS 0. Nothing on these topics is retained or routed between clients.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from reference_broker.config import AdminTopics
-from reference_broker.core.message import Message
-from reference_broker.core.queues import QueueError, QueueErrorCode
-from reference_broker.core.queues import admin as operations
-from reference_broker.core.routing import Subscription
-from reference_broker.core.timers import Timer
+from assay.reference_broker.config import AdminTopics
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues import admin as operations
+from assay.reference_broker.core.routing import Subscription
+from assay.reference_broker.core.timers import Timer
 
 if TYPE_CHECKING:
-    from reference_broker.core.access import Grants
-    from reference_broker.core.broker_state import BrokerState
-    from reference_broker.core.session import Session
+    from assay.reference_broker.core.access import Grants
+    from assay.reference_broker.core.broker_state import BrokerState
+    from assay.reference_broker.core.session import Session
 
 Confirm = Callable[[QueueError | None], None]
 

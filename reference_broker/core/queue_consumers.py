@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from reference_broker.core.message import Message
-from reference_broker.core.queues import Consumer, Delivery, QueueError, QueueErrorCode
-from reference_broker.core.queues import subscribe_options as options_of
-from reference_broker.core.queues.address import topic_of
-from reference_broker.core.queues.consumer import AssignmentEvent, Notify
-from reference_broker.core.queues.delivery_run import DeliveryRun
-from reference_broker.core.queues.subscribe_options import AckMode
-from reference_broker.core.session import LARGE_BYTES
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import Consumer, Delivery, QueueError, QueueErrorCode
+from assay.reference_broker.core.queues import subscribe_options as options_of
+from assay.reference_broker.core.queues.address import topic_of
+from assay.reference_broker.core.queues.consumer import AssignmentEvent, Notify
+from assay.reference_broker.core.queues.delivery_run import DeliveryRun
+from assay.reference_broker.core.queues.subscribe_options import AckMode
+from assay.reference_broker.core.session import LARGE_BYTES
 
 if TYPE_CHECKING:
-    from reference_broker.core.broker_state import BrokerState
-    from reference_broker.core.routing import Subscription
-    from reference_broker.core.session import Session
+    from assay.reference_broker.core.broker_state import BrokerState
+    from assay.reference_broker.core.routing import Subscription
+    from assay.reference_broker.core.session import Session
 
 Asked = tuple[tuple[str, str], ...]
 """User properties of a SUBSCRIBE."""

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from reference_broker.core.filter_changes import FilterChanges
-from reference_broker.core.filter_tree import FilterTree
-from reference_broker.core.message import text_bytes
+from assay.reference_broker.core.filter_changes import FilterChanges
+from assay.reference_broker.core.filter_tree import FilterTree
+from assay.reference_broker.core.message import text_bytes
 
 if TYPE_CHECKING:
-    from reference_broker.core.session import Session
+    from assay.reference_broker.core.session import Session
 
 MAX_CACHED_ROUTES = 65_536
 MAX_CACHED_ROUTE_BYTES = 64 * 1024 * 1024

@@ -9,11 +9,11 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from reference_broker.core.retained_sends import Walk
+from assay.reference_broker.core.retained_sends import Walk
 
 if TYPE_CHECKING:
-    from reference_broker.core.broker_state import BrokerState
-    from reference_broker.core.session import Session
+    from assay.reference_broker.core.broker_state import BrokerState
+    from assay.reference_broker.core.session import Session
 
 TURN_WORK: Final = 8_192
 """Of one turn. A step through the retained messages is 1, a message that is sent :data:`MESSAGE_WORK`."""

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from reference_broker.config import MqttConfig
-from reference_broker.core.budget import MessageBudget
-from reference_broker.core.message import HOLDER_BYTES, MESSAGE_OVERHEAD_BYTES, Message, memory_bytes, text_bytes
-from reference_broker.core.queues import Consumer, Delivery
-from reference_broker.core.queues.delivery_run import DeliveryRun
-from reference_broker.core.routing import Subscription
-from reference_broker.core.timers import Timer
-from reference_broker.core.traffic import Traffic
+from assay.reference_broker.config import MqttConfig
+from assay.reference_broker.core.budget import MessageBudget
+from assay.reference_broker.core.message import HOLDER_BYTES, MESSAGE_OVERHEAD_BYTES, Message, memory_bytes, text_bytes
+from assay.reference_broker.core.queues import Consumer, Delivery
+from assay.reference_broker.core.queues.delivery_run import DeliveryRun
+from assay.reference_broker.core.routing import Subscription
+from assay.reference_broker.core.timers import Timer
+from assay.reference_broker.core.traffic import Traffic
 
 if TYPE_CHECKING:
-    from reference_broker.core.retained_sends import RetainedSends
-    from reference_broker.core.session_journal import Entry, KeptSession
-    from reference_broker.core.tenants import Tenant
+    from assay.reference_broker.core.retained_sends import RetainedSends
+    from assay.reference_broker.core.session_journal import Entry, KeptSession
+    from assay.reference_broker.core.tenants import Tenant
 
 MAX_PACKET_ID = 65_535
 _SHORT_ID_BYTES = 256

@@ -11,9 +11,9 @@ from collections import Counter
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from reference_broker.core.message import Message
-from reference_broker.core.queues.store import NewRecord
-from reference_broker.core.session_records import (
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.core.session_records import (
     ENTRY,
     FORMAT_VERSION,
     INBOUND,
@@ -30,11 +30,11 @@ from reference_broker.core.session_records import (
     stored_message,
     stored_subscription,
 )
-from reference_broker.core.watched import WatchedDict
+from assay.reference_broker.core.watched import WatchedDict
 
 if TYPE_CHECKING:
-    from reference_broker.core.retained import RetainedStore
-    from reference_broker.core.session import InFlight, Outgoing, Session
+    from assay.reference_broker.core.retained import RetainedStore
+    from assay.reference_broker.core.session import InFlight, Outgoing, Session
 
 _NUMBER_BYTES = 8
 Change = tuple[bytes, bytes | None]

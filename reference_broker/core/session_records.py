@@ -24,8 +24,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from reference_broker.core.message import Message
-from reference_broker.core.routing import Subscription
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.routing import Subscription
 
 FORMAT_VERSION = 1
 VERSION_KEY = b"v"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reference_broker.config import TenantConfig
-from reference_broker.core.message import Message
-from reference_broker.core.retained_sends import RetainedSends
-from reference_broker.core.session import RELEASED, Outgoing, Session, SharedOutgoing, Will
-from reference_broker.core.session_journal import Entry, KeptSession, SessionJournal
-from reference_broker.core.session_records import (
+from assay.reference_broker.config import TenantConfig
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.retained_sends import RetainedSends
+from assay.reference_broker.core.session import RELEASED, Outgoing, Session, SharedOutgoing, Will
+from assay.reference_broker.core.session_journal import Entry, KeptSession, SessionJournal
+from assay.reference_broker.core.session_records import (
     StoredEntry,
     StoredProgress,
     StoredSession,
@@ -17,10 +17,10 @@ from reference_broker.core.session_records import (
     restored_message,
     restored_subscription,
 )
-from reference_broker.core.tenants import Tenant
+from assay.reference_broker.core.tenants import Tenant
 
 if TYPE_CHECKING:
-    from reference_broker.core.broker_state import BrokerState
+    from assay.reference_broker.core.broker_state import BrokerState
 
 
 def restore(broker: BrokerState, journal: SessionJournal, stored: StoredState, now: float) -> list[str]:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from reference_broker.config import QueueConfig, TenantConfig
-from reference_broker.core.message import Message, changed
-from reference_broker.core.queues import QueueError, QueueErrorCode
-from reference_broker.core.queues.address import (
+from assay.reference_broker.config import QueueConfig, TenantConfig
+from assay.reference_broker.core.message import Message, changed
+from assay.reference_broker.core.queues import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.address import (
     DEAD_LETTER_ALIAS,
     DEAD_LETTER_PREFIX,
     QUEUE_PREFIX,
@@ -26,15 +26,15 @@ from reference_broker.core.queues.address import (
     Verb,
     is_dead_letter,
 )
-from reference_broker.core.queues.confirms import Stored, StoredAs
-from reference_broker.core.queues.delays import due_time_ms
-from reference_broker.core.queues.publish_options import parse
-from reference_broker.core.queues.stored_message import message_bytes
-from reference_broker.core.rates import TokenBucket
+from assay.reference_broker.core.queues.confirms import Stored, StoredAs
+from assay.reference_broker.core.queues.delays import due_time_ms
+from assay.reference_broker.core.queues.publish_options import parse
+from assay.reference_broker.core.queues.stored_message import message_bytes
+from assay.reference_broker.core.rates import TokenBucket
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues import QueueEngine
-    from reference_broker.core.session import Session
+    from assay.reference_broker.core.queues import QueueEngine
+    from assay.reference_broker.core.session import Session
 
 _USAGE_INTERVAL_S = 1.0
 _MIN_WAIT_S = 0.001

@@ -7,11 +7,11 @@
 ...             received.ack()
 """
 
-from reference_broker.core.queues.lanes import lane_of_level
-from reference_broker.core.queues.publish_options import Priority
-from reference_broker.embedded.aio import AsyncQueues
-from reference_broker.embedded.blocking import BlockingTransaction, Queues, Subscription
-from reference_broker.embedded.errors import (
+from assay.reference_broker.core.queues.lanes import lane_of_level
+from assay.reference_broker.core.queues.publish_options import Priority
+from assay.reference_broker.embedded.aio import AsyncQueues
+from assay.reference_broker.embedded.blocking import BlockingTransaction, Queues, Subscription
+from assay.reference_broker.embedded.errors import (
     AmbiguousSettlementError,
     BrokerClosedError,
     FencedError,
@@ -38,11 +38,11 @@ from reference_broker.embedded.errors import (
     UnknownQueueError,
     UnknownTransactionError,
 )
-from reference_broker.embedded.health import DeadLetterStats, HealthSnapshot, HealthStatus
-from reference_broker.embedded.messages import AckPolicy, NewMessage, Published, StoredCopy
-from reference_broker.embedded.replies import Reply
-from reference_broker.embedded.subscription import AsyncSubscription
-from reference_broker.embedded.transaction import AsyncTransaction
+from assay.reference_broker.embedded.health import DeadLetterStats, HealthSnapshot, HealthStatus
+from assay.reference_broker.embedded.messages import AckPolicy, NewMessage, Published, StoredCopy
+from assay.reference_broker.embedded.replies import Reply
+from assay.reference_broker.embedded.subscription import AsyncSubscription
+from assay.reference_broker.embedded.transaction import AsyncTransaction
 
 __all__ = [
     "AckPolicy",

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
-from reference_broker.config import QueueConfig
-from reference_broker.core.broker_state import default_group
-from reference_broker.core.message import Message
-from reference_broker.core.queues import QueueError, QueueStats
-from reference_broker.core.queues.address import dead_letter_name
-from reference_broker.core.queues.confirms import Confirm, StoredAs
-from reference_broker.core.queues.dead_letters import ORIGINAL_QUEUE, REASON
-from reference_broker.embedded.errors import named
-from reference_broker.embedded.health import DeadLetterStats, HealthSnapshot, health_of
-from reference_broker.embedded.messages import (
+from assay.reference_broker.config import QueueConfig
+from assay.reference_broker.core.broker_state import default_group
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import QueueError, QueueStats
+from assay.reference_broker.core.queues.address import dead_letter_name
+from assay.reference_broker.core.queues.confirms import Confirm, StoredAs
+from assay.reference_broker.core.queues.dead_letters import ORIGINAL_QUEUE, REASON
+from assay.reference_broker.embedded.errors import named
+from assay.reference_broker.embedded.health import DeadLetterStats, HealthSnapshot, health_of
+from assay.reference_broker.embedded.messages import (
     PUBLISHER,
     MessageOptions,
     NewMessage,
@@ -28,19 +28,19 @@ from reference_broker.embedded.messages import (
     new_message,
     topic_of,
 )
-from reference_broker.embedded.replies import Replies, Reply
-from reference_broker.embedded.subscription import MAX_BUFFER, AsyncSubscription, Callback
-from reference_broker.embedded.transaction import AsyncTransaction, Producers
+from assay.reference_broker.embedded.replies import Replies, Reply
+from assay.reference_broker.embedded.subscription import MAX_BUFFER, AsyncSubscription, Callback
+from assay.reference_broker.embedded.transaction import AsyncTransaction, Producers
 
 if TYPE_CHECKING:
-    from reference_broker.server.tcp import NodeDriver
+    from assay.reference_broker.server.tcp import NodeDriver
 
 log = logging.getLogger(__name__)
 _MAX_REASON = 1_024
 
 
 class AsyncQueues:
-    """All queues of a running broker. Every method may raise the errors of :mod:`reference_broker.embedded.errors`."""
+    """All queues of a running broker. Every method may raise the errors of ``embedded.errors``."""
 
     def __init__(self, driver: Callable[[], NodeDriver]) -> None:
         """``driver`` raises :class:`BrokerClosedError` when the broker does not run."""

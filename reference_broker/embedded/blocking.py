@@ -12,17 +12,17 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-from reference_broker.config import QueueConfig
-from reference_broker.core.queues import QueueError, QueueStats
-from reference_broker.core.queues.transaction import TransactionKey
-from reference_broker.embedded.aio import AsyncQueues
-from reference_broker.embedded.errors import BrokerClosedError
-from reference_broker.embedded.health import DeadLetterStats, HealthSnapshot
-from reference_broker.embedded.messages import MessageOptions, NewMessage, Published, StoredCopy
-from reference_broker.embedded.received import AsyncReceived, ReceivedMessage
-from reference_broker.embedded.replies import Reply
-from reference_broker.embedded.subscription import AsyncSubscription
-from reference_broker.embedded.transaction import AsyncTransaction
+from assay.reference_broker.config import QueueConfig
+from assay.reference_broker.core.queues import QueueError, QueueStats
+from assay.reference_broker.core.queues.transaction import TransactionKey
+from assay.reference_broker.embedded.aio import AsyncQueues
+from assay.reference_broker.embedded.errors import BrokerClosedError
+from assay.reference_broker.embedded.health import DeadLetterStats, HealthSnapshot
+from assay.reference_broker.embedded.messages import MessageOptions, NewMessage, Published, StoredCopy
+from assay.reference_broker.embedded.received import AsyncReceived, ReceivedMessage
+from assay.reference_broker.embedded.replies import Reply
+from assay.reference_broker.embedded.subscription import AsyncSubscription
+from assay.reference_broker.embedded.transaction import AsyncTransaction
 
 log = logging.getLogger(__name__)
 DEFAULT_TIMEOUT_S = 30.0
@@ -86,7 +86,7 @@ class LoopCaller:
 class Queues:
     """All queues of a running broker, from any thread but the broker's own. ``timeout_s`` bounds each call.
 
-    Raises the errors of :mod:`reference_broker.embedded.errors`, and :class:`TimeoutError`: then it is not known
+    Raises the errors of :mod:`assay.reference_broker.embedded.errors`, and :class:`TimeoutError`: then it is not known
     whether it was done.
     """
 

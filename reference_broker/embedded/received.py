@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from reference_broker.core.message_paths import is_queue_topic
-from reference_broker.core.queues import Delivery, QueueError, Verb
-from reference_broker.core.queues.settle_request import SettleRequest
-from reference_broker.core.queues.times import parse_duration_ms
-from reference_broker.core.queues.transaction import TransactionKey
-from reference_broker.embedded.messages import ACK_POLICY, ACK_TIMEOUT, AckPolicy, NewMessage, new_message
+from assay.reference_broker.core.message_paths import is_queue_topic
+from assay.reference_broker.core.queues import Delivery, QueueError, Verb
+from assay.reference_broker.core.queues.settle_request import SettleRequest
+from assay.reference_broker.core.queues.times import parse_duration_ms
+from assay.reference_broker.core.queues.transaction import TransactionKey
+from assay.reference_broker.embedded.messages import ACK_POLICY, ACK_TIMEOUT, AckPolicy, NewMessage, new_message
 
 if TYPE_CHECKING:
-    from reference_broker.embedded.aio import AsyncQueues
+    from assay.reference_broker.embedded.aio import AsyncQueues
 
 log = logging.getLogger(__name__)
 

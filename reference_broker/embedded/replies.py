@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from reference_broker.embedded.errors import QueueExistsError
+from assay.reference_broker.embedded.errors import QueueExistsError
 
 if TYPE_CHECKING:
-    from reference_broker.embedded.aio import AsyncQueues
-    from reference_broker.embedded.received import AsyncReceived
-    from reference_broker.embedded.subscription import AsyncSubscription
+    from assay.reference_broker.embedded.aio import AsyncQueues
+    from assay.reference_broker.embedded.received import AsyncReceived
+    from assay.reference_broker.embedded.subscription import AsyncSubscription
 
 QUEUE: Final = "embedded-replies"
 

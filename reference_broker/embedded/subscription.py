@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from reference_broker.core.queues import Consumer, Delivery, QueueError, QueueErrorCode
-from reference_broker.embedded.errors import BrokerClosedError, named
-from reference_broker.embedded.messages import topic_of
-from reference_broker.embedded.received import AsyncReceived
+from assay.reference_broker.core.queues import Consumer, Delivery, QueueError, QueueErrorCode
+from assay.reference_broker.embedded.errors import BrokerClosedError, named
+from assay.reference_broker.embedded.messages import topic_of
+from assay.reference_broker.embedded.received import AsyncReceived
 
 if TYPE_CHECKING:
-    from reference_broker.embedded.aio import AsyncQueues
+    from assay.reference_broker.embedded.aio import AsyncQueues
 
 log = logging.getLogger(__name__)
 MAX_BUFFER: Final = 65_536

@@ -8,17 +8,17 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
-from reference_broker.core.queues import QueueError
-from reference_broker.core.queues.producer_names import ProducerIdentity
-from reference_broker.core.queues.publish_options import PRODUCER_EPOCH, PRODUCER_ID, TRANSACTION_ID
-from reference_broker.core.queues.transaction import TransactionKey
-from reference_broker.embedded.errors import named
-from reference_broker.embedded.messages import MessageOptions, NewMessage, Published, new_message
+from assay.reference_broker.core.queues import QueueError
+from assay.reference_broker.core.queues.producer_names import ProducerIdentity
+from assay.reference_broker.core.queues.publish_options import PRODUCER_EPOCH, PRODUCER_ID, TRANSACTION_ID
+from assay.reference_broker.core.queues.transaction import TransactionKey
+from assay.reference_broker.embedded.errors import named
+from assay.reference_broker.embedded.messages import MessageOptions, NewMessage, Published, new_message
 
 if TYPE_CHECKING:
-    from reference_broker.embedded.aio import AsyncQueues
-    from reference_broker.embedded.received import AsyncReceived
-    from reference_broker.server.tcp import NodeDriver
+    from assay.reference_broker.embedded.aio import AsyncQueues
+    from assay.reference_broker.embedded.received import AsyncReceived
+    from assay.reference_broker.server.tcp import NodeDriver
 
 _T = TypeVar("_T")
 _Told = Callable[[QueueError | None, _T], None]

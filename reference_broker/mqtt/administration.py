@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reference_broker.core.message import Message
-from reference_broker.core.queue_admin import Confirm
-from reference_broker.core.queues import QueueError, QueueErrorCode
-from reference_broker.core.queues.admin import ADMIN_PREFIX
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queue_admin import Confirm
+from assay.reference_broker.core.queues import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.admin import ADMIN_PREFIX
 
 if TYPE_CHECKING:
-    from reference_broker.mqtt.connection import MqttConnection
+    from assay.reference_broker.mqtt.connection import MqttConnection
 
 
 def request(connection: MqttConnection, message: Message, now: float, on_done: Confirm) -> None:

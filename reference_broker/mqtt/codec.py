@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 
-from reference_broker.mqtt import packets as p
-from reference_broker.mqtt.errors import MalformedPacketError, ProtocolError, Reason, malformed
-from reference_broker.mqtt.packets import NO_PROPERTIES, V5, PacketType
-from reference_broker.mqtt.properties import WILL, encode_properties, read_properties
-from reference_broker.mqtt.wire_types import (
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.errors import MalformedPacketError, ProtocolError, Reason, malformed
+from assay.reference_broker.mqtt.packets import NO_PROPERTIES, V5, PacketType
+from assay.reference_broker.mqtt.properties import WILL, encode_properties, read_properties
+from assay.reference_broker.mqtt.wire_types import (
     MAX_VARIABLE_INTEGER,
     Reader,
     encode_binary,

@@ -10,30 +10,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
-from reference_broker.core.broker_state import BrokerState
-from reference_broker.core.message import Message
-from reference_broker.core.queues import Delivery
-from reference_broker.core.queues.admin import reaches_admin
-from reference_broker.core.queues.delivery_run import DeliveryRun
-from reference_broker.core.session import Session
-from reference_broker.core.timers import Timer
-from reference_broker.mqtt import administration, enhanced_auth, handlers, handshake, login, runs
-from reference_broker.mqtt.codec import decode_filters, decode_packet, encode_packet
-from reference_broker.mqtt.errors import ProtocolError, Reason, malformed, rule_id
-from reference_broker.mqtt.farewell import explain, reference_reason
-from reference_broker.mqtt.inbound import Inbound
-from reference_broker.mqtt.outbound import Outbound
-from reference_broker.mqtt.output import Output
-from reference_broker.mqtt.packets import V5, V311, Acknowledgement, Connect, Disconnect, Packet, PacketType
-from reference_broker.mqtt.phase import Phase
-from reference_broker.mqtt.throttle import Throttle, throttle_for
-from reference_broker.mqtt.wire_types import Reader
-from reference_broker.trace.schema import TraceKind
+from assay.reference_broker.core.broker_state import BrokerState
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import Delivery
+from assay.reference_broker.core.queues.admin import reaches_admin
+from assay.reference_broker.core.queues.delivery_run import DeliveryRun
+from assay.reference_broker.core.session import Session
+from assay.reference_broker.core.timers import Timer
+from assay.reference_broker.mqtt import administration, enhanced_auth, handlers, handshake, login, runs
+from assay.reference_broker.mqtt.codec import decode_filters, decode_packet, encode_packet
+from assay.reference_broker.mqtt.errors import ProtocolError, Reason, malformed, rule_id
+from assay.reference_broker.mqtt.farewell import explain, reference_reason
+from assay.reference_broker.mqtt.inbound import Inbound
+from assay.reference_broker.mqtt.outbound import Outbound
+from assay.reference_broker.mqtt.output import Output
+from assay.reference_broker.mqtt.packets import V5, V311, Acknowledgement, Connect, Disconnect, Packet, PacketType
+from assay.reference_broker.mqtt.phase import Phase
+from assay.reference_broker.mqtt.throttle import Throttle, throttle_for
+from assay.reference_broker.mqtt.wire_types import Reader
+from assay.reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
-    from reference_broker.auth import Authenticator, PasswordCheck
-    from reference_broker.config import UserConfig
-    from reference_broker.core.access import Grants
+    from assay.reference_broker.auth import Authenticator, PasswordCheck
+    from assay.reference_broker.config import UserConfig
+    from assay.reference_broker.core.access import Grants
 
 _PUBLISH = PacketType.PUBLISH.value
 _ACKNOWLEDGEMENTS = {

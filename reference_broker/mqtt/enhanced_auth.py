@@ -1,20 +1,21 @@
 """Enhanced authentication (5.0 section 4.12): AUTH packets between CONNECT and CONNACK, and on a live connection.
 
-The method's own messages are the business of :class:`reference_broker.auth.ScramServer`; this module carries them.
+The method's own messages are the business of :class:`assay.reference_broker.auth.ScramServer`; this module carries
+them.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reference_broker.auth import ScramError, ScramServer, ScramState
-from reference_broker.mqtt.codec import encode_packet
-from reference_broker.mqtt.errors import ProtocolError, Reason
-from reference_broker.mqtt.packets import V5, Auth, Connect, PacketType, Properties
+from assay.reference_broker.auth import ScramError, ScramServer, ScramState
+from assay.reference_broker.mqtt.codec import encode_packet
+from assay.reference_broker.mqtt.errors import ProtocolError, Reason
+from assay.reference_broker.mqtt.packets import V5, Auth, Connect, PacketType, Properties
 
 if TYPE_CHECKING:
-    from reference_broker.core.timers import Timer
-    from reference_broker.mqtt.connection import MqttConnection
+    from assay.reference_broker.core.timers import Timer
+    from assay.reference_broker.mqtt.connection import MqttConnection
 
 _NONCE_SOURCE_BYTES = 32
 

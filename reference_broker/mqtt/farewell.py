@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reference_broker.config import ServerReferenceConfig, ServerReferenceMode
-from reference_broker.mqtt.codec import encode_packet
-from reference_broker.mqtt.errors import ProtocolError, Reason
-from reference_broker.mqtt.packets import NO_PROPERTIES, V5, Connack, Disconnect, Properties
+from assay.reference_broker.config import ServerReferenceConfig, ServerReferenceMode
+from assay.reference_broker.mqtt.codec import encode_packet
+from assay.reference_broker.mqtt.errors import ProtocolError, Reason
+from assay.reference_broker.mqtt.packets import NO_PROPERTIES, V5, Connack, Disconnect, Properties
 
 if TYPE_CHECKING:
-    from reference_broker.mqtt.connection import MqttConnection
+    from assay.reference_broker.mqtt.connection import MqttConnection
 
 MAX_REASON_CHARACTERS = 200
 _REASONS = {

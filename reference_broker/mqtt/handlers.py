@@ -6,21 +6,21 @@ from collections.abc import Iterator
 from math import inf
 from typing import TYPE_CHECKING
 
-from reference_broker.core.broker_state import NEVER_EXPIRES_S, SubscribeOutcome
-from reference_broker.core.message_paths import is_queue_topic
-from reference_broker.core.queues import QueueError, QueueErrorCode
-from reference_broker.core.routing import Subscription
-from reference_broker.core.topics import (
+from assay.reference_broker.core.broker_state import NEVER_EXPIRES_S, SubscribeOutcome
+from assay.reference_broker.core.message_paths import is_queue_topic
+from assay.reference_broker.core.queues import QueueError, QueueErrorCode
+from assay.reference_broker.core.routing import Subscription
+from assay.reference_broker.core.topics import (
     TooManyLevelsError,
     TopicError,
     has_wildcard,
     split_shared,
     validate_filter,
 )
-from reference_broker.mqtt import enhanced_auth
-from reference_broker.mqtt.codec import encode_acknowledgement
-from reference_broker.mqtt.errors import ProtocolError, Reason
-from reference_broker.mqtt.packets import (
+from assay.reference_broker.mqtt import enhanced_auth
+from assay.reference_broker.mqtt.codec import encode_acknowledgement
+from assay.reference_broker.mqtt.errors import ProtocolError, Reason
+from assay.reference_broker.mqtt.packets import (
     NO_PROPERTIES,
     V5,
     Acknowledgement,
@@ -40,7 +40,7 @@ from reference_broker.mqtt.packets import (
 )
 
 if TYPE_CHECKING:
-    from reference_broker.mqtt.connection import MqttConnection
+    from assay.reference_broker.mqtt.connection import MqttConnection
 
 _ACK_STARTS = {1: b"\x40\x02", 2: b"\x50\x02"}
 """First two bytes of a successful PUBACK and PUBREC in their short form."""

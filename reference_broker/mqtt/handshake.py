@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from reference_broker.auth import CheckQueueFullError
-from reference_broker.config import LARGEST_PACKET_BYTES
-from reference_broker.core.broker_state import NEVER_EXPIRES_S, ConnectRequest
-from reference_broker.core.message import memory_bytes
-from reference_broker.core.message_paths import is_queue_topic
-from reference_broker.core.queues import QueueError
-from reference_broker.core.queues.admin import is_admin_topic
-from reference_broker.core.queues.transaction_topics import is_transaction_topic
-from reference_broker.core.session import MAX_PACKET_ID, Will, session_bytes
-from reference_broker.core.topics import TooManyLevelsError, TopicError, is_sys_topic, validate_topic
-from reference_broker.mqtt import administration, enhanced_auth
-from reference_broker.mqtt.codec import decode_packet
-from reference_broker.mqtt.errors import ProtocolError, Reason, rule_id
-from reference_broker.mqtt.farewell import explain, reference_reason
-from reference_broker.mqtt.login import log_in
-from reference_broker.mqtt.outgoing import check_response_topic, message_from
-from reference_broker.mqtt.packets import (
+from assay.reference_broker.auth import CheckQueueFullError
+from assay.reference_broker.config import LARGEST_PACKET_BYTES
+from assay.reference_broker.core.broker_state import NEVER_EXPIRES_S, ConnectRequest
+from assay.reference_broker.core.message import memory_bytes
+from assay.reference_broker.core.message_paths import is_queue_topic
+from assay.reference_broker.core.queues import QueueError
+from assay.reference_broker.core.queues.admin import is_admin_topic
+from assay.reference_broker.core.queues.transaction_topics import is_transaction_topic
+from assay.reference_broker.core.session import MAX_PACKET_ID, Will, session_bytes
+from assay.reference_broker.core.topics import TooManyLevelsError, TopicError, is_sys_topic, validate_topic
+from assay.reference_broker.mqtt import administration, enhanced_auth
+from assay.reference_broker.mqtt.codec import decode_packet
+from assay.reference_broker.mqtt.errors import ProtocolError, Reason, rule_id
+from assay.reference_broker.mqtt.farewell import explain, reference_reason
+from assay.reference_broker.mqtt.login import log_in
+from assay.reference_broker.mqtt.outgoing import check_response_topic, message_from
+from assay.reference_broker.mqtt.packets import (
     NO_PROPERTIES,
     V5,
     V311,
@@ -35,10 +35,10 @@ from reference_broker.mqtt.packets import (
     Properties,
     WillFields,
 )
-from reference_broker.mqtt.phase import Phase
+from assay.reference_broker.mqtt.phase import Phase
 
 if TYPE_CHECKING:
-    from reference_broker.mqtt.connection import MqttConnection
+    from assay.reference_broker.mqtt.connection import MqttConnection
 
 _SMALL_WILL_BYTES = 1_024
 """Written down for a session whatever room the disk has."""

@@ -10,31 +10,31 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from reference_broker.core import transaction_requests
-from reference_broker.core.message import Message, text_bytes
-from reference_broker.core.message_paths import is_queue_topic
-from reference_broker.core.queues import QueueError, QueueErrorCode
-from reference_broker.core.queues.address import QUEUE_PREFIX
-from reference_broker.core.queues.admin import is_admin_topic
-from reference_broker.core.queues.confirms import Confirm, Stored, StoredAs, ignore
-from reference_broker.core.queues.publish_options import wants_receipt
-from reference_broker.core.queues.transaction_topics import is_transaction_topic
-from reference_broker.core.routing import Route
-from reference_broker.core.session import LARGE_BYTES, MAX_PACKET_ID, Session
-from reference_broker.core.topics import TooManyLevelsError, TopicError, is_sys_topic, validate_topic
-from reference_broker.mqtt import administration, handlers, runs
-from reference_broker.mqtt.ack_runs import ACK_LEVEL
-from reference_broker.mqtt.codec import decode_packet
-from reference_broker.mqtt.errors import ProtocolError, Reason, rule_id
-from reference_broker.mqtt.outgoing import check_response_topic, message_from
-from reference_broker.mqtt.packets import V5, Publish
-from reference_broker.mqtt.publish_acks import ACK_STARTS, PublishAcks
-from reference_broker.mqtt.queue_lanes import QueueLanes
-from reference_broker.mqtt.wire_types import decode_string
+from assay.reference_broker.core import transaction_requests
+from assay.reference_broker.core.message import Message, text_bytes
+from assay.reference_broker.core.message_paths import is_queue_topic
+from assay.reference_broker.core.queues import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.address import QUEUE_PREFIX
+from assay.reference_broker.core.queues.admin import is_admin_topic
+from assay.reference_broker.core.queues.confirms import Confirm, Stored, StoredAs, ignore
+from assay.reference_broker.core.queues.publish_options import wants_receipt
+from assay.reference_broker.core.queues.transaction_topics import is_transaction_topic
+from assay.reference_broker.core.routing import Route
+from assay.reference_broker.core.session import LARGE_BYTES, MAX_PACKET_ID, Session
+from assay.reference_broker.core.topics import TooManyLevelsError, TopicError, is_sys_topic, validate_topic
+from assay.reference_broker.mqtt import administration, handlers, runs
+from assay.reference_broker.mqtt.ack_runs import ACK_LEVEL
+from assay.reference_broker.mqtt.codec import decode_packet
+from assay.reference_broker.mqtt.errors import ProtocolError, Reason, rule_id
+from assay.reference_broker.mqtt.outgoing import check_response_topic, message_from
+from assay.reference_broker.mqtt.packets import V5, Publish
+from assay.reference_broker.mqtt.publish_acks import ACK_STARTS, PublishAcks
+from assay.reference_broker.mqtt.queue_lanes import QueueLanes
+from assay.reference_broker.mqtt.wire_types import decode_string
 
 if TYPE_CHECKING:
-    from reference_broker.core.routing import RouteEntry
-    from reference_broker.mqtt.connection import MqttConnection
+    from assay.reference_broker.core.routing import RouteEntry
+    from assay.reference_broker.mqtt.connection import MqttConnection
 
 _MAX_PLANS = 1_024
 MAX_PLAN_BYTES = 1024 * 1024

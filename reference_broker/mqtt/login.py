@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reference_broker.mqtt.packets import Connect
-from reference_broker.mqtt.phase import Phase
+from assay.reference_broker.mqtt.packets import Connect
+from assay.reference_broker.mqtt.phase import Phase
 
 if TYPE_CHECKING:
-    from reference_broker.mqtt.connection import MqttConnection
+    from assay.reference_broker.mqtt.connection import MqttConnection
 
 
 def may_stay(connection: MqttConnection) -> bool:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reference_broker.core.message import Message
-from reference_broker.core.queues import Delivery
-from reference_broker.core.queues.delivery_run import DeliveryRun
-from reference_broker.core.session import RELEASED, WAIT_PUBACK, OutgoingRun, OutgoingState
-from reference_broker.mqtt import runs
-from reference_broker.mqtt.errors import ProtocolError, Reason
-from reference_broker.mqtt.outgoing import PublishEncoder
-from reference_broker.mqtt.packets import V5, V311, Acknowledgement, PacketType
-from reference_broker.mqtt.queue_deliveries import DeliveryEncoder
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import Delivery
+from assay.reference_broker.core.queues.delivery_run import DeliveryRun
+from assay.reference_broker.core.session import RELEASED, WAIT_PUBACK, OutgoingRun, OutgoingState
+from assay.reference_broker.mqtt import runs
+from assay.reference_broker.mqtt.errors import ProtocolError, Reason
+from assay.reference_broker.mqtt.outgoing import PublishEncoder
+from assay.reference_broker.mqtt.packets import V5, V311, Acknowledgement, PacketType
+from assay.reference_broker.mqtt.queue_deliveries import DeliveryEncoder
 
 if TYPE_CHECKING:
-    from reference_broker.mqtt.connection import MqttConnection
+    from assay.reference_broker.mqtt.connection import MqttConnection
 
 _FINISHED_BY = {PacketType.PUBACK: WAIT_PUBACK, PacketType.PUBCOMP: OutgoingState.WAIT_PUBCOMP}
 _PUBREL_START = b"\x62\x02"

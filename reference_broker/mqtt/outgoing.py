@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from reference_broker.core.message import Message
-from reference_broker.core.remembered import remember
-from reference_broker.mqtt.errors import ProtocolError
-from reference_broker.mqtt.packets import NO_PROPERTIES, V5, Properties
-from reference_broker.mqtt.properties import encode_properties, encode_user_properties
-from reference_broker.mqtt.wire_types import encode_string, encode_variable_integer
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.remembered import remember
+from assay.reference_broker.mqtt.errors import ProtocolError
+from assay.reference_broker.mqtt.packets import NO_PROPERTIES, V5, Properties
+from assay.reference_broker.mqtt.properties import encode_properties, encode_user_properties
+from assay.reference_broker.mqtt.wire_types import encode_string, encode_variable_integer
 
 _MAX_CACHED_TOPICS = 16_384
 _TOPICS: dict[str, bytes] = {}

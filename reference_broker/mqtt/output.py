@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from reference_broker.config import MqttConfig
-from reference_broker.core.traffic import Traffic
-from reference_broker.mqtt.held_output import HeldOutput
+from assay.reference_broker.config import MqttConfig
+from assay.reference_broker.core.traffic import Traffic
+from assay.reference_broker.mqtt.held_output import HeldOutput
 
 _SURE_BYTES = 65_536
 """Output of one turn that may hold messages of QoS 0 without a look at what all clients leave unread."""

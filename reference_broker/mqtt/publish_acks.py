@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from reference_broker.core.session import Session
-from reference_broker.mqtt import runs
-from reference_broker.mqtt.codec import encode_acknowledgement
-from reference_broker.mqtt.errors import ProtocolError, Reason, rule_id
-from reference_broker.mqtt.packets import V5, Acknowledgement, PacketType
+from assay.reference_broker.core.session import Session
+from assay.reference_broker.mqtt import runs
+from assay.reference_broker.mqtt.codec import encode_acknowledgement
+from assay.reference_broker.mqtt.errors import ProtocolError, Reason, rule_id
+from assay.reference_broker.mqtt.packets import V5, Acknowledgement, PacketType
 
 if TYPE_CHECKING:
-    from reference_broker.mqtt.connection import MqttConnection
+    from assay.reference_broker.mqtt.connection import MqttConnection
 
 ACK_STARTS = {1: b"\x40\x02", 2: b"\x50\x02"}
 _PUBCOMP_START = b"\x70\x02"
@@ -32,7 +32,7 @@ class PendingAck:
 
 
 class PublishAcks:
-    """The answering half of :class:`reference_broker.mqtt.inbound.Inbound`: a base class, so that it costs no call."""
+    """The answering half of ``mqtt.inbound.Inbound``: a base class, so that it costs no call."""
 
     def __init__(self, connection: MqttConnection) -> None:
         self._connection = connection

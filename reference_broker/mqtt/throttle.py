@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reference_broker.config import LimitsConfig
-from reference_broker.core.rates import TokenBucket
-from reference_broker.core.timers import Timer
+from assay.reference_broker.config import LimitsConfig
+from assay.reference_broker.core.rates import TokenBucket
+from assay.reference_broker.core.timers import Timer
 
 if TYPE_CHECKING:
-    from reference_broker.mqtt.connection import MqttConnection
+    from assay.reference_broker.mqtt.connection import MqttConnection
 
 _MIN_WAIT_S = 0.01
 """At high rates, tokens of this time are waited for at once."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reference_broker.mqtt.errors import malformed
+from assay.reference_broker.mqtt.errors import malformed
 
 MAX_VARIABLE_INTEGER = 268_435_455
 

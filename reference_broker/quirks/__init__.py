@@ -11,8 +11,8 @@ import difflib
 import itertools
 from collections.abc import Sequence
 
-from reference_broker.config import ConfigError
-from reference_broker.quirks import (
+from assay.reference_broker.config import ConfigError
+from assay.reference_broker.quirks import (
     connecting,
     delivering,
     filters,
@@ -23,8 +23,8 @@ from reference_broker.quirks import (
     subscribing,
     wills,
 )
-from reference_broker.quirks.model import NodeClasses, Profile, Quirk, combine
-from reference_broker.quirks.profiles import PROFILES as _PROFILES
+from assay.reference_broker.quirks.model import NodeClasses, Profile, Quirk, combine
+from assay.reference_broker.quirks.profiles import PROFILES as _PROFILES
 
 __all__ = ["PROFILES", "QUIRKS", "NodeClasses", "Profile", "Quirk", "find_quirks", "node_classes"]
 

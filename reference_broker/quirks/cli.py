@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from reference_broker.config import ConfigError
-from reference_broker.quirks import QUIRKS, find_quirks
-from reference_broker.quirks.page import profiles_table, quirks_page, quirks_table
-from reference_broker.trace.terminal import WholeConsole
+from assay.reference_broker.config import ConfigError
+from assay.reference_broker.quirks import QUIRKS, find_quirks
+from assay.reference_broker.quirks.page import profiles_table, quirks_page, quirks_table
+from assay.reference_broker.trace.terminal import WholeConsole
 
 USAGE_ERROR = 2
 

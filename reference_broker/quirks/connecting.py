@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from reference_broker.core.broker_state import BrokerState, ConnectRequest
-from reference_broker.core.session import Session, SessionConnection
-from reference_broker.mqtt.codec import decode_packet, encode_connect
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.errors import MalformedPacketError, ProtocolError
-from reference_broker.mqtt.packets import V5, V311, Connect
-from reference_broker.mqtt.phase import Phase
-from reference_broker.quirks.model import Quirk
+from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.core.session import Session, SessionConnection
+from assay.reference_broker.mqtt.codec import decode_packet, encode_connect
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.errors import MalformedPacketError, ProtocolError
+from assay.reference_broker.mqtt.packets import V5, V311, Connect
+from assay.reference_broker.mqtt.phase import Phase
+from assay.reference_broker.quirks.model import Quirk
 
 _FLAGS_AT = 7
 """Offset of the connect flags in the body, behind the name ``MQTT`` and the version."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from reference_broker.mqtt.codec import decode_packet
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.inbound import Inbound
-from reference_broker.mqtt.packets import V311, PacketType, Pingresp, Publish
-from reference_broker.mqtt.phase import Phase
-from reference_broker.quirks.model import Quirk
+from assay.reference_broker.mqtt.codec import decode_packet
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.inbound import Inbound
+from assay.reference_broker.mqtt.packets import V311, PacketType, Pingresp, Publish
+from assay.reference_broker.mqtt.phase import Phase
+from assay.reference_broker.quirks.model import Quirk
 
 _MOSQUITTO = "docs/findings/mqtt.md#eclipse-mosquitto-2011-debian-12"
 _SERVERS_ONLY = frozenset((PacketType.SUBACK, PacketType.UNSUBACK, PacketType.PINGRESP))

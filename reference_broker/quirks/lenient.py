@@ -5,15 +5,24 @@ from __future__ import annotations
 import contextlib
 from typing import ClassVar
 
-from reference_broker.core.queues import QueueError
-from reference_broker.mqtt.codec import decode_packet, encode_acknowledgement
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.inbound import Inbound
-from reference_broker.mqtt.outgoing import message_from
-from reference_broker.mqtt.packets import V311, Acknowledgement, Connack, Connect, Packet, PacketType, Publish, Unsuback
-from reference_broker.mqtt.phase import Phase
-from reference_broker.mqtt.wire_types import encode_variable_integer
-from reference_broker.quirks.model import Quirk
+from assay.reference_broker.core.queues import QueueError
+from assay.reference_broker.mqtt.codec import decode_packet, encode_acknowledgement
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.inbound import Inbound
+from assay.reference_broker.mqtt.outgoing import message_from
+from assay.reference_broker.mqtt.packets import (
+    V311,
+    Acknowledgement,
+    Connack,
+    Connect,
+    Packet,
+    PacketType,
+    Publish,
+    Unsuback,
+)
+from assay.reference_broker.mqtt.phase import Phase
+from assay.reference_broker.mqtt.wire_types import encode_variable_integer
+from assay.reference_broker.quirks.model import Quirk
 
 _FINDINGS = "docs/findings/mqtt.md"
 _FLAGS_AT, _FIELDS_AT = 7, 10

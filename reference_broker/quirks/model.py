@@ -7,12 +7,12 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from reference_broker.core.broker_state import BrokerState
-from reference_broker.core.routing import SubscriptionTree
-from reference_broker.core.session import Session
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.inbound import Inbound
-from reference_broker.mqtt.outbound import Outbound
+from assay.reference_broker.core.broker_state import BrokerState
+from assay.reference_broker.core.routing import SubscriptionTree
+from assay.reference_broker.core.session import Session
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.inbound import Inbound
+from assay.reference_broker.mqtt.outbound import Outbound
 
 _T = TypeVar("_T")
 

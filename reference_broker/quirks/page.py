@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from rich.table import Table
 
-from reference_broker.quirks import PROFILES, QUIRKS, Profile, Quirk
-from reference_broker.trace.terminal import WholeTable
+from assay.reference_broker.quirks import PROFILES, QUIRKS, Profile, Quirk
+from assay.reference_broker.trace.terminal import WholeTable
 
 _INTRODUCTION = """# Quirks
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reference_broker.quirks.model import Profile
+from assay.reference_broker.quirks.model import Profile
 
 PROFILES = (
     Profile(

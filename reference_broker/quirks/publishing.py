@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
-from reference_broker.core.message import Message
-from reference_broker.core.session import Session
-from reference_broker.mqtt import runs
-from reference_broker.mqtt.codec import decode_packet, encode_acknowledgement
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.errors import ProtocolError, Reason, rule_id
-from reference_broker.mqtt.inbound import Inbound
-from reference_broker.mqtt.packets import V5, Acknowledgement, Packet, PacketType, Publish, Subscribe
-from reference_broker.quirks.model import Quirk
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.session import Session
+from assay.reference_broker.mqtt import runs
+from assay.reference_broker.mqtt.codec import decode_packet, encode_acknowledgement
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.errors import ProtocolError, Reason, rule_id
+from assay.reference_broker.mqtt.inbound import Inbound
+from assay.reference_broker.mqtt.packets import V5, Acknowledgement, Packet, PacketType, Publish, Subscribe
+from assay.reference_broker.quirks.model import Quirk
 
 
 class _IdentifierIgnored(Inbound):

@@ -8,17 +8,17 @@ from typing import ClassVar
 
 import msgspec
 
-from reference_broker.config import BrokerConfig
-from reference_broker.core.broker_state import BrokerState, ConnectRequest
-from reference_broker.core.message import Message, changed
-from reference_broker.core.message_paths import Tracer
-from reference_broker.core.queues import QueueEngine
-from reference_broker.core.session import Session, SessionConnection
-from reference_broker.mqtt.codec import decode_packet
-from reference_broker.mqtt.inbound import Inbound
-from reference_broker.mqtt.outbound import Outbound
-from reference_broker.mqtt.packets import Publish
-from reference_broker.quirks.model import Quirk
+from assay.reference_broker.config import BrokerConfig
+from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.core.message import Message, changed
+from assay.reference_broker.core.message_paths import Tracer
+from assay.reference_broker.core.queues import QueueEngine
+from assay.reference_broker.core.session import Session, SessionConnection
+from assay.reference_broker.mqtt.codec import decode_packet
+from assay.reference_broker.mqtt.inbound import Inbound
+from assay.reference_broker.mqtt.outbound import Outbound
+from assay.reference_broker.mqtt.packets import Publish
+from assay.reference_broker.quirks.model import Quirk
 
 _FINDINGS = "docs/findings/mqtt.md"
 _MOST_REMEMBERED = 10_000

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import msgspec
 
-from reference_broker.core.broker_state import BrokerState
-from reference_broker.core.routing import Route, Subscription, SubscriptionTree
-from reference_broker.core.session import Session
-from reference_broker.core.topics import SHARE_PREFIX, TopicError, has_wildcard, matches, validate_filter
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.packets import (
+from assay.reference_broker.core.broker_state import BrokerState
+from assay.reference_broker.core.routing import Route, Subscription, SubscriptionTree
+from assay.reference_broker.core.session import Session
+from assay.reference_broker.core.topics import SHARE_PREFIX, TopicError, has_wildcard, matches, validate_filter
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.packets import (
     V5,
     Packet,
     Suback,
@@ -20,7 +20,7 @@ from reference_broker.mqtt.packets import (
     SubscriptionRequest,
     Unsubscribe,
 )
-from reference_broker.quirks.model import Quirk
+from assay.reference_broker.quirks.model import Quirk
 
 NOBODYS = "\ue000"
 """A private character in place of what may not stand in a filter: clients have no reason to use it themselves."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from reference_broker.core.broker_state import BrokerState, ConnectRequest
-from reference_broker.core.session import Session, SessionConnection, Will
-from reference_broker.mqtt.codec import check_reason
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.errors import ProtocolError, Reason
-from reference_broker.mqtt.packets import V5, Connect, Packet, PacketType
-from reference_broker.mqtt.phase import Phase
-from reference_broker.quirks.model import Quirk
+from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.core.session import Session, SessionConnection, Will
+from assay.reference_broker.mqtt.codec import check_reason
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.errors import ProtocolError, Reason
+from assay.reference_broker.mqtt.packets import V5, Connect, Packet, PacketType
+from assay.reference_broker.mqtt.phase import Phase
+from assay.reference_broker.quirks.model import Quirk
 
 _MOSQUITTO = "docs/findings/mqtt.md#eclipse-mosquitto-2011-debian-12"
 _KEEPS_THE_WILL = (Reason.SUCCESS, Reason.DISCONNECT_WITH_WILL)

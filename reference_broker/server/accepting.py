@@ -14,9 +14,9 @@ import ssl
 from collections.abc import Callable
 from functools import partial
 
-from reference_broker.core.newcomers import Newcomers
-from reference_broker.core.rates import arrival_key
-from reference_broker.server.file_limit import connection_descriptors
+from assay.reference_broker.core.newcomers import Newcomers
+from assay.reference_broker.core.rates import arrival_key
+from assay.reference_broker.server.file_limit import connection_descriptors
 
 _BACKLOG = 1_024
 _MOST_A_TURN = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 
-from reference_broker.storage.open_files import SPARE_FILES, file_limit, reserve_of
+from assay.reference_broker.storage.open_files import SPARE_FILES, file_limit, reserve_of
 
 __all__ = ["SPARE_FILES", "connection_descriptors", "raise_file_limit"]
 

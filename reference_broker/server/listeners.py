@@ -7,10 +7,10 @@ import ipaddress
 
 import msgspec
 
-from reference_broker.config import ListenerConfig, Transport, is_loopback
-from reference_broker.server.tcp import LINGER_S, MqttProtocol, NodeDriver
-from reference_broker.server.tls import server_context
-from reference_broker.server.websocket_layer import WebSocketLayer
+from assay.reference_broker.config import ListenerConfig, Transport, is_loopback
+from assay.reference_broker.server.tcp import LINGER_S, MqttProtocol, NodeDriver
+from assay.reference_broker.server.tls import server_context
+from assay.reference_broker.server.websocket_layer import WebSocketLayer
 
 _SCHEMES = {
     (Transport.TCP, False): "mqtt",

@@ -9,10 +9,10 @@ from typing import TypeVar
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Event, RejectConnection, Request
 
-from reference_broker.mqtt.codec import encode_packet
-from reference_broker.mqtt.packets import V5, Connect, Disconnect
-from reference_broker.server.listeners import ListenerAddress
-from reference_broker.server.websocket import SUBPROTOCOL
+from assay.reference_broker.mqtt.codec import encode_packet
+from assay.reference_broker.mqtt.packets import V5, Connect, Disconnect
+from assay.reference_broker.server.listeners import ListenerAddress
+from assay.reference_broker.server.websocket import SUBPROTOCOL
 
 READY_TIMEOUT_S = 10.0
 _READ_BYTES = 65_536

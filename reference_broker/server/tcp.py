@@ -11,16 +11,16 @@ import ssl
 from collections.abc import Callable
 from typing import cast
 
-from reference_broker.core.queues import SyncJob
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.node import BrokerNode
-from reference_broker.server.accepting import Acceptor, bind
-from reference_broker.server.clock import Clock, seconds_of
-from reference_broker.server.file_limit import connection_descriptors
-from reference_broker.server.log_lines import LogLimit
-from reference_broker.server.sync_threads import SyncThreads
-from reference_broker.server.tls import certificate_common_name, unsent_bytes
-from reference_broker.server.webhooks import WebhookSender
+from assay.reference_broker.core.queues import SyncJob
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.server.accepting import Acceptor, bind
+from assay.reference_broker.server.clock import Clock, seconds_of
+from assay.reference_broker.server.file_limit import connection_descriptors
+from assay.reference_broker.server.log_lines import LogLimit
+from assay.reference_broker.server.sync_threads import SyncThreads
+from assay.reference_broker.server.tls import certificate_common_name, unsent_bytes
+from assay.reference_broker.server.webhooks import WebhookSender
 
 log = logging.getLogger("assay.broker")
 LINGER_S = 5.0

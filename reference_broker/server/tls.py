@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
-from reference_broker.config import BrokerConfig, ConfigError, TlsConfig, TlsVersion
+from assay.reference_broker.config import BrokerConfig, ConfigError, TlsConfig, TlsVersion
 
 _MINIMUM = {TlsVersion.V1_2: ssl.TLSVersion.TLSv1_2, TlsVersion.V1_3: ssl.TLSVersion.TLSv1_3}
 _MAX_PEM_BYTES = 4 * 1024 * 1024

@@ -19,7 +19,7 @@ from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Ping
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import ProtocolError as WsprotoError
 
-from reference_broker.config import WebSocketConfig
+from assay.reference_broker.config import WebSocketConfig
 
 SUBPROTOCOL = "mqtt"
 MAX_OUTGOING_MESSAGE_BYTES = 64 * 1024

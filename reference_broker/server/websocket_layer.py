@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
-from reference_broker.config import WebSocketConfig
-from reference_broker.server.tls import unsent_bytes
-from reference_broker.server.websocket import WebSocketPhase, WebSocketServer
+from assay.reference_broker.config import WebSocketConfig
+from assay.reference_broker.server.tls import unsent_bytes
+from assay.reference_broker.server.websocket import WebSocketPhase, WebSocketServer
 
 
 class WebSocketLayer(asyncio.Protocol):

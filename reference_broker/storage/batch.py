@@ -12,17 +12,17 @@ from enum import Enum, IntFlag
 import msgspec
 from crc32c import crc32c
 
-from reference_broker.config import Compression
-from reference_broker.core.queues.store import LogRecord, NewRecord
-from reference_broker.storage.compression import (
+from assay.reference_broker.config import Compression
+from assay.reference_broker.core.queues.store import LogRecord, NewRecord
+from assay.reference_broker.storage.compression import (
     CompressionCode,
     CompressionError,
     compression_code,
     compressor,
     decompress,
 )
-from reference_broker.storage.record import RecordEncoder, RecordError
-from reference_broker.storage.record_decoder import Wanted, decode_records
+from assay.reference_broker.storage.record import RecordEncoder, RecordError
+from assay.reference_broker.storage.record_decoder import Wanted, decode_records
 
 __all__ = [
     "HEADER",

@@ -5,17 +5,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from reference_broker.core.queues.errors import LogError
-from reference_broker.core.queues.store import NewRecord
-from reference_broker.storage.batch import (
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.storage.batch import (
     MAX_BATCH_RECORDS,
     MAX_RECORDS_BYTES,
     BatchEncoder,
     BatchError,
     BatchProblem,
 )
-from reference_broker.storage.record import MAX_RECORD_HEADERS, RecordError
-from reference_broker.storage.segment import AppendedBatch
+from assay.reference_broker.storage.record import MAX_RECORD_HEADERS, RecordError
+from assay.reference_broker.storage.segment import AppendedBatch
 
 TARGET_BATCH_BYTES = 256 * 1024
 """A larger append is split into several batches, so that reading one record back stays cheap."""

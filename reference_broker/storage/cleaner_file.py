@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 from crc32c import crc32c
 
-from reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.disk import Disk
 
 CLEANER_NAME = "cleaner.json"
 _MAX_BYTES = 1024 * 1024

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import msgspec
 
-from reference_broker.core.queues.errors import LogError, reason_of
-from reference_broker.core.queues.store import LogRecord
-from reference_broker.storage.batch import HEADER_BYTES, BatchEncoder
-from reference_broker.storage.cleaner_file import CleanerState, read_cleaner_file, write_cleaner_file
-from reference_broker.storage.disk import Disk
-from reference_broker.storage.log import SegmentedLog
-from reference_broker.storage.segment import Segment
-from reference_broker.storage.segment_copies import MAX_RELATIVE_OFFSET, SegmentCopier, put_in_place
+from assay.reference_broker.core.queues.errors import LogError, reason_of
+from assay.reference_broker.core.queues.store import LogRecord
+from assay.reference_broker.storage.batch import HEADER_BYTES, BatchEncoder
+from assay.reference_broker.storage.cleaner_file import CleanerState, read_cleaner_file, write_cleaner_file
+from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.log import SegmentedLog
+from assay.reference_broker.storage.segment import Segment
+from assay.reference_broker.storage.segment_copies import MAX_RELATIVE_OFFSET, SegmentCopier, put_in_place
 
 
 class CompactionPolicy(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from enum import IntEnum
 import cramjam
 import zstandard
 
-from reference_broker.config import Compression
+from assay.reference_broker.config import Compression
 
 ZSTD_LEVEL = -1
 """The fast level that still finds most of what level 1 finds, and gives up early on data that does not compress."""

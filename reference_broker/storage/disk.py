@@ -1,7 +1,7 @@
 """The Disk interface: the only way in which storage code touches files.
 
-Two implementations exist: :class:`RealDisk` here and ``sim.disk.SimDisk``, which keeps written and synced data apart
-and loses the difference on power loss. All paths are relative to the data directory and use ``/``.
+Two implementations exist: :class:`RealDisk` here and ``assay.sim.disk.SimDisk``, which keeps written and synced data
+apart and loses the difference on power loss. All paths are relative to the data directory and use ``/``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from reference_broker.storage.own_descriptors import disown, own
+from assay.reference_broker.storage.own_descriptors import disown, own
 
 _LOCK = ".lock"
 

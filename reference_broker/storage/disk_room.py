@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from reference_broker.core.queues.errors import LogError
-from reference_broker.storage.disk import Disk
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.storage.disk import Disk
 
 _CHECK_EVERY_BYTES = 1024 * 1024
 """At most; of a small reserve a quarter."""

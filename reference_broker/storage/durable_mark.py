@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from reference_broker.storage.disk import Disk, DiskFile
-from reference_broker.storage.open_files import OpenFiles
+from assay.reference_broker.storage.disk import Disk, DiskFile
+from assay.reference_broker.storage.open_files import OpenFiles
 
 MARK_NAME = "durable.mark"
 _MAGIC = 0x4B52414D

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reference_broker.storage.disk import Disk, DiskFile
+from assay.reference_broker.storage.disk import Disk, DiskFile
 
 
 class FileSync:

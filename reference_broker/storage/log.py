@@ -1,6 +1,6 @@
 """The append-only log of a partition: segments, group commit, reading by offset and time, retention.
 
-Implements :class:`reference_broker.core.queues.store.PartitionLog`.
+Implements :class:`assay.reference_broker.core.queues.store.PartitionLog`.
 """
 
 from __future__ import annotations
@@ -8,21 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from reference_broker.core.queues.errors import LogError, is_passing, reason_of
-from reference_broker.core.queues.store import LogRecord, NewRecord, RetentionPolicy
-from reference_broker.storage.batch import MAX_BATCH_RECORDS, BatchEncoder, Wanted
-from reference_broker.storage.batching import WriteBuffer, batches_of, bound_of
-from reference_broker.storage.disk import Disk
-from reference_broker.storage.disk_room import DiskRoom
-from reference_broker.storage.durable_mark import DurableMark, DurableMarkFile
-from reference_broker.storage.file_sync import FileSync
-from reference_broker.storage.log_opening import Note, OpenedLog, open_segments
-from reference_broker.storage.log_options import LogOptions
-from reference_broker.storage.log_reader import LogReader
-from reference_broker.storage.open_files import OpenFiles
-from reference_broker.storage.removed_mark import read_removed, write_removed
-from reference_broker.storage.retention import expired_count
-from reference_broker.storage.segment import AppendedBatch, Segment
+from assay.reference_broker.core.queues.errors import LogError, is_passing, reason_of
+from assay.reference_broker.core.queues.store import LogRecord, NewRecord, RetentionPolicy
+from assay.reference_broker.storage.batch import MAX_BATCH_RECORDS, BatchEncoder, Wanted
+from assay.reference_broker.storage.batching import WriteBuffer, batches_of, bound_of
+from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.disk_room import DiskRoom
+from assay.reference_broker.storage.durable_mark import DurableMark, DurableMarkFile
+from assay.reference_broker.storage.file_sync import FileSync
+from assay.reference_broker.storage.log_opening import Note, OpenedLog, open_segments
+from assay.reference_broker.storage.log_options import LogOptions
+from assay.reference_broker.storage.log_reader import LogReader
+from assay.reference_broker.storage.open_files import OpenFiles
+from assay.reference_broker.storage.removed_mark import read_removed, write_removed
+from assay.reference_broker.storage.retention import expired_count
+from assay.reference_broker.storage.segment import AppendedBatch, Segment
 
 __all__ = ["LogOptions", "SegmentedLog"]
 

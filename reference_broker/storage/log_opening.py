@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from reference_broker.core.queues.errors import LogError
-from reference_broker.storage.cleaner_file import CleanerState, read_cleaner_file
-from reference_broker.storage.disk import Disk
-from reference_broker.storage.durable_mark import DurableMark
-from reference_broker.storage.file_names import (
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.storage.cleaner_file import CleanerState, read_cleaner_file
+from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.durable_mark import DurableMark
+from assay.reference_broker.storage.file_names import (
     COMPACTING_SUFFIX,
     OFFSET_INDEX_SUFFIX,
     TIME_INDEX_SUFFIX,
@@ -20,7 +20,7 @@ from reference_broker.storage.file_names import (
     parse_swap_name,
     segment_name,
 )
-from reference_broker.storage.segment import Segment, SegmentScan
+from assay.reference_broker.storage.segment import Segment, SegmentScan
 
 Note = Callable[[str, str], None]
 """Called with (place, problem) for what people should know."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from reference_broker.storage.batch import MAX_BATCH_RECORDS
+from assay.reference_broker.storage.batch import MAX_BATCH_RECORDS
 
 
 class LogOptions(msgspec.Struct, frozen=True, kw_only=True):

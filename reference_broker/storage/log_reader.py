@@ -5,12 +5,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
-from reference_broker.core.queues.errors import LogError, reason_of
-from reference_broker.core.queues.store import LogRecord
-from reference_broker.storage.batch import Wanted
-from reference_broker.storage.log_opening import Note
-from reference_broker.storage.segment import Segment
-from reference_broker.storage.segment_scan import Damage
+from assay.reference_broker.core.queues.errors import LogError, reason_of
+from assay.reference_broker.core.queues.store import LogRecord
+from assay.reference_broker.storage.batch import Wanted
+from assay.reference_broker.storage.log_opening import Note
+from assay.reference_broker.storage.segment import Segment
+from assay.reference_broker.storage.segment_scan import Damage
 
 _MAX_INDEX_BYTES = 4 * 1024 * 1024
 """What the indexes of sealed segments may take in memory; those used last stay."""

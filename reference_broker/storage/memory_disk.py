@@ -45,7 +45,7 @@ class MemoryFile:
 
 
 class MemoryDisk:
-    """A :class:`reference_broker.storage.disk.Disk` whose files are byte arrays."""
+    """A :class:`assay.reference_broker.storage.disk.Disk` whose files are byte arrays."""
 
     def __init__(self) -> None:
         self._files: dict[str, bytearray] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 
-from reference_broker.storage.index_files import (
+from assay.reference_broker.storage.index_files import (
     INDEX_INTERVAL_BYTES,
     MAX_INDEXED,
     OffsetIndexFile,

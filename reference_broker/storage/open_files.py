@@ -6,7 +6,7 @@ import errno
 import sys
 from typing import Protocol
 
-from reference_broker.storage.disk import Disk, DiskFile
+from assay.reference_broker.storage.disk import Disk, DiskFile
 
 DEFAULT_LIMIT = 256
 """Less where the process may open few."""

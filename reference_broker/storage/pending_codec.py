@@ -32,9 +32,9 @@ from typing import NamedTuple
 import msgspec
 from crc32c import crc32c
 
-from reference_broker.core.queues.errors import LogError
-from reference_broker.storage.disk import DiskFile
-from reference_broker.storage.record import RecordError, read_uvarint, uvarint
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.storage.disk import DiskFile
+from assay.reference_broker.storage.record import RecordError, read_uvarint, uvarint
 
 MAGIC = 0x4C455046
 VERSION = 2

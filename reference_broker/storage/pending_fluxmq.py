@@ -11,7 +11,7 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
-from reference_broker.storage.record import RecordError, read_uvarint
+from assay.reference_broker.storage.record import RecordError, read_uvarint
 
 _START = struct.Struct("<BQ")
 _PARTITION = struct.Struct("<I")

@@ -1,7 +1,7 @@
 """The state of a consumer group: what was delivered and not settled, and where each partition's cursor is.
 
 ``<group>.pel`` and ``<group>.cur`` are a snapshot, ``<group>.pel.log`` holds the operations since (see
-:mod:`reference_broker.storage.pending_codec`). Once the log has grown well past what is pending, a new snapshot
+:mod:`assay.reference_broker.storage.pending_codec`). Once the log has grown well past what is pending, a new snapshot
 replaces it, in steps of which only syncs block, and those run outside the engine's turn:
 
 1. A new log, ``.pel.log.next``, takes the operations from here on. The log before it stays.
@@ -22,16 +22,16 @@ import errno
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from reference_broker.core.queues.confirms import sync_now
-from reference_broker.core.queues.errors import LogError, is_passing, reason_of
-from reference_broker.core.queues.store import CursorRecord, PendingRecord
-from reference_broker.storage.disk import Disk
-from reference_broker.storage.open_files import OpenFiles
-from reference_broker.storage.pending_codec import encode_frames, read_header
-from reference_broker.storage.pending_operations import OperationCollector
-from reference_broker.storage.pending_recovery import GroupRecovery, Note, create_log
-from reference_broker.storage.pending_snapshot import GroupPaths, PendingSync, Snapshot, SnapshotPhase
-from reference_broker.storage.reopened_file import ReopenedFile
+from assay.reference_broker.core.queues.confirms import sync_now
+from assay.reference_broker.core.queues.errors import LogError, is_passing, reason_of
+from assay.reference_broker.core.queues.store import CursorRecord, PendingRecord
+from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.open_files import OpenFiles
+from assay.reference_broker.storage.pending_codec import encode_frames, read_header
+from assay.reference_broker.storage.pending_operations import OperationCollector
+from assay.reference_broker.storage.pending_recovery import GroupRecovery, Note, create_log
+from assay.reference_broker.storage.pending_snapshot import GroupPaths, PendingSync, Snapshot, SnapshotPhase
+from assay.reference_broker.storage.reopened_file import ReopenedFile
 
 __all__ = ["PendingLogFile", "read_header"]
 
@@ -42,7 +42,7 @@ SNAPSHOT_OPERATIONS_PER_ENTRY = 2
 
 
 class PendingLogFile(OperationCollector):
-    """Implements :class:`reference_broker.core.queues.store.PendingLog`."""
+    """Implements :class:`assay.reference_broker.core.queues.store.PendingLog`."""
 
     def __init__(
         self,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-from reference_broker.core.remembered import remember
-from reference_broker.storage.pending_codec import (
+from assay.reference_broker.core.remembered import remember
+from assay.reference_broker.storage.pending_codec import (
     MAX_DELIVERY_COUNT,
     MAX_OFFSET,
     MAX_RUN,
@@ -15,7 +15,7 @@ from reference_broker.storage.pending_codec import (
     Code,
     encode_ack_ranges,
 )
-from reference_broker.storage.record import uvarint
+from assay.reference_broker.storage.record import uvarint
 
 _CACHED_LAYOUTS = 4_096
 _LAYOUTS: dict[str, tuple[struct.Struct, bytes]] = {}

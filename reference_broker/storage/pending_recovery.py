@@ -13,18 +13,18 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import NamedTuple, TypeVar
 
-from reference_broker.core.queues.errors import LogError
-from reference_broker.core.queues.store import CursorRecord, PendingRecord
-from reference_broker.storage.disk import Disk
-from reference_broker.storage.group_files import (
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.core.queues.store import CursorRecord, PendingRecord
+from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.group_files import (
     MAX_FILE_BYTES,
     GroupFileError,
     GroupFileVersionError,
     decode_cursor_file,
     decode_pending_file,
 )
-from reference_broker.storage.open_files import OpenFiles
-from reference_broker.storage.pending_codec import (
+from assay.reference_broker.storage.open_files import OpenFiles
+from assay.reference_broker.storage.pending_codec import (
     MAX_HEADER_BYTES,
     VERSION,
     LogDamage,
@@ -34,10 +34,10 @@ from reference_broker.storage.pending_codec import (
     encode_header,
     walk_frames,
 )
-from reference_broker.storage.pending_snapshot import GroupPaths
-from reference_broker.storage.pending_state import PendingState
-from reference_broker.storage.record import RecordError
-from reference_broker.storage.reopened_file import ReopenedFile
+from assay.reference_broker.storage.pending_snapshot import GroupPaths
+from assay.reference_broker.storage.pending_state import PendingState
+from assay.reference_broker.storage.record import RecordError
+from assay.reference_broker.storage.reopened_file import ReopenedFile
 
 Note = Callable[[str, str], None]
 """Called with (place, problem) for what people should know."""

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from itertools import islice
 
-from reference_broker.core.queues.store import CursorRecord, PendingRecord
-from reference_broker.storage.disk import Disk
-from reference_broker.storage.group_files import MAX_FILE_BYTES, PendingFileEncoder, encode_cursor_file
-from reference_broker.storage.reopened_file import ReopenedFile
+from assay.reference_broker.core.queues.store import CursorRecord, PendingRecord
+from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.group_files import MAX_FILE_BYTES, PendingFileEncoder, encode_cursor_file
+from assay.reference_broker.storage.reopened_file import ReopenedFile
 
 LOG_SUFFIX = ".pel.log"
 _ENTRIES_PER_STEP = 1_000
@@ -91,7 +91,7 @@ class Snapshot:
 
 
 class PendingSync:
-    """Implements :class:`reference_broker.core.queues.store.SyncTask`: logs, folders, then the snapshot's files."""
+    """Implements ``SyncTask``: logs, folders, then the snapshot's files."""
 
     def __init__(
         self,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from reference_broker.core.queues.store import CursorRecord, PendingRecord
-from reference_broker.storage.pending_codec import MAX_DELIVERY_COUNT, Code, Operation
+from assay.reference_broker.core.queues.store import CursorRecord, PendingRecord
+from assay.reference_broker.storage.pending_codec import MAX_DELIVERY_COUNT, Code, Operation
 
 SHARDS = 8
 Place = tuple[int, int]

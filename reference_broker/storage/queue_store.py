@@ -12,21 +12,21 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from reference_broker.config import Compression, Durability, QueueConfig
-from reference_broker.core.queues.errors import LogError, raise_if_not_tried, reason_of
-from reference_broker.core.queues.store import RecoveryNote, StoredGroup, StoredQueue
-from reference_broker.storage.batch import BatchEncoder
-from reference_broker.storage.disk import Disk
-from reference_broker.storage.disk_room import DiskRoom
-from reference_broker.storage.file_names import decode_name, encode_name
-from reference_broker.storage.log import LogOptions, SegmentedLog
-from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.storage.notes import Notes
-from reference_broker.storage.open_files import OpenFiles
-from reference_broker.storage.pending_log import PendingLogFile, read_header
-from reference_broker.storage.removed_mark import removed_path
-from reference_broker.storage.sparse_log import SparseLog
-from reference_broker.storage.state_log import StateLog
+from assay.reference_broker.config import Compression, Durability, QueueConfig
+from assay.reference_broker.core.queues.errors import LogError, raise_if_not_tried, reason_of
+from assay.reference_broker.core.queues.store import RecoveryNote, StoredGroup, StoredQueue
+from assay.reference_broker.storage.batch import BatchEncoder
+from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.disk_room import DiskRoom
+from assay.reference_broker.storage.file_names import decode_name, encode_name
+from assay.reference_broker.storage.log import LogOptions, SegmentedLog
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage.notes import Notes
+from assay.reference_broker.storage.open_files import OpenFiles
+from assay.reference_broker.storage.pending_log import PendingLogFile, read_header
+from assay.reference_broker.storage.removed_mark import removed_path
+from assay.reference_broker.storage.sparse_log import SparseLog
+from assay.reference_broker.storage.state_log import StateLog
 
 _LogT = TypeVar("_LogT", bound=SegmentedLog)
 
@@ -64,7 +64,7 @@ class QueueDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 class LogQueueStore:
-    """Implements :class:`reference_broker.core.queues.store.QueueStore`.
+    """Implements :class:`assay.reference_broker.core.queues.store.QueueStore`.
 
     ``disk`` None keeps everything in memory; queues of durability ``memory`` are kept there in any case.
     """
@@ -72,7 +72,7 @@ class LogQueueStore:
     def __init__(self, disk: Disk | None, *, options: LogOptions | None = None) -> None:
         """``options``: how partition logs are written. Takes the disk's lock.
 
-        Raises :class:`reference_broker.storage.disk.DirectoryInUseError`.
+        Raises :class:`assay.reference_broker.storage.disk.DirectoryInUseError`.
         """
         self._disk = disk
         self._options = options or LogOptions()
@@ -296,7 +296,7 @@ def _remove_tree(disk: Disk, path: str) -> None:
 
 
 class _Removal:
-    """Removes a queue for good: implements :class:`reference_broker.core.queues.store.SyncTask`."""
+    """Removes a queue for good: implements :class:`assay.reference_broker.core.queues.store.SyncTask`."""
 
     def __init__(self, disk: Disk, folder: str, description: QueueDescription) -> None:
         self._disk = disk
@@ -330,7 +330,7 @@ def _content(disk: Disk, path: str) -> bytes | None:
 
 
 class LogQueueFiles:
-    """Implements :class:`reference_broker.core.queues.store.QueueFiles`."""
+    """Implements :class:`assay.reference_broker.core.queues.store.QueueFiles`."""
 
     def __init__(
         self,

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from enum import IntFlag
 
-from reference_broker.core.queues.store import Headers, LogRecord
-from reference_broker.storage.record import MAX_RECORD_HEADERS, RecordError, read_uvarint, read_zigzag, uvarints
-from reference_broker.storage.record_runs import LEAST_RUN, find_run
+from assay.reference_broker.core.queues.store import Headers, LogRecord
+from assay.reference_broker.storage.record import MAX_RECORD_HEADERS, RecordError, read_uvarint, read_zigzag, uvarints
+from assay.reference_broker.storage.record_runs import LEAST_RUN, find_run
 
 _WIDER_AT = (1 << 7, 1 << 14, 1 << 21)
 """Indexes from which on an offset delta takes a byte more."""

@@ -13,8 +13,8 @@ from itertools import chain, repeat
 from struct import Struct
 from typing import NamedTuple
 
-from reference_broker.core.queues.store import Headers, LogRecord
-from reference_broker.storage.record import RecordError, read_uvarint, uvarint
+from assay.reference_broker.core.queues.store import Headers, LogRecord
+from assay.reference_broker.storage.record import RecordError, read_uvarint, uvarint
 
 LEAST_RUN = 16
 """Shorter runs cost more to find than they save."""

@@ -12,7 +12,7 @@ import struct
 
 from crc32c import crc32c
 
-from reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.disk import Disk
 
 REMOVED_PREFIX = "removed-"
 _MAGIC = 0x4D455246

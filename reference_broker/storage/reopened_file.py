@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from reference_broker.storage.disk import Disk, DiskFile
-from reference_broker.storage.open_files import OpenFiles
+from assay.reference_broker.storage.disk import Disk, DiskFile
+from assay.reference_broker.storage.open_files import OpenFiles
 
 
 class ReopenedFile:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reference_broker.core.queues.store import RetentionPolicy
-from reference_broker.storage.segment import Segment
+from assay.reference_broker.core.queues.store import RetentionPolicy
+from assay.reference_broker.storage.segment import Segment
 
 
 def expired_count(

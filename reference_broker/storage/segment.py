@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from reference_broker.core.queues.store import LogRecord
-from reference_broker.storage.batch import (
+from assay.reference_broker.core.queues.store import LogRecord
+from assay.reference_broker.storage.batch import (
     HEADER_BYTES,
     MAGIC_BYTES,
     BatchError,
@@ -17,13 +17,13 @@ from reference_broker.storage.batch import (
     decode_header,
     decode_verified,
 )
-from reference_broker.storage.disk import Disk, DiskFile
-from reference_broker.storage.file_names import segment_name
-from reference_broker.storage.offset_index import OffsetIndex
-from reference_broker.storage.open_files import OpenFiles
-from reference_broker.storage.segment_indexes import SegmentIndexFiles
-from reference_broker.storage.segment_scan import BatchPlace, Damage, Window, scan_batches
-from reference_broker.storage.time_index import TimeIndex
+from assay.reference_broker.storage.disk import Disk, DiskFile
+from assay.reference_broker.storage.file_names import segment_name
+from assay.reference_broker.storage.offset_index import OffsetIndex
+from assay.reference_broker.storage.open_files import OpenFiles
+from assay.reference_broker.storage.segment_indexes import SegmentIndexFiles
+from assay.reference_broker.storage.segment_scan import BatchPlace, Damage, Window, scan_batches
+from assay.reference_broker.storage.time_index import TimeIndex
 
 _FIRST_READ_BYTES = 64 * 1024
 _NOWHERE = (-1, 0)
@@ -92,7 +92,7 @@ class Segment:
 
     @property
     def may_close(self) -> bool:
-        """See :class:`reference_broker.storage.open_files.Closable`."""
+        """See :class:`assay.reference_broker.storage.open_files.Closable`."""
         return self._is_synced is not None and self._is_synced(self)
 
     @property

@@ -16,16 +16,16 @@ from contextlib import suppress
 
 import msgspec
 
-from reference_broker.core.queues.errors import LogError
-from reference_broker.core.queues.store import LogRecord, NewRecord
-from reference_broker.storage.batch import MAX_BATCH_RECORDS, BatchEncoder, BatchError, decode_verified
-from reference_broker.storage.batching import TARGET_BATCH_BYTES
-from reference_broker.storage.disk import Disk, DiskFile
-from reference_broker.storage.file_names import COMPACTING_SUFFIX, segment_name, swap_name
-from reference_broker.storage.log import SegmentedLog
-from reference_broker.storage.log_opening import finish_swap
-from reference_broker.storage.segment import AppendedBatch, Segment
-from reference_broker.storage.segment_scan import Damage, walk_batches
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.core.queues.store import LogRecord, NewRecord
+from assay.reference_broker.storage.batch import MAX_BATCH_RECORDS, BatchEncoder, BatchError, decode_verified
+from assay.reference_broker.storage.batching import TARGET_BATCH_BYTES
+from assay.reference_broker.storage.disk import Disk, DiskFile
+from assay.reference_broker.storage.file_names import COMPACTING_SUFFIX, segment_name, swap_name
+from assay.reference_broker.storage.log import SegmentedLog
+from assay.reference_broker.storage.log_opening import finish_swap
+from assay.reference_broker.storage.segment import AppendedBatch, Segment
+from assay.reference_broker.storage.segment_scan import Damage, walk_batches
 
 MAX_RELATIVE_OFFSET = 2**32 - 1 - MAX_BATCH_RECORDS
 """Bases of segments that become one lie at most so far apart."""

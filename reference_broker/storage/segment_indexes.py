@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from reference_broker.storage.disk import Disk
-from reference_broker.storage.file_names import OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_name
-from reference_broker.storage.index_files import (
+from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.file_names import OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_name
+from assay.reference_broker.storage.index_files import (
     OFFSET_ENTRY_BYTES,
     OFFSET_HEADER_BYTES,
     IndexFileError,
     decode_offset_index,
     decode_time_index,
 )
-from reference_broker.storage.offset_index import OffsetIndex
-from reference_broker.storage.time_index import TimeIndex
+from assay.reference_broker.storage.offset_index import OffsetIndex
+from assay.reference_broker.storage.time_index import TimeIndex
 
 _MAX_INDEX_BYTES = 256 * 1024 * 1024
 _COUNT_AT = 13

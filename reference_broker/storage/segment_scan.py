@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 from crc32c import crc32c
 
-from reference_broker.storage.batch import (
+from assay.reference_broker.storage.batch import (
     HEADER,
     HEADER_BYTES,
     MAGIC,
@@ -26,7 +26,7 @@ from reference_broker.storage.batch import (
     decode_header,
     verify_checksum,
 )
-from reference_broker.storage.disk import DiskFile
+from assay.reference_broker.storage.disk import DiskFile
 
 _WINDOW_BYTES = 1024 * 1024
 _CHECKED_FROM = 8

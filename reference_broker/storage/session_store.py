@@ -1,7 +1,7 @@
 """The log of sessions and retained messages: one record per key that changed, compacted as it grows.
 
-``sessions/`` holds it as segments, like a partition. :mod:`reference_broker.core.session_records` says what the records
-hold; here they are only keys and values. A record without a value deletes its key.
+``sessions/`` holds it as segments, like a partition. :mod:`assay.reference_broker.core.session_records` says what the
+records hold; here they are only keys and values. A record without a value deletes its key.
 
 What a turn changed must be found as a whole or not at all. Records that fit one batch are: it has a checksum. Larger
 turns begin with a record that says where they end; one that is found unfinished is undone at the next start, by writing
@@ -16,18 +16,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from reference_broker.config import Compression, Durability, SessionsConfig
-from reference_broker.core.queues.confirms import Confirm, SyncPoint, run_now
-from reference_broker.core.queues.errors import LogError, QueueError, reason_of
-from reference_broker.core.queues.store import NewRecord, RecoveryNote, SyncTask
-from reference_broker.core.queues.sync_job import SyncJob
-from reference_broker.storage import batching
-from reference_broker.storage.batch import MAX_BATCH_RECORDS, BatchEncoder
-from reference_broker.storage.compaction import CompactionPolicy, CompactionTask, Compactor
-from reference_broker.storage.disk import Disk
-from reference_broker.storage.disk_room import DiskRoom
-from reference_broker.storage.log import LogOptions, SegmentedLog
-from reference_broker.storage.notes import Notes
+from assay.reference_broker.config import Compression, Durability, SessionsConfig
+from assay.reference_broker.core.queues.confirms import Confirm, SyncPoint, run_now
+from assay.reference_broker.core.queues.errors import LogError, QueueError, reason_of
+from assay.reference_broker.core.queues.store import NewRecord, RecoveryNote, SyncTask
+from assay.reference_broker.core.queues.sync_job import SyncJob
+from assay.reference_broker.storage import batching
+from assay.reference_broker.storage.batch import MAX_BATCH_RECORDS, BatchEncoder
+from assay.reference_broker.storage.compaction import CompactionPolicy, CompactionTask, Compactor
+from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.disk_room import DiskRoom
+from assay.reference_broker.storage.log import LogOptions, SegmentedLog
+from assay.reference_broker.storage.notes import Notes
 
 FOLDER = "sessions"
 HERE = "sessions.mark"

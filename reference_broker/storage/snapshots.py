@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.disk import Disk
 
 MAGIC = b"GQSP"
 VERSION = 1
@@ -49,7 +49,7 @@ class SnapshotKind(IntEnum):
     GROUPS = 1
     TRANSACTIONS = 2
     KEYED_STATE = 16
-    """Of a :class:`reference_broker.storage.state_log.StateLog`."""
+    """Of a :class:`assay.reference_broker.storage.state_log.StateLog`."""
 
 
 class SnapshotProblem(Enum):

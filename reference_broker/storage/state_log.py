@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from reference_broker.core.queues.errors import LogError, reason_of
-from reference_broker.core.queues.store import NewRecord, SyncTask
-from reference_broker.storage.batch import BatchEncoder
-from reference_broker.storage.disk import Disk
-from reference_broker.storage.log import LogOptions, SegmentedLog
-from reference_broker.storage.snapshots import (
+from assay.reference_broker.core.queues.errors import LogError, reason_of
+from assay.reference_broker.core.queues.store import NewRecord, SyncTask
+from assay.reference_broker.storage.batch import BatchEncoder
+from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.log import LogOptions, SegmentedLog
+from assay.reference_broker.storage.snapshots import (
     ENTRY_OVERHEAD_BYTES,
     HEADER_BYTES,
     MAX_KEY_BYTES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 
-from reference_broker.storage.index_files import MAX_INDEXED, TIME_INTERVAL_MS, TimeIndexFile, encode_time_index
+from assay.reference_broker.storage.index_files import MAX_INDEXED, TIME_INTERVAL_MS, TimeIndexFile, encode_time_index
 
 
 class TimeIndex:

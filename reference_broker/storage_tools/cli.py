@@ -11,11 +11,11 @@ from typing import Annotated
 
 import typer
 
-from reference_broker.config import Compression
-from reference_broker.storage.foreign.goqueue_message import GoQueueLayout
-from reference_broker.storage.foreign.goqueue_records import BrokerHeaders
-from reference_broker.storage_tools import rendering
-from reference_broker.storage_tools.cli_common import (
+from assay.reference_broker.config import Compression
+from assay.reference_broker.storage.foreign.goqueue_message import GoQueueLayout
+from assay.reference_broker.storage.foreign.goqueue_records import BrokerHeaders
+from assay.reference_broker.storage_tools import rendering
+from assay.reference_broker.storage_tools.cli_common import (
     AsJson,
     Directory,
     ExitStatus,
@@ -29,12 +29,12 @@ from reference_broker.storage_tools.cli_common import (
     say,
     tables,
 )
-from reference_broker.storage_tools.dump import RecordFilter, read_places
-from reference_broker.storage_tools.export import STANDARD_OUTPUT, ExportFormat, ExportOptions, export_queue
-from reference_broker.storage_tools.importing import MAX_PARTITIONS, ImportOptions, import_source
-from reference_broker.storage_tools.inspect import inspect_directory, inspect_segment
-from reference_broker.storage_tools.json_lines import encode_line
-from reference_broker.storage_tools.layout import (
+from assay.reference_broker.storage_tools.dump import RecordFilter, read_places
+from assay.reference_broker.storage_tools.export import STANDARD_OUTPUT, ExportFormat, ExportOptions, export_queue
+from assay.reference_broker.storage_tools.importing import MAX_PARTITIONS, ImportOptions, import_source
+from assay.reference_broker.storage_tools.inspect import inspect_directory, inspect_segment
+from assay.reference_broker.storage_tools.json_lines import encode_line
+from assay.reference_broker.storage_tools.layout import (
     Codec,
     LayoutError,
     SegmentPlace,
@@ -42,9 +42,9 @@ from reference_broker.storage_tools.layout import (
     StoreLayout,
     segment_base,
 )
-from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
-from reference_broker.storage_tools.repair import apply_repair, plan_for
-from reference_broker.storage_tools.verify import total_bytes, verify_directory
+from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
+from assay.reference_broker.storage_tools.repair import apply_repair, plan_for
+from assay.reference_broker.storage_tools.verify import total_bytes, verify_directory
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 command = partial(described_command, app)
@@ -389,7 +389,7 @@ def export_command(
 
 
 def main() -> None:
-    """Entry point of ``python -m reference_broker.storage_tools.cli``."""
+    """Entry point of ``python -m assay.reference_broker.storage_tools.cli``."""
     app()
 
 

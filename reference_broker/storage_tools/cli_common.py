@@ -17,11 +17,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from reference_broker.core.queues.errors import LogError
-from reference_broker.storage_tools.layout import StoreFormat, StoreLayout, find_layout, open_directory
-from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
-from reference_broker.storage_tools.segment_exam import Progress as Report
-from reference_broker.trace.terminal import WholeConsole
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.storage_tools.layout import StoreFormat, StoreLayout, find_layout, open_directory
+from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
+from assay.reference_broker.storage_tools.segment_exam import Progress as Report
+from assay.reference_broker.trace.terminal import WholeConsole
 
 _Parameters = ParamSpec("_Parameters")
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import msgspec
 
-from reference_broker.core.queues.delayed_message import due_of
-from reference_broker.core.queues.done_records import DoneReader
-from reference_broker.core.queues.intervals import Intervals
-from reference_broker.storage_tools.dump import RecordFilter, read_partition
-from reference_broker.storage_tools.findings import FindingKind, Findings, Severity
-from reference_broker.storage_tools.layout import QueuePlace, StoreLayout
-from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
+from assay.reference_broker.core.queues.delayed_message import due_of
+from assay.reference_broker.core.queues.done_records import DoneReader
+from assay.reference_broker.core.queues.intervals import Intervals
+from assay.reference_broker.storage_tools.dump import RecordFilter, read_partition
+from assay.reference_broker.storage_tools.findings import FindingKind, Findings, Severity
+from assay.reference_broker.storage_tools.layout import QueuePlace, StoreLayout
+from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
 
 MAX_LISTED = 100
 """Records of one queue that are reported one by one; more are counted."""

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import msgspec
 
-from reference_broker.storage.file_names import encode_name
-from reference_broker.storage.foreign.fluxmq_files import (
+from assay.reference_broker.storage.file_names import encode_name
+from assay.reference_broker.storage.foreign.fluxmq_files import (
     CONFIG_PATH,
     MAX_JSON_BYTES,
     FluxMQFileError,
     decode_queue_configurations,
 )
-from reference_broker.storage.queue_store import ROOT, QueueDescription
-from reference_broker.storage.session_store import FOLDER as SESSIONS_FOLDER
-from reference_broker.storage.session_store import HERE as SESSIONS_MARK
-from reference_broker.storage.session_store import LOST as SESSIONS_LOST
-from reference_broker.storage_tools.findings import Finding, FindingKind, Findings, Severity
-from reference_broker.storage_tools.group_info import position_in
-from reference_broker.storage_tools.layout import (
+from assay.reference_broker.storage.queue_store import ROOT, QueueDescription
+from assay.reference_broker.storage.session_store import FOLDER as SESSIONS_FOLDER
+from assay.reference_broker.storage.session_store import HERE as SESSIONS_MARK
+from assay.reference_broker.storage.session_store import LOST as SESSIONS_LOST
+from assay.reference_broker.storage_tools.findings import Finding, FindingKind, Findings, Severity
+from assay.reference_broker.storage_tools.group_info import position_in
+from assay.reference_broker.storage_tools.layout import (
     DESCRIPTION_NAME,
     IMPORTING_SUFFIX,
     UNREADABLE_JSON,
@@ -25,7 +25,7 @@ from reference_broker.storage_tools.layout import (
     StoreFormat,
     StoreLayout,
 )
-from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
+from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
 
 _MAX_DESCRIPTION_BYTES = 64 * 1024
 

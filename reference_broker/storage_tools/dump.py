@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from reference_broker.core.queues.store import LogRecord
-from reference_broker.storage.batch import BatchError
-from reference_broker.storage.segment_scan import Damage
-from reference_broker.storage_tools.layout import PartitionPlace
-from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk, ReadOnlyFile
-from reference_broker.storage_tools.segment_reader import (
+from assay.reference_broker.core.queues.store import LogRecord
+from assay.reference_broker.storage.batch import BatchError
+from assay.reference_broker.storage.segment_scan import Damage
+from assay.reference_broker.storage_tools.layout import PartitionPlace
+from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk, ReadOnlyFile
+from assay.reference_broker.storage_tools.segment_reader import (
     Chunk,
     message_layout_of,
     read_chunk,

@@ -16,22 +16,22 @@ from typing import BinaryIO
 
 import msgspec
 
-from reference_broker.config import Compression
-from reference_broker.core.queues.store import LogRecord, NewRecord
-from reference_broker.storage.batch import BatchEncoder, BatchError
-from reference_broker.storage.disk import RealDisk
-from reference_broker.storage.foreign.goqueue_files import LOGS_FOLDER
-from reference_broker.storage.foreign.goqueue_log import GoQueueLogWriter
-from reference_broker.storage.foreign.goqueue_message import GoQueueLayout, GoQueueMessageError
-from reference_broker.storage.foreign.goqueue_records import BrokerHeaders, ConversionError, to_message
-from reference_broker.storage.segment_scan import Damage, SoundBatch
-from reference_broker.storage_tools.importing import TransferError
-from reference_broker.storage_tools.json_lines import encode_line
-from reference_broker.storage_tools.layout import PartitionPlace, StoreLayout
-from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
-from reference_broker.storage_tools.segment_exam import Progress, no_progress
-from reference_broker.storage_tools.segment_reader import Chunk, read_records, walk_chunks
-from reference_broker.storage_tools.segment_writer import SegmentWriter
+from assay.reference_broker.config import Compression
+from assay.reference_broker.core.queues.store import LogRecord, NewRecord
+from assay.reference_broker.storage.batch import BatchEncoder, BatchError
+from assay.reference_broker.storage.disk import RealDisk
+from assay.reference_broker.storage.foreign.goqueue_files import LOGS_FOLDER
+from assay.reference_broker.storage.foreign.goqueue_log import GoQueueLogWriter
+from assay.reference_broker.storage.foreign.goqueue_message import GoQueueLayout, GoQueueMessageError
+from assay.reference_broker.storage.foreign.goqueue_records import BrokerHeaders, ConversionError, to_message
+from assay.reference_broker.storage.segment_scan import Damage, SoundBatch
+from assay.reference_broker.storage_tools.importing import TransferError
+from assay.reference_broker.storage_tools.json_lines import encode_line
+from assay.reference_broker.storage_tools.layout import PartitionPlace, StoreLayout
+from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
+from assay.reference_broker.storage_tools.segment_exam import Progress, no_progress
+from assay.reference_broker.storage_tools.segment_reader import Chunk, read_records, walk_chunks
+from assay.reference_broker.storage_tools.segment_writer import SegmentWriter
 
 EXPORT_SCHEMA = "assay.storage.export/1"
 STANDARD_OUTPUT = Path("-")

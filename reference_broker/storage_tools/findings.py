@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from reference_broker.storage_tools.layout import StoreFormat
+from assay.reference_broker.storage_tools.layout import StoreFormat
 
 VERIFY_SCHEMA = "assay.storage.verify/1"
 MAX_FINDINGS = 10_000

@@ -7,31 +7,31 @@ from functools import partial
 
 from crc32c import crc32c
 
-from reference_broker.core.queues.errors import LogError
-from reference_broker.storage.foreign.goqueue_files import MAX_OFFSETS_BYTES, GoQueueFileError, decode_offsets
-from reference_broker.storage.group_files import (
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.storage.foreign.goqueue_files import MAX_OFFSETS_BYTES, GoQueueFileError, decode_offsets
+from assay.reference_broker.storage.group_files import (
     MAX_FILE_BYTES,
     GroupFileError,
     decode_cursor_file,
     decode_pending_file,
 )
-from reference_broker.storage.pending_codec import (
+from assay.reference_broker.storage.pending_codec import (
     MAX_FRAME_BYTES,
     LogDamage,
     LogHeader,
     decode_operations,
     walk_frames,
 )
-from reference_broker.storage.pending_snapshot import LOG_SUFFIX, GroupPaths
-from reference_broker.storage.record import RecordError
-from reference_broker.storage_tools.findings import Finding, FindingKind, Findings, Severity
-from reference_broker.storage_tools.fluxmq_groups import check_fluxmq_groups
-from reference_broker.storage_tools.group_info import GroupPlace, find_group_folders, position_in
-from reference_broker.storage_tools.group_reader import find_offset_files, read_log_header
-from reference_broker.storage_tools.layout import StoreFormat, StoreLayout
-from reference_broker.storage_tools.partition_files import CORRUPT_SUFFIX
-from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
-from reference_broker.storage_tools.torn_tail import has_empty_sector
+from assay.reference_broker.storage.pending_snapshot import LOG_SUFFIX, GroupPaths
+from assay.reference_broker.storage.record import RecordError
+from assay.reference_broker.storage_tools.findings import Finding, FindingKind, Findings, Severity
+from assay.reference_broker.storage_tools.fluxmq_groups import check_fluxmq_groups
+from assay.reference_broker.storage_tools.group_info import GroupPlace, find_group_folders, position_in
+from assay.reference_broker.storage_tools.group_reader import find_offset_files, read_log_header
+from assay.reference_broker.storage_tools.layout import StoreFormat, StoreLayout
+from assay.reference_broker.storage_tools.partition_files import CORRUPT_SUFFIX
+from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
+from assay.reference_broker.storage_tools.torn_tail import has_empty_sector
 
 _FRAME_BYTES = 8
 _LOST_SETTLEMENTS = "what it settled is delivered again; no message is lost; a broker or repair puts the group right"

@@ -6,9 +6,9 @@ import re
 
 import msgspec
 
-from reference_broker.storage.file_names import encode_name
-from reference_broker.storage_tools.layout import StoreLayout
-from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
+from assay.reference_broker.storage.file_names import encode_name
+from assay.reference_broker.storage_tools.layout import StoreLayout
+from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
 
 MAX_GROUPS = 100_000
 """Of one queue; more are not looked at."""

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from collections import Counter
 
-from reference_broker.core.queues.errors import LogError
-from reference_broker.core.queues.store import PendingRecord
-from reference_broker.storage.foreign.goqueue_files import (
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.core.queues.store import PendingRecord
+from assay.reference_broker.storage.foreign.goqueue_files import (
     MAX_OFFSETS_BYTES,
     OFFSETS_NAME,
     GoQueueFileError,
     decode_offsets,
 )
-from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.storage.pending_codec import MAX_HEADER_BYTES, LogHeader, decode_header
-from reference_broker.storage.pending_recovery import GroupRecovery
-from reference_broker.storage.pending_snapshot import LOG_SUFFIX, GroupPaths
-from reference_broker.storage_tools.fluxmq_groups import read_fluxmq_groups
-from reference_broker.storage_tools.group_info import GroupInfo, GroupPlace, find_group_folders
-from reference_broker.storage_tools.layout import StoreFormat, StoreLayout, walk_folders
-from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk, join
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage.pending_codec import MAX_HEADER_BYTES, LogHeader, decode_header
+from assay.reference_broker.storage.pending_recovery import GroupRecovery
+from assay.reference_broker.storage.pending_snapshot import LOG_SUFFIX, GroupPaths
+from assay.reference_broker.storage_tools.fluxmq_groups import read_fluxmq_groups
+from assay.reference_broker.storage_tools.group_info import GroupInfo, GroupPlace, find_group_folders
+from assay.reference_broker.storage_tools.layout import StoreFormat, StoreLayout, walk_folders
+from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk, join
 
 MAX_COPIED_BYTES = 512 * 1024 * 1024
 """A group with more is not recovered in memory."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import suppress
 from urllib.parse import unquote
 
-from reference_broker.core.queues.errors import LogError
-from reference_broker.core.queues.store import CursorRecord, PendingRecord
-from reference_broker.storage.disk import Disk
-from reference_broker.storage.file_names import encode_name
-from reference_broker.storage.group_files import MAX_FILE_BYTES, GroupFileError, decode_cursor_file
-from reference_broker.storage.pending_codec import MAX_HEADER_BYTES, decode_header
-from reference_broker.storage.pending_log import PendingLogFile
-from reference_broker.storage.pending_snapshot import LOG_SUFFIX, GroupPaths
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.core.queues.store import CursorRecord, PendingRecord
+from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.file_names import encode_name
+from assay.reference_broker.storage.group_files import MAX_FILE_BYTES, GroupFileError, decode_cursor_file
+from assay.reference_broker.storage.pending_codec import MAX_HEADER_BYTES, decode_header
+from assay.reference_broker.storage.pending_log import PendingLogFile
+from assay.reference_broker.storage.pending_snapshot import LOG_SUFFIX, GroupPaths
 
 _MAX_SYNCS = 16
 """A snapshot needs three; more means that it does not get anywhere."""

@@ -14,18 +14,18 @@ from typing import BinaryIO
 
 import msgspec
 
-from reference_broker.config import Compression
-from reference_broker.core.queues.store import LogRecord, NewRecord
-from reference_broker.storage.batch import BatchEncoder, BatchError
-from reference_broker.storage.disk import DiskFile, RealDisk
-from reference_broker.storage.file_names import encode_name
-from reference_broker.storage.foreign.goqueue_log import SoundMessage
-from reference_broker.storage.foreign.goqueue_message import GoQueueLayout
-from reference_broker.storage.foreign.goqueue_records import BrokerHeaders, ConversionError, MessageImporter
-from reference_broker.storage.queue_store import ROOT, QueueDescription
-from reference_broker.storage.segment_scan import Damage, SoundBatch
-from reference_broker.storage_tools.json_lines import read_lines
-from reference_broker.storage_tools.layout import (
+from assay.reference_broker.config import Compression
+from assay.reference_broker.core.queues.store import LogRecord, NewRecord
+from assay.reference_broker.storage.batch import BatchEncoder, BatchError
+from assay.reference_broker.storage.disk import DiskFile, RealDisk
+from assay.reference_broker.storage.file_names import encode_name
+from assay.reference_broker.storage.foreign.goqueue_log import SoundMessage
+from assay.reference_broker.storage.foreign.goqueue_message import GoQueueLayout
+from assay.reference_broker.storage.foreign.goqueue_records import BrokerHeaders, ConversionError, MessageImporter
+from assay.reference_broker.storage.queue_store import ROOT, QueueDescription
+from assay.reference_broker.storage.segment_scan import Damage, SoundBatch
+from assay.reference_broker.storage_tools.json_lines import read_lines
+from assay.reference_broker.storage_tools.layout import (
     DESCRIPTION_NAME,
     IMPORTING_SUFFIX,
     Codec,
@@ -35,10 +35,10 @@ from reference_broker.storage_tools.layout import (
     find_layout,
     open_directory,
 )
-from reference_broker.storage_tools.read_only_disk import LOCK_NAME, ReadOnlyDisk
-from reference_broker.storage_tools.segment_exam import Progress, no_progress
-from reference_broker.storage_tools.segment_reader import detect_segment_layout, walk_chunks
-from reference_broker.storage_tools.segment_writer import SegmentWriter, write_file
+from assay.reference_broker.storage_tools.read_only_disk import LOCK_NAME, ReadOnlyDisk
+from assay.reference_broker.storage_tools.segment_exam import Progress, no_progress
+from assay.reference_broker.storage_tools.segment_reader import detect_segment_layout, walk_chunks
+from assay.reference_broker.storage_tools.segment_writer import SegmentWriter, write_file
 
 IMPORT_SCHEMA = "assay.storage.import/1"
 JSON_LINES = "jsonl"

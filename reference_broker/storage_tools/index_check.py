@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from reference_broker.storage.index_files import (
+from assay.reference_broker.storage.index_files import (
     INDEX_INTERVAL_BYTES,
     OFFSET_ENTRY_BYTES,
     OFFSET_HEADER_BYTES,
@@ -22,8 +22,8 @@ from reference_broker.storage.index_files import (
     decode_offset_index,
     decode_time_index,
 )
-from reference_broker.storage_tools.index_rebuild import IndexBuilder, IndexFormat
-from reference_broker.storage_tools.segment_reader import Chunk
+from assay.reference_broker.storage_tools.index_rebuild import IndexBuilder, IndexFormat
+from assay.reference_broker.storage_tools.segment_reader import Chunk
 
 MAX_INDEX_BYTES = 512 * 1024 * 1024
 """No sound index of a segment is larger; what is larger is called damaged without being read."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from reference_broker.storage.foreign.goqueue_files import INDEX_INTERVAL_BYTES, encode_index
-from reference_broker.storage.offset_index import OffsetIndex
-from reference_broker.storage.time_index import TimeIndex
-from reference_broker.storage_tools.segment_reader import Chunk
+from assay.reference_broker.storage.foreign.goqueue_files import INDEX_INTERVAL_BYTES, encode_index
+from assay.reference_broker.storage.offset_index import OffsetIndex
+from assay.reference_broker.storage.time_index import TimeIndex
+from assay.reference_broker.storage_tools.segment_reader import Chunk
 
 _MAX_NUMBER = 2**32 - 1
 _VARYING = {".idx": ((13, 17),), ".tix": ((13, 17), (17, 33))}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from reference_broker.storage.durable_mark import MARK_NAME, decode_mark
-from reference_broker.storage.segment_scan import Damage
-from reference_broker.storage_tools.delays import read_delays
-from reference_broker.storage_tools.group_info import GroupInfo
-from reference_broker.storage_tools.group_reader import read_groups
-from reference_broker.storage_tools.index_check import IndexState
-from reference_broker.storage_tools.layout import (
+from assay.reference_broker.storage.durable_mark import MARK_NAME, decode_mark
+from assay.reference_broker.storage.segment_scan import Damage
+from assay.reference_broker.storage_tools.delays import read_delays
+from assay.reference_broker.storage_tools.group_info import GroupInfo
+from assay.reference_broker.storage_tools.group_reader import read_groups
+from assay.reference_broker.storage_tools.index_check import IndexState
+from assay.reference_broker.storage_tools.layout import (
     Codec,
     PartitionPlace,
     QueuePlace,
@@ -18,11 +18,11 @@ from reference_broker.storage_tools.layout import (
     StoreFormat,
     StoreLayout,
 )
-from reference_broker.storage_tools.partition_files import read_cleaner
-from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
-from reference_broker.storage_tools.segment_exam import Progress, SegmentExam, examine_segment, no_progress
-from reference_broker.storage_tools.segment_reader import walk_chunks
-from reference_broker.storage_tools.snapshot_files import SnapshotInfo, read_snapshots
+from assay.reference_broker.storage_tools.partition_files import read_cleaner
+from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
+from assay.reference_broker.storage_tools.segment_exam import Progress, SegmentExam, examine_segment, no_progress
+from assay.reference_broker.storage_tools.segment_reader import walk_chunks
+from assay.reference_broker.storage_tools.snapshot_files import SnapshotInfo, read_snapshots
 
 INSPECT_SCHEMA = "assay.storage.inspect/1"
 _MAX_MARK_BYTES = 4_096

@@ -18,12 +18,12 @@ from urllib.parse import unquote
 
 import msgspec
 
-from reference_broker.core.queues.coordinator import FOLDER as TRANSACTIONS_FOLDER
-from reference_broker.storage.file_names import parse_segment_name, parse_swap_name, segment_name
-from reference_broker.storage.foreign.goqueue_message import GoQueueLayout
-from reference_broker.storage.queue_store import DELAYS, DELAYS_DONE, DEPARTURES, ROOT, QueueDescription
-from reference_broker.storage.session_store import FOLDER as SESSIONS_FOLDER
-from reference_broker.storage_tools.read_only_disk import LOCK_NAME, ReadOnlyDisk, join
+from assay.reference_broker.core.queues.coordinator import FOLDER as TRANSACTIONS_FOLDER
+from assay.reference_broker.storage.file_names import parse_segment_name, parse_swap_name, segment_name
+from assay.reference_broker.storage.foreign.goqueue_message import GoQueueLayout
+from assay.reference_broker.storage.queue_store import DELAYS, DELAYS_DONE, DEPARTURES, ROOT, QueueDescription
+from assay.reference_broker.storage.session_store import FOLDER as SESSIONS_FOLDER
+from assay.reference_broker.storage_tools.read_only_disk import LOCK_NAME, ReadOnlyDisk, join
 
 MAX_DEPTH = 8
 """Folders are searched no deeper than this."""
@@ -368,5 +368,5 @@ def segment_base(name: str, store_format: StoreFormat) -> int | None:
 
 
 def segment_file_name(base_offset: int, store_format: StoreFormat) -> str:
-    """As :func:`reference_broker.storage.file_names.segment_name`, for any format."""
+    """As :func:`assay.reference_broker.storage.file_names.segment_name`, for any format."""
     return segment_name(base_offset).removesuffix(".seg") + store_format.segment_suffix

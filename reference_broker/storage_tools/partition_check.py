@@ -7,15 +7,15 @@ from functools import partial
 
 import msgspec
 
-from reference_broker.storage.cleaner_file import CLEANER_NAME, CleanerState
-from reference_broker.storage.durable_mark import MARK_NAME, DurableMark, decode_mark
-from reference_broker.storage.queue_store import ROOT
-from reference_broker.storage.removed_mark import decode_removed, removed_path
-from reference_broker.storage.session_store import FOLDER as SESSIONS_FOLDER
-from reference_broker.storage_tools.findings import FindingKind, Findings, Severity
-from reference_broker.storage_tools.index_check import IndexState
-from reference_broker.storage_tools.layout import PartitionPlace, SegmentPlace, StoreFormat
-from reference_broker.storage_tools.partition_files import (
+from assay.reference_broker.storage.cleaner_file import CLEANER_NAME, CleanerState
+from assay.reference_broker.storage.durable_mark import MARK_NAME, DurableMark, decode_mark
+from assay.reference_broker.storage.queue_store import ROOT
+from assay.reference_broker.storage.removed_mark import decode_removed, removed_path
+from assay.reference_broker.storage.session_store import FOLDER as SESSIONS_FOLDER
+from assay.reference_broker.storage_tools.findings import FindingKind, Findings, Severity
+from assay.reference_broker.storage_tools.index_check import IndexState
+from assay.reference_broker.storage_tools.layout import PartitionPlace, SegmentPlace, StoreFormat
+from assay.reference_broker.storage_tools.partition_files import (
     MARK_SLOT_BYTES,
     MARK_SLOT_STARTS,
     FileRole,
@@ -23,9 +23,9 @@ from reference_broker.storage_tools.partition_files import (
     role_of,
     split_mark,
 )
-from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
-from reference_broker.storage_tools.repair_record import LostRange, merged
-from reference_broker.storage_tools.segment_exam import (
+from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
+from assay.reference_broker.storage_tools.repair_record import LostRange, merged
+from assay.reference_broker.storage_tools.segment_exam import (
     BadRange,
     Gap,
     IndexExam,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from enum import Enum
 
-from reference_broker.storage.cleaner_file import CLEANER_NAME, CleanerState, decode_cleaner
-from reference_broker.storage.durable_mark import MARK_NAME, DurableMark, decode_mark
-from reference_broker.storage.file_names import COMPACTING_SUFFIX, parse_swap_name
-from reference_broker.storage_tools.layout import UNREADABLE_JSON, StoreFormat, segment_base
-from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
+from assay.reference_broker.storage.cleaner_file import CLEANER_NAME, CleanerState, decode_cleaner
+from assay.reference_broker.storage.durable_mark import MARK_NAME, DurableMark, decode_mark
+from assay.reference_broker.storage.file_names import COMPACTING_SUFFIX, parse_swap_name
+from assay.reference_broker.storage_tools.layout import UNREADABLE_JSON, StoreFormat, segment_base
+from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
 
 MARK_SLOT_STARTS = (0, 512)
 CORRUPT_SUFFIX = ".corrupt"

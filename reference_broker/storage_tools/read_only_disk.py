@@ -16,7 +16,7 @@ def _refuse(path: str) -> NoReturn:
 
 
 class ReadOnlyFile:
-    """A :class:`reference_broker.storage.disk.DiskFile` that refuses every write.
+    """A :class:`assay.reference_broker.storage.disk.DiskFile` that refuses every write.
 
     Its size is that of the moment it was opened, so that a broker which appends meanwhile shows at most a moving tail.
     """
@@ -52,7 +52,7 @@ class ReadOnlyFile:
 
 
 class ReadOnlyDisk:
-    """A :class:`reference_broker.storage.disk.Disk` on an existing folder. Paths are relative and use ``/``."""
+    """A :class:`assay.reference_broker.storage.disk.Disk` on an existing folder. Paths are relative and use ``/``."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from reference_broker.storage_tools.export import ExportReport
-from reference_broker.storage_tools.findings import Finding, Severity, VerifyReport
-from reference_broker.storage_tools.importing import ImportReport
-from reference_broker.storage_tools.index_check import IndexState
-from reference_broker.storage_tools.inspect import InspectReport, PartitionInfo, QueueInfo, SegmentReport
-from reference_broker.storage_tools.repair_plan import RepairAction, RepairReport
-from reference_broker.trace.terminal import WholeTable
+from assay.reference_broker.storage_tools.export import ExportReport
+from assay.reference_broker.storage_tools.findings import Finding, Severity, VerifyReport
+from assay.reference_broker.storage_tools.importing import ImportReport
+from assay.reference_broker.storage_tools.index_check import IndexState
+from assay.reference_broker.storage_tools.inspect import InspectReport, PartitionInfo, QueueInfo, SegmentReport
+from assay.reference_broker.storage_tools.repair_plan import RepairAction, RepairReport
+from assay.reference_broker.trace.terminal import WholeTable
 
 MAX_SHOWN = 200
 """Rows of one table; the JSON output has all."""

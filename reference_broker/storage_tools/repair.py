@@ -16,14 +16,14 @@ from pathlib import Path
 
 import msgspec
 
-from reference_broker.storage.cleaner_file import CleanerState, write_cleaner_file
-from reference_broker.storage.disk import DirectoryInUseError, RealDisk
-from reference_broker.storage.durable_mark import MARK_NAME, DurableMark, decode_mark
-from reference_broker.storage.file_names import parse_swap_name
-from reference_broker.storage.log_opening import finish_swap
-from reference_broker.storage_tools.findings import Findings
-from reference_broker.storage_tools.group_repair import recover_group
-from reference_broker.storage_tools.layout import (
+from assay.reference_broker.storage.cleaner_file import CleanerState, write_cleaner_file
+from assay.reference_broker.storage.disk import DirectoryInUseError, RealDisk
+from assay.reference_broker.storage.durable_mark import MARK_NAME, DurableMark, decode_mark
+from assay.reference_broker.storage.file_names import parse_swap_name
+from assay.reference_broker.storage.log_opening import finish_swap
+from assay.reference_broker.storage_tools.findings import Findings
+from assay.reference_broker.storage_tools.group_repair import recover_group
+from assay.reference_broker.storage_tools.layout import (
     REPAIR_PREFIX,
     PartitionPlace,
     SegmentPlace,
@@ -32,8 +32,8 @@ from reference_broker.storage_tools.layout import (
     find_layout,
     open_directory,
 )
-from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
-from reference_broker.storage_tools.repair_plan import (
+from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
+from assay.reference_broker.storage_tools.repair_plan import (
     ActionKind,
     RepairAction,
     RepairReport,
@@ -41,11 +41,11 @@ from reference_broker.storage_tools.repair_plan import (
     plan_repair,
     segment_at,
 )
-from reference_broker.storage_tools.repair_record import RECORD_NAME, RepairRecord
-from reference_broker.storage_tools.segment_exam import Progress, examine_segment, no_progress
-from reference_broker.storage_tools.segment_rebuild import cut_ranges, rebuild_indexes
-from reference_broker.storage_tools.segment_writer import write_file, write_mark
-from reference_broker.storage_tools.verify import verify_directory
+from assay.reference_broker.storage_tools.repair_record import RECORD_NAME, RepairRecord
+from assay.reference_broker.storage_tools.segment_exam import Progress, examine_segment, no_progress
+from assay.reference_broker.storage_tools.segment_rebuild import cut_ranges, rebuild_indexes
+from assay.reference_broker.storage_tools.segment_writer import write_file, write_mark
+from assay.reference_broker.storage_tools.verify import verify_directory
 
 MAX_PLANNED = 1_000_000
 """Findings that one repair looks at."""

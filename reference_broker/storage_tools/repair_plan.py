@@ -6,11 +6,11 @@ from enum import StrEnum
 
 import msgspec
 
-from reference_broker.storage.cleaner_file import CLEANER_NAME
-from reference_broker.storage.file_names import parse_swap_name, segment_name
-from reference_broker.storage_tools.findings import Finding, FindingKind, Severity, VerifyReport
-from reference_broker.storage_tools.layout import PartitionPlace, SegmentPlace, StoreFormat, StoreLayout
-from reference_broker.storage_tools.repair_record import LostRange
+from assay.reference_broker.storage.cleaner_file import CLEANER_NAME
+from assay.reference_broker.storage.file_names import parse_swap_name, segment_name
+from assay.reference_broker.storage_tools.findings import Finding, FindingKind, Severity, VerifyReport
+from assay.reference_broker.storage_tools.layout import PartitionPlace, SegmentPlace, StoreFormat, StoreLayout
+from assay.reference_broker.storage_tools.repair_record import LostRange
 
 REPAIR_SCHEMA = "assay.storage.repair_report/1"
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from reference_broker.storage_tools.layout import REPAIR_PREFIX, UNREADABLE_JSON
-from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
+from assay.reference_broker.storage_tools.layout import REPAIR_PREFIX, UNREADABLE_JSON
+from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
 
 RECORD_NAME = "repair.json"
 REPAIR_SCHEMA = "assay.storage.repair/1"

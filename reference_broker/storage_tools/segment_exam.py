@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from reference_broker.storage.batch import BatchError
-from reference_broker.storage.segment_scan import Damage
-from reference_broker.storage_tools.index_check import (
+from assay.reference_broker.storage.batch import BatchError
+from assay.reference_broker.storage.segment_scan import Damage
+from assay.reference_broker.storage_tools.index_check import (
     MAX_INDEX_BYTES,
     IndexCheck,
     IndexInfo,
 )
-from reference_broker.storage_tools.index_rebuild import IndexFormat
-from reference_broker.storage_tools.layout import Codec, SegmentPlace, StoreFormat
-from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
-from reference_broker.storage_tools.segment_reader import Chunk, read_records, walk_chunks
-from reference_broker.storage_tools.torn_tail import looks_unfinished
+from assay.reference_broker.storage_tools.index_rebuild import IndexFormat
+from assay.reference_broker.storage_tools.layout import Codec, SegmentPlace, StoreFormat
+from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
+from assay.reference_broker.storage_tools.segment_reader import Chunk, read_records, walk_chunks
+from assay.reference_broker.storage_tools.torn_tail import looks_unfinished
 
 MAX_RANGES = 10_000
 """Damaged ranges and gaps listed for one segment; more are counted."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from reference_broker.core.queues.store import LogRecord
-from reference_broker.storage.batch import (
+from assay.reference_broker.core.queues.store import LogRecord
+from assay.reference_broker.storage.batch import (
     BatchError,
     BatchFlag,
     BatchProblem,
@@ -15,12 +15,17 @@ from reference_broker.storage.batch import (
     decode_verified,
     verify_checksum,
 )
-from reference_broker.storage.disk import DiskFile
-from reference_broker.storage.foreign.goqueue_log import SoundMessage, walk_messages
-from reference_broker.storage.foreign.goqueue_message import GoQueueFlag, GoQueueLayout, decode_message, detect_layout
-from reference_broker.storage.foreign.goqueue_records import ConversionError, to_record
-from reference_broker.storage.segment_scan import Damage, SoundBatch, walk_batches
-from reference_broker.storage_tools.layout import Codec, StoreFormat
+from assay.reference_broker.storage.disk import DiskFile
+from assay.reference_broker.storage.foreign.goqueue_log import SoundMessage, walk_messages
+from assay.reference_broker.storage.foreign.goqueue_message import (
+    GoQueueFlag,
+    GoQueueLayout,
+    decode_message,
+    detect_layout,
+)
+from assay.reference_broker.storage.foreign.goqueue_records import ConversionError, to_record
+from assay.reference_broker.storage.segment_scan import Damage, SoundBatch, walk_batches
+from assay.reference_broker.storage_tools.layout import Codec, StoreFormat
 
 NS_PER_MS = 1_000_000
 _CODES = {int(code): code.name.lower() for code in CompressionCode}
@@ -127,7 +132,7 @@ def _chunk_of_message(found: SoundMessage) -> Chunk:
 
 
 def read_records(chunk: Chunk) -> list[LogRecord]:
-    """The records of a chunk. Raises :class:`reference_broker.storage.batch.BatchError` when they do not decode."""
+    """The records of a chunk. Raises ``storage.batch.BatchError`` when they do not decode."""
     if isinstance(chunk.source, SoundMessage):
         message = chunk.source.message
         try:

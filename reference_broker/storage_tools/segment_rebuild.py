@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from reference_broker.storage.disk import Disk
-from reference_broker.storage.segment_scan import Damage
-from reference_broker.storage_tools.index_rebuild import IndexBuilder, IndexFormat
-from reference_broker.storage_tools.layout import PartitionPlace, SegmentPlace
-from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
-from reference_broker.storage_tools.segment_reader import walk_chunks
-from reference_broker.storage_tools.segment_writer import write_file
+from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.segment_scan import Damage
+from assay.reference_broker.storage_tools.index_rebuild import IndexBuilder, IndexFormat
+from assay.reference_broker.storage_tools.layout import PartitionPlace, SegmentPlace
+from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
+from assay.reference_broker.storage_tools.segment_reader import walk_chunks
+from assay.reference_broker.storage_tools.segment_writer import write_file
 
 _COPY_BYTES = 1024 * 1024
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reference_broker.core.queues.store import NewRecord
-from reference_broker.storage.batch import (
+from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.storage.batch import (
     MAX_BATCH_RECORDS,
     BatchEncoder,
     BatchError,
@@ -17,12 +17,12 @@ from reference_broker.storage.batch import (
     BatchProblem,
     decode_header,
 )
-from reference_broker.storage.cleaner_file import CleanerState, write_cleaner_file
-from reference_broker.storage.disk import Disk, DiskFile
-from reference_broker.storage.durable_mark import MARK_NAME, DurableMark, encode_slot
-from reference_broker.storage.file_names import OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_name
-from reference_broker.storage.offset_index import OffsetIndex
-from reference_broker.storage.time_index import TimeIndex
+from assay.reference_broker.storage.cleaner_file import CleanerState, write_cleaner_file
+from assay.reference_broker.storage.disk import Disk, DiskFile
+from assay.reference_broker.storage.durable_mark import MARK_NAME, DurableMark, encode_slot
+from assay.reference_broker.storage.file_names import OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_name
+from assay.reference_broker.storage.offset_index import OffsetIndex
+from assay.reference_broker.storage.time_index import TimeIndex
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 _MAX_RELATIVE_OFFSET = 2**32 - 1 - MAX_BATCH_RECORDS

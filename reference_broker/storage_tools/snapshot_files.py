@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
-from reference_broker.storage.snapshots import (
+from assay.reference_broker.storage.snapshots import (
     MAX_SNAPSHOT_BYTES,
     SnapshotError,
     SnapshotKind,
     decode_snapshot,
     parse_snapshot_name,
 )
-from reference_broker.storage_tools.findings import Finding, FindingKind, Findings, Severity
-from reference_broker.storage_tools.layout import walk_folders
-from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk, join
+from assay.reference_broker.storage_tools.findings import Finding, FindingKind, Findings, Severity
+from assay.reference_broker.storage_tools.layout import walk_folders
+from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk, join
 
 
 class SnapshotInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from crc32c import crc32c
 
-from reference_broker.storage.batch import (
+from assay.reference_broker.storage.batch import (
     HEADER_BYTES,
     MAGIC_BYTES,
     MAX_RECORDS_BYTES,
@@ -16,12 +16,12 @@ from reference_broker.storage.batch import (
     BatchProblem,
     decode_header,
 )
-from reference_broker.storage.disk import DiskFile
-from reference_broker.storage.foreign.goqueue_message import MAGIC_BYTES as MESSAGE_MAGIC_BYTES
-from reference_broker.storage.foreign.goqueue_message import GoQueueLayout, GoQueueMessageError, message_size
-from reference_broker.storage.segment_scan import Damage
-from reference_broker.storage_tools.layout import Codec
-from reference_broker.storage_tools.segment_reader import message_layout_of
+from assay.reference_broker.storage.disk import DiskFile
+from assay.reference_broker.storage.foreign.goqueue_message import MAGIC_BYTES as MESSAGE_MAGIC_BYTES
+from assay.reference_broker.storage.foreign.goqueue_message import GoQueueLayout, GoQueueMessageError, message_size
+from assay.reference_broker.storage.segment_scan import Damage
+from assay.reference_broker.storage_tools.layout import Codec
+from assay.reference_broker.storage_tools.segment_reader import message_layout_of
 
 SECTOR_BYTES = 512
 _CHECKED_FROM = 8

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from reference_broker.storage_tools.delays import check_delays
-from reference_broker.storage_tools.description_check import check_descriptions
-from reference_broker.storage_tools.findings import Findings, Severity, VerifyReport
-from reference_broker.storage_tools.group_check import check_groups
-from reference_broker.storage_tools.layout import StoreLayout
-from reference_broker.storage_tools.partition_check import PartitionCheck
-from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
-from reference_broker.storage_tools.repair_record import read_lost_ranges
-from reference_broker.storage_tools.segment_exam import Progress, no_progress
-from reference_broker.storage_tools.snapshot_files import check_snapshots
+from assay.reference_broker.storage_tools.delays import check_delays
+from assay.reference_broker.storage_tools.description_check import check_descriptions
+from assay.reference_broker.storage_tools.findings import Findings, Severity, VerifyReport
+from assay.reference_broker.storage_tools.group_check import check_groups
+from assay.reference_broker.storage_tools.layout import StoreLayout
+from assay.reference_broker.storage_tools.partition_check import PartitionCheck
+from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
+from assay.reference_broker.storage_tools.repair_record import read_lost_ranges
+from assay.reference_broker.storage_tools.segment_exam import Progress, no_progress
+from assay.reference_broker.storage_tools.snapshot_files import check_snapshots
 
 
 def verify_directory(

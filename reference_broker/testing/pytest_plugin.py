@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from reference_broker.broker import Broker
-    from reference_broker.config import BrokerConfig
+    from assay.reference_broker.broker import Broker
+    from assay.reference_broker.config import BrokerConfig
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def broker_config() -> BrokerConfig | None:
 @pytest.fixture
 def broker(broker_config: BrokerConfig | None) -> Iterator[Broker]:
     """A running broker, ready for clients, fresh for each test."""
-    from reference_broker.broker import Broker
+    from assay.reference_broker.broker import Broker
 
     with Broker(broker_config) as running:
         yield running
@@ -35,7 +35,7 @@ def broker(broker_config: BrokerConfig | None) -> Iterator[Broker]:
 @pytest.fixture(scope="session")
 def broker_session() -> Iterator[Broker]:
     """A running broker that the whole session shares: use client ids and topics of your own."""
-    from reference_broker.broker import Broker
+    from assay.reference_broker.broker import Broker
 
     with Broker() as running:
         yield running

@@ -13,8 +13,8 @@ from typing import Literal
 
 import msgspec
 
-from reference_broker.trace.results import Machine
-from reference_broker.trace.schema import Record
+from assay.reference_broker.trace.results import Machine
+from assay.reference_broker.trace.schema import Record
 
 CONFORMANCE_SCHEMA: Literal["assay.conformance/1"] = "assay.conformance/1"
 

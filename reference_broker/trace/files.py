@@ -11,7 +11,7 @@ from typing import BinaryIO, Final, Generic, Self, TypeVar
 import msgspec
 import zstandard
 
-from reference_broker.trace.schema import (
+from assay.reference_broker.trace.schema import (
     HISTORY_SCHEMA,
     TRACE_SCHEMA,
     HistoryEvent,

@@ -14,11 +14,11 @@ from typing import Final
 
 import msgspec
 
-from reference_broker.trace.conformance import CaseResult, Header, WireLine, read_report
-from reference_broker.trace.files import COMPRESSED_SUFFIX, MAX_LINE_BYTES, read_history, read_trace
-from reference_broker.trace.results import read_result
-from reference_broker.trace.schema import LatencySample
-from reference_broker.trace.yaml_text import read_yaml
+from assay.reference_broker.trace.conformance import CaseResult, Header, WireLine, read_report
+from assay.reference_broker.trace.files import COMPRESSED_SUFFIX, MAX_LINE_BYTES, read_history, read_trace
+from assay.reference_broker.trace.results import read_result
+from assay.reference_broker.trace.schema import LatencySample
+from assay.reference_broker.trace.yaml_text import read_yaml
 
 MAX_CHECKED_BYTES: Final = 256 * 1024 * 1024
 """A larger file is named as too large to be looked through."""

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from reference_broker.trace.results import Verdict
+from assay.reference_broker.trace.results import Verdict
 
 HOLDS: Final[dict[str, Callable[[float, float], bool]]] = {
     "<": operator.lt,

@@ -1,7 +1,7 @@
 """The one schema of verdicts: what each run leaves behind for people, CI and ``assay report``.
 
 A run's folder holds ``result.json`` (a :class:`RunResult`) beside its artefacts (history, trace, samples, transcripts).
-Conformance runs leave ``report.jsonl`` (lines of ``conformance.report``) and a ``result.json`` that sums it up.
+Conformance runs leave ``report.jsonl`` (lines of ``assay.conformance.report``) and a ``result.json`` that sums it up.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from reference_broker.trace.schema import Record
+from assay.reference_broker.trace.schema import Record
 
 RESULT_SCHEMA: Literal["assay.result/1"] = "assay.result/1"
 

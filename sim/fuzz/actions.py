@@ -61,7 +61,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     """All it takes to repeat a life."""
 
     setup: str
-    """Name of the broker's configuration, see :mod:`sim.fuzz.setups`."""
+    """Name of the broker's configuration, see :mod:`assay.sim.fuzz.setups`."""
     seed: int
     """Of the broker's own random numbers."""
     failure: str = ""

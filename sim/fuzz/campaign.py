@@ -9,13 +9,13 @@ from pathlib import Path
 
 import msgspec
 
-from sim.fuzz import inspection
-from sim.fuzz.actions import Replay
-from sim.fuzz.corpus import Corpus
-from sim.fuzz.failure import FuzzFailureError
-from sim.fuzz.life import Life
-from sim.fuzz.setups import SETUPS
-from sim.fuzz.shrink import shrink
+from assay.sim.fuzz import inspection
+from assay.sim.fuzz.actions import Replay
+from assay.sim.fuzz.corpus import Corpus
+from assay.sim.fuzz.failure import FuzzFailureError
+from assay.sim.fuzz.life import Life
+from assay.sim.fuzz.setups import SETUPS
+from assay.sim.fuzz.shrink import shrink
 
 PACKETS_OF_A_LIFE = 2_000
 _TRACED_LIFE_EVERY = 25

@@ -9,11 +9,11 @@ from typing import Annotated, Final
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from reference_broker.trace.terminal import WholeConsole
-from sim.fuzz.actions import ReplayError, load_replay, save_replay
-from sim.fuzz.campaign import Outcome, run
-from sim.fuzz.setups import SETUPS
-from sim.fuzz.shrink import repeat
+from assay.reference_broker.trace.terminal import WholeConsole
+from assay.sim.fuzz.actions import ReplayError, load_replay, save_replay
+from assay.sim.fuzz.campaign import Outcome, run
+from assay.sim.fuzz.setups import SETUPS
+from assay.sim.fuzz.shrink import repeat
 
 PASSED: Final = 0
 FOUND: Final = 1

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
-from conformance.wire import (
+from assay.conformance.wire import (
     NO_PROPERTIES,
     Auth,
     Connack,
@@ -31,8 +31,8 @@ from conformance.wire import (
     Will,
     encode,
 )
-from sim.fuzz.scram import ScramLogin
-from sim.fuzz.setups import PASSWORD, USER
+from assay.sim.fuzz.scram import ScramLogin
+from assay.sim.fuzz.setups import PASSWORD, USER
 
 TOPICS = (
     "a", "a", "a/b", "a/b", "a/b/c", "b", "/", "/a", "a//b", "a/b/", "ü/日本", " ", "$data/x", "$SYS/broker/x",
@@ -72,7 +72,7 @@ class Grammar:
     """One client's packets."""
 
     def __init__(self, rng: random.Random, *, with_users: bool = False) -> None:
-        """``with_users``: the broker knows the user of :mod:`sim.fuzz.setups`."""
+        """``with_users``: the broker knows the user of :mod:`assay.sim.fuzz.setups`."""
         self._rng = rng
         self._with_users = with_users
         self._aliases: set[int] = set()

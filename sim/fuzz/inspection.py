@@ -12,16 +12,16 @@ from math import inf
 
 import msgspec
 
-from reference_broker.core.message import HOLDER_BYTES, Message, memory_bytes, text_bytes
-from reference_broker.core.message_paths import is_queue_topic
-from reference_broker.core.retained import LEVEL_BYTES, RetainedStore
-from reference_broker.core.routing import SubscriptionTree, subscription_bytes
-from reference_broker.core.session import Released, Session, session_bytes
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.inbound import ALIAS_BYTES
-from reference_broker.mqtt.phase import Phase
-from reference_broker.node import BrokerNode
-from sim.fuzz.failure import FuzzFailureError
+from assay.reference_broker.core.message import HOLDER_BYTES, Message, memory_bytes, text_bytes
+from assay.reference_broker.core.message_paths import is_queue_topic
+from assay.reference_broker.core.retained import LEVEL_BYTES, RetainedStore
+from assay.reference_broker.core.routing import SubscriptionTree, subscription_bytes
+from assay.reference_broker.core.session import Released, Session, session_bytes
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.inbound import ALIAS_BYTES
+from assay.reference_broker.mqtt.phase import Phase
+from assay.reference_broker.node import BrokerNode
+from assay.sim.fuzz.failure import FuzzFailureError
 
 _MAX_PLANS = 1_024
 _ACKS_OF_ONE_SEND = 512

@@ -6,11 +6,11 @@ import random
 from collections import deque
 from contextlib import nullcontext
 
-from sim.fuzz.actions import Action, Advance, Drain, Lose, Open, Probe, Restart, Send, Sync
-from sim.fuzz.corpus import Corpus, Feature
-from sim.fuzz.grammar import Grammar
-from sim.fuzz.mutation import chunks, mutate_frames
-from sim.fuzz.world import World
+from assay.sim.fuzz.actions import Action, Advance, Drain, Lose, Open, Probe, Restart, Send, Sync
+from assay.sim.fuzz.corpus import Corpus, Feature
+from assay.sim.fuzz.grammar import Grammar
+from assay.sim.fuzz.mutation import chunks, mutate_frames
+from assay.sim.fuzz.world import World
 
 SLOTS = 8
 _DAMAGE = (0.0, 0.0, 0.02, 0.05, 0.1, 0.3)

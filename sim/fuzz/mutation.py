@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from conformance.wire.encode import LARGEST_REMAINING_LENGTH, varint
+from assay.conformance.wire.encode import LARGEST_REMAINING_LENGTH, varint
 
 _BYTES = (0x00, 0x01, 0x02, 0x03, 0x7F, 0x80, 0x81, 0xC0, 0xFE, 0xFF)
 _PROPERTY_IDENTIFIERS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.wire import Auth, Connack, Disconnect, Packet, PacketType, Publish
+from assay.conformance.wire import Auth, Connack, Disconnect, Packet, PacketType, Publish
 
 _FROM_SERVERS = frozenset(
     (

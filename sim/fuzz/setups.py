@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from reference_broker.config import (
+from assay.reference_broker.config import (
     AclConfig,
     AclRuleConfig,
     AuthConfig,

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from sim.fuzz.actions import Action, Replay, Send
-from sim.fuzz.failure import FuzzFailureError
-from sim.fuzz.world import World
+from assay.sim.fuzz.actions import Action, Replay, Send
+from assay.sim.fuzz.failure import FuzzFailureError
+from assay.sim.fuzz.world import World
 
 Clock = Callable[[], float]
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from conformance.wire import (
+from assay.conformance.wire import (
     Connect,
     Decoder,
     Disconnect,
@@ -21,17 +21,17 @@ from conformance.wire import (
     describe,
     encode,
 )
-from reference_broker.core.queues import SyncJob
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.node import BrokerNode
-from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.trace.schema import TraceKind
-from sim.fuzz import inspection
-from sim.fuzz.actions import Action, Advance, Drain, Lose, Open, Probe, Restart, Send, Sync
-from sim.fuzz.failure import FuzzFailureError, escaped
-from sim.fuzz.grammar import CLIENT_IDS
-from sim.fuzz.server_packets import check_server_packet
-from sim.fuzz.setups import SETUPS, Setup
+from assay.reference_broker.core.queues import SyncJob
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.trace.schema import TraceKind
+from assay.sim.fuzz import inspection
+from assay.sim.fuzz.actions import Action, Advance, Drain, Lose, Open, Probe, Restart, Send, Sync
+from assay.sim.fuzz.failure import FuzzFailureError, escaped
+from assay.sim.fuzz.grammar import CLIENT_IDS
+from assay.sim.fuzz.server_packets import check_server_packet
+from assay.sim.fuzz.setups import SETUPS, Setup
 
 START = 1_700_000_000.0
 CONTROL_ID = "control-3f1c9d72a6"

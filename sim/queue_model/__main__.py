@@ -1,4 +1,4 @@
-"""``python -m sim.queue_model``: many examples of the model, with figures at the end."""
+"""``python -m assay.sim.queue_model``: many examples of the model, with figures at the end."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from reference_broker.trace.terminal import WholeConsole
-from sim.queue_model.campaign import Campaign, campaign
-from sim.queue_model.machine import STEPS
+from assay.reference_broker.trace.terminal import WholeConsole
+from assay.sim.queue_model.campaign import Campaign, campaign
+from assay.sim.queue_model.machine import STEPS
 
 console = WholeConsole()
 errors = WholeConsole(stderr=True)
@@ -27,7 +27,7 @@ def main(
 
     Exit status: 0 nothing found, 1 the engine did what it may not do (the shortest example is shown).
 
-    Example: python -m sim.queue_model --examples 20000 --seed 1 --workers 2
+    Example: python -m assay.sim.queue_model --examples 20000 --seed 1 --workers 2
     """
     used_seed = secrets.randbits(32) if seed is None else seed
     console.print(f"seed {used_seed}", highlight=False)

@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-from conformance.mutants import applied
-from sim.queue_model.machine import STEPS, QueueMachine, run
+from assay.conformance.mutants import applied
+from assay.sim.queue_model.machine import STEPS, QueueMachine, run
 
 CHUNK: Final = 250
 """Examples of a chunk: enough for Hypothesis to vary them, few enough for it to keep no long history."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from reference_broker.core.queues import QueueError, QueueErrorCode
-from reference_broker.core.queues.group_operations import Claim
-from sim.queue_model.life import Member, QueueLife
-from sim.queue_model.outcome import Outcome
-from sim.queue_model.state import DONE, Kind, Spot, ViolationError
+from assay.reference_broker.core.queues import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.group_operations import Claim
+from assay.sim.queue_model.life import Member, QueueLife
+from assay.sim.queue_model.outcome import Outcome
+from assay.sim.queue_model.state import DONE, Kind, Spot, ViolationError
 
 
 def claim(life: QueueLife, claimant: Member, holder: Member, index: int, min_idle_s: float) -> None:

@@ -6,9 +6,9 @@ from typing import Final
 
 import msgspec
 
-from reference_broker.core.message import Message
-from reference_broker.core.queues import Delivery
-from sim.queue_model.state import ViolationError
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import Delivery
+from assay.sim.queue_model.state import ViolationError
 
 _LETTER_PREFIX: Final = "_dlq_"
 _KILO: Final = 1_024

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sim.queue_model.oracle import Oracle
-from sim.queue_model.places import remove
-from sim.queue_model.state import DEAD, DONE, NONE, Queue, Sent, ViolationError
+from assay.sim.queue_model.oracle import Oracle
+from assay.sim.queue_model.places import remove
+from assay.sim.queue_model.state import DEAD, DONE, NONE, Queue, Sent, ViolationError
 
 _NEVER: Final = float("inf")
 _TICK_S: Final = 0.01

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from reference_broker.core.message import Message
-from reference_broker.core.queues.confirms import StoredAs
-from sim.queue_model.contents import dressed
-from sim.queue_model.delayed import Delayed
-from sim.queue_model.life import QUEUE, QueueLife
-from sim.queue_model.outcome import Outcome
-from sim.queue_model.state import ViolationError
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues.confirms import StoredAs
+from assay.sim.queue_model.contents import dressed
+from assay.sim.queue_model.delayed import Delayed
+from assay.sim.queue_model.life import QUEUE, QueueLife
+from assay.sim.queue_model.outcome import Outcome
+from assay.sim.queue_model.state import ViolationError
 
 
 class Delayer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from sim.queue_model.state import BUCKETS, ENDS, Group, Kind, Queue, Sent, ViolationError
+from assay.sim.queue_model.state import BUCKETS, ENDS, Group, Kind, Queue, Sent, ViolationError
 
 _THROUGH: Final = "through"
 _ALL: Final = (*BUCKETS, _THROUGH)

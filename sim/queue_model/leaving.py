@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from sim.queue_model.figures import depth
-from sim.queue_model.oracle import Oracle
-from sim.queue_model.state import DEAD, NEW, NONE, Copy, Sent
+from assay.sim.queue_model.figures import depth
+from assay.sim.queue_model.oracle import Oracle
+from assay.sim.queue_model.state import DEAD, NEW, NONE, Copy, Sent
 
 _NEVER: Final = float("inf")
 _SOON_S: Final = 6.0

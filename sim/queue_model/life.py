@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from reference_broker.config import (
+from assay.reference_broker.config import (
     Assignor,
     Durability,
     GroupConfig,
@@ -21,23 +21,31 @@ from reference_broker.config import (
     RebalanceProtocol,
     RetryConfig,
 )
-from reference_broker.core.message import Message
-from reference_broker.core.queues import Consumer, Delivery, QueueEngine, QueueError, QueueErrorCode, SyncJob, Verb
-from reference_broker.core.queues.confirms import Stored
-from reference_broker.core.queues.group import ConsumerGroup
-from reference_broker.core.queues.retry import backoff_s
-from reference_broker.core.queues.settle_request import SettleRequest
-from reference_broker.core.topics import matches
-from reference_broker.storage.log import LogOptions
-from reference_broker.storage.queue_store import LogQueueStore
-from sim.disk import DiskProfile, Persistence, SimDisk
-from sim.queue_model.contents import Contents, dressed, name_in
-from sim.queue_model.delayed import Delays
-from sim.queue_model.figures import check
-from sim.queue_model.leaving import Leaving
-from sim.queue_model.oracle import Oracle
-from sim.queue_model.outcome import Outcome
-from sim.queue_model.state import Rules, Sent, ViolationError
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import (
+    Consumer,
+    Delivery,
+    QueueEngine,
+    QueueError,
+    QueueErrorCode,
+    SyncJob,
+    Verb,
+)
+from assay.reference_broker.core.queues.confirms import Stored
+from assay.reference_broker.core.queues.group import ConsumerGroup
+from assay.reference_broker.core.queues.retry import backoff_s
+from assay.reference_broker.core.queues.settle_request import SettleRequest
+from assay.reference_broker.core.topics import matches
+from assay.reference_broker.storage.log import LogOptions
+from assay.reference_broker.storage.queue_store import LogQueueStore
+from assay.sim.disk import DiskProfile, Persistence, SimDisk
+from assay.sim.queue_model.contents import Contents, dressed, name_in
+from assay.sim.queue_model.delayed import Delays
+from assay.sim.queue_model.figures import check
+from assay.sim.queue_model.leaving import Leaving
+from assay.sim.queue_model.oracle import Oracle
+from assay.sim.queue_model.outcome import Outcome
+from assay.sim.queue_model.state import Rules, Sent, ViolationError
 
 QUEUE: Final = "q"
 OTHER: Final = "r"

@@ -11,16 +11,16 @@ from hypothesis import seed as seeded
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from reference_broker.core.queues import Verb
-from reference_broker.storage import pending_log
-from sim.disk import Persistence
-from sim.queue_model.claiming import claim
-from sim.queue_model.contents import DRESSES
-from sim.queue_model.delaying import Delayer
-from sim.queue_model.life import LETTERS, OTHER, QUEUE, Member, QueueLife, Setup, is_of_a_group
-from sim.queue_model.producing import Producer, kinds_of
-from sim.queue_model.resetting import reset
-from sim.queue_model.settling import by_ids, by_ranges, settle_many
+from assay.reference_broker.core.queues import Verb
+from assay.reference_broker.storage import pending_log
+from assay.sim.disk import Persistence
+from assay.sim.queue_model.claiming import claim
+from assay.sim.queue_model.contents import DRESSES
+from assay.sim.queue_model.delaying import Delayer
+from assay.sim.queue_model.life import LETTERS, OTHER, QUEUE, Member, QueueLife, Setup, is_of_a_group
+from assay.sim.queue_model.producing import Producer, kinds_of
+from assay.sim.queue_model.resetting import reset
+from assay.sim.queue_model.settling import by_ids, by_ranges, settle_many
 
 STEPS: Final = 40
 """Steps of an example at most."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from sim.queue_model.figures import depth, is_passed_over
-from sim.queue_model.places import check_order, leave_holes, locate, may_hold_back
-from sim.queue_model.state import (
+from assay.sim.queue_model.figures import depth, is_passed_over
+from assay.sim.queue_model.places import check_order, leave_holes, locate, may_hold_back
+from assay.sim.queue_model.state import (
     COUNTED,
     DEAD,
     DONE,
@@ -28,7 +28,7 @@ from sim.queue_model.state import (
     Spot,
     ViolationError,
 )
-from sim.queue_model.transactions import Transactions, holds_back
+from assay.sim.queue_model.transactions import Transactions, holds_back
 
 _NEVER: Final = float("inf")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from reference_broker.core.queues import QueueError
-from sim.queue_model.state import ViolationError
+from assay.reference_broker.core.queues import QueueError
+from assay.sim.queue_model.state import ViolationError
 
 if TYPE_CHECKING:
-    from sim.queue_model.life import QueueLife
+    from assay.sim.queue_model.life import QueueLife
 
 
 class Outcome:

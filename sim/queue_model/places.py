@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from sim.queue_model.figures import is_passed_over
-from sim.queue_model.state import NEW, NONE, Copy, Group, Kind, Queue, Sent, ViolationError, fnv1a_32
+from assay.sim.queue_model.figures import is_passed_over
+from assay.sim.queue_model.state import NEW, NONE, Copy, Group, Kind, Queue, Sent, ViolationError, fnv1a_32
 
 _NEVER: Final = float("inf")
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from reference_broker.core.message import Message
-from reference_broker.core.queues import QueueError, QueueErrorCode, Verb
-from reference_broker.core.queues.confirms import StoredAs
-from reference_broker.core.queues.producer_names import ProducerIdentity
-from reference_broker.core.queues.settle_request import SettleRequest
-from reference_broker.core.queues.transaction import TransactionKey
-from sim.queue_model.life import Member, QueueLife
-from sim.queue_model.outcome import Outcome
-from sim.queue_model.settling import Named, settle_many
-from sim.queue_model.state import LIVE, Fate, Sent, Transaction, ViolationError
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import QueueError, QueueErrorCode, Verb
+from assay.reference_broker.core.queues.confirms import StoredAs
+from assay.reference_broker.core.queues.producer_names import ProducerIdentity
+from assay.reference_broker.core.queues.settle_request import SettleRequest
+from assay.reference_broker.core.queues.transaction import TransactionKey
+from assay.sim.queue_model.life import Member, QueueLife
+from assay.sim.queue_model.outcome import Outcome
+from assay.sim.queue_model.settling import Named, settle_many
+from assay.sim.queue_model.state import LIVE, Fate, Sent, Transaction, ViolationError
 
 _REFUSED: Final = (QueueErrorCode.TRANSACTION_STATE, QueueErrorCode.UNKNOWN_TRANSACTION, QueueErrorCode.FENCED)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from reference_broker.core.queues.subscribe_options import EARLIEST, LATEST
-from sim.queue_model.life import QueueLife
-from sim.queue_model.outcome import Outcome
-from sim.queue_model.state import DONE, NEW, NONE, Kind
+from assay.reference_broker.core.queues.subscribe_options import EARLIEST, LATEST
+from assay.sim.queue_model.life import QueueLife
+from assay.sim.queue_model.outcome import Outcome
+from assay.sim.queue_model.state import DONE, NEW, NONE, Kind
 
 
 def reset(life: QueueLife, name: str, group_id: str, *, to_latest: bool) -> None:

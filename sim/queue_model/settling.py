@@ -7,12 +7,12 @@ from typing import Final
 
 import msgspec
 
-from reference_broker.core.queues import QueueError, QueueErrorCode, Verb
-from reference_broker.core.queues.settle_request import parse
-from reference_broker.core.queues.transaction import TransactionKey
-from sim.queue_model.life import Held, Member, QueueLife
-from sim.queue_model.outcome import Outcome
-from sim.queue_model.state import Sent, ViolationError
+from assay.reference_broker.core.queues import QueueError, QueueErrorCode, Verb
+from assay.reference_broker.core.queues.settle_request import parse
+from assay.reference_broker.core.queues.transaction import TransactionKey
+from assay.sim.queue_model.life import Held, Member, QueueLife
+from assay.sim.queue_model.outcome import Outcome
+from assay.sim.queue_model.state import Sent, ViolationError
 
 Place = tuple[int, int]
 _WAITS: Final = {Verb.NACK: "delay", Verb.EXTEND: "extend"}

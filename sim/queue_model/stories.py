@@ -2,7 +2,7 @@
 
 The model finds nearly all planted bugs by chance; a story shows each of them every time, within milliseconds.
 ``KILLERS`` says which story is the end of which bug. A story fails when the oracle is violated, as do the examples of
-:mod:`sim.queue_model.machine`.
+:mod:`assay.sim.queue_model.machine`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Final
 
 import msgspec
 
-from reference_broker.core.queues import Verb
-from sim.disk import Persistence
-from sim.queue_model.delaying import Delayer
-from sim.queue_model.life import LETTERS, QUEUE, Member, QueueLife, Setup, is_of_a_group
-from sim.queue_model.producing import Producer
-from sim.queue_model.resetting import reset
-from sim.queue_model.settling import by_ids, by_ranges, settle_many
+from assay.reference_broker.core.queues import Verb
+from assay.sim.disk import Persistence
+from assay.sim.queue_model.delaying import Delayer
+from assay.sim.queue_model.life import LETTERS, QUEUE, Member, QueueLife, Setup, is_of_a_group
+from assay.sim.queue_model.producing import Producer
+from assay.sim.queue_model.resetting import reset
+from assay.sim.queue_model.settling import by_ids, by_ranges, settle_many
 
 Tell = Callable[["StoryLife"], None]
 

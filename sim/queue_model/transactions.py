@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sim.queue_model.places import locate, remove
-from sim.queue_model.state import DONE, LIVE, NONE, Copy, Fate, Kind, Queue, Sent, Spot, Transaction, ViolationError
+from assay.sim.queue_model.places import locate, remove
+from assay.sim.queue_model.state import (
+    DONE,
+    LIVE,
+    NONE,
+    Copy,
+    Fate,
+    Kind,
+    Queue,
+    Sent,
+    Spot,
+    Transaction,
+    ViolationError,
+)
 
 if TYPE_CHECKING:
-    from sim.queue_model.oracle import Oracle
+    from assay.sim.queue_model.oracle import Oracle
 
 
 class Transactions:

@@ -1,6 +1,6 @@
 """The checkers in Spark SQL: the same rules as the in-memory checkers, for any number of histories of any size.
 
-A rule is a query over :class:`spark_analysis.tables.Tables` whose rows are anomalies: ``run_id, checker, anomaly,
+A rule is a query over :class:`assay.spark_analysis.tables.Tables` whose rows are anomalies: ``run_id, checker, anomaly,
 severity, queue, consumer_group, value, idx, detail``. No rule collects the events of a message in one place; they use
 joins, window functions and two-level aggregation, so memory does not grow with a message's life.
 """
@@ -13,14 +13,14 @@ from typing import Final
 import msgspec
 from pyspark.sql import DataFrame
 
-from spark_analysis.checkers.attempts import DELIVERY_COUNT, DLQ_WITHOUT_CAUSE
-from spark_analysis.checkers.attempts import PARAMETERS as ATTEMPT_PARAMETERS
-from spark_analysis.checkers.evidence import findings_by_run
-from spark_analysis.checkers.loss import DLQ_LOSS, LOST
-from spark_analysis.checkers.order import ORDER
-from spark_analysis.checkers.phantom import DELIVERED_TWICE, ONE_OFFSET_TWO_VALUES, PHANTOM, STORED_TWICE
-from spark_analysis.checkers.redelivery import PARAMETERS, UNJUSTIFIED, WINDOWS
-from spark_analysis.tables import Tables
+from assay.spark_analysis.checkers.attempts import DELIVERY_COUNT, DLQ_WITHOUT_CAUSE
+from assay.spark_analysis.checkers.attempts import PARAMETERS as ATTEMPT_PARAMETERS
+from assay.spark_analysis.checkers.evidence import findings_by_run
+from assay.spark_analysis.checkers.loss import DLQ_LOSS, LOST
+from assay.spark_analysis.checkers.order import ORDER
+from assay.spark_analysis.checkers.phantom import DELIVERED_TWICE, ONE_OFFSET_TWO_VALUES, PHANTOM, STORED_TWICE
+from assay.spark_analysis.checkers.redelivery import PARAMETERS, UNJUSTIFIED, WINDOWS
+from assay.spark_analysis.tables import Tables
 
 __all__ = ["RULES", "Rule", "anomalies", "findings_by_run"]
 

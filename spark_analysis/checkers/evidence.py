@@ -7,9 +7,9 @@ from typing import Final
 import msgspec
 from pyspark.sql import DataFrame, Row
 
-from reference_broker.trace.results import Finding, Severity
-from reference_broker.trace.schema import HistoryEvent
-from spark_analysis.tables import Tables
+from assay.reference_broker.trace.results import Finding, Severity
+from assay.reference_broker.trace.schema import HistoryEvent
+from assay.spark_analysis.tables import Tables
 
 VALUES_MAX: Final = 50
 """Values named in one finding; the message gives the full count."""

@@ -23,8 +23,8 @@ run_folder = "."
 # %%
 from pathlib import Path
 
-from spark_analysis import charts, summaries
-from spark_analysis.charts import open_analysis
+from assay.spark_analysis import charts, summaries
+from assay.spark_analysis.charts import open_analysis
 
 summaries.show_in_full()
 analysis = open_analysis(Path(run_folder))

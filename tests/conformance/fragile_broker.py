@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 
-from conformance.wire import (
+from assay.conformance.wire import (
     Connack,
     Connect,
     Decoder,

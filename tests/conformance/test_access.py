@@ -10,12 +10,21 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from conformance.cli import app
-from conformance.targets import Access, Endpoint, ProbeError, TargetError, Tls, choose_target, handshake, load_target
-from reference_broker.auth import hash_password
-from reference_broker.broker import Broker
-from reference_broker.config import AuthConfig, ListenerConfig, TlsConfig, Transport, UserConfig
-from reference_broker.trace.conformance import CaseResult, CaseVerdict, read_report
+from assay.conformance.cli import app
+from assay.conformance.targets import (
+    Access,
+    Endpoint,
+    ProbeError,
+    TargetError,
+    Tls,
+    choose_target,
+    handshake,
+    load_target,
+)
+from assay.reference_broker.auth import hash_password
+from assay.reference_broker.broker import Broker
+from assay.reference_broker.config import AuthConfig, ListenerConfig, TlsConfig, Transport, UserConfig
+from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict, read_report
 from tests.server.secure import Pki, listening, secured
 
 PASSWORD = "a secret of 21 letters"

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from conformance import adapter
-from conformance.adapter import broker_config, main, reference_broker_endpoint
-from conformance.nursery import Nursery
-from conformance.targets import ProbeError, TargetStartError, handshake, load_target
+from assay.conformance import adapter
+from assay.conformance.adapter import broker_config, main, reference_broker_endpoint
+from assay.conformance.nursery import Nursery
+from assay.conformance.targets import ProbeError, TargetStartError, handshake, load_target
 
-COMMAND = [sys.executable, "-m", "conformance.adapter"]
+COMMAND = [sys.executable, "-m", "assay.conformance.adapter"]
 
 
 def test_it_says_where_it_listens_and_ends_with_its_input() -> None:

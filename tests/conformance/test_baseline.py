@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conformance.baseline import (
+from assay.conformance.baseline import (
     FAILING,
     PASSING,
     Baseline,
@@ -19,10 +19,10 @@ from conformance.baseline import (
     read_baseline,
     write_baseline,
 )
-from conformance.engine import with_expectation
-from conformance.report import ExitCode, exit_code
-from conformance.targets import Target, load_target
-from reference_broker.trace.conformance import CaseResult, CaseVerdict
+from assay.conformance.engine import with_expectation
+from assay.conformance.report import ExitCode, exit_code
+from assay.conformance.targets import Target, load_target
+from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict
 
 NAMES = ("mqtt5/a/one", "mqtt5/a/two", "mqtt311/b/three", "queue/c/four")
 SEEN = (CaseVerdict.PASS, CaseVerdict.NON_STRICT, CaseVerdict.FAIL, CaseVerdict.UNSUPPORTED, CaseVerdict.NOT_RUN)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from conformance.booking import PLAINEST, settle
-from conformance.case import load_cases
-from conformance.engine import Outcome, blank_result, with_expectation
-from conformance.rules import Incident, Rule, shape
-from conformance.targets import ExpectedStep, Target
-from conformance.wire import Connect, Properties, Publish, Subscribe, Subscription, Will
-from reference_broker.trace.conformance import CaseResult, CaseVerdict
+from assay.conformance.booking import PLAINEST, settle
+from assay.conformance.case import load_cases
+from assay.conformance.engine import Outcome, blank_result, with_expectation
+from assay.conformance.rules import Incident, Rule, shape
+from assay.conformance.targets import ExpectedStep, Target
+from assay.conformance.wire import Connect, Properties, Publish, Subscribe, Subscription, Will
+from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict
 
 CASES = load_cases()
 ABOUT_SUBACK = "mqtt311/subscribe/suback-answers-each-filter-in-order"

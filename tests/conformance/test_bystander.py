@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from conformance.adapter import reference_broker_endpoint
-from conformance.bystander import Bystander, BystanderError
-from conformance.case import load_cases
-from conformance.engine import Engine, RunOptions
-from conformance.targets import DEFAULT_CAPABILITIES, Endpoint, RunningTarget, load_target
-from reference_broker.trace.conformance import CaseResult, CaseVerdict
+from assay.conformance.adapter import reference_broker_endpoint
+from assay.conformance.bystander import Bystander, BystanderError
+from assay.conformance.case import load_cases
+from assay.conformance.engine import Engine, RunOptions
+from assay.conformance.targets import DEFAULT_CAPABILITIES, Endpoint, RunningTarget, load_target
+from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict
 
 
 @pytest.mark.parametrize("version", [4, 5])

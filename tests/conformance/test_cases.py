@@ -6,12 +6,20 @@ from collections import Counter
 
 import pytest
 
-from conformance.case import ABSENT, CaseContext, case, load_cases
-from conformance.mutants import UnknownMutantError, all_mutants, applied, find
-from conformance.registry import STANDARDS, WEBSOCKET, clauses, coverage, home_of, listed_case_ids, load_statements
-from conformance.targets import CAPABILITIES, load_target, shipped_targets
-from reference_broker.core.broker_state import BrokerState
-from reference_broker.trace.conformance import ClauseStatus
+from assay.conformance.case import ABSENT, CaseContext, case, load_cases
+from assay.conformance.mutants import UnknownMutantError, all_mutants, applied, find
+from assay.conformance.registry import (
+    STANDARDS,
+    WEBSOCKET,
+    clauses,
+    coverage,
+    home_of,
+    listed_case_ids,
+    load_statements,
+)
+from assay.conformance.targets import CAPABILITIES, load_target, shipped_targets
+from assay.reference_broker.core.broker_state import BrokerState
+from assay.reference_broker.trace.conformance import ClauseStatus
 
 CASES = load_cases()
 

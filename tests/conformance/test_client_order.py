@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from conformance.connection import Connection, Transcript
-from conformance.outcome import ClientFaultError
-from conformance.wire import Packet, Puback, Publish, Pubrec, encode
+from assay.conformance.connection import Connection, Transcript
+from assay.conformance.outcome import ClientFaultError
+from assay.conformance.wire import Packet, Puback, Publish, Pubrec, encode
 
 
 class Context:

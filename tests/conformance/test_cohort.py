@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from conformance.case import Case, CaseContext, load_cases
-from conformance.cohort import MOST_TOGETHER, RestartGate, cohorts
-from conformance.engine import Engine, RunOptions
-from conformance.run import Run, RunPlan
-from conformance.targets import Endpoint, RunningTarget, TargetStartError, handshake, parse_target, running
-from reference_broker.trace.conformance import CaseVerdict
+from assay.conformance.case import Case, CaseContext, load_cases
+from assay.conformance.cohort import MOST_TOGETHER, RestartGate, cohorts
+from assay.conformance.engine import Engine, RunOptions
+from assay.conformance.run import Run, RunPlan
+from assay.conformance.targets import Endpoint, RunningTarget, TargetStartError, handshake, parse_target, running
+from assay.reference_broker.trace.conformance import CaseVerdict
 
 FOREIGN = """
 schema = "assay.target/1"
@@ -26,7 +26,7 @@ signal = "KILL"
 [start]
 command = ["{python}", "{dir}/broker.py"]
 [start.files]
-"broker.py" = "from conformance import adapter; adapter.main(['--config', '{dir}/broker.yaml', '--port', '{port}'])"
+"broker.py" = "from assay.conformance.adapter import main; main(['--config', '{dir}/broker.yaml', '--port', '{port}'])"
 "broker.yaml" = "data_dir: '{dir}/data'"
 """
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-import conformance.cases
-from conformance.adapter import reference_broker_endpoint
-from conformance.cli import app
-from reference_broker.trace.conformance import CaseResult, CaseVerdict, Footer, Header, read_report
-from reference_broker.trace.results import RunKind, Verdict, read_result
+import assay.conformance.cases
+from assay.conformance.adapter import reference_broker_endpoint
+from assay.conformance.cli import app
+from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict, Footer, Header, read_report
+from assay.reference_broker.trace.results import RunKind, Verdict, read_result
 
 PING = "mqtt311/ping/every-pingreq-is-answered"
 runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"})
@@ -32,7 +32,7 @@ def broken_target(folder: Path, mutant: str, more: str = "") -> Path:
         f"""
 name = "broken"
 [start]
-command = ["{{python}}", "-m", "conformance.adapter", "--mutant", "{mutant}"]
+command = ["{{python}}", "-m", "assay.conformance.adapter", "--mutant", "{mutant}"]
 port_from = "stdout"
 {more}
 """,
@@ -188,8 +188,8 @@ def test_self_check_judges_a_case_on_the_target_that_it_names(tmp_path: Path) ->
 
 
 def pytest_in_folder(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    cases = str(Path(conformance.cases.__path__[0]))
-    command = [sys.executable, "-m", "pytest", "-p", "conformance.pytest_runner", "-p", "no:cacheprovider", cases]
+    cases = str(Path(assay.conformance.cases.__path__[0]))
+    command = [sys.executable, "-m", "pytest", "-p", "assay.conformance.pytest_runner", "-p", "no:cacheprovider", cases]
     return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, cwd=folder)
 
 

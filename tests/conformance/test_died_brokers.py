@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from conformance.case import load_cases
-from conformance.engine import Outcome, RunOptions
-from conformance.report import ExitCode
-from conformance.run import Run, RunPlan, await_return
-from conformance.targets import Endpoint, RunningTarget, StartHook, Target, free_port, running
-from reference_broker.trace.conformance import BrokerDeath, CaseVerdict, Footer, read_report
-from reference_broker.trace.results import read_result
+from assay.conformance.case import load_cases
+from assay.conformance.engine import Outcome, RunOptions
+from assay.conformance.report import ExitCode
+from assay.conformance.run import Run, RunPlan, await_return
+from assay.conformance.targets import Endpoint, RunningTarget, StartHook, Target, free_port, running
+from assay.reference_broker.trace.conformance import BrokerDeath, CaseVerdict, Footer, read_report
+from assay.reference_broker.trace.results import read_result
 from tests.conformance import fragile_broker
 
 PING = "mqtt311/ping/every-pingreq-is-answered"
@@ -79,8 +79,8 @@ def test_its_killer_fails_with_status_and_log_and_all_others_are_judged(tmp_path
 
 
 def test_one_that_hangs_is_killed_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conformance.targets.process._ENDING_TIMEOUT_S", 0.1)
-    monkeypatch.setattr("conformance.case._HANDSHAKE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("assay.conformance.targets.process._ENDING_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("assay.conformance.case._HANDSHAKE_TIMEOUT_S", 0.2)
     plan = RunPlan(
         target=target("unconnected-hang"), options=RunOptions(patience_s=0.5), report=tmp_path / "report.jsonl"
     )
@@ -143,7 +143,7 @@ def test_a_foreign_broker_that_comes_back_is_judged_to_the_end() -> None:
 
 def test_of_a_foreign_broker_that_stays_dead_nobody_beside_is_accused(monkeypatch: pytest.MonkeyPatch) -> None:
     with hosted("unconnected", lives=1) as foreign:
-        monkeypatch.setattr("conformance.run.RETURN_TIMEOUT_S", 0.1)
+        monkeypatch.setattr("assay.conformance.run.RETURN_TIMEOUT_S", 0.1)
         outcomes, code = judge(RunPlan(target=foreign), FIRST, *OTHERS)
     assert code is ExitCode.UNREACHABLE
     verdicts = {outcome.result.verdict for outcome in outcomes.values()}

@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from conformance import case as case_module
-from conformance.case import Case, CaseContext
-from conformance.engine import Engine, Outcome, RunOptions
-from conformance.stall import StallWatch
-from conformance.targets import DEFAULT_CAPABILITIES, Endpoint, ExpectedFailure, RunningTarget, Target
-from conformance.wire import (
+from assay.conformance import case as case_module
+from assay.conformance.case import Case, CaseContext
+from assay.conformance.engine import Engine, Outcome, RunOptions
+from assay.conformance.stall import StallWatch
+from assay.conformance.targets import DEFAULT_CAPABILITIES, Endpoint, ExpectedFailure, RunningTarget, Target
+from assay.conformance.wire import (
     Connack,
     Connect,
     Decoder,
@@ -27,7 +27,7 @@ from conformance.wire import (
     Subscribe,
     encode,
 )
-from reference_broker.trace.conformance import CaseVerdict
+from assay.reference_broker.trace.conformance import CaseVerdict
 
 Answer = Callable[[Packet, asyncio.StreamWriter], Awaitable[None]]
 

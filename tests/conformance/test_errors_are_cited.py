@@ -8,13 +8,13 @@ import re
 
 import pytest
 
-from conformance.adapter import reference_broker_endpoint
-from conformance.case import Case, load_cases
-from conformance.engine import Engine, RunOptions
-from conformance.registry import load_statements
-from conformance.targets import RunningTarget, load_target, probe
-from reference_broker.server import log_lines
-from reference_broker.trace.conformance import CaseVerdict
+from assay.conformance.adapter import reference_broker_endpoint
+from assay.conformance.case import Case, load_cases
+from assay.conformance.engine import Engine, RunOptions
+from assay.conformance.registry import load_statements
+from assay.conformance.targets import RunningTarget, load_target, probe
+from assay.reference_broker.server import log_lines
+from assay.reference_broker.trace.conformance import CaseVerdict
 
 _FAULTS = re.compile(r"malformed|utf8|refused|reserved|must-be|protocol-error|twice")
 

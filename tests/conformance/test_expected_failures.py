@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from conformance.case import load_cases
-from conformance.engine import blank_result, with_expectation
-from conformance.rules import Rule
-from conformance.targets import ExpectedFailure, ExpectedStep, Target, TargetError, parse_target
-from reference_broker.trace.conformance import CaseVerdict
+from assay.conformance.case import load_cases
+from assay.conformance.engine import blank_result, with_expectation
+from assay.conformance.rules import Rule
+from assay.conformance.targets import ExpectedFailure, ExpectedStep, Target, TargetError, parse_target
+from assay.reference_broker.trace.conformance import CaseVerdict
 
 PING = load_cases()["mqtt311/ping/every-pingreq-is-answered"]
 KNOWN = ExpectedFailure(case=PING.id, reason="it sleeps", link="docs/findings/x.md")

@@ -10,7 +10,7 @@ from damaged_files import CASE, damages, make_run
 from typer.testing import CliRunner
 
 from assay.cli import build_app
-from conformance.report import ExitCode
+from assay.conformance.report import ExitCode
 
 READ = [entry for entry in damages() if entry[0] in ("report.jsonl", "transcripts/one.jsonl")]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance.case import load_cases
-from conformance.peers import PEERS
-from conformance.targets import load_target
+from assay.conformance.case import load_cases
+from assay.conformance.peers import PEERS
+from assay.conformance.targets import load_target
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = "docs/findings"

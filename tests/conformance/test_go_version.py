@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance.targets import StartHook, Target, load_target
-from conformance.targets.go_version import module_version
-from conformance.targets.process import installed_version
+from assay.conformance.targets import StartHook, Target, load_target
+from assay.conformance.targets.go_version import module_version
+from assay.conformance.targets.process import installed_version
 
 BUILD_INFO = (
     b"\x7fELF\0\0path\texample.org/a/cmd\nmod\texample.org/a\tv1.2.3\th1:x=\ndep\texample.org/b\tv9.9.9\th1:y=\n\0"
@@ -35,7 +35,7 @@ def test_a_program_built_without_its_version_is_there_all_the_same(
     """FluxMQ, built with ``-buildvcs=false``, was said not to be installed."""
     put(tmp_path, "broker", BUILD_INFO.replace(b"v1.2.3", b"(devel)"), monkeypatch)
     assert module_version("broker") == "(devel)"
-    script = f"#!/bin/sh\nexec {sys.executable} -m conformance.targets.go_version broker\n"
+    script = f"#!/bin/sh\nexec {sys.executable} -m assay.conformance.targets.go_version broker\n"
     put(tmp_path, "asked", script.encode(), monkeypatch)
     target = Target(name="t", start=StartHook(command=("broker",), version=(str(tmp_path / "asked"),)))
     assert installed_version(target) == "(devel)"

@@ -1,6 +1,6 @@
 """One fault of a broker is judged alike in every case: a product of faults and cases.
 
-A fault is planted on the wire (``meddling_proxy``), or in the broker (``conformance.mutants.confused``). Whoever
+A fault is planted on the wire (``meddling_proxy``), or in the broker (``assay.conformance.mutants.confused``). Whoever
 meets it fails on the rule that it breaks, is blocked by such a failure, or does not look; nobody is accused by another
 rule, and none takes it for a matter of taste.
 """
@@ -15,13 +15,13 @@ import pytest
 from meddling_proxy import Fault, KeptBack, MeddlingProxy
 from msgspec.structs import replace
 
-from conformance.booking import PLAINEST
-from conformance.case import Case, load_cases
-from conformance.engine import Engine, Outcome, RunOptions
-from conformance.mutants import applied
-from conformance.rules import VERSIONS, Rule
-from conformance.targets import CapabilityValue, Endpoint, RunningTarget, hosted_target, probe
-from conformance.wire import (
+from assay.conformance.booking import PLAINEST
+from assay.conformance.case import Case, load_cases
+from assay.conformance.engine import Engine, Outcome, RunOptions
+from assay.conformance.mutants import applied
+from assay.conformance.rules import VERSIONS, Rule
+from assay.conformance.targets import CapabilityValue, Endpoint, RunningTarget, hosted_target, probe
+from assay.conformance.wire import (
     Connack,
     MalformedPacketError,
     Packet,
@@ -31,8 +31,8 @@ from conformance.wire import (
     decode_packet,
     encode,
 )
-from reference_broker.broker import Broker
-from reference_broker.trace.conformance import CaseVerdict
+from assay.reference_broker.broker import Broker
+from assay.reference_broker.trace.conformance import CaseVerdict
 
 SEED = 1
 SAMPLE = 40

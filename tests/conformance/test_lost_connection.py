@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from unittest.mock import Mock
 
-from conformance.case import CaseContext, load_cases
-from conformance.connection import Connection
-from conformance.targets import Endpoint
+from assay.conformance.case import CaseContext, load_cases
+from assay.conformance.connection import Connection
+from assay.conformance.targets import Endpoint
 
 
 def test_a_lost_transport_is_left_alone() -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from conformance import mutants
-from conformance.case import Case, CaseContext, load_cases
-from conformance.mutants.output_order import _Outbox, frames_of, topic_of
-from conformance.nursery import Nursery
-from conformance.self_check import BASELINE, EVERYONE, PATIENCE_S, Check, _check_all, work_of
-from conformance.wire import Connack, Pingresp, Puback, Publish, Subscription, encode
-from reference_broker.trace.conformance import CaseVerdict
+from assay.conformance import mutants
+from assay.conformance.case import Case, CaseContext, load_cases
+from assay.conformance.mutants.output_order import _Outbox, frames_of, topic_of
+from assay.conformance.nursery import Nursery
+from assay.conformance.self_check import BASELINE, EVERYONE, PATIENCE_S, Check, _check_all, work_of
+from assay.conformance.wire import Connack, Pingresp, Puback, Publish, Subscription, encode
+from assay.reference_broker.trace.conformance import CaseVerdict
 
 FREE = {name: entry for name, entry in mutants.all_mutants().items() if entry.freedom and not entry.minutes}
 GROUPED = [name for group in EVERYONE for name in group.split("+")]

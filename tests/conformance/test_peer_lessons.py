@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from conformance.booking import settle
-from conformance.case import load_cases
-from conformance.engine import Outcome, RunOptions
-from conformance.rules import Rule, malformed
-from conformance.run import Run, RunPlan
-from conformance.targets import StartHook, Target, TargetError, load_target, parse_target
-from reference_broker.trace.conformance import CaseVerdict
+from assay.conformance.booking import settle
+from assay.conformance.case import load_cases
+from assay.conformance.engine import Outcome, RunOptions
+from assay.conformance.rules import Rule, malformed
+from assay.conformance.run import Run, RunPlan
+from assay.conformance.targets import StartHook, Target, TargetError, load_target, parse_target
+from assay.reference_broker.trace.conformance import CaseVerdict
 
 SESSION = "mqtt311/session"
 
@@ -20,7 +20,7 @@ SESSION = "mqtt311/session"
 def broken(*mutants: str, capabilities: dict[str, bool] | None = None) -> Target:
     """The reference broker with bugs."""
     arguments = [word for name in mutants for word in ("--mutant", name)]
-    hook = StartHook(command=("{python}", "-m", "conformance.adapter", *arguments), port_from="stdout")
+    hook = StartHook(command=("{python}", "-m", "assay.conformance.adapter", *arguments), port_from="stdout")
     return Target(name="broken", start=hook, capabilities={**(capabilities or {})})
 
 
@@ -104,7 +104,7 @@ def test_each_case_can_have_a_broker_of_its_own(tmp_path: Path) -> None:
     """A broker that counts its lives: as many as cases, and one for the probe."""
     births = tmp_path / "births"
     births.touch()
-    script = f"echo born >> {births}; exec {{python}} -m conformance.adapter"
+    script = f"echo born >> {births}; exec {{python}} -m assay.conformance.adapter"
     hook = StartHook(command=("sh", "-c", script), port_from="stdout")
     ids = ("mqtt311/ping/every-pingreq-is-answered", "mqtt311/topic/byte-order-mark-is-a-character")
     for broker_per_case, lives in ((True, 3), (False, 1)):
@@ -115,7 +115,7 @@ def test_each_case_can_have_a_broker_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_case_whose_broker_does_not_start_is_an_error_of_its_own(tmp_path: Path) -> None:
-    script = f"mkdir {tmp_path}/once && exec {{python}} -m conformance.adapter"
+    script = f"mkdir {tmp_path}/once && exec {{python}} -m assay.conformance.adapter"
     target = Target(
         name="once", start=StartHook(command=("sh", "-c", script), port_from="stdout"), broker_per_case=True
     )

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from conformance.case import load_cases
-from conformance.cli import app
-from conformance.peers import (
+from assay.conformance.case import load_cases
+from assay.conformance.cli import app
+from assay.conformance.peers import (
     PEERS,
     PeerOutcome,
     PeerPlan,
@@ -26,10 +26,10 @@ from conformance.peers import (
     npm_install,
     overall,
 )
-from conformance.report import ExitCode
-from conformance.targets import StartHook, Target, TargetStartError, load_target, running, shipped_targets
-from reference_broker.trace.conformance import CaseResult, CaseVerdict, read_report
-from reference_broker.trace.results import Verdict, read_result
+from assay.conformance.report import ExitCode
+from assay.conformance.targets import StartHook, Target, TargetStartError, load_target, running, shipped_targets
+from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict, read_report
+from assay.reference_broker.trace.results import Verdict, read_result
 
 PING = "mqtt311/ping/every-pingreq-is-answered"
 PYTHON_VERSION = (sys.executable, "--version")

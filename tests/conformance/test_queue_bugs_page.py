@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.case import load_cases
+from assay.conformance.case import load_cases
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "findings" / "queue-bugs.md"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance.registry import load_statements
-from conformance.spec_pages import (
+from assay.conformance.registry import load_statements
+from assay.conformance.spec_pages import (
     FIRST_IDS,
     FOLDER,
     INDEX,
@@ -21,9 +21,9 @@ from conformance.spec_pages import (
     read_pages,
     state_diagram,
 )
-from reference_broker.core.queues import lifecycle, transaction
+from assay.reference_broker.core.queues import lifecycle, transaction
 
-REMEDY = "run python -m conformance.spec_pages"
+REMEDY = "run python -m assay.conformance.spec_pages"
 
 
 def test_ids_levels_and_texts_are_well_formed_and_unique() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance.targets.rabbitmq_node import NotInstalledError, environment, find_home, installed_release
+from assay.conformance.targets.rabbitmq_node import NotInstalledError, environment, find_home, installed_release
 
-MODULE = "conformance.targets.rabbitmq_node"
+MODULE = "assay.conformance.targets.rabbitmq_node"
 SERVER = """#!/bin/sh
 sleep 600 &
 echo "$! $ERL_EPMD_PORT $RABBITMQ_DIST_PORT" > "$HOME/node.started"
@@ -59,7 +59,7 @@ def test_the_version_is_that_of_the_mqtt_plugin(fake_home: Path, tmp_path: Path)
 
 
 def test_no_rabbitmq_and_wrong_usage_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conformance.targets.rabbitmq_node._PREFIXES", ())
+    monkeypatch.setattr("assay.conformance.targets.rabbitmq_node._PREFIXES", ())
     monkeypatch.setenv("RABBITMQ_HOME", str(tmp_path))
     with pytest.raises(NotInstalledError, match="RABBITMQ_HOME"):
         find_home()

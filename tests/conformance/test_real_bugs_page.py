@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.case import load_cases
+from assay.conformance.case import load_cases
 
 PAGE = Path(__file__).parents[2] / "docs" / "findings" / "real-bugs.md"
 ROWS = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| [")]

@@ -9,8 +9,8 @@ from importlib import resources
 
 import pytest
 
-from conformance.registry import load_statements
-from conformance.spec_pages import REGISTRY, problems, read_pages, registry_text
+from assay.conformance.registry import load_statements
+from assay.conformance.spec_pages import REGISTRY, problems, read_pages, registry_text
 
 STATEMENT_COUNT = {"mqtt311": 141, "mqtt5": 251}
 BY_TESTABLE = {
@@ -22,7 +22,7 @@ MAX_SENTENCE_CHARACTERS = 200
 
 
 def statements(spec: str) -> list[dict[str, str]]:
-    text = resources.files("conformance").joinpath("registry", f"{spec}.toml").read_text(encoding="utf-8")
+    text = resources.files("assay.conformance").joinpath("registry", f"{spec}.toml").read_text(encoding="utf-8")
     entries: list[dict[str, str]] = tomllib.loads(text)["statement"]
     return entries
 
@@ -100,7 +100,7 @@ def test_one_id_may_mean_two_things() -> None:
 
 
 def test_the_registry_of_the_queues_is_what_their_pages_say() -> None:
-    remedy = "run python -m conformance.spec_pages"
+    remedy = "run python -m assay.conformance.spec_pages"
     on_pages = {entry.id: (entry.level, entry.text, page.name) for page in read_pages() for entry in page.requirements}
     in_registry = {
         entry.id: (entry.level, entry.sentence, entry.section) for entry in load_statements("queue").values()

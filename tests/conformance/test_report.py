@@ -8,8 +8,8 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from conformance.engine import Outcome
-from conformance.report import (
+from assay.conformance.engine import Outcome
+from assay.conformance.report import (
     ExitCode,
     ReportWriter,
     exit_code,
@@ -19,14 +19,14 @@ from conformance.report import (
     this_machine,
     write_run_result,
 )
-from conformance.schema import (
+from assay.conformance.schema import (
     REPORT_SCHEMA_FILE,
     TRANSCRIPT_SCHEMA_FILE,
     report_schema,
     schema_text,
     transcript_schema,
 )
-from reference_broker.trace.conformance import (
+from assay.reference_broker.trace.conformance import (
     CaseResult,
     CaseVerdict,
     Clause,
@@ -36,7 +36,7 @@ from reference_broker.trace.conformance import (
     WireLine,
     read_report,
 )
-from reference_broker.trace.results import RunKind, Verdict, read_result
+from assay.reference_broker.trace.results import RunKind, Verdict, read_result
 
 HEADER = Header(
     target="fake",
@@ -88,7 +88,7 @@ def write_all(path: Path, folder: Path | None = None) -> tuple[ReportWriter, Foo
 
 
 def test_the_published_schemas_are_those_of_the_structs() -> None:
-    """To renew them: python -m conformance.schema"""
+    """To renew them: python -m assay.conformance.schema"""
     assert REPORT_SCHEMA_FILE.read_text(encoding="utf-8") == schema_text(report_schema())
     assert TRANSCRIPT_SCHEMA_FILE.read_text(encoding="utf-8") == schema_text(transcript_schema())
 

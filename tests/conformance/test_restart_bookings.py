@@ -9,13 +9,13 @@ from itertools import count
 
 import pytest
 
-from conformance.booking import settle
-from conformance.case import Case, CaseContext, load_cases
-from conformance.engine import Engine, Outcome, RunOptions
-from conformance.run import Run, RunPlan, expectation_of
-from conformance.targets import Endpoint, RunningTarget, TargetStartError, hosted_target, parse_target, probe
-from reference_broker.broker import Broker
-from reference_broker.trace.conformance import CaseVerdict
+from assay.conformance.booking import settle
+from assay.conformance.case import Case, CaseContext, load_cases
+from assay.conformance.engine import Engine, Outcome, RunOptions
+from assay.conformance.run import Run, RunPlan, expectation_of
+from assay.conformance.targets import Endpoint, RunningTarget, TargetStartError, hosted_target, parse_target, probe
+from assay.reference_broker.broker import Broker
+from assay.reference_broker.trace.conformance import CaseVerdict
 
 PATIENCE_S = 0.5
 CASES = [

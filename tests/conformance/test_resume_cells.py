@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.cases.resume_cells import Cut, Lifetime, Plan, Presence, expired, matrix
-from conformance.cases.resume_deliveries import QOS1_PUBACK_SENT, QOS2_PUBREL_READ, Owed
-from conformance.cases.resume_publishes import QOS1_SENT, QOS2_PUBREC_READ, QOS2_PUBREL_SENT
+from assay.conformance.cases.resume_cells import Cut, Lifetime, Plan, Presence, expired, matrix
+from assay.conformance.cases.resume_deliveries import QOS1_PUBACK_SENT, QOS2_PUBREL_READ, Owed
+from assay.conformance.cases.resume_publishes import QOS1_SENT, QOS2_PUBREC_READ, QOS2_PUBREL_SENT
 
 
 @pytest.mark.parametrize(("version", "cells"), [(4, 4 * 2 * 2), (5, 5 * 3 * 2)])

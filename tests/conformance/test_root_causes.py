@@ -19,12 +19,12 @@ from meddling_proxy import (
     ToldToAll,
 )
 
-from conformance.case import load_cases
-from conformance.engine import Engine, Outcome, RunOptions
-from conformance.targets import Endpoint, RunningTarget, hosted_target, probe
-from conformance.wire import PacketType
-from reference_broker.broker import Broker
-from reference_broker.trace.conformance import CaseVerdict
+from assay.conformance.case import load_cases
+from assay.conformance.engine import Engine, Outcome, RunOptions
+from assay.conformance.targets import Endpoint, RunningTarget, hosted_target, probe
+from assay.conformance.wire import PacketType
+from assay.reference_broker.broker import Broker
+from assay.reference_broker.trace.conformance import CaseVerdict
 
 AREAS = ("ping", "publish", "retained", "session", "subscribe")
 PATIENCE_S = 1.0

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from conformance.case import load_cases
-from conformance.report import ExitCode
-from conformance.selection import (
+from assay.conformance.case import load_cases
+from assay.conformance.report import ExitCode
+from assay.conformance.selection import (
     Selection,
     SelectionError,
     check_target,
@@ -20,8 +20,8 @@ from conformance.selection import (
     split,
     to_be_repeated,
 )
-from conformance.targets import ExpectedFailure, Target, load_target
-from reference_broker.trace.conformance import CaseResult, CaseVerdict
+from assay.conformance.targets import ExpectedFailure, Target, load_target
+from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict
 
 KNOWN = ("mqtt5/will/delay", "mqtt5/will/delay-ends", "mqtt311/will/delay", "queue/order/first")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from conformance import mutants
-from conformance.case import load_cases
-from conformance.engine import Outcome, blank_result
-from conformance.rules import Incident, Rule
-from conformance.self_check import Check, demand_proof, judged
-from reference_broker.trace.conformance import CaseVerdict
+from assay.conformance import mutants
+from assay.conformance.case import load_cases
+from assay.conformance.engine import Outcome, blank_result
+from assay.conformance.rules import Incident, Rule
+from assay.conformance.self_check import Check, demand_proof, judged
+from assay.reference_broker.trace.conformance import CaseVerdict
 
 CASES = load_cases()
 KILLER = "mqtt311/subscribe/suback-answers-each-filter-in-order"

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 
 from meddling_proxy import MeddlingProxy, Slow
 
-from conformance.case import Case, CaseContext
-from conformance.engine import Engine, Outcome, RunOptions
-from conformance.targets import DEFAULT_CAPABILITIES, Endpoint, RunningTarget, hosted_target
-from conformance.wire import Connack, encode
-from reference_broker.broker import Broker
-from reference_broker.trace.conformance import CaseVerdict
+from assay.conformance.case import Case, CaseContext
+from assay.conformance.engine import Engine, Outcome, RunOptions
+from assay.conformance.targets import DEFAULT_CAPABILITIES, Endpoint, RunningTarget, hosted_target
+from assay.conformance.wire import Connack, encode
+from assay.reference_broker.broker import Broker
+from assay.reference_broker.trace.conformance import CaseVerdict
 
 DELAY_S = 1.2
 ABLE = {**DEFAULT_CAPABILITIES, "mqtt311": True, "mqtt5": True}

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from conformance.case import load_cases
-from conformance.report import ExitCode
-from conformance.run import Run, RunPlan
-from conformance.signals import stopped_by_signals
-from conformance.targets import StartHook, Target
-from reference_broker.trace.conformance import CaseResult, CaseVerdict, Footer, Header, read_report
-from reference_broker.trace.results import Verdict, read_result
+from assay.conformance.case import load_cases
+from assay.conformance.report import ExitCode
+from assay.conformance.run import Run, RunPlan
+from assay.conformance.signals import stopped_by_signals
+from assay.conformance.targets import StartHook, Target
+from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict, Footer, Header, read_report
+from assay.reference_broker.trace.results import Verdict, read_result
 from tests.conformance import fragile_broker
 from tests.conformance.test_died_brokers import is_gone
 
@@ -35,7 +35,7 @@ def target_file(folder: Path, command: tuple[str, ...]) -> Path:
 
 
 def started(out: Path, target: Path) -> subprocess.Popen[str]:
-    code = "from conformance.cli import app; app()"
+    code = "from assay.conformance.cli import app; app()"
     names = f"{QUICK},{SILENCE}"
     command = [sys.executable, "-c", code, "run", "--target", str(target), "-k", names, "--out", str(out)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

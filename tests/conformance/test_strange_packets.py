@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from conformance.connection import _MAX_STRANGE_LINES, Connection, Transcript
-from conformance.rules import Rule
-from conformance.wire import Packet, Publish, encode
+from assay.conformance.connection import _MAX_STRANGE_LINES, Connection, Transcript
+from assay.conformance.rules import Rule
+from assay.conformance.wire import Packet, Publish, encode
 
 FLOOD = 3 * _MAX_STRANGE_LINES
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.targets import (
+from assay.conformance.targets import (
     CAPABILITIES,
     DEFAULT_CAPABILITIES,
     CapabilityValue,

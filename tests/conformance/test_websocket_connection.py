@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from conformance.case import Case, CaseContext
-from conformance.outcome import CaseFailureError
-from conformance.targets import DEFAULT_CAPABILITIES, Endpoint
-from conformance.websocket import WebSocketConnection
-from conformance.wire import Connack, Pingreq, Publish, encode
-from conformance.wire.websocket import Opcode, accept_value, encode_frame
+from assay.conformance.case import Case, CaseContext
+from assay.conformance.outcome import CaseFailureError
+from assay.conformance.targets import DEFAULT_CAPABILITIES, Endpoint
+from assay.conformance.websocket import WebSocketConnection
+from assay.conformance.wire import Connack, Pingreq, Publish, encode
+from assay.conformance.wire.websocket import Opcode, accept_value, encode_frame
 
 VERSION = 4
 CONNACK = encode_frame(Opcode.BINARY, encode(Connack(), VERSION), mask=None)

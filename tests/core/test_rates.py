@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_broker.core.rates import ArrivalRates, TokenBucket, arrival_key
+from assay.reference_broker.core.rates import ArrivalRates, TokenBucket, arrival_key
 
 
 def test_a_bucket_fills_with_time_up_to_its_capacity_and_pays_its_debt() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from reference_broker.core.queues.bindings import Bindings
-from reference_broker.core.queues.partitioner import _KNOWN_HASHES, fnv1a_32
-from reference_broker.core.remembered import LONGEST_KEY, SharedMemory, remember
+from assay.reference_broker.core.queues.bindings import Bindings
+from assay.reference_broker.core.queues.partitioner import _KNOWN_HASHES, fnv1a_32
+from assay.reference_broker.core.remembered import LONGEST_KEY, SharedMemory, remember
 
 
 def test_long_questions_are_not_remembered() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from reference_broker.config import (
+from assay.reference_broker.config import (
     BrokerConfig,
     ConfigError,
     QueuesConfig,
@@ -16,11 +16,11 @@ from reference_broker.config import (
     TenantQuotas,
     parse_config,
 )
-from reference_broker.core.message import Message
-from reference_broker.core.queues import Delivery, QueueEngine, QueueError, QueueErrorCode, Verb
-from reference_broker.core.queues.address import parse_address
-from reference_broker.core.tenants import Tenant, Tenants
-from reference_broker.storage.queue_store import LogQueueStore
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import Delivery, QueueEngine, QueueError, QueueErrorCode, Verb
+from assay.reference_broker.core.queues.address import parse_address
+from assay.reference_broker.core.tenants import Tenant, Tenants
+from assay.reference_broker.storage.queue_store import LogQueueStore
 
 START = 1_000.0
 

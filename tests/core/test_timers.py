@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_broker.core.timers import TimerHeap
+from assay.reference_broker.core.timers import TimerHeap
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.booleans()), max_size=300), st.integers(0, 20))

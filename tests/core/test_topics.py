@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_broker.core.message import Message
-from reference_broker.core.retained import RetainedStore
-from reference_broker.core.routing import Subscription, SubscriptionTree
-from reference_broker.core.session import Session
-from reference_broker.core.topics import TopicError, matches, split_shared, validate_filter, validate_topic
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.retained import RetainedStore
+from assay.reference_broker.core.routing import Subscription, SubscriptionTree
+from assay.reference_broker.core.session import Session
+from assay.reference_broker.core.topics import TopicError, matches, split_shared, validate_filter, validate_topic
 
 LEVELS = st.sampled_from(["", "a", "b", "$x"])
 TOPICS = st.lists(LEVELS, min_size=1, max_size=4).map("/".join).filter(bool)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_broker.core.watched import WatchedDict
+from assay.reference_broker.core.watched import WatchedDict
 
 KEYS = st.integers(0, 5)
 OPERATIONS = st.lists(

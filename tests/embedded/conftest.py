@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from reference_broker.broker import Broker
-from reference_broker.config import BrokerConfig, ListenerConfig, QueuesConfig
-from reference_broker.embedded import Subscription
-from reference_broker.embedded.blocking import Received
+from assay.reference_broker.broker import Broker
+from assay.reference_broker.config import BrokerConfig, ListenerConfig, QueuesConfig
+from assay.reference_broker.embedded import Subscription
+from assay.reference_broker.embedded.blocking import Received
 
 TIMEOUT_S = 10.0
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from reference_broker.broker import Broker
-from reference_broker.config import BrokerConfig, ListenerConfig, Profile, QueueConfig, QueuesConfig, RetryConfig
-from reference_broker.core.queues import QueueError, QueueErrorCode
-from reference_broker.embedded import (
+from assay.reference_broker.broker import Broker
+from assay.reference_broker.config import BrokerConfig, ListenerConfig, Profile, QueueConfig, QueuesConfig, RetryConfig
+from assay.reference_broker.core.queues import QueueError, QueueErrorCode
+from assay.reference_broker.embedded import (
     AckPolicy,
     AsyncSubscription,
     BrokerClosedError,
@@ -29,9 +29,9 @@ from reference_broker.embedded import (
     Subscription,
     UnknownQueueError,
 )
-from reference_broker.embedded.blocking import Received
-from reference_broker.embedded.errors import NAMES, named
-from reference_broker.embedded.received import AsyncReceived
+from assay.reference_broker.embedded.blocking import Received
+from assay.reference_broker.embedded.errors import NAMES, named
+from assay.reference_broker.embedded.received import AsyncReceived
 from tests.embedded.conftest import TIMEOUT_S, embedded_config, next_of
 
 # -- publish and consume

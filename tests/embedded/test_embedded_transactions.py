@@ -10,15 +10,15 @@ import paho.mqtt.client as mqtt
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
-from reference_broker.broker import Broker
-from reference_broker.embedded import (
+from assay.reference_broker.broker import Broker
+from assay.reference_broker.embedded import (
     FencedError,
     NewMessage,
     QueueExistsError,
     QueueFullError,
     TransactionStateError,
 )
-from reference_broker.embedded.blocking import Received
+from assay.reference_broker.embedded.blocking import Received
 from tests.embedded.conftest import TIMEOUT_S, next_of
 
 # -- transactions

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from reference_broker.broker import Broker, BrokerClosedError
-from reference_broker.config import BrokerConfig, ListenerConfig
-from reference_broker.storage.disk import DirectoryInUseError
+from assay.reference_broker.broker import Broker, BrokerClosedError
+from assay.reference_broker.config import BrokerConfig, ListenerConfig
+from assay.reference_broker.storage.disk import DirectoryInUseError
 
 CONNECT = b"\x10\x0d\0\4MQTT\4\2\0\0\0\1c"
 
@@ -244,7 +244,7 @@ def fail_to_open(path: Path) -> None:
     config = BrokerConfig(data_dir=str(path), listeners=(ListenerConfig(port=0),))
     original = Broker(config)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("reference_broker.node.BrokerNode._open_sessions", lambda *_: 1 / 0)
+        patch.setattr("assay.reference_broker.node.BrokerNode._open_sessions", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             original.start()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from conformance.wire import (
+from assay.conformance.wire import (
     Connack,
     Connect,
     Decoder,
@@ -25,10 +25,10 @@ from conformance.wire import (
     Subscribe,
     encode,
 )
-from faults.scenario import Scenario, parse_scenario
-from faults.toxiproxy import Endpoint, ToxiproxyClient, ToxiproxyThread, toxiproxy_endpoint
-from faults.workload import HistoryRecorder, WorkloadClient, WorkloadPlan
-from reference_broker.trace.schema import HistoryEvent
+from assay.faults.scenario import Scenario, parse_scenario
+from assay.faults.toxiproxy import Endpoint, ToxiproxyClient, ToxiproxyThread, toxiproxy_endpoint
+from assay.faults.workload import HistoryRecorder, WorkloadClient, WorkloadPlan
+from assay.reference_broker.trace.schema import HistoryEvent
 from tests.faults.toxiproxy_bench import REAL, Api, Echo
 
 EPOCH = 1_000_000.0

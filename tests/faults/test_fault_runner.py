@@ -17,13 +17,13 @@ import toxiproxy
 import yaml
 from typer.testing import CliRunner
 
-from faults.cli import app
-from faults.runner import RunError, RunOptions, run_scenario
-from faults.scenario import Scenario, parse_scenario
-from faults.toxiproxy import ToxiproxyClient, ToxiproxyThread
-from reference_broker.trace.files import read_history
-from reference_broker.trace.results import RunResult, Verdict, read_result
-from reference_broker.trace.schema import HistoryEvent, OpKind, OpType
+from assay.faults.cli import app
+from assay.faults.runner import RunError, RunOptions, run_scenario
+from assay.faults.scenario import Scenario, parse_scenario
+from assay.faults.toxiproxy import ToxiproxyClient, ToxiproxyThread
+from assay.reference_broker.trace.files import read_history
+from assay.reference_broker.trace.results import RunResult, Verdict, read_result
+from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType
 
 CLI = CliRunner()
 RETRY = {"max_retries": 5, "initial_backoff_s": 0.05, "max_backoff_s": 0.1, "multiplier": 2.0}
@@ -73,7 +73,7 @@ def broker_processes(folder: Path) -> list[int]:
             command = entry.read_bytes()
         except OSError:
             continue
-        if b"conformance.adapter" in command and str(folder).encode() in command:
+        if b"assay.conformance.adapter" in command and str(folder).encode() in command:
             found.append(int(entry.parent.name))
     return found
 
@@ -270,7 +270,7 @@ def test_list_and_show() -> None:
 @pytest.fixture
 def proxy_process() -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-c", "from faults.cli import app; app()", "proxy", "--port", "0"],
+        [sys.executable, "-c", "from assay.faults.cli import app; app()", "proxy", "--port", "0"],
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faults.measure import BUCKET_S, check_targets, measure, percentile, unknown_metrics
-from faults.scenario import Target
-from reference_broker.trace.results import Verdict
-from reference_broker.trace.schema import HistoryEvent, OpKind, OpType
+from assay.faults.measure import BUCKET_S, check_targets, measure, percentile, unknown_metrics
+from assay.faults.scenario import Target
+from assay.reference_broker.trace.results import Verdict
+from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType
 
 MS = 1_000_000
 

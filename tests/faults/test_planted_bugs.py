@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from reference_broker.trace.results import Finding, RunKind, RunResult, Severity, Verdict, read_result
+from assay.reference_broker.trace.results import Finding, RunKind, RunResult, Severity, Verdict, read_result
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SIDE_BY_SIDE = 5
@@ -50,7 +50,7 @@ CLEAN = [
 
 def execute(run: Run, folder: Path) -> tuple[int, RunResult]:
     out = folder / f"{run.scenario}-{run.seed}"
-    code = "from faults.cli import app; app()"
+    code = "from assay.faults.cli import app; app()"
     command = [sys.executable, "-c", code, "run", run.scenario, "--seed", str(run.seed), "--out", str(out)]
     if run.mutant:
         command += ["--mutant", run.mutant]

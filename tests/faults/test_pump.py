@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-import faults.workload.plan as plan_module
-from conformance.wire import Connack, Connect, Decoder, Packet, Puback, Publish, Suback, Subscribe, encode
-from faults.pump import Clock, Pump
-from faults.scenario import Scenario
-from faults.workload import HistoryRecorder, WorkloadPlan
-from reference_broker.trace.schema import HistoryEvent, OpKind, OpType
+import assay.faults.workload.plan as plan_module
+from assay.conformance.wire import Connack, Connect, Decoder, Packet, Puback, Publish, Suback, Subscribe, encode
+from assay.faults.pump import Clock, Pump
+from assay.faults.scenario import Scenario
+from assay.faults.workload import HistoryRecorder, WorkloadPlan
+from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType
 
 pytestmark = pytest.mark.usefixtures("impatient")
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from narrow_pipe import output_of
 
-from faults.runner import check_runnable
-from faults.scenario import (
+from assay.faults.runner import check_runnable
+from assay.faults.scenario import (
     Scenario,
     ScenarioError,
     World,
@@ -20,8 +20,8 @@ from faults.scenario import (
     parse_scenario,
     shipped_scenarios,
 )
-from reference_broker.config import Durability, QueueConfig, parse_config, queue_defaults
-from reference_broker.trace.schema import AckedMeans
+from assay.reference_broker.config import Durability, QueueConfig, parse_config, queue_defaults
+from assay.reference_broker.trace.schema import AckedMeans
 
 GOOD: dict[str, Any] = {"name": "x", "workload": [{"queue": "q"}], "contract": {"delivery_timeout_s": 1.0}}
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faults.toxiproxy.stages import CLOSE, SEGMENT_BYTES, Chain, Chunk, Ending
-from faults.toxiproxy.toxics import ATTRIBUTES, Stream, Toxic
+from assay.faults.toxiproxy.stages import CLOSE, SEGMENT_BYTES, Chain, Chunk, Ending
+from assay.faults.toxiproxy.toxics import ATTRIBUTES, Stream, Toxic
 
 
 def toxic(kind: str, *, name: str = "", toxicity: float = 1.0, **attributes: Any) -> Toxic:

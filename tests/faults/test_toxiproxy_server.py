@@ -9,7 +9,7 @@ import pytest
 import toxiproxy
 from toxiproxy.exceptions import InvalidToxic, NotFound, ProxyExists
 
-from faults.toxiproxy import Endpoint, ToxiproxyClient, ToxiproxyError, toxiproxy_endpoint
+from assay.faults.toxiproxy import Endpoint, ToxiproxyClient, ToxiproxyError, toxiproxy_endpoint
 from tests.faults.toxiproxy_bench import Api, dial, ends
 
 # Proxies

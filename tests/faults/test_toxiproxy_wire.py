@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from faults.toxiproxy import ToxiproxyThread
-from faults.toxiproxy.server import MAX_BODY_BYTES
+from assay.faults.toxiproxy import ToxiproxyThread
+from assay.faults.toxiproxy.server import MAX_BODY_BYTES
 from tests.faults.toxiproxy_bench import Api, dial, ends
 
 

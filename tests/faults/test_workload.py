@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from faults.workload import PayloadError, decode_payload, encode_payload, intended_ns
-from reference_broker.trace.schema import HistoryEvent, OpKind, OpType
+from assay.faults.workload import PayloadError, decode_payload, encode_payload, intended_ns
+from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType
 
 NAMES = st.text(alphabet="abcdefgh0123456789./", min_size=1, max_size=12)
 SETTLEMENTS = (OpKind.ACK, OpKind.NACK, OpKind.REJECT)

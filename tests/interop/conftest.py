@@ -11,9 +11,9 @@ from typing import NamedTuple
 import pytest
 import trustme
 
-from reference_broker.auth import hash_password
-from reference_broker.broker import Broker
-from reference_broker.config import AuthConfig, BrokerConfig, ListenerConfig, TlsConfig, Transport, UserConfig
+from assay.reference_broker.auth import hash_password
+from assay.reference_broker.broker import Broker
+from assay.reference_broker.config import AuthConfig, BrokerConfig, ListenerConfig, TlsConfig, Transport, UserConfig
 
 sys.path.insert(0, str(Path(__file__).parent))  # python_clients is shared by the tests of this folder only
 

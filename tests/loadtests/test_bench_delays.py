@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtests.bench.engine.delays import measure_delays
+from assay.loadtests.bench.engine.delays import measure_delays
 
 
 @pytest.mark.parametrize("on_disk", [False, True])

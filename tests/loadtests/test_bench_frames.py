@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.wire import Decoder, Puback, Publish, Pubrec, Pubrel, encode
-from loadtests.bench.frames import (
+from assay.conformance.wire import Decoder, Puback, Publish, Pubrec, Pubrel, encode
+from assay.loadtests.bench.frames import (
     PACKET_IDS,
     AckType,
     PublishFrames,

@@ -8,15 +8,22 @@ import struct
 import numpy as np
 import pytest
 
-from conformance.wire.decode import decode_packet
-from conformance.wire.packets import Publish
-from loadtests.bench import amqp
-from loadtests.bench.frames import PACKET_IDS, PublishFrames
-from loadtests.bench.queue_flow import KEYS, QueueFlow, queue_stream
-from loadtests.bench.queue_frames import AckFrames, DeliveryReader, acknowledgements, key_of, key_sections
-from loadtests.bench.shape import Shape
-from loadtests.bench.workload import BenchError
-from loadtests.packets import PUBACK, acknowledgement, property_section, publish_frame, split_frames, user_property
+from assay.conformance.wire.decode import decode_packet
+from assay.conformance.wire.packets import Publish
+from assay.loadtests.bench import amqp
+from assay.loadtests.bench.frames import PACKET_IDS, PublishFrames
+from assay.loadtests.bench.queue_flow import KEYS, QueueFlow, queue_stream
+from assay.loadtests.bench.queue_frames import AckFrames, DeliveryReader, acknowledgements, key_of, key_sections
+from assay.loadtests.bench.shape import Shape
+from assay.loadtests.bench.workload import BenchError
+from assay.loadtests.packets import (
+    PUBACK,
+    acknowledgement,
+    property_section,
+    publish_frame,
+    split_frames,
+    user_property,
+)
 
 PAYLOAD_BYTES = 20
 TOPIC = b"$queue/jobs"

@@ -20,21 +20,21 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from assay.cli import build_app
-from conformance.adapter import broker_config, reference_broker_endpoint
-from conformance.targets import RunningTarget, StartHook, Target, running
-from loadtests import null_broker
-from loadtests.bench import cases, fan_in, fan_out, open_loop, queue_flow, subscriptions
-from loadtests.bench import pump as pump_module
-from loadtests.bench.broker_process import BrokerProcess, process_cpu_s, process_tree
-from loadtests.bench.cases import PUB_SUB, Case, lines_of
-from loadtests.bench.figures import BenchRun, Reading
-from loadtests.bench.mqtt import WORKLOADS, run_bench
-from loadtests.bench.peers import KNOWN, Peer, mosquitto, peers, reference
-from loadtests.bench.pump import Stream
-from loadtests.bench.report import checks, notes, result, table
-from loadtests.bench.workload import BenchError, BenchPlan, Figure, UnsupportedError
-from reference_broker.config import BrokerConfig
-from reference_broker.trace.results import RunKind, Verdict, read_result
+from assay.conformance.adapter import broker_config, reference_broker_endpoint
+from assay.conformance.targets import RunningTarget, StartHook, Target, running
+from assay.loadtests import null_broker
+from assay.loadtests.bench import cases, fan_in, fan_out, open_loop, queue_flow, subscriptions
+from assay.loadtests.bench import pump as pump_module
+from assay.loadtests.bench.broker_process import BrokerProcess, process_cpu_s, process_tree
+from assay.loadtests.bench.cases import PUB_SUB, Case, lines_of
+from assay.loadtests.bench.figures import BenchRun, Reading
+from assay.loadtests.bench.mqtt import WORKLOADS, run_bench
+from assay.loadtests.bench.peers import KNOWN, Peer, mosquitto, peers, reference
+from assay.loadtests.bench.pump import Stream
+from assay.loadtests.bench.report import checks, notes, result, table
+from assay.loadtests.bench.workload import BenchError, BenchPlan, Figure, UnsupportedError
+from assay.reference_broker.config import BrokerConfig
+from assay.reference_broker.trace.results import RunKind, Verdict, read_result
 
 PLAN = BenchPlan(rounds=1, messages=3_000)
 SMALL = BenchPlan(rounds=1, messages=400, seconds=0.2, crowd=20, idle=30, filters=1_000, window=100)

@@ -19,18 +19,18 @@ import pytest
 from typer.testing import CliRunner
 
 from assay.cli import build_app
-from loadtests.bench.storage import delivery_cost, report, targets
-from loadtests.bench.storage import run as run_module
-from loadtests.bench.storage.filesystem import filesystem_of, is_in_memory
-from loadtests.bench.storage.group_commit import GroupCommit
-from loadtests.bench.storage.log_files import LogFolder, LogNoteError, joined, raw_read_s, raw_sync_s, raw_write_s
-from loadtests.bench.storage.measurement import MeasuredRow, RowSpec, Sample
-from loadtests.bench.storage.plan import quick_plan
-from loadtests.bench.storage.queued import QueuedMessagesError, measure_queued
-from loadtests.bench.storage.run import NoRoomError, StorageRun, run_storage_bench
-from loadtests.bench.storage.workload import mixed_batches, uniform_batches
-from reference_broker.storage.batch import decode_batch
-from reference_broker.trace.results import RunKind, RunResult, Verdict, read_result
+from assay.loadtests.bench.storage import delivery_cost, report, targets
+from assay.loadtests.bench.storage import run as run_module
+from assay.loadtests.bench.storage.filesystem import filesystem_of, is_in_memory
+from assay.loadtests.bench.storage.group_commit import GroupCommit
+from assay.loadtests.bench.storage.log_files import LogFolder, LogNoteError, joined, raw_read_s, raw_sync_s, raw_write_s
+from assay.loadtests.bench.storage.measurement import MeasuredRow, RowSpec, Sample
+from assay.loadtests.bench.storage.plan import quick_plan
+from assay.loadtests.bench.storage.queued import QueuedMessagesError, measure_queued
+from assay.loadtests.bench.storage.run import NoRoomError, StorageRun, run_storage_bench
+from assay.loadtests.bench.storage.workload import mixed_batches, uniform_batches
+from assay.reference_broker.storage.batch import decode_batch
+from assay.reference_broker.trace.results import RunKind, RunResult, Verdict, read_result
 
 QUICK = quick_plan()
 
@@ -78,7 +78,7 @@ def test_a_missed_target_shows_in_the_exit_status(tmp_path: Path, monkeypatch: p
         plan = msgspec.structs.replace(QUICK, is_judged=True)
         return StorageRun(plan=plan, filesystem="ext4", started_at="", rows={"read": _row("read", [1.0])})
 
-    monkeypatch.setattr("loadtests.bench.cli.run_storage_bench", measured)
+    monkeypatch.setattr("assay.loadtests.bench.cli.run_storage_bench", measured)
     done = CliRunner().invoke(build_app("bench"), ["bench", "storage", "--directory", str(tmp_path)])
     assert done.exit_code == 1, done.output
 
@@ -87,8 +87,8 @@ INTERRUPTED = """
 import signal
 import sys
 from pathlib import Path
-from loadtests.bench.storage.plan import StoragePlan
-from loadtests.bench.storage.run import run_storage_bench
+from assay.loadtests.bench.storage.plan import StoragePlan
+from assay.loadtests.bench.storage.run import run_storage_bench
 
 # Whoever runs the tests in the background may have switched Ctrl-C off for all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

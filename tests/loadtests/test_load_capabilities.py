@@ -13,14 +13,14 @@ import pytest
 from typer.testing import CliRunner
 
 from assay.cli import build_app
-from conformance.wire import Suback
-from loadtests.capabilities import UnsupportedError, publish_size
-from loadtests.client import LoadClient, LoadClientError
-from loadtests.ledger import Ledger
-from loadtests.packets import publish_frame, split_frames
-from loadtests.profile import parse_profile
-from loadtests.roles import ConsumerClient
-from reference_broker.trace.results import RunResult, Verdict, read_result
+from assay.conformance.wire import Suback
+from assay.loadtests.capabilities import UnsupportedError, publish_size
+from assay.loadtests.client import LoadClient, LoadClientError
+from assay.loadtests.ledger import Ledger
+from assay.loadtests.packets import publish_frame, split_frames
+from assay.loadtests.profile import parse_profile
+from assay.loadtests.roles import ConsumerClient
+from assay.reference_broker.trace.results import RunResult, Verdict, read_result
 
 PROFILE = """
 name: everything

@@ -9,7 +9,7 @@ from narrow_pipe import output_of
 from typer.testing import CliRunner
 
 from assay.cli import build_app
-from reference_broker.trace.results import Verdict, read_result
+from assay.reference_broker.trace.results import Verdict, read_result
 
 QUICK = """
 name: quick
@@ -44,7 +44,7 @@ def test_queues_are_left_out_where_the_target_has_none(tmp_path: Path) -> None:
     profile.write_text(QUICK)
     target = tmp_path / "plain.toml"
     target.write_text(
-        'name = "plain"\n[start]\ncommand = ["{python}", "-m", "loadtests.null_broker"]\nport_from = "stdout"\n'
+        'name = "plain"\n[start]\ncommand = ["{python}", "-m", "assay.loadtests.null_broker"]\nport_from = "stdout"\n'
     )
     _, output = _invoke("run", str(profile), "--target", str(target), "--out", str(tmp_path / "out"))
     assert "workload two is left out, plain lacks queues" in output

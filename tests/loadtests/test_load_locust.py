@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from conformance.targets import Endpoint, load_target, running
-from loadtests.latency_book import read_latencies
-from loadtests.locust_command import LocustPlan, endpoint_url, locust_command, locust_result, run_locust
-from reference_broker.trace.results import Verdict, read_result
+from assay.conformance.targets import Endpoint, load_target, running
+from assay.loadtests.latency_book import read_latencies
+from assay.loadtests.locust_command import LocustPlan, endpoint_url, locust_command, locust_result, run_locust
+from assay.reference_broker.trace.results import Verdict, read_result
 
 WEB_PAGE_TIMEOUT_S = 60.0
 LOCUSTFILE = Path(__file__).resolve().parents[2] / "loadtests" / "locustfile.py"
@@ -133,7 +133,8 @@ def test_web_page_answers_on_loopback(tmp_path: Path, free_port: Callable[[], in
 def test_locust_is_never_imported_by_the_command() -> None:
     """Importing it would patch sockets and threads of the whole process."""
     code = (
-        "import sys, loadtests.cli, loadtests.bench.cli; sys.exit('locust' in sys.modules or 'gevent' in sys.modules)"
+        "import sys, assay.loadtests.cli, assay.loadtests.bench.cli; "
+        "sys.exit('locust' in sys.modules or 'gevent' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=LOCUSTFILE.parents[1], check=False)
     assert done.returncode == 0

@@ -1,4 +1,4 @@
-"""The hot path's packets equal those of conformance.wire, however the stream is cut."""
+"""The hot path's packets equal those of assay.conformance.wire, however the stream is cut."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance.wire import Properties, Puback, Publish, decode_packet, encode
-from loadtests import payload
-from loadtests.packets import (
+from assay.conformance.wire import Properties, Puback, Publish, decode_packet, encode
+from assay.loadtests import payload
+from assay.loadtests.packets import (
     PUBACK,
     acknowledgement,
     find_user_property,

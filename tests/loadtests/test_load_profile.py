@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from conformance.targets import TargetError
-from loadtests.endpoint import find_target, has_queues, parse_endpoint
-from loadtests.generator import make_logs
-from loadtests.profile import MAX_CONNECTIONS, ProfileError, load_profile, parse_profile, shipped_profiles
-from loadtests.runner import asked_rate_per_s
+from assay.conformance.targets import TargetError
+from assay.loadtests.endpoint import find_target, has_queues, parse_endpoint
+from assay.loadtests.generator import make_logs
+from assay.loadtests.profile import MAX_CONNECTIONS, ProfileError, load_profile, parse_profile, shipped_profiles
+from assay.loadtests.runner import asked_rate_per_s
 
 
 def _data(**changes: Any) -> dict[str, Any]:

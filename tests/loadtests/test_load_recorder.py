@@ -12,11 +12,11 @@ from hdrh.histogram import HdrHistogram
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtests.histograms import histogram_of, read_histograms, write_histograms
-from loadtests.latency_book import LatencyBook, read_latencies
-from loadtests.ledger import ConnectTime, Ledger, PublisherLog
-from loadtests.profile import Phases
-from loadtests.recorder import (
+from assay.loadtests.histograms import histogram_of, read_histograms, write_histograms
+from assay.loadtests.latency_book import LatencyBook, read_latencies
+from assay.loadtests.ledger import ConnectTime, Ledger, PublisherLog
+from assay.loadtests.profile import Phases
+from assay.loadtests.recorder import (
     SAMPLE_SCHEMA,
     Samples,
     answered,
@@ -26,8 +26,8 @@ from loadtests.recorder import (
     percentiles,
     write_parquet,
 )
-from loadtests.verdict import drift
-from reference_broker.trace.schema import LatencyOperation, LatencySample
+from assay.loadtests.verdict import drift
+from assay.reference_broker.trace.schema import LatencyOperation, LatencySample
 
 MS = 1_000_000
 PHASES = Phases(warmup_s=1.0, steady_s=2.0, cooldown_s=1.0)

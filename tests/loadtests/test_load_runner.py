@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from conformance.targets import Endpoint, running
-from loadtests import null_broker
-from loadtests.generator import run_generator
-from loadtests.profile import Profile, parse_profile
-from loadtests.recorder import Samples, collect
-from loadtests.runner import run_load
-from reference_broker.trace.results import RunKind, RunResult, Severity, Verdict, read_result
-from reference_broker.trace.schema import LatencyOperation
+from assay.conformance.targets import Endpoint, running
+from assay.loadtests import null_broker
+from assay.loadtests.generator import run_generator
+from assay.loadtests.profile import Profile, parse_profile
+from assay.loadtests.recorder import Samples, collect
+from assay.loadtests.runner import run_load
+from assay.reference_broker.trace.results import RunKind, RunResult, Severity, Verdict, read_result
+from assay.reference_broker.trace.schema import LatencyOperation
 
 SEED = 20
 PUB_SUB = {"kind": "pubsub", "publishers": 2}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtests.schedule import NS_PER_S, Arrivals, Shape, intended_times, spread
+from assay.loadtests.schedule import NS_PER_S, Arrivals, Shape, intended_times, spread
 
 RATES = st.floats(min_value=1.0, max_value=2_000.0)
 DURATIONS = st.floats(min_value=0.1, max_value=5.0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loadtests.ledger import Ledger, PublisherLog
-from loadtests.profile import Profile, parse_profile
-from loadtests.recorder import Samples, collect, merged
-from loadtests.verdict import (
+from assay.loadtests.ledger import Ledger, PublisherLog
+from assay.loadtests.profile import Profile, parse_profile
+from assay.loadtests.recorder import Samples, collect, merged
+from assay.loadtests.verdict import (
     GeneratorState,
     Tally,
     checks,
@@ -18,8 +18,8 @@ from loadtests.verdict import (
     steady_percentiles,
     tally,
 )
-from reference_broker.trace.results import Check, Verdict
-from reference_broker.trace.schema import LatencyOperation
+from assay.reference_broker.trace.results import Check, Verdict
+from assay.reference_broker.trace.schema import LatencyOperation
 
 MS = 1_000_000
 ENDED_NS = 30_000 * MS

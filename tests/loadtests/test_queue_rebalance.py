@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from loadtests.bench.engine.queue_rebalance import measure_rebalance
-from reference_broker.config import RebalanceProtocol
+from assay.loadtests.bench.engine.queue_rebalance import measure_rebalance
+from assay.reference_broker.config import RebalanceProtocol
 
 LIMIT_MS = 50
 

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from reference_broker.config import BrokerConfig
-from reference_broker.mqtt import packets as p
-from reference_broker.mqtt.codec import decode_packet, encode_packet
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.node import BrokerNode
+from assay.reference_broker.config import BrokerConfig
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.codec import decode_packet, encode_packet
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.node import BrokerNode
 
 START = 1_700_000_000.0
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reference_broker.auth import hash_password
-from reference_broker.config import (
+from assay.reference_broker.auth import hash_password
+from assay.reference_broker.config import (
     AclConfig,
     AclRuleConfig,
     AuthConfig,
@@ -17,10 +17,10 @@ from reference_broker.config import (
     QueuesConfig,
     UserConfig,
 )
-from reference_broker.mqtt import packets as p
-from reference_broker.mqtt.codec import encode_packet
-from reference_broker.mqtt.errors import Reason
-from reference_broker.mqtt.packets import V5, V311, PacketType, Properties
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.codec import encode_packet
+from assay.reference_broker.mqtt.errors import Reason
+from assay.reference_broker.mqtt.packets import V5, V311, PacketType, Properties
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import Client, World

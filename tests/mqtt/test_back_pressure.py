@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from reference_broker.config import BrokerConfig, MqttConfig
-from reference_broker.mqtt import packets as p
-from reference_broker.mqtt.codec import encode_packet
-from reference_broker.mqtt.properties import Properties
+from assay.reference_broker.config import BrokerConfig, MqttConfig
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.codec import encode_packet
+from assay.reference_broker.mqtt.properties import Properties
 from tests.mqtt.conftest import Client, World
 
 HIGH_WATER = 10_000

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from reference_broker.config import BrokerConfig, MqttConfig
-from reference_broker.core import broker_state, routing
-from reference_broker.core.message import HOLDER_BYTES, Message, memory_bytes
-from reference_broker.core.retained import LEVEL_BYTES
-from reference_broker.core.routing import subscription_bytes
-from reference_broker.mqtt import inbound
-from reference_broker.mqtt import packets as p
-from reference_broker.mqtt.codec import encode_packet
-from reference_broker.mqtt.inbound import ALIAS_BYTES
+from assay.reference_broker.config import BrokerConfig, MqttConfig
+from assay.reference_broker.core import broker_state, routing
+from assay.reference_broker.core.message import HOLDER_BYTES, Message, memory_bytes
+from assay.reference_broker.core.retained import LEVEL_BYTES
+from assay.reference_broker.core.routing import subscription_bytes
+from assay.reference_broker.mqtt import inbound
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.codec import encode_packet
+from assay.reference_broker.mqtt.inbound import ALIAS_BYTES
 from tests.mqtt.conftest import Client, World
 
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from reference_broker.config import BrokerConfig, ConfigError, parse_config
-from reference_broker.mqtt import packets as p
-from reference_broker.mqtt.codec import encode_packet
-from reference_broker.mqtt.errors import Reason
-from reference_broker.mqtt.packets import NO_PROPERTIES, V5, V311, Properties
+from assay.reference_broker.config import BrokerConfig, ConfigError, parse_config
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.codec import encode_packet
+from assay.reference_broker.mqtt.errors import Reason
+from assay.reference_broker.mqtt.packets import NO_PROPERTIES, V5, V311, Properties
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import Client, World

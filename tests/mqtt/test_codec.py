@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.wire import packets as wire
-from conformance.wire.packets import PROPERTY_RULES
-from reference_broker.mqtt import packets as p
-from reference_broker.mqtt.codec import _REASONS, decode_packet, encode_packet
-from reference_broker.mqtt.errors import ProtocolError, Reason
-from reference_broker.mqtt.packets import NO_PROPERTIES, V5, V311, PacketType, Properties
-from reference_broker.mqtt.properties import RULES, WILL, Kind, read_properties
-from reference_broker.mqtt.wire_types import Reader, encode_variable_integer
+from assay.conformance.wire import packets as wire
+from assay.conformance.wire.packets import PROPERTY_RULES
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.codec import _REASONS, decode_packet, encode_packet
+from assay.reference_broker.mqtt.errors import ProtocolError, Reason
+from assay.reference_broker.mqtt.packets import NO_PROPERTIES, V5, V311, PacketType, Properties
+from assay.reference_broker.mqtt.properties import RULES, WILL, Kind, read_properties
+from assay.reference_broker.mqtt.wire_types import Reader, encode_variable_integer
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 BINARY = st.binary(max_size=20)

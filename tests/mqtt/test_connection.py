@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_broker.config import BrokerConfig, MqttConfig
-from reference_broker.core.message import Message, memory_bytes
-from reference_broker.mqtt import packets as p
-from reference_broker.mqtt.codec import encode_packet
-from reference_broker.mqtt.errors import Reason
-from reference_broker.mqtt.packets import V5, V311, PacketType, Properties
+from assay.reference_broker.config import BrokerConfig, MqttConfig
+from assay.reference_broker.core.message import Message, memory_bytes
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.codec import encode_packet
+from assay.reference_broker.mqtt.errors import Reason
+from assay.reference_broker.mqtt.packets import V5, V311, PacketType, Properties
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import Client, World

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reference_broker.config import BrokerConfig, Durability, MqttConfig, SessionsConfig
-from reference_broker.core.session import FREE_IDS, ID_BYTES
-from reference_broker.mqtt import packets as p
-from reference_broker.mqtt.codec import encode_packet
-from reference_broker.node import BrokerNode
-from reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.config import BrokerConfig, Durability, MqttConfig, SessionsConfig
+from assay.reference_broker.core.session import FREE_IDS, ID_BYTES
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.codec import encode_packet
+from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.storage.memory_disk import MemoryDisk
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import Client, World

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from conformance.wire import Decoder, MalformedPacketError
-from reference_broker.config import BrokerConfig, Durability, SessionsConfig
-from reference_broker.mqtt import packets as p
-from reference_broker.mqtt.errors import Reason
-from reference_broker.mqtt.packets import V5, V311, PacketType, Properties
-from reference_broker.node import BrokerNode
-from reference_broker.storage.memory_disk import MemoryDisk
+from assay.conformance.wire import Decoder, MalformedPacketError
+from assay.reference_broker.config import BrokerConfig, Durability, SessionsConfig
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.errors import Reason
+from assay.reference_broker.mqtt.packets import V5, V311, PacketType, Properties
+from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.storage.memory_disk import MemoryDisk
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import Client, World

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from reference_broker.config import BrokerConfig, MqttConfig, parse_config
-from reference_broker.core import broker_state, routing
-from reference_broker.mqtt import inbound
-from reference_broker.mqtt import packets as p
-from reference_broker.mqtt.codec import encode_packet
+from assay.reference_broker.config import BrokerConfig, MqttConfig, parse_config
+from assay.reference_broker.core import broker_state, routing
+from assay.reference_broker.mqtt import inbound
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.codec import encode_packet
 
 if TYPE_CHECKING:
-    from reference_broker.node import BrokerNode
+    from assay.reference_broker.node import BrokerNode
     from tests.mqtt.conftest import Client, World
 
 _CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, random.Random, BrokerConfig)

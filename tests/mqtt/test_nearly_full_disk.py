@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reference_broker.config import BrokerConfig, Durability, QueuesConfig, SessionsConfig
-from reference_broker.mqtt import packets as p
-from reference_broker.mqtt.errors import Reason
-from reference_broker.node import BrokerNode
-from sim.disk import DiskProfile, SimDisk
+from assay.reference_broker.config import BrokerConfig, Durability, QueuesConfig, SessionsConfig
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.errors import Reason
+from assay.reference_broker.node import BrokerNode
+from assay.sim.disk import DiskProfile, SimDisk
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import Client, World

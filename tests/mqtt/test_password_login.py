@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reference_broker.auth import MAX_WAITING_CHECKS, hash_password
-from reference_broker.config import AuthConfig, BrokerConfig, UserConfig
-from reference_broker.core.queues import SyncJob
-from reference_broker.mqtt import packets as p
+from assay.reference_broker.auth import MAX_WAITING_CHECKS, hash_password
+from assay.reference_broker.config import AuthConfig, BrokerConfig, UserConfig
+from assay.reference_broker.core.queues import SyncJob
+from assay.reference_broker.mqtt import packets as p
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import Client, World

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance.wire import Connect, Properties, Publish, Subscribe, Subscription
-from conformance.wire.encode import encode
-from reference_broker.config import AclConfig, AclRuleConfig, BrokerConfig, MqttConfig, Permission, QueuesConfig
-from reference_broker.config_tenants import TenantConfig
-from reference_broker.core.message import Message
-from reference_broker.core.queues.errors import LogError
-from reference_broker.core.queues.publish_options import OPTION_NAMES
-from reference_broker.core.queues.stored_message import MessageCodec, message_bytes
-from reference_broker.core.remembered import SharedMemory
-from reference_broker.mqtt import property_runs
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.property_runs import PropertyRunReader
-from reference_broker.node import BrokerNode
+from assay.conformance.wire import Connect, Properties, Publish, Subscribe, Subscription
+from assay.conformance.wire.encode import encode
+from assay.reference_broker.config import AclConfig, AclRuleConfig, BrokerConfig, MqttConfig, Permission, QueuesConfig
+from assay.reference_broker.config_tenants import TenantConfig
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.core.queues.publish_options import OPTION_NAMES
+from assay.reference_broker.core.queues.stored_message import MessageCodec, message_bytes
+from assay.reference_broker.core.remembered import SharedMemory
+from assay.reference_broker.mqtt import property_runs
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.property_runs import PropertyRunReader
+from assay.reference_broker.node import BrokerNode
 
 NOW = 1_700_000_000.0
 QUEUE = "$queue/q"
@@ -161,7 +161,7 @@ def test_damaged_runs_end_as_damaged_packets_do(at: int, byte: int) -> None:
     config = _config()
     seen = []
     for lane in (True, False):
-        with mock.patch("reference_broker.mqtt.queue_lanes._FEWEST", 8 if lane else 10**9):
+        with mock.patch("assay.reference_broker.mqtt.queue_lanes._FEWEST", 8 if lane else 10**9):
             seen.append(Life(config).send([bytes(stream)]))
     assert seen[0] == seen[1]
 

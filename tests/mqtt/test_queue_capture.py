@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from reference_broker.config import BrokerConfig, parse_config
-from reference_broker.core.queues.sync_job import SyncJob
-from reference_broker.mqtt import packets as p
-from reference_broker.node import BrokerNode
-from reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.config import BrokerConfig, parse_config
+from assay.reference_broker.core.queues.sync_job import SyncJob
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.storage.memory_disk import MemoryDisk
 from tests.mqtt.conftest import World
 
 

@@ -10,22 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance.wire import Connect, Properties, Puback, Publish, Subscribe, Subscription
-from conformance.wire.decode import Decoder
-from conformance.wire.encode import encode
-from reference_broker.config import AclConfig, AclRuleConfig, BrokerConfig, MqttConfig, Permission, QueuesConfig
-from reference_broker.config_tenants import TenantConfig
-from reference_broker.core.message import Message
-from reference_broker.core.queues import Delivery, delivery_properties
-from reference_broker.mqtt import ack_runs
-from reference_broker.mqtt.ack_runs import AckRun, AckRunReader, read_ack_run
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.outgoing import PublishEncoder
-from reference_broker.mqtt.packets import V5
-from reference_broker.mqtt.queue_deliveries import DeliveryEncoder
-from reference_broker.node import BrokerNode
-from reference_broker.storage.disk import Disk
-from reference_broker.storage.memory_disk import MemoryDisk
+from assay.conformance.wire import Connect, Properties, Puback, Publish, Subscribe, Subscription
+from assay.conformance.wire.decode import Decoder
+from assay.conformance.wire.encode import encode
+from assay.reference_broker.config import AclConfig, AclRuleConfig, BrokerConfig, MqttConfig, Permission, QueuesConfig
+from assay.reference_broker.config_tenants import TenantConfig
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import Delivery, delivery_properties
+from assay.reference_broker.mqtt import ack_runs
+from assay.reference_broker.mqtt.ack_runs import AckRun, AckRunReader, read_ack_run
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.outgoing import PublishEncoder
+from assay.reference_broker.mqtt.packets import V5
+from assay.reference_broker.mqtt.queue_deliveries import DeliveryEncoder
+from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.memory_disk import MemoryDisk
 
 NOW = 1_700_000_000.0
 DEFAULTS = {"durability": "memory", "partitions": 1, "max_depth": 40, "max_message_bytes": 200}

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reference_broker.config import BrokerConfig
-from reference_broker.mqtt import packets as p
-from reference_broker.mqtt.errors import Reason
-from reference_broker.mqtt.packets import V5, Properties
+from assay.reference_broker.config import BrokerConfig
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.errors import Reason
+from assay.reference_broker.mqtt.packets import V5, Properties
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import World

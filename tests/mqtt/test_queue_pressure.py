@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reference_broker.config import parse_config
-from reference_broker.core.message import Message
-from reference_broker.mqtt import packets as p
-from reference_broker.mqtt.errors import Reason
-from reference_broker.mqtt.packets import V5, V311
-from reference_broker.node import BrokerNode
-from reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.config import parse_config
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.errors import Reason
+from assay.reference_broker.mqtt.packets import V5, V311
+from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.storage.memory_disk import MemoryDisk
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import Client, World

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from reference_broker.config import parse_config
-from reference_broker.mqtt import packets as p
+from assay.reference_broker.config import parse_config
+from assay.reference_broker.mqtt import packets as p
 from tests.mqtt.conftest import Client, World
 from tests.mqtt.test_queue_admin import admin_of, request
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from reference_broker.config import BrokerConfig, parse_config
-from reference_broker.core.queues import Verb
-from reference_broker.core.queues import admin as admin_operations
-from reference_broker.core.queues.rights import RULES, Right
-from reference_broker.core.queues.transaction_topics import OPERATIONS as TRANSACTION_OPERATIONS
-from reference_broker.mqtt import packets as p
-from reference_broker.mqtt.errors import Reason
-from reference_broker.node import BrokerNode
-from reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.config import BrokerConfig, parse_config
+from assay.reference_broker.core.queues import Verb
+from assay.reference_broker.core.queues import admin as admin_operations
+from assay.reference_broker.core.queues.rights import RULES, Right
+from assay.reference_broker.core.queues.transaction_topics import OPERATIONS as TRANSACTION_OPERATIONS
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.errors import Reason
+from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.storage.memory_disk import MemoryDisk
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import Client, World

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reference_broker.config import BrokerConfig, MqttConfig
-from reference_broker.core.queues import SyncJob
-from reference_broker.mqtt import packets as p
-from reference_broker.node import BrokerNode
-from sim.disk import SimDisk
+from assay.reference_broker.config import BrokerConfig, MqttConfig
+from assay.reference_broker.core.queues import SyncJob
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.node import BrokerNode
+from assay.sim.disk import SimDisk
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import Client, World

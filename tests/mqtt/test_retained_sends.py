@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from reference_broker.config import BrokerConfig, Durability, MqttConfig, SessionsConfig
-from reference_broker.core.sending import MESSAGE_WORK, PORTION, TURN_WORK
-from reference_broker.mqtt import packets as p
-from reference_broker.mqtt.properties import Properties
-from reference_broker.node import BrokerNode
-from reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.config import BrokerConfig, Durability, MqttConfig, SessionsConfig
+from assay.reference_broker.core.sending import MESSAGE_WORK, PORTION, TURN_WORK
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.properties import Properties
+from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.storage.memory_disk import MemoryDisk
 from tests.mqtt.conftest import Client, World
 
 COUNT = 300

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reference_broker.broker import Broker
-from reference_broker.config import (
+from assay.reference_broker.broker import Broker
+from assay.reference_broker.config import (
     BrokerConfig,
     ConfigError,
     ListenerConfig,
@@ -16,10 +16,10 @@ from reference_broker.config import (
     ServerReferenceMode,
     parse_config,
 )
-from reference_broker.mqtt import packets as p
-from reference_broker.mqtt.codec import decode_packet, encode_packet
-from reference_broker.mqtt.errors import Reason
-from reference_broker.mqtt.packets import NO_PROPERTIES, V5, V311, Properties
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.codec import decode_packet, encode_packet
+from assay.reference_broker.mqtt.errors import Reason
+from assay.reference_broker.mqtt.packets import NO_PROPERTIES, V5, V311, Properties
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import World

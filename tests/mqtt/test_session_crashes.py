@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from conformance.mutants import all_mutants, applied
-from reference_broker.config import BrokerConfig, Durability, SessionsConfig
-from reference_broker.core.queues import SyncJob
-from reference_broker.mqtt import packets as p
-from reference_broker.mqtt.codec import encode_packet
-from reference_broker.node import BrokerNode
-from reference_broker.storage import batching
-from sim.disk import SimDisk
-from sim.power_cuts import PowerCut, WatchedDisk, power_cuts
+from assay.conformance.mutants import all_mutants, applied
+from assay.reference_broker.config import BrokerConfig, Durability, SessionsConfig
+from assay.reference_broker.core.queues import SyncJob
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.codec import encode_packet
+from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.storage import batching
+from assay.sim.disk import SimDisk
+from assay.sim.power_cuts import PowerCut, WatchedDisk, power_cuts
 
 if TYPE_CHECKING:
     from tests.conftest import StrictClient

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from reference_broker.config import BrokerConfig, Durability, SessionsConfig
-from reference_broker.core.queues import LogError, SyncJob
-from reference_broker.core.queues.store import NewRecord
-from reference_broker.mqtt import packets as p
-from reference_broker.node import BrokerNode
-from reference_broker.storage.session_store import SessionStore
-from sim.disk import DiskProfile, SimDisk
+from assay.reference_broker.config import BrokerConfig, Durability, SessionsConfig
+from assay.reference_broker.core.queues import LogError, SyncJob
+from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.storage.session_store import SessionStore
+from assay.sim.disk import DiskProfile, SimDisk
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import Client, World

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from conformance.registry import load_statements
-from reference_broker.config import parse_config
-from reference_broker.mqtt import packets as p
-from reference_broker.mqtt.codec import encode_packet
-from reference_broker.mqtt.errors import MalformedPacketError, ProtocolError, Reason
-from reference_broker.mqtt.packets import V5, V311, PacketType, Properties
+from assay.conformance.registry import load_statements
+from assay.reference_broker.config import parse_config
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.codec import encode_packet
+from assay.reference_broker.mqtt.errors import MalformedPacketError, ProtocolError, Reason
+from assay.reference_broker.mqtt.packets import V5, V311, PacketType, Properties
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import Client, World

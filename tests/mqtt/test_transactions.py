@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reference_broker.auth import hash_password
-from reference_broker.config import parse_config
-from reference_broker.mqtt import packets as p
-from reference_broker.mqtt.errors import Reason
-from reference_broker.mqtt.packets import Properties
+from assay.reference_broker.auth import hash_password
+from assay.reference_broker.config import parse_config
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.errors import Reason
+from assay.reference_broker.mqtt.packets import Properties
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import Client, World

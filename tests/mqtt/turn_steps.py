@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, SupportsIndex
 
-from reference_broker.config import BrokerConfig
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.node import BrokerNode
+from assay.reference_broker.config import BrokerConfig
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.node import BrokerNode
 
 START = 1_700_000_000.0
 

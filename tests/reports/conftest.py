@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # report_samples is shared by th
 
 from report_samples import write_sample_runs
 
-from reports.site import build_report
+from assay.reports.site import build_report
 
 
 @pytest.fixture(scope="session")

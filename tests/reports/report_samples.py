@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from reference_broker.trace.conformance import (
+from assay.reference_broker.trace.conformance import (
     CaseResult,
     CaseVerdict,
     Clause,
@@ -18,7 +18,7 @@ from reference_broker.trace.conformance import (
     Line,
     WireLine,
 )
-from reference_broker.trace.results import (
+from assay.reference_broker.trace.results import (
     Band,
     Check,
     Finding,

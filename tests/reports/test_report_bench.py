@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from report_samples import bench_run, load_run
 
-from reports.bench import bench_cases
-from reports.run_views import plain_metrics
+from assay.reports.bench import bench_cases
+from assay.reports.run_views import plain_metrics
 
 
 def test_a_case_sets_brokers_side_by_side() -> None:

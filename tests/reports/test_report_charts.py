@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_samples import bench_run, fault_run, load_run
 
-from reference_broker.trace.results import Band, RunKind, RunResult, Series
-from reports.charts import MAX_LABELLED_BANDS, Chart, percentile_ladder, thin, timeline
+from assay.reference_broker.trace.results import Band, RunKind, RunResult, Series
+from assay.reports.charts import MAX_LABELLED_BANDS, Chart, percentile_ladder, thin, timeline
 
 
 def rounds_run() -> RunResult:

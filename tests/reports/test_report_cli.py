@@ -11,9 +11,9 @@ import pytest
 from report_samples import load_run, write_conformance
 from typer.testing import CliRunner
 
-from reference_broker.trace.conformance import CaseVerdict
-from reference_broker.trace.results import write_result
-from reports.cli import app
+from assay.reference_broker.trace.conformance import CaseVerdict
+from assay.reference_broker.trace.results import write_result
+from assay.reports.cli import app
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from report_samples import case_result, fault_run, load_run, write_conformance, write_report
 
-from reference_broker.trace.conformance import CaseVerdict, Footer, Header
-from reference_broker.trace.results import Check, RunKind, RunResult, Verdict, write_result
-from reports.collect import MARKER_FILE, ReportError, collect, slugify
+from assay.reference_broker.trace.conformance import CaseVerdict, Footer, Header
+from assay.reference_broker.trace.results import Check, RunKind, RunResult, Verdict, write_result
+from assay.reports.collect import MARKER_FILE, ReportError, collect, slugify
 
 HEADER = Header(target="reference", started_at="2026-03-01T10:00:00Z", suite_version="0.1.0", seed=1)
 FOOTER = Footer(counts={}, exit_code=0, duration_s=1.0)

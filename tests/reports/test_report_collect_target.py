@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reference_broker.trace.results import RunKind, RunResult, Verdict, write_result
-from reports.collect import collect
+from assay.reference_broker.trace.results import RunKind, RunResult, Verdict, write_result
+from assay.reports.collect import collect
 
 
 def test_an_analysis_without_target_decides_and_another_broker_does_not(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 from damaged_files import GOOD, damages, make_run
 from typer.testing import CliRunner
 
-from reference_broker.trace.results import RunKind, RunResult, Verdict, write_result
-from reports.cli import app
-from reports.collect import collect
+from assay.reference_broker.trace.results import RunKind, RunResult, Verdict, write_result
+from assay.reports.cli import app
+from assay.reports.collect import collect
 
 
 def _two_runs(root: Path) -> None:

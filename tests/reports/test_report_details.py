@@ -8,13 +8,13 @@ import msgspec
 import pytest
 from report_samples import fault_run, wire_lines, write_transcript
 
-from reference_broker.trace.conformance import WireLine
-from reference_broker.trace.results import Check, Finding, RunKind, Severity, Verdict
-from reports.detail import split_detail
-from reports.humanise import bytes_size, check_name, duration_us, metric, plural, quantity, words
-from reports.run_views import check_gauge, checker_counts, evidence_table, plain_metrics
-from reports.sequence import MAX_MESSAGES, layout
-from reports.transcripts import MAX_HEX_BYTES, Transcript, hex_bytes, hex_left_out, read_transcript
+from assay.reference_broker.trace.conformance import WireLine
+from assay.reference_broker.trace.results import Check, Finding, RunKind, Severity, Verdict
+from assay.reports.detail import split_detail
+from assay.reports.humanise import bytes_size, check_name, duration_us, metric, plural, quantity, words
+from assay.reports.run_views import check_gauge, checker_counts, evidence_table, plain_metrics
+from assay.reports.sequence import MAX_MESSAGES, layout
+from assay.reports.transcripts import MAX_HEX_BYTES, Transcript, hex_bytes, hex_left_out, read_transcript
 
 
 def test_the_broker_stands_between_the_connections() -> None:

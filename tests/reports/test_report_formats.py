@@ -10,13 +10,13 @@ import msgspec
 import pytest
 from report_samples import case_result, load_run, write_conformance, write_report
 
-from reference_broker.trace.conformance import CaseVerdict, Footer, Header
-from reference_broker.trace.results import Check, RunKind, RunResult, Verdict, write_result
-from reports.attention import first_of_each_run, needs_attention
-from reports.badge import encode_badge
-from reports.collect import collect
-from reports.junit import junit_xml
-from reports.markdown import MAX_FAILURES, escape, summary_markdown
+from assay.reference_broker.trace.conformance import CaseVerdict, Footer, Header
+from assay.reference_broker.trace.results import Check, RunKind, RunResult, Verdict, write_result
+from assay.reports.attention import first_of_each_run, needs_attention
+from assay.reports.badge import encode_badge
+from assay.reports.collect import collect
+from assay.reports.junit import junit_xml
+from assay.reports.markdown import MAX_FAILURES, escape, summary_markdown
 
 HEADER = Header(target="reference", started_at="2026-03-01T10:00:00Z", suite_version="0.1.0", seed=1)
 

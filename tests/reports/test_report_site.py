@@ -28,8 +28,8 @@ from report_samples import (
     write_transcript,
 )
 
-from reference_broker.trace.conformance import CaseVerdict, Clause, ClauseStatus, Footer, Header, Line, WireLine
-from reference_broker.trace.results import (
+from assay.reference_broker.trace.conformance import CaseVerdict, Clause, ClauseStatus, Footer, Header, Line, WireLine
+from assay.reference_broker.trace.results import (
     Check,
     Finding,
     Percentiles,
@@ -39,12 +39,12 @@ from reference_broker.trace.results import (
     Verdict,
     write_result,
 )
-from reports.collect import MARKER_FILE, ReportError
-from reports.raw_files import MAX_FILE_BYTES
-from reports.run_views import MAX_EVIDENCE_ROWS
-from reports.site import MAX_FINDINGS, PACKED_MAX_LINES, build_report, safe_link
-from reports.transcripts import MAX_LINES
-from reports.verdicts import CASE_LOOKS, RUN_LOOKS
+from assay.reports.collect import MARKER_FILE, ReportError
+from assay.reports.raw_files import MAX_FILE_BYTES
+from assay.reports.run_views import MAX_EVIDENCE_ROWS
+from assay.reports.site import MAX_FINDINGS, PACKED_MAX_LINES, build_report, safe_link
+from assay.reports.transcripts import MAX_LINES
+from assay.reports.verdicts import CASE_LOOKS, RUN_LOOKS
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)><b>bold</b>&amp;{{ 7919 * 7907 }}"
 
@@ -412,7 +412,7 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
     trees: list[dict[str, bytes]] = []
     for hash_seed in ("1", "2"):
         runs = write_sample_runs(tmp_path / hash_seed)
-        command = [sys.executable, "-m", "reports.cli", str(runs), "--out", str(tmp_path / f"site{hash_seed}")]
+        command = [sys.executable, "-m", "assay.reports.cli", str(runs), "--out", str(tmp_path / f"site{hash_seed}")]
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         root = Path(__file__).parents[2]
         subprocess.run(command, check=True, env=environment, cwd=root, stdout=subprocess.DEVNULL, timeout=60)

@@ -7,7 +7,7 @@ from importlib.resources import files
 
 import pytest
 
-CSS = (files("reports") / "assets" / "site.css").read_text(encoding="utf-8")
+CSS = (files("assay.reports") / "assets" / "site.css").read_text(encoding="utf-8")
 PAIRS = {name: (light, dark) for name, light, dark in re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\);", CSS)}
 TEXTS = [
     "text",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reference_broker.config import (
+from assay.reference_broker.config import (
     TlsConfig,
 )
 from tests.server.secure import Pki

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import trustme
 
-from reference_broker.broker import Broker
-from reference_broker.config import (
+from assay.reference_broker.broker import Broker
+from assay.reference_broker.config import (
     AuthConfig,
     BrokerConfig,
     ListenerConfig,

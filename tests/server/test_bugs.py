@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from reference_broker.broker import Broker
-from reference_broker.config import AuthConfig, BrokerConfig, ListenerConfig
-from reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.broker import Broker
+from assay.reference_broker.config import AuthConfig, BrokerConfig, ListenerConfig
+from assay.reference_broker.mqtt.connection import MqttConnection
 from tests.server.secure import CONNACK_311, CONNECT_311, WAIT_S
 
 PINGREQ, PINGRESP = b"\xc0\0", b"\xd0\0"

@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from reference_broker.broker import Broker
-from reference_broker.config import BrokerConfig
-from reference_broker.storage_tools.findings import FindingKind, Severity
-from reference_broker.storage_tools.layout import find_layout, open_directory
-from reference_broker.storage_tools.verify import verify_directory
+from assay.reference_broker.broker import Broker
+from assay.reference_broker.config import BrokerConfig
+from assay.reference_broker.storage_tools.findings import FindingKind, Severity
+from assay.reference_broker.storage_tools.layout import find_layout, open_directory
+from assay.reference_broker.storage_tools.verify import verify_directory
 
 
 def config(data_dir: Path) -> BrokerConfig:

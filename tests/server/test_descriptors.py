@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from reference_broker.core.newcomers import Newcomers
-from reference_broker.server.accepting import Acceptor
-from reference_broker.server.file_limit import connection_descriptors
-from reference_broker.server.log_lines import MOST_OF_A_KIND
-from reference_broker.storage.open_files import SPARE_FILES, reserve_of
+from assay.reference_broker.core.newcomers import Newcomers
+from assay.reference_broker.server.accepting import Acceptor
+from assay.reference_broker.server.file_limit import connection_descriptors
+from assay.reference_broker.server.log_lines import MOST_OF_A_KIND
+from assay.reference_broker.storage.open_files import SPARE_FILES, reserve_of
 from tests.server.test_refusing_disk import Client, numbered, numbers
 
 LIMIT = 120
@@ -147,7 +147,7 @@ def test_accepting_rests_where_there_is_no_descriptor_at_all(
     monkeypatch: pytest.MonkeyPatch, *, uses_uvloop: bool
 ) -> None:
     """It neither spins nor writes a line for each try, and goes on by itself."""
-    from reference_broker.server import accepting
+    from assay.reference_broker.server import accepting
 
     monkeypatch.setattr(accepting, "_REST_S", 0.01)
     said: list[str] = []
@@ -181,7 +181,7 @@ def test_accepting_rests_where_there_is_no_descriptor_at_all(
 
 def test_a_limit_that_is_lowered_moves_the_bound() -> None:
     script = (
-        "import resource; from reference_broker.server.file_limit import connection_descriptors\n"
+        "import resource; from assay.reference_broker.server.file_limit import connection_descriptors\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200)); print(connection_descriptors())"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30)

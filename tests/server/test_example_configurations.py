@@ -7,11 +7,22 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from conformance.wire import Connack, Connect, Decoder, Packet, Puback, Publish, Suback, Subscribe, Subscription, encode
-from reference_broker.auth import hash_password
-from reference_broker.broker import Broker
-from reference_broker.config import BrokerConfig, load_config
-from reference_broker.core.queues import QueueError
+from assay.conformance.wire import (
+    Connack,
+    Connect,
+    Decoder,
+    Packet,
+    Puback,
+    Publish,
+    Suback,
+    Subscribe,
+    Subscription,
+    encode,
+)
+from assay.reference_broker.auth import hash_password
+from assay.reference_broker.broker import Broker
+from assay.reference_broker.config import BrokerConfig, load_config
+from assay.reference_broker.core.queues import QueueError
 from tests.server.secure import Pki, connected
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"

@@ -6,11 +6,11 @@ import resource
 import subprocess
 import sys
 
-from reference_broker.server.file_limit import SPARE_FILES
+from assay.reference_broker.server.file_limit import SPARE_FILES
 
 _SCRIPT = """
 import resource
-from reference_broker.server.file_limit import raise_file_limit
+from assay.reference_broker.server.file_limit import raise_file_limit
 resource.setrlimit(resource.RLIMIT_NOFILE, (300, {hard}))
 print(raise_file_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.wire import (
+from assay.conformance.wire import (
     Connect,
     Decoder,
     Packet,
@@ -25,10 +25,10 @@ from conformance.wire import (
     Subscription,
     encode,
 )
-from reference_broker.broker import Broker
-from reference_broker.config import BrokerConfig, ListenerConfig, MqttConfig, Transport
-from sim.fuzz.grammar import Grammar
-from sim.fuzz.mutation import chunks, mutate_frames
+from assay.reference_broker.broker import Broker
+from assay.reference_broker.config import BrokerConfig, ListenerConfig, MqttConfig, Transport
+from assay.sim.fuzz.grammar import Grammar
+from assay.sim.fuzz.mutation import chunks, mutate_frames
 
 SEED = 20_261_128
 WAIT_S = 20.0

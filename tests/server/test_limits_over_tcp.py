@@ -6,12 +6,12 @@ import socket
 import struct
 import time
 
-from reference_broker.broker import Broker
-from reference_broker.config import BrokerConfig, LimitsConfig, ListenerConfig
-from reference_broker.mqtt import packets as p
-from reference_broker.mqtt.codec import encode_packet
-from reference_broker.mqtt.errors import Reason
-from reference_broker.mqtt.packets import V5, V311
+from assay.reference_broker.broker import Broker
+from assay.reference_broker.config import BrokerConfig, LimitsConfig, ListenerConfig
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.codec import encode_packet
+from assay.reference_broker.mqtt.errors import Reason
+from assay.reference_broker.mqtt.packets import V5, V311
 
 WAIT_S = 20.0
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from reference_broker.server.log_lines import INTERVAL_S, MOST_LINES, MOST_OF_A_KIND, LogLimit, OneLine
+from assay.reference_broker.server.log_lines import INTERVAL_S, MOST_LINES, MOST_OF_A_KIND, LogLimit, OneLine
 
 log = logging.getLogger("assay.test")
 

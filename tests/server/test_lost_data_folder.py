@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from reference_broker.broker import Broker
-from reference_broker.config import BrokerConfig
-from reference_broker.core.queues import QueueError
+from assay.reference_broker.broker import Broker
+from assay.reference_broker.config import BrokerConfig
+from assay.reference_broker.core.queues import QueueError
 
 TIMEOUT_S = 30.0
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from conformance.case import Case, CaseContext, load_cases
-from conformance.engine import Engine, RunOptions
-from conformance.nursery import Nursery
-from conformance.targets import Target, TargetError, load_target, parse_target, probe
-from conformance.wire import Properties, Puback, Publish, Subscription
-from reference_broker.config import ConfigError, parse_config
-from reference_broker.core.queues import QueueError
-from reference_broker.server.clock import MAX_ADVANCE_S, Clock, seconds_of
-from reference_broker.trace.conformance import CaseVerdict
+from assay.conformance.case import Case, CaseContext, load_cases
+from assay.conformance.engine import Engine, RunOptions
+from assay.conformance.nursery import Nursery
+from assay.conformance.targets import Target, TargetError, load_target, parse_target, probe
+from assay.conformance.wire import Properties, Puback, Publish, Subscription
+from assay.reference_broker.config import ConfigError, parse_config
+from assay.reference_broker.core.queues import QueueError
+from assay.reference_broker.server.clock import MAX_ADVANCE_S, Clock, seconds_of
+from assay.reference_broker.trace.conformance import CaseVerdict
 
 
 def test_the_clock_moves_forward_only() -> None:

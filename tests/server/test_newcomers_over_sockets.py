@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from reference_broker.broker import Broker
-from reference_broker.config import BrokerConfig, ListenerConfig, MqttConfig, TlsConfig, Transport
+from assay.reference_broker.broker import Broker
+from assay.reference_broker.config import BrokerConfig, ListenerConfig, MqttConfig, TlsConfig, Transport
 from tests.server.secure import CONNACK_311, CONNECT_311, WAIT_S, Pki, connected, listening, secured
 
 

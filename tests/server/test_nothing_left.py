@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reference_broker.broker import Broker
-from reference_broker.config import AuthConfig, BrokerConfig, ListenerConfig, MqttConfig, TlsConfig, Transport
+from assay.reference_broker.broker import Broker
+from assay.reference_broker.config import AuthConfig, BrokerConfig, ListenerConfig, MqttConfig, TlsConfig, Transport
 from tests.garbage import cycles_left
 from tests.server.secure import CONNACK_311, CONNECT_311, WAIT_S
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from reference_broker.auth import hash_password
-from reference_broker.broker import Broker
-from reference_broker.config import AuthConfig, BrokerConfig, ConfigError, ListenerConfig
+from assay.reference_broker.auth import hash_password
+from assay.reference_broker.broker import Broker
+from assay.reference_broker.config import AuthConfig, BrokerConfig, ConfigError, ListenerConfig
 
 WAIT_S = 20.0
 CONNECT = bytes.fromhex("101700044d51545404c200000001610003616e6e0003616e6e")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from reference_broker.trace.files import read_trace
-from reference_broker.trace.schema import TraceKind
+from assay.reference_broker.trace.files import read_trace
+from assay.reference_broker.trace.schema import TraceKind
 
 WAIT_S = 20.0
 CONNECT_311 = bytes.fromhex("100d00044d5154540402003c000174")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from reference_broker.config import QueueConfig
-from reference_broker.core.queues import SyncJob
-from reference_broker.core.queues.confirms import SyncPoint
-from reference_broker.server.sync_threads import SyncThreads
-from reference_broker.storage.log import LogOptions
-from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.storage.queue_store import LogQueueStore
+from assay.reference_broker.config import QueueConfig
+from assay.reference_broker.core.queues import SyncJob
+from assay.reference_broker.core.queues.confirms import SyncPoint
+from assay.reference_broker.server.sync_threads import SyncThreads
+from assay.reference_broker.storage.log import LogOptions
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage.queue_store import LogQueueStore
 
 
 class Task:

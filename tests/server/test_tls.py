@@ -15,9 +15,9 @@ import msgspec
 import pytest
 import trustme
 
-from reference_broker.auth import hash_password
-from reference_broker.broker import Broker
-from reference_broker.config import (
+from assay.reference_broker.auth import hash_password
+from assay.reference_broker.broker import Broker
+from assay.reference_broker.config import (
     AuthConfig,
     BrokerConfig,
     CertificateConfig,
@@ -27,7 +27,7 @@ from reference_broker.config import (
     TlsVersion,
     UserConfig,
 )
-from reference_broker.server.tls import certificate_common_name, check_listeners, context_for, server_context
+from assay.reference_broker.server.tls import certificate_common_name, check_listeners, context_for, server_context
 from tests.server.secure import (
     CONNACK_311,
     CONNECT_311,

@@ -15,16 +15,16 @@ import msgspec
 import paho.mqtt.client as paho
 import pytest
 
-from reference_broker.broker import Broker
-from reference_broker.config import (
+from assay.reference_broker.broker import Broker
+from assay.reference_broker.config import (
     ListenerConfig,
     MqttConfig,
     TlsConfig,
     Transport,
     WebSocketConfig,
 )
-from reference_broker.server.listeners import ListenerAddress
-from reference_broker.server.tcp import LINGER_S
+from assay.reference_broker.server.listeners import ListenerAddress
+from assay.reference_broker.server.tcp import LINGER_S
 from tests.server.secure import (
     CONNACK_311,
     CONNECT_311,

@@ -12,8 +12,8 @@ from typing import Any, ParamSpec
 
 import pytest
 
-from reference_broker.core.queues.alerts import AlertRequest, Alerts, DeadLetterAlert
-from reference_broker.server.webhooks import WebhookError, WebhookSender, is_public, post
+from assay.reference_broker.core.queues.alerts import AlertRequest, Alerts, DeadLetterAlert
+from assay.reference_broker.server.webhooks import WebhookError, WebhookSender, is_public, post
 
 ALERT = DeadLetterAlert(
     queue_name="q",

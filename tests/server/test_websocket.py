@@ -13,8 +13,13 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Event, Ping, Pong, RejectConnection, Request
 from wsproto.frame_protocol import CloseReason
 
-from reference_broker.config import ConfigError, WebSocketConfig, parse_config
-from reference_broker.server.websocket import MAX_FRAMES, MAX_OUTGOING_MESSAGE_BYTES, WebSocketPhase, WebSocketServer
+from assay.reference_broker.config import ConfigError, WebSocketConfig, parse_config
+from assay.reference_broker.server.websocket import (
+    MAX_FRAMES,
+    MAX_OUTGOING_MESSAGE_BYTES,
+    WebSocketPhase,
+    WebSocketServer,
+)
 
 KEY = base64.b64encode(bytes(16)).decode()
 HEAD = [

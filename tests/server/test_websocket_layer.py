@@ -10,9 +10,9 @@ from typing import Any
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import BytesMessage, CloseConnection, Event, Ping, Request, TextMessage
 
-from reference_broker.config import WebSocketConfig
-from reference_broker.server.websocket import MAX_FRAMES
-from reference_broker.server.websocket_layer import WebSocketLayer
+from assay.reference_broker.config import WebSocketConfig
+from assay.reference_broker.server.websocket import MAX_FRAMES
+from assay.reference_broker.server.websocket_layer import WebSocketLayer
 
 
 class Below(asyncio.Transport):

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from reference_broker.config import QueueConfig
-from reference_broker.core.queues.store import NewRecord, PartitionLog
-from reference_broker.storage.log import LogOptions
-from reference_broker.storage.queue_store import LogQueueStore
-from sim.disk import Persistence, SimDisk
+from assay.reference_broker.config import QueueConfig
+from assay.reference_broker.core.queues.store import NewRecord, PartitionLog
+from assay.reference_broker.storage.log import LogOptions
+from assay.reference_broker.storage.queue_store import LogQueueStore
+from assay.sim.disk import Persistence, SimDisk
 
 SEGMENT_BYTES = 600
 STEPS = 36

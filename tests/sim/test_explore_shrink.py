@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from faults.scenario import (
+from assay.faults.scenario import (
     Fault,
     FaultKind,
     QueueWorkload,
@@ -19,11 +19,11 @@ from faults.scenario import (
     load_scenario,
     parse_scenario,
 )
-from reference_broker.trace.results import Verdict, read_result
-from reference_broker.trace.schema import Contract
-from sim.cli import FOUND, PASSED, USAGE, app
-from sim.explore import explore, run_seed
-from sim.shrink import shrink, to_yaml, write_scenario
+from assay.reference_broker.trace.results import Verdict, read_result
+from assay.reference_broker.trace.schema import Contract
+from assay.sim.cli import FOUND, PASSED, USAGE, app
+from assay.sim.explore import explore, run_seed
+from assay.sim.shrink import shrink, to_yaml, write_scenario
 
 MUTANT = "queue-reject-discards"
 BUSY = Scenario(

@@ -10,28 +10,28 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from conformance.wire import Auth, Connack, Connect, Decoder, MalformedPacketError, PacketType, Properties, encode
-from reference_broker.core.broker_state import BrokerState
-from reference_broker.core.queues.group import ConsumerGroup
-from reference_broker.core.routing import SubscriptionTree
-from reference_broker.core.session import Session
-from reference_broker.mqtt import handlers
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.inbound import Inbound
-from reference_broker.mqtt.outbound import Outbound
-from reference_broker.mqtt.packets import Packet, Pingreq, Pingresp, Unsubscribe
-from sim.fuzz import campaign
-from sim.fuzz.actions import Open, Probe, Replay, ReplayError, Send, load_replay, save_replay
-from sim.fuzz.cli import app
-from sim.fuzz.corpus import Corpus
-from sim.fuzz.failure import FuzzFailureError
-from sim.fuzz.grammar import Grammar
-from sim.fuzz.life import Life
-from sim.fuzz.mutation import chunks, join, mutate, splice, split
-from sim.fuzz.scram import ScramLogin
-from sim.fuzz.setups import PASSWORD, SETUPS, USER
-from sim.fuzz.shrink import repeat, shrink
-from sim.fuzz.world import World
+from assay.conformance.wire import Auth, Connack, Connect, Decoder, MalformedPacketError, PacketType, Properties, encode
+from assay.reference_broker.core.broker_state import BrokerState
+from assay.reference_broker.core.queues.group import ConsumerGroup
+from assay.reference_broker.core.routing import SubscriptionTree
+from assay.reference_broker.core.session import Session
+from assay.reference_broker.mqtt import handlers
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.inbound import Inbound
+from assay.reference_broker.mqtt.outbound import Outbound
+from assay.reference_broker.mqtt.packets import Packet, Pingreq, Pingresp, Unsubscribe
+from assay.sim.fuzz import campaign
+from assay.sim.fuzz.actions import Open, Probe, Replay, ReplayError, Send, load_replay, save_replay
+from assay.sim.fuzz.cli import app
+from assay.sim.fuzz.corpus import Corpus
+from assay.sim.fuzz.failure import FuzzFailureError
+from assay.sim.fuzz.grammar import Grammar
+from assay.sim.fuzz.life import Life
+from assay.sim.fuzz.mutation import chunks, join, mutate, splice, split
+from assay.sim.fuzz.scram import ScramLogin
+from assay.sim.fuzz.setups import PASSWORD, SETUPS, USER
+from assay.sim.fuzz.shrink import repeat, shrink
+from assay.sim.fuzz.world import World
 
 SEED = 20_261_128
 Patch = Callable[[pytest.MonkeyPatch], None]

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-import faults.workload
-import reference_broker
-from sim.guard import NondeterminismError, deterministic
+import assay.faults.workload
+import assay.reference_broker
+from assay.sim.guard import NondeterminismError, deterministic
 
 CALLS = {
     "time.time": time.time,
@@ -72,12 +72,12 @@ FORBIDDEN_MODULES = {"time", "secrets", "uuid", "asyncio", "threading", "socket"
 
 
 def sources() -> list[Path]:
-    root = Path(reference_broker.__file__).parent
+    root = Path(assay.reference_broker.__file__).parent
     paths: list[Path] = []
     for name in SANS_IO:
         path = root / name
         paths += [path] if path.is_file() else sorted(path.rglob("*.py"))
-    return [*paths, *sorted(Path(faults.workload.__file__).parent.glob("*.py"))]
+    return [*paths, *sorted(Path(assay.faults.workload.__file__).parent.glob("*.py"))]
 
 
 def attributes_of(module: str, tree: ast.AST) -> set[str]:

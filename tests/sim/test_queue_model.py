@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import sim.queue_model
-from sim.disk import Persistence
-from sim.queue_model.delaying import Delayer
-from sim.queue_model.life import QUEUE, QueueLife, Setup
-from sim.queue_model.machine import run
-from sim.queue_model.producing import Producer
-from sim.queue_model.resetting import reset
+import assay.sim.queue_model
+from assay.sim.disk import Persistence
+from assay.sim.queue_model.delaying import Delayer
+from assay.sim.queue_model.life import QUEUE, QueueLife, Setup
+from assay.sim.queue_model.machine import run
+from assay.sim.queue_model.producing import Producer
+from assay.sim.queue_model.resetting import reset
 
 EXAMPLES = int(os.environ.get("ASSAY_QUEUE_EXAMPLES", "200"))
 ORACLE_LINES = 400
@@ -19,7 +19,7 @@ TRANSACTION_LINES = 200
 
 
 def test_the_oracle_is_small_and_knows_nothing_of_the_engine() -> None:
-    folder = Path(sim.queue_model.__file__).parent
+    folder = Path(assay.sim.queue_model.__file__).parent
     assert len(folder.joinpath("oracle.py").read_text(encoding="utf-8").splitlines()) <= ORACLE_LINES
     assert len(folder.joinpath("transactions.py").read_text(encoding="utf-8").splitlines()) <= TRANSACTION_LINES
     for name in ("oracle", "transactions", "delayed", "places", "state", "figures"):

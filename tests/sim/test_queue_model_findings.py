@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from reference_broker.core.queues import Verb
-from sim.disk import Persistence
-from sim.queue_model.delaying import Delayer
-from sim.queue_model.life import LETTERS, QUEUE, QueueLife, Setup
-from sim.queue_model.machine import QueueMachine
-from sim.queue_model.producing import Producer
-from sim.queue_model.resetting import reset
-from sim.queue_model.state import DONE
+from assay.reference_broker.core.queues import Verb
+from assay.sim.disk import Persistence
+from assay.sim.queue_model.delaying import Delayer
+from assay.sim.queue_model.life import LETTERS, QUEUE, QueueLife, Setup
+from assay.sim.queue_model.machine import QueueMachine
+from assay.sim.queue_model.producing import Producer
+from assay.sim.queue_model.resetting import reset
+from assay.sim.queue_model.state import DONE
 
 
 def test_the_state_of_an_idle_group_is_synced_after_a_restart() -> None:

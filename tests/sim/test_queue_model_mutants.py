@@ -10,10 +10,10 @@ import os
 
 import pytest
 
-from conformance.mutants import all_mutants, applied
-from sim.queue_model.campaign import run_chunk
-from sim.queue_model.state import ViolationError
-from sim.queue_model.stories import KILLERS, STORIES
+from assay.conformance.mutants import all_mutants, applied
+from assay.sim.queue_model.campaign import run_chunk
+from assay.sim.queue_model.state import ViolationError
+from assay.sim.queue_model.stories import KILLERS, STORIES
 
 SAMPLE = (
     "engine-absent-group-needs-nothing",
@@ -52,7 +52,7 @@ def engine_mutants(*, legal: bool) -> list[str]:
     return [
         name
         for name, mutant in all_mutants().items()
-        if mutant.apply.__module__.startswith("conformance.mutants.queue_engine") and mutant.legal is legal
+        if mutant.apply.__module__.startswith("assay.conformance.mutants.queue_engine") and mutant.legal is legal
     ]
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_broker.storage.disk import DirectoryInUseError, RealDisk
-from sim.disk import DiskProfile, Persistence, SimDisk
+from assay.reference_broker.storage.disk import DirectoryInUseError, RealDisk
+from assay.sim.disk import DiskProfile, Persistence, SimDisk
 
 NOTHING = (Persistence.NONE,)
 

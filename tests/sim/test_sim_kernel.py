@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.kernel import Alarm, Kernel, substream
+from assay.sim.kernel import Alarm, Kernel, substream
 
 
 def order_of_ties(seed: int) -> list[int]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.mutants import all_mutants
-from faults.scenario import find_scenario
-from reference_broker.trace.results import Verdict
-from sim.runner import simulate
+from assay.conformance.mutants import all_mutants
+from assay.faults.scenario import find_scenario
+from assay.reference_broker.trace.results import Verdict
+from assay.sim.runner import simulate
 
 CAUGHT = {
     "queue-confirms-before-sync": ("power-loss", {"A1", "F6", "A15"}),
@@ -30,7 +30,7 @@ def queue_mutants(*, legal: bool) -> list[str]:
     return [
         name
         for name, mutant in all_mutants().items()
-        if mutant.apply.__module__ == "conformance.mutants.queue" and mutant.legal is legal
+        if mutant.apply.__module__ == "assay.conformance.mutants.queue" and mutant.legal is legal
     ]
 
 

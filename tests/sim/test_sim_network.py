@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from faults.workload import ClientRole
-from sim.kernel import Kernel
-from sim.network import RETRANSMIT_S, Conditions, Impairment, Link, NetworkProfile
+from assay.faults.workload import ClientRole
+from assay.sim.kernel import Kernel
+from assay.sim.network import RETRANSMIT_S, Conditions, Impairment, Link, NetworkProfile
 
 
 class Recorder:

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 from narrow_pipe import output_of
 
-from conformance.checkers import check_history
-from faults.scenario import (
+from assay.conformance.checkers import check_history
+from assay.faults.scenario import (
     Fault,
     FaultKind,
     QueueWorkload,
@@ -27,16 +27,16 @@ from faults.scenario import (
     find_scenario,
     shipped_scenarios,
 )
-from reference_broker.core.queues import QueueEngine
-from reference_broker.core.queues.queue import DurableQueue
-from reference_broker.trace.files import read_history, read_trace
-from reference_broker.trace.results import Verdict, read_result
-from reference_broker.trace.schema import Contract, OpKind, TraceKind
-from sim.disk import DiskProfile
-from sim.guard import NondeterminismError
-from sim.node import SOCKET_BYTES, _Session
-from sim.runner import run_scenario, simulate
-from sim.world import WorldProfile
+from assay.reference_broker.core.queues import QueueEngine
+from assay.reference_broker.core.queues.queue import DurableQueue
+from assay.reference_broker.trace.files import read_history, read_trace
+from assay.reference_broker.trace.results import Verdict, read_result
+from assay.reference_broker.trace.schema import Contract, OpKind, TraceKind
+from assay.sim.disk import DiskProfile
+from assay.sim.guard import NondeterminismError
+from assay.sim.node import SOCKET_BYTES, _Session
+from assay.sim.runner import run_scenario, simulate
+from assay.sim.world import WorldProfile
 
 SMALL = Scenario(
     name="small",
@@ -72,13 +72,13 @@ SMALL = Scenario(
 
 HASH_OF_A_RUN = """
 import sys
-from faults.scenario import find_scenario
-from sim.runner import simulate
+from assay.faults.scenario import find_scenario
+from assay.sim.runner import simulate
 {plant}
 print(simulate(find_scenario(sys.argv[1]), int(sys.argv[2])).run.trace_hash)
 """
 PLANT_HASH_ORDER = """
-from reference_broker.core.queues.partitioner import Partitioner
+from assay.reference_broker.core.queues.partitioner import Partitioner
 Partitioner.choose = lambda self, key, partitions: hash(key) % partitions
 """
 

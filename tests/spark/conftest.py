@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_analysis.session import SHORT_JOB, open_session, why_unavailable
+from assay.spark_analysis.session import SHORT_JOB, open_session, why_unavailable
 
 sys.path.insert(0, str(Path(__file__).parent))  # spark_histories.py, the generator that several tests share
 

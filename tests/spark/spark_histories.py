@@ -10,8 +10,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from reference_broker.trace.files import HistoryWriter
-from reference_broker.trace.schema import (
+from assay.reference_broker.trace.files import HistoryWriter
+from assay.reference_broker.trace.schema import (
     AckedMeans,
     Contract,
     DeliveryGuarantee,

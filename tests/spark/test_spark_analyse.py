@@ -15,8 +15,8 @@ import spark_histories as histories
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from reference_broker.trace.files import TraceWriter
-from reference_broker.trace.results import (
+from assay.reference_broker.trace.files import TraceWriter
+from assay.reference_broker.trace.results import (
     Check,
     Finding,
     RunKind,
@@ -26,15 +26,15 @@ from reference_broker.trace.results import (
     read_result,
     write_result,
 )
-from reference_broker.trace.schema import LatencySample, OpKind, OpType, TraceEvent, TraceHeader, TraceKind
-from spark_analysis import analyse as analysis_module
-from spark_analysis.analyse import GENERATOR_CEILING, Outcome, analyse, verdict_of
-from spark_analysis.charts import open_analysis
-from spark_analysis.cli import app
-from spark_analysis.delivery import RunCounts
-from spark_analysis.exit_status import ExitStatus
-from spark_analysis.notebook import NotebookError, execute_notebook, notebook_text, with_parameters
-from spark_analysis.sources import SourceReport
+from assay.reference_broker.trace.schema import LatencySample, OpKind, OpType, TraceEvent, TraceHeader, TraceKind
+from assay.spark_analysis import analyse as analysis_module
+from assay.spark_analysis.analyse import GENERATOR_CEILING, Outcome, analyse, verdict_of
+from assay.spark_analysis.charts import open_analysis
+from assay.spark_analysis.cli import app
+from assay.spark_analysis.delivery import RunCounts
+from assay.spark_analysis.exit_status import ExitStatus
+from assay.spark_analysis.notebook import NotebookError, execute_notebook, notebook_text, with_parameters
+from assay.spark_analysis.sources import SourceReport
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

@@ -13,18 +13,18 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from conformance.checkers import anomalies as anomalies_in_memory
-from conformance.checkers import build_tables, check_history
-from conformance.checkers.planting import PLANTERS, plant
-from conformance.checkers.specimens import CONTRACT as MODEL_CONTRACT
-from conformance.checkers.specimens import right_history
-from reference_broker.trace.files import HistoryWriter
-from reference_broker.trace.results import Finding
-from reference_broker.trace.schema import HistoryEvent, HistoryHeader
-from spark_analysis.checkers import RULES, anomalies, findings_by_run
-from spark_analysis.delivery import COUNTS, RunCounts, counts_by_run, missing_claims
-from spark_analysis.sources import load_histories
-from spark_analysis.tables import Tables
+from assay.conformance.checkers import anomalies as anomalies_in_memory
+from assay.conformance.checkers import build_tables, check_history
+from assay.conformance.checkers.planting import PLANTERS, plant
+from assay.conformance.checkers.specimens import CONTRACT as MODEL_CONTRACT
+from assay.conformance.checkers.specimens import right_history
+from assay.reference_broker.trace.files import HistoryWriter
+from assay.reference_broker.trace.results import Finding
+from assay.reference_broker.trace.schema import HistoryEvent, HistoryHeader
+from assay.spark_analysis.checkers import RULES, anomalies, findings_by_run
+from assay.spark_analysis.delivery import COUNTS, RunCounts, counts_by_run, missing_claims
+from assay.spark_analysis.sources import load_histories
+from assay.spark_analysis.tables import Tables
 
 # Generous: starting Java and its first queries take most of it, more so on a machine that is busy.
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]

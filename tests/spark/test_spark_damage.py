@@ -10,11 +10,11 @@ from damaged_files import damages, make_run
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from reference_broker.trace.results import Verdict
-from spark_analysis import analyse as analysis_module
-from spark_analysis.analyse import analyse
-from spark_analysis.cli import app
-from spark_analysis.exit_status import ExitStatus
+from assay.reference_broker.trace.results import Verdict
+from assay.spark_analysis import analyse as analysis_module
+from assay.spark_analysis.analyse import analyse
+from assay.spark_analysis.cli import app
+from assay.spark_analysis.exit_status import ExitStatus
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

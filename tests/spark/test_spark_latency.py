@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from reference_broker.trace.judgement import quantile_bounds
-from reference_broker.trace.schema import LatencySample
-from spark_analysis import latency
-from spark_analysis.schemas import SAMPLE_TYPE
+from assay.reference_broker.trace.judgement import quantile_bounds
+from assay.reference_broker.trace.schema import LatencySample
+from assay.spark_analysis import latency
+from assay.spark_analysis.schemas import SAMPLE_TYPE
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

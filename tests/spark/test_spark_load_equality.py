@@ -10,20 +10,20 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from loadtests.ledger import Ledger, PublisherLog
-from loadtests.locust_samples import Samples as Pages
-from loadtests.locust_samples import Subject, from_wire, table_of, to_wire
-from loadtests.profile import Profile, QueueLoad, parse_profile
-from loadtests.recorder import Samples, collect, merged, write_parquet
-from loadtests.schedule import NS_PER_S
-from loadtests.verdict import latency_check, steady_percentiles
-from reference_broker.trace.judgement import nearest_rank
-from reference_broker.trace.results import GRAVITY, Verdict
-from reference_broker.trace.schema import LatencyOperation
-from spark_analysis import latency
-from spark_analysis.analyse import analyse
-from spark_analysis.sources import load_samples
-from spark_analysis.targets import parse_targets
+from assay.loadtests.ledger import Ledger, PublisherLog
+from assay.loadtests.locust_samples import Samples as Pages
+from assay.loadtests.locust_samples import Subject, from_wire, table_of, to_wire
+from assay.loadtests.profile import Profile, QueueLoad, parse_profile
+from assay.loadtests.recorder import Samples, collect, merged, write_parquet
+from assay.loadtests.schedule import NS_PER_S
+from assay.loadtests.verdict import latency_check, steady_percentiles
+from assay.reference_broker.trace.judgement import nearest_rank
+from assay.reference_broker.trace.results import GRAVITY, Verdict
+from assay.reference_broker.trace.schema import LatencyOperation
+from assay.spark_analysis import latency
+from assay.spark_analysis.analyse import analyse
+from assay.spark_analysis.sources import load_samples
+from assay.spark_analysis.targets import parse_targets
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

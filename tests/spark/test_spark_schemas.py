@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from pyspark.sql.types import BooleanType, LongType, StringType
 
-from reference_broker.trace.schema import HistoryEvent, LatencySample, Record, TraceEvent
-from spark_analysis import session
-from spark_analysis.schemas import struct_type
+from assay.reference_broker.trace.schema import HistoryEvent, LatencySample, Record, TraceEvent
+from assay.spark_analysis import session
+from assay.spark_analysis.schemas import struct_type
 
 SPARK_TYPE = {int: LongType, str: StringType, bool: BooleanType}
 

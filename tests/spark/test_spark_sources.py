@@ -11,9 +11,9 @@ import pytest
 import spark_histories as histories
 from pyspark.sql import SparkSession
 
-from reference_broker.trace.files import TraceWriter, read_history
-from reference_broker.trace.schema import HistoryEvent, HistoryHeader, TraceEvent, TraceHeader, TraceKind
-from spark_analysis.sources import Loaded, find_sources, load_histories, load_samples, load_traces
+from assay.reference_broker.trace.files import TraceWriter, read_history
+from assay.reference_broker.trace.schema import HistoryEvent, HistoryHeader, TraceEvent, TraceHeader, TraceKind
+from assay.spark_analysis.sources import Loaded, find_sources, load_histories, load_samples, load_traces
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

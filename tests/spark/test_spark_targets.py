@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from reference_broker.trace.results import Verdict
-from spark_analysis.targets import (
+from assay.reference_broker.trace.results import Verdict
+from assay.spark_analysis.targets import (
     Measured,
     OperationFigures,
     Selection,

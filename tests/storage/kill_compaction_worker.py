@@ -19,12 +19,12 @@ from pathlib import Path
 
 from kill_fork import Voice, WrongError, live_and_die
 
-from reference_broker.config import Compression
-from reference_broker.core.queues.store import LogRecord, NewRecord
-from reference_broker.storage.batch import BatchEncoder
-from reference_broker.storage.compaction import CompactionPolicy, CompactionTask, Compactor
-from reference_broker.storage.disk import RealDisk
-from reference_broker.storage.log import LogOptions, SegmentedLog
+from assay.reference_broker.config import Compression
+from assay.reference_broker.core.queues.store import LogRecord, NewRecord
+from assay.reference_broker.storage.batch import BatchEncoder
+from assay.reference_broker.storage.compaction import CompactionPolicy, CompactionTask, Compactor
+from assay.reference_broker.storage.disk import RealDisk
+from assay.reference_broker.storage.log import LogOptions, SegmentedLog
 
 FOLDER = "log"
 KEYS = 40

@@ -30,14 +30,22 @@ from typing import NamedTuple
 import msgspec
 from kill_fork import Voice, WrongError, live_and_die
 
-from reference_broker.config import Durability, QueueConfig, QueuesConfig, RetentionConfig, RetryConfig
-from reference_broker.core.message import Message
-from reference_broker.core.queues import Delivery, QueueEngine, QueueError, QueueErrorCode, SyncJob, Verb, group_state
-from reference_broker.core.queues.store import LogRecord
-from reference_broker.storage import pending_log
-from reference_broker.storage.disk import RealDisk
-from reference_broker.storage.log import LogOptions
-from reference_broker.storage.queue_store import LogQueueStore
+from assay.reference_broker.config import Durability, QueueConfig, QueuesConfig, RetentionConfig, RetryConfig
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import (
+    Delivery,
+    QueueEngine,
+    QueueError,
+    QueueErrorCode,
+    SyncJob,
+    Verb,
+    group_state,
+)
+from assay.reference_broker.core.queues.store import LogRecord
+from assay.reference_broker.storage import pending_log
+from assay.reference_broker.storage.disk import RealDisk
+from assay.reference_broker.storage.log import LogOptions
+from assay.reference_broker.storage.queue_store import LogQueueStore
 
 QUEUE = QueueConfig(
     name="q",

@@ -12,10 +12,10 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_broker.config import Compression
-from reference_broker.core.queues.store import NewRecord
-from reference_broker.storage import batch as batch_module
-from reference_broker.storage.batch import (
+from assay.reference_broker.config import Compression
+from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.storage import batch as batch_module
+from assay.reference_broker.storage.batch import (
     BatchEncoder,
     BatchError,
     BatchFlag,
@@ -23,7 +23,7 @@ from reference_broker.storage.batch import (
     decode_batch,
     decode_header,
 )
-from reference_broker.storage.compression import (
+from assay.reference_broker.storage.compression import (
     CompressionCode,
     CompressionError,
     compression_code,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_broker.config import Compression
-from reference_broker.core.queues.store import Headers, LogRecord, NewRecord
-from reference_broker.storage.batch import (
+from assay.reference_broker.config import Compression
+from assay.reference_broker.core.queues.store import Headers, LogRecord, NewRecord
+from assay.reference_broker.storage.batch import (
     HEADER,
     HEADER_BYTES,
     BatchEncoder,
@@ -22,9 +22,9 @@ from reference_broker.storage.batch import (
     header_problem,
     verify_checksum,
 )
-from reference_broker.storage.record import RecordEncoder, RecordError
-from reference_broker.storage.record_decoder import decode_records
-from reference_broker.storage.record_runs import LEAST_RUN
+from assay.reference_broker.storage.record import RecordEncoder, RecordError
+from assay.reference_broker.storage.record_decoder import decode_records
+from assay.reference_broker.storage.record_runs import LEAST_RUN
 
 T0 = 1_700_000_000_000
 ENCODER = RecordEncoder()

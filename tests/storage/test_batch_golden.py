@@ -16,9 +16,9 @@ import cramjam
 import pytest
 import zstandard
 
-from reference_broker.config import Compression
-from reference_broker.core.queues.store import LogRecord, NewRecord
-from reference_broker.storage.batch import BatchEncoder, BatchFlag, decode_batch, decode_header
+from assay.reference_broker.config import Compression
+from assay.reference_broker.core.queues.store import LogRecord, NewRecord
+from assay.reference_broker.storage.batch import BatchEncoder, BatchFlag, decode_batch, decode_header
 
 GOLDEN = Path(__file__).parent / "golden"
 T0 = 1_700_000_000_000

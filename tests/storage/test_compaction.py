@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_broker.config import Compression
-from reference_broker.core.queues.store import LogRecord, NewRecord
-from reference_broker.storage.batch import BatchEncoder
-from reference_broker.storage.compaction import CompactionPolicy, CompactionTask, Compactor
-from reference_broker.storage.disk import Disk
-from reference_broker.storage.log import LogOptions, SegmentedLog
-from reference_broker.storage.memory_disk import MemoryDisk
-from sim.disk import DiskProfile, SimDisk
+from assay.reference_broker.config import Compression
+from assay.reference_broker.core.queues.store import LogRecord, NewRecord
+from assay.reference_broker.storage.batch import BatchEncoder
+from assay.reference_broker.storage.compaction import CompactionPolicy, CompactionTask, Compactor
+from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.log import LogOptions, SegmentedLog
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.sim.disk import DiskProfile, SimDisk
 
 FOLDER = "log"
 DAY_MS = 86_400_000

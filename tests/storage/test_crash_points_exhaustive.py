@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from reference_broker.storage import offset_index, time_index
-from reference_broker.storage.log import LogOptions
-from sim.log_life import Found, LogLife, LogModel, examine, open_log
-from sim.power_cuts import PowerCut, WatchedDisk, power_cuts
+from assay.reference_broker.storage import offset_index, time_index
+from assay.reference_broker.storage.log import LogOptions
+from assay.sim.log_life import Found, LogLife, LogModel, examine, open_log
+from assay.sim.power_cuts import PowerCut, WatchedDisk, power_cuts
 
 STEPS = {"plain": 500, "buffered": 200}
 SHARDS = 8

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_broker.storage.disk import Disk, RealDisk
-from reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage.disk import Disk, RealDisk
+from assay.reference_broker.storage.memory_disk import MemoryDisk
 
 OPERATIONS = st.lists(
     st.tuples(st.sampled_from(["append", "write_at", "truncate"]), st.integers(0, 20), st.binary(max_size=8)),

@@ -1,6 +1,6 @@
 """Any call of the disk may fail with any error: nothing confirmed is lost, the broker goes on, and it says so.
 
-``python -m sim.errno_life --all`` goes through every call; here each kind of call fails once with each error.
+``python -m assay.sim.errno_life --all`` goes through every call; here each kind of call fails once with each error.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from reference_broker.config import Durability
-from reference_broker.core.queues.errors import is_passing
-from reference_broker.storage import disk as disk_module
-from reference_broker.storage import pending_log
-from reference_broker.storage.disk import Disk, DiskFile, RealDisk
-from reference_broker.storage.memory_disk import MemoryDisk
-from sim.errno_life import LASTING, PASSING, calls, complaints
-from sim.failing_disk import NEVER_FAIL, SEAM, FailingDisk, Fault, calls_of
+from assay.reference_broker.config import Durability
+from assay.reference_broker.core.queues.errors import is_passing
+from assay.reference_broker.storage import disk as disk_module
+from assay.reference_broker.storage import pending_log
+from assay.reference_broker.storage.disk import Disk, DiskFile, RealDisk
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.sim.errno_life import LASTING, PASSING, calls, complaints
+from assay.sim.failing_disk import NEVER_FAIL, SEAM, FailingDisk, Fault, calls_of
 
 SEED = random.SystemRandom().randrange(2**32)
 

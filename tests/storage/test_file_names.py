@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_broker.storage.file_names import (
+from assay.reference_broker.storage.file_names import (
     parse_segment_name,
     parse_swap_name,
     segment_name,

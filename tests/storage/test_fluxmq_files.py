@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_broker.config import QueueConfig
-from reference_broker.storage.disk import Disk, RealDisk
-from reference_broker.storage.foreign import fluxmq_files
-from reference_broker.storage.foreign.fluxmq_files import (
+from assay.reference_broker.config import QueueConfig
+from assay.reference_broker.storage.disk import Disk, RealDisk
+from assay.reference_broker.storage.foreign import fluxmq_files
+from assay.reference_broker.storage.foreign.fluxmq_files import (
     DirectoryLayout,
     FluxMQFileError,
     OperationKind,
@@ -27,9 +27,9 @@ from reference_broker.storage.foreign.fluxmq_files import (
     find_logs,
     read_file,
 )
-from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.storage.queue_store import LogQueueStore
-from sim.disk import SimDisk
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage.queue_store import LogQueueStore
+from assay.sim.disk import SimDisk
 
 SEGMENT = "00000000000000000000.seg"
 

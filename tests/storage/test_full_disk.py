@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from reference_broker.config import QueueConfig, QueuesConfig
-from reference_broker.core.message import Message
-from reference_broker.core.queues import Consumer, Delivery, QueueEngine, QueueError, QueueErrorCode, Verb
-from reference_broker.core.queues.errors import LogError
-from reference_broker.core.queues.store import NewRecord
-from reference_broker.storage.log import LogOptions
-from reference_broker.storage.queue_store import LogQueueStore
-from sim.disk import DiskProfile, SimDisk
+from assay.reference_broker.config import QueueConfig, QueuesConfig
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import Consumer, Delivery, QueueEngine, QueueError, QueueErrorCode, Verb
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.storage.log import LogOptions
+from assay.reference_broker.storage.queue_store import LogQueueStore
+from assay.sim.disk import DiskProfile, SimDisk
 
 CAPACITY_BYTES = 6_000_000
 RESERVE_BYTES = 2_000_000

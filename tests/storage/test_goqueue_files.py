@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_broker.storage.disk import Disk, RealDisk
-from reference_broker.storage.foreign.goqueue_files import (
+from assay.reference_broker.storage.disk import Disk, RealDisk
+from assay.reference_broker.storage.foreign.goqueue_files import (
     DelayEntry,
     DelayState,
     GoQueueFileError,
@@ -30,8 +30,8 @@ from reference_broker.storage.foreign.goqueue_files import (
     find_partitions,
     parse_file_name,
 )
-from reference_broker.storage.memory_disk import MemoryDisk
-from sim.disk import SimDisk
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.sim.disk import SimDisk
 
 
 def test_names() -> None:

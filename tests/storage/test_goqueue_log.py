@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_broker.storage.disk import Disk, RealDisk
-from reference_broker.storage.foreign import goqueue_log
-from reference_broker.storage.foreign.goqueue_files import decode_index, decode_time_index
-from reference_broker.storage.foreign.goqueue_log import (
+from assay.reference_broker.storage.disk import Disk, RealDisk
+from assay.reference_broker.storage.foreign import goqueue_log
+from assay.reference_broker.storage.foreign.goqueue_files import decode_index, decode_time_index
+from assay.reference_broker.storage.foreign.goqueue_log import (
     GoQueueLogWriter,
     SoundMessage,
     find_layout,
@@ -22,7 +22,7 @@ from reference_broker.storage.foreign.goqueue_log import (
     walk_messages,
     write_folder,
 )
-from reference_broker.storage.foreign.goqueue_message import (
+from assay.reference_broker.storage.foreign.goqueue_message import (
     GoQueueFlag,
     GoQueueLayout,
     GoQueueMessage,
@@ -30,9 +30,9 @@ from reference_broker.storage.foreign.goqueue_message import (
     decode_message,
     encode_message,
 )
-from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.storage.segment_scan import Damage, Window
-from sim.disk import Persistence, SimDisk
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage.segment_scan import Damage, Window
+from assay.sim.disk import Persistence, SimDisk
 
 FOLDER = "logs/orders/0"
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_broker.storage.foreign.goqueue_message import (
+from assay.reference_broker.storage.foreign.goqueue_message import (
     MAX_HEADERS_BYTES,
     MAX_KEY_BYTES,
     MAX_VALUE_BYTES,

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_broker.config import Compression
-from reference_broker.core.queues.control_records import Outcome, control_record
-from reference_broker.core.queues.store import Headers, LogRecord, NewRecord
-from reference_broker.core.queues.stored_message import HIDDEN, MessageCodec
-from reference_broker.core.remembered import SharedMemory
-from reference_broker.storage.batch import BatchEncoder
-from reference_broker.storage.foreign.goqueue_log import SoundMessage, walk_folder, write_folder
-from reference_broker.storage.foreign.goqueue_message import (
+from assay.reference_broker.config import Compression
+from assay.reference_broker.core.queues.control_records import Outcome, control_record
+from assay.reference_broker.core.queues.store import Headers, LogRecord, NewRecord
+from assay.reference_broker.core.queues.stored_message import HIDDEN, MessageCodec
+from assay.reference_broker.core.remembered import SharedMemory
+from assay.reference_broker.storage.batch import BatchEncoder
+from assay.reference_broker.storage.foreign.goqueue_log import SoundMessage, walk_folder, write_folder
+from assay.reference_broker.storage.foreign.goqueue_message import (
     ControlMarker,
     GoQueueFlag,
     GoQueueLayout,
@@ -23,7 +23,7 @@ from reference_broker.storage.foreign.goqueue_message import (
     decode_message,
     encode_message,
 )
-from reference_broker.storage.foreign.goqueue_records import (
+from assay.reference_broker.storage.foreign.goqueue_records import (
     MAX_TEXT_BYTES,
     BrokerHeaders,
     ConversionError,
@@ -33,8 +33,8 @@ from reference_broker.storage.foreign.goqueue_records import (
     to_message,
     to_record,
 )
-from reference_broker.storage.log import LogOptions, SegmentedLog
-from reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage.log import LogOptions, SegmentedLog
+from assay.reference_broker.storage.memory_disk import MemoryDisk
 
 FLAG_BITS = st.sampled_from([0, 1, 4, 5, 8, 9, 12, 24, 25, 28, 29])
 NAMES = st.sampled_from([b"a", b"_a", b"__a", b"_topic", b"_priority", b"_goqueue_flags", b"assay.x", b"assay._x", b""])

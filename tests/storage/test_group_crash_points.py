@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from reference_broker.storage import pending_log, pending_snapshot
-from sim.group_life import FOLDERS, FoundGroup, GroupLife, GroupModel, examine_group, open_group
-from sim.power_cuts import PowerCut, WatchedDisk, power_cuts
+from assay.reference_broker.storage import pending_log, pending_snapshot
+from assay.sim.group_life import FOLDERS, FoundGroup, GroupLife, GroupModel, examine_group, open_group
+from assay.sim.power_cuts import PowerCut, WatchedDisk, power_cuts
 
 STEPS = 900
 SHARDS = 4

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_broker.core.queues.store import CursorRecord, PendingRecord
-from reference_broker.storage.group_files import (
+from assay.reference_broker.core.queues.store import CursorRecord, PendingRecord
+from assay.reference_broker.storage.group_files import (
     CursorFile,
     GroupFileError,
     GroupFileVersionError,

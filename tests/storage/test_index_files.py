@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_broker.storage.index_files import (
+from assay.reference_broker.storage.index_files import (
     IndexFileError,
     decode_offset_index,
     decode_time_index,
     encode_offset_index,
     encode_time_index,
 )
-from reference_broker.storage.offset_index import OffsetIndex
-from reference_broker.storage.time_index import TimeIndex
+from assay.reference_broker.storage.offset_index import OffsetIndex
+from assay.reference_broker.storage.time_index import TimeIndex
 
 NUMBERS = st.integers(0, 2**32 - 1)
 GROWING = st.lists(NUMBERS, unique=True, max_size=40).map(sorted)

@@ -18,10 +18,10 @@ from types import ModuleType
 
 import pytest
 
-from reference_broker.core.queues.store import LogRecord, NewRecord
-from reference_broker.storage.compaction import CompactionTask
-from reference_broker.storage.disk import RealDisk
-from reference_broker.storage.queue_store import LogQueueStore
+from assay.reference_broker.core.queues.store import LogRecord, NewRecord
+from assay.reference_broker.storage.compaction import CompactionTask
+from assay.reference_broker.storage.disk import RealDisk
+from assay.reference_broker.storage.queue_store import LogQueueStore
 
 WORKER = Path(__file__).with_name("kill_worker.py")
 COMPACTION_WORKER = Path(__file__).with_name("kill_compaction_worker.py")

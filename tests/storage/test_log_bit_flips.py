@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 import pytest
 
-from reference_broker.config import Compression
-from reference_broker.core.queues.store import LogRecord, NewRecord
-from reference_broker.storage import offset_index, time_index
-from reference_broker.storage.compaction import Compactor
-from reference_broker.storage.log import LogOptions, SegmentedLog
-from reference_broker.storage.segment_scan import SoundBatch, walk_batches
-from sim.disk import SimDisk
-from sim.log_life import FOLDER, POLICY, encoder, open_log, read_all, sync, time_disagreements
+from assay.reference_broker.config import Compression
+from assay.reference_broker.core.queues.store import LogRecord, NewRecord
+from assay.reference_broker.storage import offset_index, time_index
+from assay.reference_broker.storage.compaction import Compactor
+from assay.reference_broker.storage.log import LogOptions, SegmentedLog
+from assay.reference_broker.storage.segment_scan import SoundBatch, walk_batches
+from assay.sim.disk import SimDisk
+from assay.sim.log_life import FOLDER, POLICY, encoder, open_log, read_all, sync, time_disagreements
 
 SEGMENT = f"{FOLDER}/{0:020d}.seg"
 OPTIONS = LogOptions(segment_bytes=100_000, segment_age_ms=0)

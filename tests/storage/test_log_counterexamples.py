@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from reference_broker.core.queues.store import NewRecord
-from reference_broker.storage.compaction import CompactionTask, Compactor
-from reference_broker.storage.log import LogOptions, SegmentedLog
-from sim.disk import Persistence, SimDisk
-from sim.log_life import FOLDER, POLICY, TOMBSTONE_AGE_MS, encoder, open_log, read_all, sync
+from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.storage.compaction import CompactionTask, Compactor
+from assay.reference_broker.storage.log import LogOptions, SegmentedLog
+from assay.sim.disk import Persistence, SimDisk
+from assay.sim.log_life import FOLDER, POLICY, TOMBSTONE_AGE_MS, encoder, open_log, read_all, sync
 
 LARGE = LogOptions(segment_bytes=10**6, segment_age_ms=0)
 
@@ -128,7 +128,7 @@ def test_a_full_disk_at_the_end_of_a_compaction_costs_only_the_indexes(disk: Sim
         raise OSError(28, "No space left on device")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("reference_broker.storage.segment_indexes.SegmentIndexFiles.write", without_room)
+        patch.setattr("assay.reference_broker.storage.segment_indexes.SegmentIndexFiles.write", without_room)
         compactor.finish(task, None)
     assert values(log) == [b"value 17", b"value 18", b"value 19"]
     assert values(open_log(disk, options=LARGE)) == [b"value 17", b"value 18", b"value 19"]

@@ -11,15 +11,15 @@ from crc32c import crc32c
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from reference_broker.core.queues.errors import LogError
-from reference_broker.core.queues.store import NewRecord
-from reference_broker.storage.batch import HEADER, HEADER_BYTES, MAGIC, MAX_RECORDS_BYTES, VERSION
-from reference_broker.storage.compaction import Compactor
-from reference_broker.storage.durable_mark import DurableMark, encode_slot
-from reference_broker.storage.index_files import encode_offset_index, encode_time_index
-from reference_broker.storage.log import LogOptions
-from sim.disk import SimDisk
-from sim.log_life import FOLDER, POLICY, encoder, open_log, read_all, sync
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.storage.batch import HEADER, HEADER_BYTES, MAGIC, MAX_RECORDS_BYTES, VERSION
+from assay.reference_broker.storage.compaction import Compactor
+from assay.reference_broker.storage.durable_mark import DurableMark, encode_slot
+from assay.reference_broker.storage.index_files import encode_offset_index, encode_time_index
+from assay.reference_broker.storage.log import LogOptions
+from assay.sim.disk import SimDisk
+from assay.sim.log_life import FOLDER, POLICY, encoder, open_log, read_all, sync
 
 OPTIONS = LogOptions(segment_bytes=2_000)
 NAMES = (

@@ -17,13 +17,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from reference_broker.core.queues.errors import LogError
-from reference_broker.core.queues.store import LogRecord, NewRecord, RetentionPolicy
-from reference_broker.storage import offset_index, time_index
-from reference_broker.storage.compaction import Compactor
-from reference_broker.storage.file_sync import FileSync
-from reference_broker.storage.log import LogOptions
-from sim.log_life import (
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.core.queues.store import LogRecord, NewRecord, RetentionPolicy
+from assay.reference_broker.storage import offset_index, time_index
+from assay.reference_broker.storage.compaction import Compactor
+from assay.reference_broker.storage.file_sync import FileSync
+from assay.reference_broker.storage.log import LogOptions
+from assay.sim.log_life import (
     FOLDER,
     POLICY,
     Found,
@@ -34,7 +34,7 @@ from sim.log_life import (
     stored_records,
     time_disagreements,
 )
-from sim.power_cuts import WatchedDisk, power_cuts
+from assay.sim.power_cuts import WatchedDisk, power_cuts
 
 RECORDS = st.lists(
     st.tuples(

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_broker.config import Compression
-from reference_broker.core.queues.store import LogRecord, NewRecord
-from reference_broker.storage import log_reader
-from reference_broker.storage.batch import BatchEncoder, Wanted
-from reference_broker.storage.disk import Disk
-from reference_broker.storage.durable_mark import MARK_NAME
-from reference_broker.storage.file_names import segment_name
-from reference_broker.storage.index_files import decode_offset_index, encode_offset_index
-from reference_broker.storage.log import LogOptions, SegmentedLog
-from reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
+from assay.reference_broker.config import Compression
+from assay.reference_broker.core.queues.store import LogRecord, NewRecord
+from assay.reference_broker.storage import log_reader
+from assay.reference_broker.storage.batch import BatchEncoder, Wanted
+from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.durable_mark import MARK_NAME
+from assay.reference_broker.storage.file_names import segment_name
+from assay.reference_broker.storage.index_files import decode_offset_index, encode_offset_index
+from assay.reference_broker.storage.log import LogOptions, SegmentedLog
+from assay.reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
 
 FOLDER = "log"
 ENCODER = BatchEncoder(Compression.NONE)

@@ -8,16 +8,16 @@ from collections.abc import Callable
 
 import pytest
 
-from reference_broker.config import Compression
-from reference_broker.core.queues.errors import LogError
-from reference_broker.core.queues.store import NewRecord, RetentionPolicy
-from reference_broker.storage.batch import BatchEncoder
-from reference_broker.storage.disk import Disk
-from reference_broker.storage.durable_mark import MARK_NAME, DurableMark, DurableMarkFile, decode_mark
-from reference_broker.storage.file_names import segment_name
-from reference_broker.storage.log import LogOptions, SegmentedLog
-from reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
-from sim.disk import DiskProfile, Persistence, SimDisk
+from assay.reference_broker.config import Compression
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.core.queues.store import NewRecord, RetentionPolicy
+from assay.reference_broker.storage.batch import BatchEncoder
+from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.durable_mark import MARK_NAME, DurableMark, DurableMarkFile, decode_mark
+from assay.reference_broker.storage.file_names import segment_name
+from assay.reference_broker.storage.log import LogOptions, SegmentedLog
+from assay.reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
+from assay.sim.disk import DiskProfile, Persistence, SimDisk
 
 FOLDER = "log"
 HOUR_MS = 3_600_000

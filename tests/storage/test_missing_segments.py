@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from reference_broker.config import Compression, QueueConfig, SessionsConfig
-from reference_broker.core.queues.confirms import sync_now
-from reference_broker.core.queues.store import NewRecord
-from reference_broker.storage.batch import BatchEncoder
-from reference_broker.storage.compaction import CompactionPolicy, Compactor
-from reference_broker.storage.disk import RealDisk
-from reference_broker.storage.log import LogOptions, SegmentedLog
-from reference_broker.storage.queue_store import LogQueueStore
-from reference_broker.storage.session_store import SessionStore
-from reference_broker.storage_tools.layout import find_layout, open_directory
-from reference_broker.storage_tools.repair import apply_repair
-from reference_broker.storage_tools.repair_plan import ActionKind
-from reference_broker.storage_tools.verify import verify_directory
+from assay.reference_broker.config import Compression, QueueConfig, SessionsConfig
+from assay.reference_broker.core.queues.confirms import sync_now
+from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.storage.batch import BatchEncoder
+from assay.reference_broker.storage.compaction import CompactionPolicy, Compactor
+from assay.reference_broker.storage.disk import RealDisk
+from assay.reference_broker.storage.log import LogOptions, SegmentedLog
+from assay.reference_broker.storage.queue_store import LogQueueStore
+from assay.reference_broker.storage.session_store import SessionStore
+from assay.reference_broker.storage_tools.layout import find_layout, open_directory
+from assay.reference_broker.storage_tools.repair import apply_repair
+from assay.reference_broker.storage_tools.repair_plan import ActionKind
+from assay.reference_broker.storage_tools.verify import verify_directory
 
 Damage = Callable[[Path], None]
 

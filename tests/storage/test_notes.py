@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from reference_broker.core.queues.store import RecoveryNote
-from reference_broker.storage import notes as notes_module
-from reference_broker.storage.notes import Notes
+from assay.reference_broker.core.queues.store import RecoveryNote
+from assay.reference_broker.storage import notes as notes_module
+from assay.reference_broker.storage.notes import Notes
 
 
 def _note(queue: str, place: str) -> RecoveryNote:

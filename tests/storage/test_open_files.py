@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from reference_broker.config import Compression, QueueConfig
-from reference_broker.core.queues.store import NewRecord, PartitionLog
-from reference_broker.storage import queue_store
-from reference_broker.storage.batch import BatchEncoder
-from reference_broker.storage.disk import RealDisk
-from reference_broker.storage.log import LogOptions, SegmentedLog
-from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.storage.open_files import OpenFiles
-from reference_broker.storage.queue_store import LogQueueStore
+from assay.reference_broker.config import Compression, QueueConfig
+from assay.reference_broker.core.queues.store import NewRecord, PartitionLog
+from assay.reference_broker.storage import queue_store
+from assay.reference_broker.storage.batch import BatchEncoder
+from assay.reference_broker.storage.disk import RealDisk
+from assay.reference_broker.storage.log import LogOptions, SegmentedLog
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage.open_files import OpenFiles
+from assay.reference_broker.storage.queue_store import LogQueueStore
 
 
 class Holder:

@@ -10,11 +10,11 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_broker.core.queues.errors import LogError
-from reference_broker.core.queues.store import PendingRecord
-from reference_broker.storage import pending_codec
-from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.storage.pending_codec import (
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.core.queues.store import PendingRecord
+from assay.reference_broker.storage import pending_codec
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage.pending_codec import (
     LogDamage,
     LogFrame,
     decode_header,
@@ -23,9 +23,9 @@ from reference_broker.storage.pending_codec import (
     encode_header,
     walk_frames,
 )
-from reference_broker.storage.pending_log import PendingLogFile
-from reference_broker.storage.pending_state import PendingState
-from reference_broker.storage.record import RecordError
+from assay.reference_broker.storage.pending_log import PendingLogFile
+from assay.reference_broker.storage.pending_state import PendingState
+from assay.reference_broker.storage.record import RecordError
 
 FOLDER = "queues/q/consumers/g"
 PATH = f"{FOLDER}/g.pel.log"

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reference_broker.core.queues.errors import LogError
-from reference_broker.core.queues.store import CursorRecord, PendingRecord, SyncTask
-from reference_broker.storage import pending_log
-from reference_broker.storage.disk import Disk, DiskFile
-from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.storage.pending_log import PendingLogFile
-from sim.disk import DiskProfile, Persistence, SimDisk
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.core.queues.store import CursorRecord, PendingRecord, SyncTask
+from assay.reference_broker.storage import pending_log
+from assay.reference_broker.storage.disk import Disk, DiskFile
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage.pending_log import PendingLogFile
+from assay.sim.disk import DiskProfile, Persistence, SimDisk
 
 if TYPE_CHECKING:
     from tests.storage.conftest import LossyDisk
@@ -30,7 +30,7 @@ State = tuple[tuple[PendingRecord, ...], tuple[tuple[int, int], ...]]
 def _frequent_snapshots() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pending_log, "SNAPSHOT_OPERATIONS", 12)
-        patch.setattr("reference_broker.storage.pending_snapshot._ENTRIES_PER_STEP", 2)
+        patch.setattr("assay.reference_broker.storage.pending_snapshot._ENTRIES_PER_STEP", 2)
         yield
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_broker.storage.pending_fluxmq import FluxmqCode, FluxmqOperation, decode_fluxmq_pending_log
+from assay.reference_broker.storage.pending_fluxmq import FluxmqCode, FluxmqOperation, decode_fluxmq_pending_log
 
 U64 = st.integers(0, 2**64 - 1)
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=150)

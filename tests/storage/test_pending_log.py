@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 from crc32c import crc32c
 
-from reference_broker.core.queues.errors import LogError
-from reference_broker.core.queues.store import CursorRecord, PendingRecord
-from reference_broker.storage.disk import Disk
-from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.storage.pending_codec import encode_header, read_header
-from reference_broker.storage.pending_log import PendingLogFile
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.core.queues.store import CursorRecord, PendingRecord
+from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage.pending_codec import encode_header, read_header
+from assay.reference_broker.storage.pending_log import PendingLogFile
 
 if TYPE_CHECKING:
     from tests.storage.conftest import LossyDisk

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reference_broker.core.queues.errors import LogError
-from reference_broker.core.queues.store import CursorRecord, PendingRecord
-from reference_broker.storage.disk import Disk
-from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.storage.pending_codec import encode_header
-from reference_broker.storage.pending_log import PendingLogFile
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.core.queues.store import CursorRecord, PendingRecord
+from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage.pending_codec import encode_header
+from assay.reference_broker.storage.pending_log import PendingLogFile
 
 if TYPE_CHECKING:
     from tests.storage.conftest import LossyDisk
@@ -136,7 +136,7 @@ def test_no_snapshot_before_names_are_durable_nor_while_one_is_under_way() -> No
 
 
 def test_what_is_not_flushed_is_in_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reference_broker.storage.pending_snapshot._ENTRIES_PER_STEP", 1)
+    monkeypatch.setattr("assay.reference_broker.storage.pending_snapshot._ENTRIES_PER_STEP", 1)
     disk = MemoryDisk()
     log = open_log(disk)
     sync(log)
@@ -206,7 +206,7 @@ def test_without_any_snapshot_the_group_starts_anew(snapshot: MemoryDisk) -> Non
 
 
 def test_too_much_that_may_be_unsettled_is_not_listed(snapshot: MemoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reference_broker.storage.pending_recovery._MAX_ASSUMED", 3)
+    monkeypatch.setattr("assay.reference_broker.storage.pending_recovery._MAX_ASSUMED", 3)
     snapshot.remove(PEL)
     log = open_log(snapshot)
     assert (log.recovered, log.recovered_cursors) == ([], {}), "all of it comes again"

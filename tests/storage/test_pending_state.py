@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from reference_broker.core.queues.store import CursorRecord, PendingRecord
-from reference_broker.storage.pending_codec import MAX_DELIVERY_COUNT, Code, Operation
-from reference_broker.storage.pending_state import SHARDS, PendingState
+from assay.reference_broker.core.queues.store import CursorRecord, PendingRecord
+from assay.reference_broker.storage.pending_codec import MAX_DELIVERY_COUNT, Code, Operation
+from assay.reference_broker.storage.pending_state import SHARDS, PendingState
 
 
 class Model:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reference_broker.config import Durability, QueuesConfig
-from reference_broker.core.message import Message
-from reference_broker.core.queues import Consumer, Delivery, QueueEngine, QueueError, SyncJob, Verb
-from reference_broker.storage import pending_log
-from reference_broker.storage.log import LogOptions
-from reference_broker.storage.queue_store import LogQueueStore
+from assay.reference_broker.config import Durability, QueuesConfig
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import Consumer, Delivery, QueueEngine, QueueError, SyncJob, Verb
+from assay.reference_broker.storage import pending_log
+from assay.reference_broker.storage.log import LogOptions
+from assay.reference_broker.storage.queue_store import LogQueueStore
 
 if TYPE_CHECKING:
     from tests.storage.conftest import LossyDisk

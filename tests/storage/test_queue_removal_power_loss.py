@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from reference_broker.storage.disk import Disk
-from sim.power_cuts import PowerCut, WatchedDisk, power_cuts
+from assay.reference_broker.storage.disk import Disk
+from assay.sim.power_cuts import PowerCut, WatchedDisk, power_cuts
 from tests.core.queues.conftest import QueueBench
 
 

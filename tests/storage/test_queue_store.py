@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_broker.config import Durability, QueueConfig
-from reference_broker.core.queues.store import NewRecord, StoredGroup, StoredQueue
-from reference_broker.storage.disk import DirectoryInUseError, RealDisk
-from reference_broker.storage.file_names import encode_name, parse_segment_name, segment_name
-from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.storage.queue_store import LogQueueStore
+from assay.reference_broker.config import Durability, QueueConfig
+from assay.reference_broker.core.queues.store import NewRecord, StoredGroup, StoredQueue
+from assay.reference_broker.storage.disk import DirectoryInUseError, RealDisk
+from assay.reference_broker.storage.file_names import encode_name, parse_segment_name, segment_name
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage.queue_store import LogQueueStore
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=300))

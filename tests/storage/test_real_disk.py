@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reference_broker.storage.disk import DirectoryInUseError, RealDisk
+from assay.reference_broker.storage.disk import DirectoryInUseError, RealDisk
 
 
 def test_files(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_broker.config import Compression
-from reference_broker.core.queues.store import LogRecord, NewRecord
-from reference_broker.storage import batch as batch_module
-from reference_broker.storage.batch import (
+from assay.reference_broker.config import Compression
+from assay.reference_broker.core.queues.store import LogRecord, NewRecord
+from assay.reference_broker.storage import batch as batch_module
+from assay.reference_broker.storage.batch import (
     HEADER_BYTES,
     MAX_BATCH_RECORDS,
     BatchEncoder,
@@ -22,8 +22,8 @@ from reference_broker.storage.batch import (
     decode_batch,
     decode_header,
 )
-from reference_broker.storage.record import RecordError, read_uvarint, read_zigzag, uvarint, zigzag
-from reference_broker.storage.record_decoder import decode_records
+from assay.reference_broker.storage.record import RecordError, read_uvarint, read_zigzag, uvarint, zigzag
+from assay.reference_broker.storage.record_decoder import decode_records
 
 BYTES = st.binary(max_size=40)
 RECORDS = st.lists(

@@ -12,18 +12,18 @@ from typing import cast
 
 import pytest
 
-from conformance.mutants import all_mutants, applied
-from reference_broker.config import Durability, QueueConfig
-from reference_broker.core.queues.errors import LogError
-from reference_broker.core.queues.store import NewRecord
-from reference_broker.mqtt import packets as p
-from reference_broker.server import file_limit
-from reference_broker.storage import pending_log
-from reference_broker.storage.log import LogOptions
-from reference_broker.storage.queue_store import LogQueueStore
-from sim.disk import DiskProfile, SimDisk
-from sim.errno_life import FOR_EVER, Driver, WrongError, complaints
-from sim.failing_disk import FailingDisk, Fault
+from assay.conformance.mutants import all_mutants, applied
+from assay.reference_broker.config import Durability, QueueConfig
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.server import file_limit
+from assay.reference_broker.storage import pending_log
+from assay.reference_broker.storage.log import LogOptions
+from assay.reference_broker.storage.queue_store import LogQueueStore
+from assay.sim.disk import DiskProfile, SimDisk
+from assay.sim.errno_life import FOR_EVER, Driver, WrongError, complaints
+from assay.sim.failing_disk import FailingDisk, Fault
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +137,7 @@ def mutants(*, legal: bool) -> list[str]:
     return [
         name
         for name, mutant in all_mutants().items()
-        if mutant.apply.__module__ == "conformance.mutants.refusing_disk" and mutant.legal is legal
+        if mutant.apply.__module__ == "assay.conformance.mutants.refusing_disk" and mutant.legal is legal
     ]
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reference_broker.core.queues.confirms import sync_now
-from reference_broker.storage import own_descriptors
-from reference_broker.storage.disk import RealDisk
-from reference_broker.storage.open_files import OpenFiles
-from reference_broker.storage.pending_log import PendingLogFile
-from reference_broker.storage.reopened_file import ReopenedFile
+from assay.reference_broker.core.queues.confirms import sync_now
+from assay.reference_broker.storage import own_descriptors
+from assay.reference_broker.storage.disk import RealDisk
+from assay.reference_broker.storage.open_files import OpenFiles
+from assay.reference_broker.storage.pending_log import PendingLogFile
+from assay.reference_broker.storage.reopened_file import ReopenedFile
 
 if TYPE_CHECKING:
     from tests.storage.conftest import LossyDisk

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from reference_broker.config import Compression
-from reference_broker.core.queues.store import NewRecord
-from reference_broker.storage.batch import BatchEncoder
-from reference_broker.storage.log import LogOptions, SegmentedLog
-from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.storage.segment import Segment
+from assay.reference_broker.config import Compression
+from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.storage.batch import BatchEncoder
+from assay.reference_broker.storage.log import LogOptions, SegmentedLog
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage.segment import Segment
 
 FOLDER = "log"
 LATEST_MS = 60_000

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_broker.config import Compression
-from reference_broker.core.queues.errors import LogError
-from reference_broker.core.queues.store import LogRecord, NewRecord
-from reference_broker.storage.batch import BatchEncoder
-from reference_broker.storage.disk import Disk, RealDisk
-from reference_broker.storage.file_names import segment_name
-from reference_broker.storage.log import LogOptions, SegmentedLog
-from reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.config import Compression
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.core.queues.store import LogRecord, NewRecord
+from assay.reference_broker.storage.batch import BatchEncoder
+from assay.reference_broker.storage.disk import Disk, RealDisk
+from assay.reference_broker.storage.file_names import segment_name
+from assay.reference_broker.storage.log import LogOptions, SegmentedLog
+from assay.reference_broker.storage.memory_disk import MemoryDisk
 
 if TYPE_CHECKING:
     from tests.storage.conftest import LossyDisk

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from reference_broker.config import SessionsConfig
-from reference_broker.core.queues import LogError
-from reference_broker.core.queues.store import NewRecord
-from reference_broker.storage import batching
-from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.storage.session_store import FOLDER, SessionStore
+from assay.reference_broker.config import SessionsConfig
+from assay.reference_broker.core.queues import LogError
+from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.storage import batching
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage.session_store import FOLDER, SessionStore
 
 Values = dict[bytes, bytes]
 CONFIG = SessionsConfig(segment_bytes=100_000)

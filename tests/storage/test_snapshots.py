@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_broker.storage.disk import Disk, DiskFile
-from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.storage.snapshots import (
+from assay.reference_broker.storage.disk import Disk, DiskFile
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage.snapshots import (
     Snapshot,
     SnapshotEntry,
     SnapshotError,
@@ -26,7 +26,7 @@ from reference_broker.storage.snapshots import (
     encode_snapshot,
     parse_snapshot_name,
 )
-from sim.disk import DiskProfile, Persistence, SimDisk
+from assay.sim.disk import DiskProfile, Persistence, SimDisk
 
 FOLDER = "coordinator/snapshots"
 ENTRIES = (SnapshotEntry(1, b"group:topic:0", b"42"), SnapshotEntry(2, b"", b""), SnapshotEntry(255, b"k", b"v" * 30))

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_broker.config import Compression
-from reference_broker.core.queues.store import NewRecord
-from reference_broker.storage import sparse_log
-from reference_broker.storage.batch import BatchEncoder
-from reference_broker.storage.disk import Disk
-from reference_broker.storage.log import LogOptions
-from reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
-from reference_broker.storage.sparse_log import SparseLog
-from sim.power_cuts import WatchedDisk, power_cuts
+from assay.reference_broker.config import Compression
+from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.storage import sparse_log
+from assay.reference_broker.storage.batch import BatchEncoder
+from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.log import LogOptions
+from assay.reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
+from assay.reference_broker.storage.sparse_log import SparseLog
+from assay.sim.power_cuts import WatchedDisk, power_cuts
 
 FOLDER = "log"
 SEGMENT_BYTES = 600

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from reference_broker.config import Compression
-from reference_broker.core.queues.errors import LogError
-from reference_broker.storage import state_log as state_log_module
-from reference_broker.storage.batch import BatchEncoder
-from reference_broker.storage.disk import Disk
-from reference_broker.storage.log import LogOptions
-from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.storage.snapshots import SnapshotKind, SnapshotStore
-from reference_broker.storage.state_log import StateLog
-from sim.disk import DiskProfile, Persistence, SimDisk, SimFile
+from assay.reference_broker.config import Compression
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.storage import state_log as state_log_module
+from assay.reference_broker.storage.batch import BatchEncoder
+from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.log import LogOptions
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage.snapshots import SnapshotKind, SnapshotStore
+from assay.reference_broker.storage.state_log import StateLog
+from assay.sim.disk import DiskProfile, Persistence, SimDisk, SimFile
 
 FOLDER = "coordinator/groups"
 ENCODER = BatchEncoder(Compression.NONE)

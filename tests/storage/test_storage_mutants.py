@@ -15,18 +15,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from conformance.mutants import all_mutants, applied
-from reference_broker.core.queues.errors import LogError
-from reference_broker.core.queues.store import LogRecord, NewRecord
-from reference_broker.storage import offset_index, pending_log, pending_snapshot
-from reference_broker.storage.compaction import Compactor
-from reference_broker.storage.disk import RealDisk
-from reference_broker.storage.log import LogOptions, SegmentedLog
-from reference_broker.storage.notes import Notes
-from reference_broker.storage.snapshots import SnapshotEntry, SnapshotStore
-from sim.disk import DiskProfile, SimDisk
-from sim.group_life import FOLDERS, GroupLife, examine_group
-from sim.log_life import (
+from assay.conformance.mutants import all_mutants, applied
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.core.queues.store import LogRecord, NewRecord
+from assay.reference_broker.storage import offset_index, pending_log, pending_snapshot
+from assay.reference_broker.storage.compaction import Compactor
+from assay.reference_broker.storage.disk import RealDisk
+from assay.reference_broker.storage.log import LogOptions, SegmentedLog
+from assay.reference_broker.storage.notes import Notes
+from assay.reference_broker.storage.snapshots import SnapshotEntry, SnapshotStore
+from assay.sim.disk import DiskProfile, SimDisk
+from assay.sim.group_life import FOLDERS, GroupLife, examine_group
+from assay.sim.log_life import (
     FOLDER,
     POLICY,
     TOMBSTONE_AGE_MS,
@@ -38,7 +38,7 @@ from sim.log_life import (
     sync,
     time_disagreements,
 )
-from sim.power_cuts import PowerCut, WatchedDisk, power_cuts
+from assay.sim.power_cuts import PowerCut, WatchedDisk, power_cuts
 from tests.storage import test_missing_segments as missing
 from tests.storage import test_sparse_log
 
@@ -464,7 +464,7 @@ def storage_mutants(*, legal: bool) -> list[str]:
     return [
         name
         for name, mutant in all_mutants().items()
-        if mutant.apply.__module__.startswith("conformance.mutants.storage") and mutant.legal is legal
+        if mutant.apply.__module__.startswith("assay.conformance.mutants.storage") and mutant.legal is legal
     ]
 
 

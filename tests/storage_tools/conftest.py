@@ -14,11 +14,11 @@ from crc32c import crc32c
 from typer.testing import CliRunner
 
 from assay.cli import build_app
-from reference_broker.config import Durability, QueueConfig
-from reference_broker.core.queues.store import NewRecord
-from reference_broker.storage.disk import RealDisk
-from reference_broker.storage.log import LogOptions
-from reference_broker.storage.queue_store import LogQueueStore
+from assay.reference_broker.config import Durability, QueueConfig
+from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.storage.disk import RealDisk
+from assay.reference_broker.storage.log import LogOptions
+from assay.reference_broker.storage.queue_store import LogQueueStore
 
 START_MS = 1_700_000_000_000
 BATCHES = 4

@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 from typer.testing import CliRunner
 
-from reference_broker.config import BrokerConfig
-from reference_broker.mqtt import packets as p
-from reference_broker.mqtt.codec import encode_packet
-from reference_broker.node import BrokerNode
-from reference_broker.storage.disk import RealDisk
-from reference_broker.storage_tools.cli import app
+from assay.reference_broker.config import BrokerConfig
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.codec import encode_packet
+from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.storage.disk import RealDisk
+from assay.reference_broker.storage_tools.cli import app
 
 NOW = 1_700_000_000.0
 

@@ -10,16 +10,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from reference_broker.config import QueueConfig, QueuesConfig
-from reference_broker.core.message import Message
-from reference_broker.core.queues import QueueEngine
-from reference_broker.core.queues.confirms import StoredAs
-from reference_broker.core.queues.store import NewRecord
-from reference_broker.storage.disk import RealDisk
-from reference_broker.storage.log_options import LogOptions
-from reference_broker.storage.queue_store import LogQueueStore
-from reference_broker.storage_tools.findings import FindingKind, Severity, VerifyReport
-from reference_broker.storage_tools.inspect import InspectReport
+from assay.reference_broker.config import QueueConfig, QueuesConfig
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import QueueEngine
+from assay.reference_broker.core.queues.confirms import StoredAs
+from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.storage.disk import RealDisk
+from assay.reference_broker.storage.log_options import LogOptions
+from assay.reference_broker.storage.queue_store import LogQueueStore
+from assay.reference_broker.storage_tools.findings import FindingKind, Severity, VerifyReport
+from assay.reference_broker.storage_tools.inspect import InspectReport
 
 Run = Callable[..., Any]
 NOW = 1_700_000_000.0

@@ -14,9 +14,9 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_broker.core.queues.store import LogRecord
-from reference_broker.storage_tools.cli import parse_time
-from reference_broker.storage_tools.json_lines import JsonLineError, decode_line, encode_line
+from assay.reference_broker.core.queues.store import LogRecord
+from assay.reference_broker.storage_tools.cli import parse_time
+from assay.reference_broker.storage_tools.json_lines import JsonLineError, decode_line, encode_line
 
 Run = Callable[..., Any]
 WAIT_S = 60.0

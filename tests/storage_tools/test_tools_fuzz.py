@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from reference_broker.core.queues.errors import LogError
-from reference_broker.storage_tools.dump import RecordFilter, read_places
-from reference_broker.storage_tools.inspect import inspect_directory
-from reference_broker.storage_tools.layout import find_layout
-from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
-from reference_broker.storage_tools.repair import apply_repair, plan_for
-from reference_broker.storage_tools.verify import verify_directory
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.storage_tools.dump import RecordFilter, read_places
+from assay.reference_broker.storage_tools.inspect import inspect_directory
+from assay.reference_broker.storage_tools.layout import find_layout
+from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
+from assay.reference_broker.storage_tools.repair import apply_repair, plan_for
+from assay.reference_broker.storage_tools.verify import verify_directory
 
 NOW = datetime(2026, 1, 26, 10, 0, tzinfo=UTC)
 

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from reference_broker.storage.snapshots import Snapshot, SnapshotEntry, SnapshotName, encode_snapshot
-from reference_broker.storage_tools.index_check import IndexState
-from reference_broker.storage_tools.inspect import InspectReport, SegmentReport
-from reference_broker.storage_tools.layout import StoreFormat
+from assay.reference_broker.storage.snapshots import Snapshot, SnapshotEntry, SnapshotName, encode_snapshot
+from assay.reference_broker.storage_tools.index_check import IndexState
+from assay.reference_broker.storage_tools.inspect import InspectReport, SegmentReport
+from assay.reference_broker.storage_tools.layout import StoreFormat
 
 Run = Callable[..., Any]
 PARTITION = Path("queues/orders/partitions/0")
@@ -102,7 +102,7 @@ def test_an_index_that_covers_only_the_start_is_stale(
     folder.mkdir(parents=True)
     data = b"".join(encode_flux_batch(offset, [expected_record(offset)]) for offset in range(2_000))
     (folder / "00000000000000000000.seg").write_bytes(data)
-    from reference_broker.storage.index_files import encode_offset_index
+    from assay.reference_broker.storage.index_files import encode_offset_index
 
     (folder / "00000000000000000000.idx").write_bytes(encode_offset_index(0, [(0, 0)]))
     (segment,) = inspected(storage, tmp_path).queues[0].partitions[0].segments

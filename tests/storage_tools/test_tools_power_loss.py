@@ -8,18 +8,18 @@ from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 
-from reference_broker.config import Compression, QueueConfig
-from reference_broker.core.queues.store import NewRecord
-from reference_broker.storage.durable_mark import decode_mark
-from reference_broker.storage.log import LogOptions
-from reference_broker.storage.queue_store import LogQueueStore
-from reference_broker.storage_tools.dump import RecordFilter, read_places
-from reference_broker.storage_tools.findings import Severity
-from reference_broker.storage_tools.layout import StoreFormat, find_layout
-from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
-from reference_broker.storage_tools.repair import apply_repair
-from reference_broker.storage_tools.verify import verify_directory
-from sim.disk import SimDisk
+from assay.reference_broker.config import Compression, QueueConfig
+from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.storage.durable_mark import decode_mark
+from assay.reference_broker.storage.log import LogOptions
+from assay.reference_broker.storage.queue_store import LogQueueStore
+from assay.reference_broker.storage_tools.dump import RecordFilter, read_places
+from assay.reference_broker.storage_tools.findings import Severity
+from assay.reference_broker.storage_tools.layout import StoreFormat, find_layout
+from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
+from assay.reference_broker.storage_tools.repair import apply_repair
+from assay.reference_broker.storage_tools.verify import verify_directory
+from assay.sim.disk import SimDisk
 
 NOW = datetime(2026, 1, 26, 10, 0, tzinfo=UTC)
 RUNS = 120

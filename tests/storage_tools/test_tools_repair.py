@@ -14,14 +14,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from reference_broker.config import Compression
-from reference_broker.storage.batch import BatchEncoder
-from reference_broker.storage.disk import RealDisk
-from reference_broker.storage.log import LogOptions, SegmentedLog
-from reference_broker.storage.pending_log import PendingLogFile
-from reference_broker.storage_tools.findings import VerifyReport
-from reference_broker.storage_tools.repair_plan import ActionKind, RepairReport
-from reference_broker.storage_tools.repair_record import RepairRecord
+from assay.reference_broker.config import Compression
+from assay.reference_broker.storage.batch import BatchEncoder
+from assay.reference_broker.storage.disk import RealDisk
+from assay.reference_broker.storage.log import LogOptions, SegmentedLog
+from assay.reference_broker.storage.pending_log import PendingLogFile
+from assay.reference_broker.storage_tools.findings import VerifyReport
+from assay.reference_broker.storage_tools.repair_plan import ActionKind, RepairReport
+from assay.reference_broker.storage_tools.repair_record import RepairRecord
 
 Run = Callable[..., Any]
 Fingerprint = Callable[[Path], dict[str, str]]

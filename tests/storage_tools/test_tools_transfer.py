@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from reference_broker.config import QueueConfig
-from reference_broker.core.queues.store import NewRecord
-from reference_broker.storage.disk import RealDisk
-from reference_broker.storage.queue_store import LogQueueStore
-from reference_broker.storage_tools import importing
-from reference_broker.storage_tools.export import ExportReport
-from reference_broker.storage_tools.importing import ImportReport
+from assay.reference_broker.config import QueueConfig
+from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.storage.disk import RealDisk
+from assay.reference_broker.storage.queue_store import LogQueueStore
+from assay.reference_broker.storage_tools import importing
+from assay.reference_broker.storage_tools.export import ExportReport
+from assay.reference_broker.storage_tools.importing import ImportReport
 
 Run = Callable[..., Any]
 Fingerprint = Callable[[Path], dict[str, str]]

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from reference_broker.storage.disk import RealDisk
-from reference_broker.storage_tools.findings import Finding, FindingKind, Severity, VerifyReport
-from reference_broker.storage_tools.layout import StoreFormat, find_layout
-from reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
-from reference_broker.storage_tools.verify import verify_directory
+from assay.reference_broker.storage.disk import RealDisk
+from assay.reference_broker.storage_tools.findings import Finding, FindingKind, Severity, VerifyReport
+from assay.reference_broker.storage_tools.layout import StoreFormat, find_layout
+from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
+from assay.reference_broker.storage_tools.verify import verify_directory
 
 Run = Callable[..., Any]
 PARTITION = Path("queues/orders/partitions/0")

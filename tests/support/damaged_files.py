@@ -7,10 +7,10 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from reference_broker.trace.conformance import CaseResult, CaseVerdict, Footer, Header, WireLine
-from reference_broker.trace.files import HistoryWriter, TraceWriter
-from reference_broker.trace.results import Check, RunKind, RunResult, Series, Verdict, write_result
-from reference_broker.trace.schema import (
+from assay.reference_broker.trace.conformance import CaseResult, CaseVerdict, Footer, Header, WireLine
+from assay.reference_broker.trace.files import HistoryWriter, TraceWriter
+from assay.reference_broker.trace.results import Check, RunKind, RunResult, Series, Verdict, write_result
+from assay.reference_broker.trace.schema import (
     HistoryEvent,
     HistoryHeader,
     LatencySample,

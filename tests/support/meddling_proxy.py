@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from conformance.targets import Endpoint
-from conformance.wire import Connect, MalformedPacketError, Publish, Subscribe, decode_packet, encode
+from assay.conformance.targets import Endpoint
+from assay.conformance.wire import Connect, MalformedPacketError, Publish, Subscribe, decode_packet, encode
 
 _READ_BYTES = 65_536
 

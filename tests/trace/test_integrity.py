@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from damaged_files import GOOD, damages, make_run
 
-from reference_broker.trace import integrity
-from reference_broker.trace.integrity import is_known, problems_of, walk
+from assay.reference_broker.trace import integrity
+from assay.reference_broker.trace.integrity import is_known, problems_of, walk
 
 
 def test_sound_files_have_no_problem(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_broker.trace.judgement import (
+from assay.reference_broker.trace.judgement import (
     HOLDS,
     Bounds,
     exactly,
@@ -18,7 +18,7 @@ from reference_broker.trace.judgement import (
     verdict_within,
     without_delay,
 )
-from reference_broker.trace.results import Verdict
+from assay.reference_broker.trace.results import Verdict
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from reference_broker.trace.conformance import CONFORMANCE_SCHEMA, Footer, Header, read_report
-from reference_broker.trace.results import RESULT_SCHEMA, RunKind, RunResult, Verdict, read_result, worst, write_result
+from assay.reference_broker.trace.conformance import CONFORMANCE_SCHEMA, Footer, Header, read_report
+from assay.reference_broker.trace.results import (
+    RESULT_SCHEMA,
+    RunKind,
+    RunResult,
+    Verdict,
+    read_result,
+    worst,
+    write_result,
+)
 
 
 def test_a_result_names_its_schema_and_reads_back(tmp_path: Path) -> None:

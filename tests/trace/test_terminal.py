@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from narrow_pipe import output_of
 
-from reference_broker.trace.terminal import WholeConsole, WholeTable
+from assay.reference_broker.trace.terminal import WholeConsole, WholeTable
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = "a-name-" + "x" * 200 + "-with-an-end"

@@ -7,8 +7,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_broker.trace.files import HistoryWriter, RecordFileError, TraceWriter, read_history, read_trace
-from reference_broker.trace.schema import (
+from assay.reference_broker.trace.files import HistoryWriter, RecordFileError, TraceWriter, read_history, read_trace
+from assay.reference_broker.trace.schema import (
     Contract,
     HistoryEvent,
     HistoryHeader,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import delivered, exchange_raw
-from conformance.cases.unconnected import UNCONNECTED_LIMIT_S, expect_end_unconnected
-from conformance.wire import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import delivered, exchange_raw
+from assay.conformance.cases.unconnected import UNCONNECTED_LIMIT_S, expect_end_unconnected
+from assay.conformance.wire import (
     Connack,
     Pingreq,
     Puback,
@@ -19,7 +19,7 @@ from conformance.wire import (
     describe,
     encode,
 )
-from conformance.wire.encode import binary, connect_body, connect_raw, raw_packet, string
+from assay.conformance.wire.encode import binary, connect_body, connect_raw, raw_packet, string
 
 _UNACCEPTABLE_LEVEL = 1
 _IDENTIFIER_REJECTED = 2

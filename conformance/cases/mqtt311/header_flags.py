@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import expect_other_identifier, publishing, subscribe_at
-from conformance.wire import PacketType, Pubrec, Pubrel, encode
-from conformance.wire.encode import raw_packet, uint16
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import expect_other_identifier, publishing, subscribe_at
+from assay.conformance.wire import PacketType, Pubrec, Pubrel, encode
+from assay.conformance.wire.encode import raw_packet, uint16
 
 _HEADER_BITS = (0x01, 0x02, 0x04, 0x08, 0x0F)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import qos_levels
-from conformance.wire import Subscribe, Subscription
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import qos_levels
+from assay.conformance.wire import Subscribe, Subscription
 
 LESSER = "reference-lesser"
 _IDENTIFIER_REJECTED = 2

@@ -5,10 +5,10 @@ After each of these cases the runner makes sure that the broker still accepts co
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import drained
-from conformance.cases.mqtt311.connect import BAD_LOGIN
-from conformance.wire import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import drained
+from assay.conformance.cases.mqtt311.connect import BAD_LOGIN
+from assay.conformance.wire import (
     Connack,
     Pingresp,
     Publish,
@@ -19,7 +19,7 @@ from conformance.wire import (
     describe,
     encode,
 )
-from conformance.wire.encode import binary, connect_raw, raw_packet, string, uint16
+from assay.conformance.wire.encode import binary, connect_raw, raw_packet, string, uint16
 
 ILL_FORMED = {
     "surrogate": b"\xed\xa0\x80",

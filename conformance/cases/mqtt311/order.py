@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import delivered, publishing, qos_levels, subscribe_at, under_way
-from conformance.wire import Puback, Pubcomp, Publish, Pubrec, Pubrel, describe
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import delivered, publishing, qos_levels, subscribe_at, under_way
+from assay.conformance.wire import Puback, Pubcomp, Publish, Pubrec, Pubrel, describe
 
 
 @case(

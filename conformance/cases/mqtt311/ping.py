@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.wire import Pingreq, Pingresp
+from assay.conformance.case import CaseContext, case
+from assay.conformance.wire import Pingreq, Pingresp
 
 
 @case(

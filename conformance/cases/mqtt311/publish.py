@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import delivered, publishing, qos_levels, under_way
-from conformance.wire import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import delivered, publishing, qos_levels, under_way
+from assay.conformance.wire import (
     Puback,
     Pubcomp,
     Publish,
@@ -14,7 +14,7 @@ from conformance.wire import (
     describe,
     encode,
 )
-from conformance.wire.encode import raw_packet, string, uint16
+from assay.conformance.wire.encode import raw_packet, string, uint16
 
 _PUBLISH_QOS_3 = 0x36
 _PACKET_IDS = (1, 0x0100, 0xFFFF)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import qos_levels
-from conformance.outcome import CaseFailureError
-from conformance.wire import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import qos_levels
+from assay.conformance.outcome import CaseFailureError
+from assay.conformance.wire import (
     Connack,
     Puback,
     Pubcomp,
@@ -18,7 +18,7 @@ from conformance.wire import (
     Will,
     describe,
 )
-from conformance.wire.encode import connect_flags, connect_raw
+from assay.conformance.wire.encode import connect_flags, connect_raw
 
 _BAD_CREDENTIALS, _NOT_AUTHORIZED = 4, 5
 _FAILURE = 0x80

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import delivered, qos_levels
-from conformance.wire import Publish
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import delivered, qos_levels
+from assay.conformance.wire import Publish
 
 
 @case(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import completion, delivered, publishing, qos_levels, under_way
-from conformance.connection import Connection
-from conformance.rules import Rule
-from conformance.wire import Pubcomp, Publish, Pubrec, Pubrel, describe
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import completion, delivered, publishing, qos_levels, under_way
+from assay.conformance.connection import Connection
+from assay.conformance.rules import Rule
+from assay.conformance.wire import Pubcomp, Publish, Pubrec, Pubrel, describe
 
 
 async def resume(ctx: CaseContext, client_id: str, *, name: str = "back") -> Connection:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import delivered
-from conformance.connection import FIRST_FAILURE_CODE
-from conformance.wire import Pubcomp, Pubrec, Pubrel, Suback, Subscribe, Subscription, Unsuback, Unsubscribe, describe
-from conformance.wire.encode import raw_packet, string, uint16
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import delivered
+from assay.conformance.connection import FIRST_FAILURE_CODE
+from assay.conformance.wire import (
+    Pubcomp,
+    Pubrec,
+    Pubrel,
+    Suback,
+    Subscribe,
+    Subscription,
+    Unsuback,
+    Unsubscribe,
+    describe,
+)
+from assay.conformance.wire.encode import raw_packet, string, uint16
 
 _SUBSCRIBE = 0x82
 _UNSUBSCRIBE = 0xA2

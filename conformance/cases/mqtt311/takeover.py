@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import only_is_retained
-from conformance.rules import Rule
-from conformance.wire import Will
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import only_is_retained
+from assay.conformance.rules import Rule
+from assay.conformance.wire import Will
 
 
 @case(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import delivered, ends
-from conformance.connection import FIRST_FAILURE_CODE
-from conformance.rules import Rule
-from conformance.wire import Publish, Suback, Subscribe, Subscription, describe
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import delivered, ends
+from assay.conformance.connection import FIRST_FAILURE_CODE
+from assay.conformance.rules import Rule
+from assay.conformance.wire import Publish, Suback, Subscribe, Subscription, describe
 
 _SINGLE_LEVEL = {
     "+": (["a", ""], ["a/b", "/", "a/"]),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import drained, only_is_retained
-from conformance.rules import Rule
-from conformance.wire import Will
-from conformance.wire.encode import raw_packet, string, uint16
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import drained, only_is_retained
+from assay.conformance.rules import Rule
+from assay.conformance.wire import Will
+from assay.conformance.wire.encode import raw_packet, string, uint16
 
 _ENDS_WITHIN_S = 2.0
 """No clause says how soon; a broker that does not end it then is not judged by its wills."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import LASTING, resume, subscribe_at, wire_size
-from conformance.connection import Connection
-from conformance.rules import Rule
-from conformance.wire import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import LASTING, resume, subscribe_at, wire_size
+from assay.conformance.connection import Connection
+from assay.conformance.rules import Rule
+from assay.conformance.wire import (
     Connack,
     Disconnect,
     Pingreq,

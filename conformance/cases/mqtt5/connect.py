@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import string
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import Stopwatch, exchange_raw, expect_error, imposed_keep_alive, pass_time
-from conformance.cases.unconnected import UNCONNECTED_LIMIT_S, expect_end_unconnected
-from conformance.rules import Rule
-from conformance.wire import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import Stopwatch, exchange_raw, expect_error, imposed_keep_alive, pass_time
+from assay.conformance.cases.unconnected import UNCONNECTED_LIMIT_S, expect_end_unconnected
+from assay.conformance.rules import Rule
+from assay.conformance.wire import (
     Connack,
     Connect,
     Disconnect,
@@ -20,8 +20,8 @@ from conformance.wire import (
     describe,
     encode,
 )
-from conformance.wire.encode import connect_flags, connect_raw, raw_packet
-from conformance.wire.encode import string as encoded_string
+from assay.conformance.wire.encode import connect_flags, connect_raw, raw_packet
+from assay.conformance.wire.encode import string as encoded_string
 
 _CONNECT_BYTE = 0x10
 _ALPHANUMERIC = string.digits + string.ascii_letters

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import ends_without_complaint, expect_error, wire_size
-from conformance.rules import Rule
-from conformance.wire import Auth, Disconnect, Properties, Publish, Subscribe, Will, describe
-from conformance.wire.encode import raw_packet
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import ends_without_complaint, expect_error, wire_size
+from assay.conformance.rules import Rule
+from assay.conformance.wire import Auth, Disconnect, Properties, Publish, Subscribe, Will, describe
+from assay.conformance.wire.encode import raw_packet
 
 _SMALL_PACKET_BYTES = 60
 _CONTINUE = 0x18

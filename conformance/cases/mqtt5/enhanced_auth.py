@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import expect_error, wire_size
-from conformance.cases.unconnected import UNCONNECTED_LIMIT_S, expect_end_unconnected
-from conformance.connection import Connection
-from conformance.outcome import CaseFailureError
-from conformance.wire import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import expect_error, wire_size
+from assay.conformance.cases.unconnected import UNCONNECTED_LIMIT_S, expect_end_unconnected
+from assay.conformance.connection import Connection
+from assay.conformance.outcome import CaseFailureError
+from assay.conformance.wire import (
     Auth,
     Connack,
     Disconnect,
@@ -21,8 +21,8 @@ from conformance.wire import (
     Will,
     describe,
 )
-from conformance.wire.encode import raw_packet
-from conformance.wire.scram import HASHES, ScramClient, ScramFailureError
+from assay.conformance.wire.encode import raw_packet
+from assay.conformance.wire.scram import HASHES, ScramClient, ScramFailureError
 
 SUCCESS, CONTINUE, REAUTHENTICATE = 0x00, 0x18, 0x19
 NOT_AUTHORIZED, BAD_CREDENTIALS, BAD_METHOD = 0x87, 0x86, 0x8C

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import (
     PACKET_TOO_LARGE,
     RECEIVE_MAXIMUM_EXCEEDED,
     delivered,
@@ -14,7 +14,7 @@ from conformance.cases.mqtt5.support import (
     under_way,
     wire_size,
 )
-from conformance.wire import (
+from assay.conformance.wire import (
     Disconnect,
     Packet,
     Properties,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import wire_size
-from conformance.wire import Properties, Publish, Subscription
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import wire_size
+from assay.conformance.wire import Properties, Publish, Subscription
 
 _EDGES = (127, 128, 16_383, 16_384)
 """Values at which a variable byte integer grows by a byte."""

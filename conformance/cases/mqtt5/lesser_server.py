@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import LASTING, TOPIC_ALIAS_INVALID, expect_error, pass_time, qos_levels, wire_size
-from conformance.connection import Connection
-from conformance.wire import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import (
+    LASTING,
+    TOPIC_ALIAS_INVALID,
+    expect_error,
+    pass_time,
+    qos_levels,
+    wire_size,
+)
+from assay.conformance.connection import Connection
+from assay.conformance.wire import (
     NO_PROPERTIES,
     Connack,
     Disconnect,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import LASTING, messages_now, publishing, resume, subscribe_at, taken
-from conformance.wire import Properties, Publish, Subscription, describe
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import LASTING, messages_now, publishing, resume, subscribe_at, taken
+from assay.conformance.wire import Properties, Publish, Subscription, describe
 
 _SMALL_PACKET_BYTES = 120
 _LARGE_PAYLOAD = b"x" * 200

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import ends, expect_error
-from conformance.wire import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import ends, expect_error
+from assay.conformance.wire import (
     Connack,
     Disconnect,
     PacketType,
@@ -16,8 +16,8 @@ from conformance.wire import (
     describe,
     encode,
 )
-from conformance.wire.encode import property_block, raw_packet, string, uint16, varint
-from conformance.wire.packets import NO_PROPERTIES
+from assay.conformance.wire.encode import property_block, raw_packet, string, uint16, varint
+from assay.conformance.wire.packets import NO_PROPERTIES
 
 _TYPE = PacketType
 

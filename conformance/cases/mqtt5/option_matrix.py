@@ -8,10 +8,10 @@ from itertools import product
 
 import msgspec
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import LASTING, delivered, meanwhile, publish_all, resume
-from conformance.connection import Connection
-from conformance.wire import Publish, Subscription, describe
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import LASTING, delivered, meanwhile, publish_all, resume
+from assay.conformance.connection import Connection
+from assay.conformance.wire import Publish, Subscription, describe
 
 _SHOWN_ROWS = 3
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import ends_without_complaint, expect_error
-from conformance.wire import Disconnect, PacketType, Properties, Subscription
-from conformance.wire.encode import property_fields, raw_packet, string, uint16, varint
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import ends_without_complaint, expect_error
+from assay.conformance.wire import Disconnect, PacketType, Properties, Subscription
+from assay.conformance.wire.encode import property_fields, raw_packet, string, uint16, varint
 
 _CONNECT_BYTE = 0x10
 _PUBLISH_BYTE = 0x30

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import (
     LASTING,
     Stopwatch,
     delivered,
@@ -14,9 +14,9 @@ from conformance.cases.mqtt5.support import (
     resume,
     subscribe_at,
 )
-from conformance.connection import Connection
-from conformance.rules import Rule
-from conformance.wire import Properties, Publish, Pubrec, Pubrel, describe
+from assay.conformance.connection import Connection
+from assay.conformance.rules import Rule
+from assay.conformance.wire import Properties, Publish, Pubrec, Pubrel, describe
 
 _TOPIC_NAME_INVALID = 0x90
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import (
     delivered,
     ends,
     meanwhile,
@@ -13,7 +13,7 @@ from conformance.cases.mqtt5.support import (
     subscribe_at,
     under_way,
 )
-from conformance.wire import (
+from assay.conformance.wire import (
     Properties,
     Puback,
     Pubcomp,

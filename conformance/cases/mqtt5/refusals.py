@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import LASTING
-from conformance.connection import FIRST_FAILURE_CODE
-from conformance.wire import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import LASTING
+from assay.conformance.connection import FIRST_FAILURE_CODE
+from assay.conformance.wire import (
     Disconnect,
     Properties,
     Puback,

@@ -5,9 +5,9 @@ They are published at QoS 1 here: a server may drop one of QoS 0 whenever it lik
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import Stopwatch, delivered, pass_time
-from conformance.wire import Properties, Subscription
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import Stopwatch, delivered, pass_time
+from assay.conformance.wire import Properties, Subscription
 
 
 @case(

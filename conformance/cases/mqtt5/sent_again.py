@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import LASTING, resume, subscribe_at
-from conformance.wire import Properties
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import LASTING, resume, subscribe_at
+from assay.conformance.wire import Properties
 
 _SENT = Properties(
     payload_format_indicator=1,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import (
     LASTING,
     SESSION_TAKEN_OVER,
     arrives,
@@ -15,8 +15,8 @@ from conformance.cases.mqtt5.support import (
     resume,
     subscribe_at,
 )
-from conformance.rules import Rule
-from conformance.wire import (
+from assay.conformance.rules import Rule
+from assay.conformance.wire import (
     Disconnect,
     Properties,
     Puback,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import LASTING, expect_error, publishing, resume, subscribe_at, taken
-from conformance.connection import Connection
-from conformance.wire import Properties, Puback, Publish, Suback, Subscribe, Subscription, describe
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import LASTING, expect_error, publishing, resume, subscribe_at, taken
+from assay.conformance.connection import Connection
+from assay.conformance.wire import Properties, Puback, Publish, Suback, Subscribe, Subscription, describe
 
 _FIRST_FAILURE = 0x80
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import delivered, expect_error, publishing, subscribe_at, subscribe_to_many
-from conformance.connection import Connection
-from conformance.rules import Rule
-from conformance.wire import Properties, Publish, Suback, Subscribe, Subscription, describe
-from conformance.wire.encode import property_block, raw_packet, string, uint16
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import delivered, expect_error, publishing, subscribe_at, subscribe_to_many
+from assay.conformance.connection import Connection
+from assay.conformance.rules import Rule
+from assay.conformance.wire import Properties, Publish, Suback, Subscribe, Subscription, describe
+from assay.conformance.wire.encode import property_block, raw_packet, string, uint16
 
 _SUBSCRIBE_BYTE = 0x82
 _FIRST_FAILURE = 0x80

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 
 from msgspec import structs
 
-from conformance.case import CaseContext
-from conformance.connection import FIRST_FAILURE_CODE, Connection
-from conformance.outcome import CaseFailureError
-from conformance.rules import ANSWERS, Rule, StepFailureError
-from conformance.wire import (
+from assay.conformance.case import CaseContext
+from assay.conformance.connection import FIRST_FAILURE_CODE, Connection
+from assay.conformance.outcome import CaseFailureError
+from assay.conformance.rules import ANSWERS, Rule, StepFailureError
+from assay.conformance.wire import (
     Connack,
     Disconnect,
     Packet,

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import wire_size
-from conformance.connection import Connection
-from conformance.rules import Rule
-from conformance.wire import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import wire_size
+from assay.conformance.connection import Connection
+from assay.conformance.rules import Rule
+from assay.conformance.wire import (
     Connack,
     Disconnect,
     Packet,

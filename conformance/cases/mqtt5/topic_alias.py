@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import TOPIC_ALIAS_INVALID, ends, expect_error
-from conformance.connection import Connection
-from conformance.wire import Properties, Publish, describe
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import TOPIC_ALIAS_INVALID, ends, expect_error
+from assay.conformance.connection import Connection
+from assay.conformance.wire import Properties, Publish, describe
 
 _LARGEST_ALIAS = 65_535
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import resume
-from conformance.connection import Connection
-from conformance.wire import Properties, Publish, describe
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import resume
+from assay.conformance.connection import Connection
+from assay.conformance.wire import Properties, Publish, describe
 
 _ALIAS = Properties(topic_alias=1)
 

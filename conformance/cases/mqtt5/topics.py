@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import delivered, ends, expect_failure_or_error
-from conformance.rules import StepFailureError
-from conformance.wire import Suback, Subscribe, Subscription, Unsuback, Unsubscribe, describe
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import delivered, ends, expect_failure_or_error
+from assay.conformance.rules import StepFailureError
+from assay.conformance.wire import Suback, Subscribe, Subscription, Unsuback, Unsubscribe, describe
 
 _FIRST_FAILURE = 0x80
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import LASTING, expect_error, resume, subscribe_at
-from conformance.wire import Pubcomp, Pubrec, Pubrel, Unsuback, Unsubscribe, describe
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import LASTING, expect_error, resume, subscribe_at
+from assay.conformance.wire import Pubcomp, Pubrec, Pubrel, Unsuback, Unsubscribe, describe
 
 _SUCCESS = 0x00
 _NO_SUBSCRIPTION = 0x11

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import delivered, ends, expect_error
-from conformance.wire.encode import binary, property_block, raw_packet, string, uint16, varint
-from conformance.wire.packets import NO_PROPERTIES
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import delivered, ends, expect_error
+from assay.conformance.wire.encode import binary, property_block, raw_packet, string, uint16, varint
+from assay.conformance.wire.packets import NO_PROPERTIES
 
 _CONNECT_BYTE = 0x10
 _PUBLISH_BYTE = 0x30

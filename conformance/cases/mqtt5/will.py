@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import LASTING, Stopwatch, arrives, only_is_retained, resume
-from conformance.rules import Rule
-from conformance.wire import Disconnect, Properties, Publish, Subscription, Will
-from conformance.wire.encode import raw_packet
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import LASTING, Stopwatch, arrives, only_is_retained, resume
+from assay.conformance.rules import Rule
+from assay.conformance.wire import Disconnect, Properties, Publish, Subscription, Will
+from assay.conformance.wire.encode import raw_packet
 
 _DISCONNECT_WITH_WILL = 0x04
 _UNSPECIFIED_ERROR = 0x80

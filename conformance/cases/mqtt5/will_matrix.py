@@ -11,10 +11,10 @@ from enum import Enum
 
 import msgspec
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import LASTING, SESSION_TAKEN_OVER, delivered, only_is_retained, pass_time
-from conformance.connection import Connection
-from conformance.wire import Disconnect, Packet, Properties, Publish, Subscription, Will, describe
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import LASTING, SESSION_TAKEN_OVER, delivered, only_is_retained, pass_time
+from assay.conformance.connection import Connection
+from assay.conformance.wire import Disconnect, Packet, Properties, Publish, Subscription, Will, describe
 
 _WITH_WILL = 0x04
 _DELAY_S = 30

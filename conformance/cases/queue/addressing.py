@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.queue.support import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.support import (
     consume,
     deliveries,
     expect_dead_letters,
@@ -13,7 +13,7 @@ from conformance.cases.queue.support import (
     publish_with,
     settle,
 )
-from conformance.wire import Properties, Puback, Pubcomp, Publish, Pubrec, Pubrel, Suback, Subscribe, Subscription
+from assay.conformance.wire import Properties, Puback, Pubcomp, Publish, Pubrec, Pubrel, Suback, Subscribe, Subscription
 
 
 @case(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from conformance.case import CaseContext, case
-from conformance.cases.queue.administration import NOT_AUTHORIZED, ask, create, figure, refused
-from conformance.cases.queue.support import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.administration import NOT_AUTHORIZED, ask, create, figure, refused
+from assay.conformance.cases.queue.support import (
     admin,
     consume,
     expect_dead_letters,
@@ -14,7 +14,7 @@ from conformance.cases.queue.support import (
     publish_with,
     settle,
 )
-from conformance.wire import Publish, Suback, Subscribe, Subscription
+from assay.conformance.wire import Publish, Suback, Subscribe, Subscription
 
 
 @case(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.queue.administration import ask, create, figure, refused
-from conformance.cases.queue.producing import Producer
-from conformance.cases.queue.support import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.administration import ask, create, figure, refused
+from assay.conformance.cases.queue.producing import Producer
+from assay.conformance.cases.queue.support import (
     consume,
     deliveries,
     new_queue,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from conformance.case import CaseContext
-from conformance.cases.queue.support import admin
-from conformance.connection import Connection
-from conformance.wire import Puback, Publish
+from assay.conformance.case import CaseContext
+from assay.conformance.cases.queue.support import admin
+from assay.conformance.connection import Connection
+from assay.conformance.wire import Puback, Publish
 
 NOT_AUTHORIZED = 0x87
 

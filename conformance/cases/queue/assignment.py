@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.queue.group_support import assigned, fill, partitions, payloads
-from conformance.cases.queue.support import consume, count_of, new_queue, publish_with, refused_settlement, settle
-from conformance.connection import Connection
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.group_support import assigned, fill, partitions, payloads
+from assay.conformance.cases.queue.support import consume, count_of, new_queue, publish_with, refused_settlement, settle
+from assay.conformance.connection import Connection
 
 
 async def _consumers(ctx: CaseContext, queue: str, names: str) -> list[Connection]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import publishing, taken
-from conformance.cases.queue.administration import ask, create, figure, refused
-from conformance.cases.queue.support import consume, deliveries, new_queue, property_of, publish_with, settlement
-from conformance.wire import Puback, Publish, Subscription
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import publishing, taken
+from assay.conformance.cases.queue.administration import ask, create, figure, refused
+from assay.conformance.cases.queue.support import consume, deliveries, new_queue, property_of, publish_with, settlement
+from assay.conformance.wire import Puback, Publish, Subscription
 
 
 @case(

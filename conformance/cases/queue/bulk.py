@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 
-from conformance.case import CaseContext
-from conformance.connection import FIRST_FAILURE_CODE
-from conformance.outcome import CaseFailureError
-from conformance.wire import Connack, Properties, Publish, Subscribe, Subscription, encode
+from assay.conformance.case import CaseContext
+from assay.conformance.connection import FIRST_FAILURE_CODE
+from assay.conformance.outcome import CaseFailureError
+from assay.conformance.wire import Connack, Properties, Publish, Subscribe, Subscription, encode
 
 _VERSION = 5
 _BLOCK = 1_000

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.queue.support import consume, deliveries, new_queue, property_of, publish, settlement
-from conformance.connection import Connection
-from conformance.wire import Properties, Puback, Publish, describe
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.support import consume, deliveries, new_queue, property_of, publish, settlement
+from assay.conformance.connection import Connection
+from assay.conformance.wire import Properties, Puback, Publish, describe
 
 _MESSAGES = 60
 _KEYS = 4

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.queue.group_support import ONE_PARTITION, accepted, partitions, payloads, refused
-from conformance.cases.queue.support import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.group_support import ONE_PARTITION, accepted, partitions, payloads, refused
+from assay.conformance.cases.queue.support import (
     admin,
     consume,
     count_of,
@@ -15,8 +15,8 @@ from conformance.cases.queue.support import (
     refused_settlement,
     settle,
 )
-from conformance.connection import Connection
-from conformance.wire import Properties, Suback, Subscribe, Subscription
+from assay.conformance.connection import Connection
+from assay.conformance.wire import Properties, Suback, Subscribe, Subscription
 
 _FOUR = (b"0", b"1", b"2", b"3")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.queue.support import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.support import (
     admin,
     consume,
     count_of,
@@ -15,8 +15,8 @@ from conformance.cases.queue.support import (
     refused_settlement,
     settle,
 )
-from conformance.connection import Connection
-from conformance.wire import Properties, Puback, Publish, Subscription
+from assay.conformance.connection import Connection
+from assay.conformance.wire import Properties, Puback, Publish, Subscription
 
 
 async def _bury(ctx: CaseContext, queue: str, *payloads: bytes, path: str = "", **options: str) -> Connection:

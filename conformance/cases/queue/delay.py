@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.queue.delays import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.delays import (
     MAX_DELAY_MS,
     TICK_S,
     cancel,
@@ -13,8 +13,8 @@ from conformance.cases.queue.delays import (
     settled_payloads,
     time_of_broker,
 )
-from conformance.cases.queue.support import consume, new_queue, publish_with
-from conformance.wire import Properties, Puback, Publish
+from assay.conformance.cases.queue.support import consume, new_queue, publish_with
+from assay.conformance.wire import Properties, Puback, Publish
 
 _DURABLE = {"data_dir": "{dir}/data", "queues": {"defaults": {"durability": "fsync"}}}
 _SELDOM_SYNCED = {

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.queue.delays import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.delays import (
     TICK_S,
     cancel,
     delay_id,
     settled_payloads,
     time_of_broker,
 )
-from conformance.cases.queue.support import admin, consume, deliveries, new_queue, property_of, publish_with
-from conformance.wire import Properties, Puback, Publish
+from assay.conformance.cases.queue.support import admin, consume, deliveries, new_queue, property_of, publish_with
+from assay.conformance.wire import Properties, Puback, Publish
 
 
 @case(

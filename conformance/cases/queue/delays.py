@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
 
-from conformance.case import CaseContext
-from conformance.cases.queue.support import admin, deliveries, publish_with, settle
-from conformance.connection import Connection
-from conformance.wire import Puback
+from assay.conformance.case import CaseContext
+from assay.conformance.cases.queue.support import admin, deliveries, publish_with, settle
+from assay.conformance.connection import Connection
+from assay.conformance.wire import Puback
 
 TICK_S = 0.010
 MAX_DELAY_MS = 671_088_640

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.case import CaseContext, case
-from conformance.cases.queue.support import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.support import (
     PARTITION_KEY,
     consume,
     count_of,
@@ -16,7 +16,7 @@ from conformance.cases.queue.support import (
     publish_with,
     settle,
 )
-from conformance.wire import Properties, Puback, Publish
+from assay.conformance.wire import Properties, Puback, Publish
 
 _MANY = tuple(str(number).encode() for number in range(60))
 

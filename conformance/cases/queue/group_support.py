@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from conformance.case import CaseContext
-from conformance.cases.queue.support import deliveries, publish_with
-from conformance.connection import Connection
-from conformance.wire import Properties, Puback, Publish
+from assay.conformance.case import CaseContext
+from assay.conformance.cases.queue.support import deliveries, publish_with
+from assay.conformance.connection import Connection
+from assay.conformance.wire import Properties, Puback, Publish
 
 ONE_PARTITION: dict[str, Any] = {"queues": {"defaults": {"partitions": 1}}}
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.queue.group_support import ONE_PARTITION, accepted, assigned, partitions, payloads, refused
-from conformance.cases.queue.support import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.group_support import ONE_PARTITION, accepted, assigned, partitions, payloads, refused
+from assay.conformance.cases.queue.support import (
     admin,
     consume,
     count_of,
@@ -16,7 +16,7 @@ from conformance.cases.queue.support import (
     settle,
     shares,
 )
-from conformance.wire import Puback, Publish, Subscription
+from assay.conformance.wire import Puback, Publish, Subscription
 
 
 @case(

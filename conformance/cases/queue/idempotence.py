@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.queue.producing import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.producing import (
     REMEMBERED,
     TWO_USERS,
     Producer,
@@ -13,7 +13,7 @@ from conformance.cases.queue.producing import (
     send,
     told,
 )
-from conformance.cases.queue.support import consume, new_queue
+from assay.conformance.cases.queue.support import consume, new_queue
 
 _DURABLE = {"data_dir": "{dir}/data", "queues": {"defaults": {"durability": "fsync"}}}
 _NEAR = "queue-one-batch-per-message"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.queue.administration import figure
-from conformance.cases.queue.producing import Producer
-from conformance.cases.queue.support import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.administration import figure
+from assay.conformance.cases.queue.producing import Producer
+from assay.conformance.cases.queue.support import (
     admin,
     consume,
     deliveries,
@@ -16,8 +16,8 @@ from conformance.cases.queue.support import (
     publish_with,
     settle,
 )
-from conformance.connection import Connection
-from conformance.wire import Properties, Puback, Publish, Suback, Subscribe, Subscription
+from assay.conformance.connection import Connection
+from assay.conformance.wire import Properties, Puback, Publish, Suback, Subscribe, Subscription
 
 _QUOTA_EXCEEDED = 0x97
 

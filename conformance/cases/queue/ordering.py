@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.mqtt5.support import taken
-from conformance.cases.queue.support import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.mqtt5.support import taken
+from assay.conformance.cases.queue.support import (
     consume,
     count_of,
     deliveries,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.queue.administration import ask, create, refused
-from conformance.cases.queue.support import consume, new_queue, property_of, publish_with, settle, shares
-from conformance.connection import Connection
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.administration import ask, create, refused
+from assay.conformance.cases.queue.support import consume, new_queue, property_of, publish_with, settle, shares
+from assay.conformance.connection import Connection
 
 _KEYS = ("", "a", "foobar", "user-1", "user-2", "ключ", "a longer key, of more than sixteen bytes")
 _UINT32 = 0xFFFFFFFF

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.queue.support import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.support import (
     admin,
     consume,
     deliveries,
@@ -12,7 +12,7 @@ from conformance.cases.queue.support import (
     publish_with,
     settle,
 )
-from conformance.connection import Connection
+from assay.conformance.connection import Connection
 
 LANES = ("critical", "high", "normal", "low", "background")
 _WEIGHTS = (50, 25, 15, 7, 3)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.case import CaseContext
-from conformance.cases.queue.support import deliveries, json_answer, settlement
-from conformance.connection import Connection
-from conformance.wire import Properties, Puback, Publish, Subscription
+from assay.conformance.case import CaseContext
+from assay.conformance.cases.queue.support import deliveries, json_answer, settlement
+from assay.conformance.connection import Connection
+from assay.conformance.wire import Properties, Puback, Publish, Subscription
 
 REMEMBERED = 32
 _ANN = (

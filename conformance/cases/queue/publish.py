@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.queue.support import consume, new_queue, property_of, publish, settle, shares
-from conformance.wire import Puback, Publish
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.support import consume, new_queue, property_of, publish, settle, shares
+from assay.conformance.wire import Puback, Publish
 
 
 @case(

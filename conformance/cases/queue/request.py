@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.queue.support import consume, expect_dead_letters, new_queue, settle
-from conformance.connection import Connection
-from conformance.wire import Properties, Publish, Subscription
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.support import consume, expect_dead_letters, new_queue, settle
+from assay.conformance.connection import Connection
+from assay.conformance.wire import Properties, Publish, Subscription
 
 _CORRELATION = bytes(range(256))
 

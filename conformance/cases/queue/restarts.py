@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from conformance.case import CaseContext, CaseFunction, case
-from conformance.cases.mqtt5.support import pass_time
-from conformance.cases.queue.administration import ask, create
-from conformance.cases.queue.bulk import BulkClient
-from conformance.cases.queue.group_support import operate
-from conformance.cases.queue.producing import Producer
-from conformance.cases.queue.support import (
+from assay.conformance.case import CaseContext, CaseFunction, case
+from assay.conformance.cases.mqtt5.support import pass_time
+from assay.conformance.cases.queue.administration import ask, create
+from assay.conformance.cases.queue.bulk import BulkClient
+from assay.conformance.cases.queue.group_support import operate
+from assay.conformance.cases.queue.producing import Producer
+from assay.conformance.cases.queue.support import (
     consume,
     count_of,
     deliveries,
@@ -24,9 +24,9 @@ from conformance.cases.queue.support import (
     publish_with,
     settle,
 )
-from conformance.cases.restart_support import SMALL_SEGMENTS, come_back, publish_all, stay
-from conformance.connection import Connection
-from conformance.wire import Properties, Publish
+from assay.conformance.cases.restart_support import SMALL_SEGMENTS, come_back, publish_all, stay
+from assay.conformance.connection import Connection
+from assay.conformance.wire import Properties, Publish
 
 _LIMIT_S = 15.0
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.queue.support import consume, new_queue, property_of, publish, settle
-from conformance.wire import Properties, Puback, Publish
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.support import consume, new_queue, property_of, publish, settle
+from assay.conformance.wire import Properties, Puback, Publish
 
 
 @case(

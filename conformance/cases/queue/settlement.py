@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from conformance.case import CaseContext, case
-from conformance.cases.queue.support import (
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.support import (
     consume,
     count_of,
     deliveries,
@@ -16,8 +16,8 @@ from conformance.cases.queue.support import (
     settle,
     shares,
 )
-from conformance.connection import Connection
-from conformance.wire import Properties, Puback, Publish
+from assay.conformance.connection import Connection
+from assay.conformance.wire import Properties, Puback, Publish
 
 _RECEIPTS = {
     "queues": {"defaults": {"receipts": True, "delivery_timeout_s": 10, "retry": {"initial_backoff_s": 1}}},

@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from conformance.case import CaseContext
-from conformance.connection import Connection
-from conformance.wire import Properties, Puback, Publish, Subscription
+from assay.conformance.case import CaseContext
+from assay.conformance.connection import Connection
+from assay.conformance.wire import Properties, Puback, Publish, Subscription
 
 _STRAGGLER_S = 2.0
 """For a delivery that must come."""

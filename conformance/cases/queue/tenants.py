@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.case import CaseContext, case
-from conformance.cases.queue.producing import Producer, must_fail, request
-from conformance.cases.queue.support import consume, deliveries, join, property_of, publish_with, settle
-from conformance.connection import Connection
-from conformance.wire import Connack, Connect, Properties, Puback, Publish, Suback, Subscribe, Subscription
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.producing import Producer, must_fail, request
+from assay.conformance.cases.queue.support import consume, deliveries, join, property_of, publish_with, settle
+from assay.conformance.connection import Connection
+from assay.conformance.wire import Connack, Connect, Properties, Puback, Publish, Suback, Subscribe, Subscription
 
 _NOT_AUTHORIZED = 0x87
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.case import CaseContext, case
-from conformance.cases.queue.producing import TWO_USERS, Producer, answer_of, must_fail, request
-from conformance.cases.queue.support import consume, new_queue, publish, settle
-from conformance.wire import Puback
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.producing import TWO_USERS, Producer, answer_of, must_fail, request
+from assay.conformance.cases.queue.support import consume, new_queue, publish, settle
+from assay.conformance.wire import Puback
 
 _SMALL = {"queues": {"transactions": {"max_messages": 3, "max_bytes": 100, "max_partitions": 2}}}
 _NEAR = "queue-one-batch-per-message"

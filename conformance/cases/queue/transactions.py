@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from conformance.case import CaseContext, case
-from conformance.cases.queue.producing import Producer, answer_of, must_fail, payloads, request, send
-from conformance.cases.queue.support import admin, consume, count_of, deliveries, new_queue, publish, settle
+from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.producing import Producer, answer_of, must_fail, payloads, request, send
+from assay.conformance.cases.queue.support import admin, consume, count_of, deliveries, new_queue, publish, settle
 
 _NEAR = "queue-one-batch-per-message"
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import msgspec
 
-from reference_broker.config import Durability, QueuesConfig
-from reference_broker.core.message import Message
-from reference_broker.core.queues import QueueEngine
-from reference_broker.storage.disk import RealDisk
-from reference_broker.storage.queue_store import LogQueueStore
+from assay.reference_broker.config import Durability, QueuesConfig
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import QueueEngine
+from assay.reference_broker.storage.disk import RealDisk
+from assay.reference_broker.storage.queue_store import LogQueueStore
 
 START = 1_700_000_000.0
 _BATCH = 1_000

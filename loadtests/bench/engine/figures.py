@@ -9,14 +9,14 @@ from collections.abc import Callable
 import msgspec
 from rich.table import Table
 
-from loadtests.bench.engine import measure
-from loadtests.bench.engine.delays import measure_delays
-from loadtests.bench.engine.queue_rebalance import measure_rebalance
-from loadtests.bench.report import MARKS
-from loadtests.machine import this_machine
-from reference_broker.config import RebalanceProtocol
-from reference_broker.trace.results import Check, RunKind, RunResult, Verdict, worst
-from reference_broker.trace.terminal import WholeTable
+from assay.loadtests.bench.engine import measure
+from assay.loadtests.bench.engine.delays import measure_delays
+from assay.loadtests.bench.engine.queue_rebalance import measure_rebalance
+from assay.loadtests.bench.report import MARKS
+from assay.loadtests.machine import this_machine
+from assay.reference_broker.config import RebalanceProtocol
+from assay.reference_broker.trace.results import Check, RunKind, RunResult, Verdict, worst
+from assay.reference_broker.trace.terminal import WholeTable
 
 
 class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from reference_broker.config import Durability, QueuesConfig
-from reference_broker.core.message import Message
-from reference_broker.core.queues import Consumer, Delivery, QueueAddress, QueueEngine, Verb
-from reference_broker.storage.queue_store import LogQueueStore
+from assay.reference_broker.config import Durability, QueuesConfig
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import Consumer, Delivery, QueueAddress, QueueEngine, Verb
+from assay.reference_broker.storage.queue_store import LogQueueStore
 
 QUEUE = "bench"
 BATCH = 1_000

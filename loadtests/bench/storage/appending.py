@@ -8,13 +8,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from loadtests.bench.storage.log_files import LogFolder, joined, raw_write_s
-from loadtests.bench.storage.measurement import Case, RowSpec, Sample
-from loadtests.bench.storage.plan import StoragePlan
-from loadtests.bench.storage.workload import Batches, mixed_batches, uniform_batches
-from reference_broker.config import Compression
-from reference_broker.core.queues.store import NewRecord
-from reference_broker.storage.log import SegmentedLog
+from assay.loadtests.bench.storage.log_files import LogFolder, joined, raw_write_s
+from assay.loadtests.bench.storage.measurement import Case, RowSpec, Sample
+from assay.loadtests.bench.storage.plan import StoragePlan
+from assay.loadtests.bench.storage.workload import Batches, mixed_batches, uniform_batches
+from assay.reference_broker.config import Compression
+from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.storage.log import SegmentedLog
 
 WRITE_BUFFER_BYTES = 64 * 1024
 _CALLS_PER_LOOK = 64

@@ -16,13 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from loadtests.bench.storage.measurement import Case, MeasuredRow, RowSpec, Sample
-from loadtests.bench.storage.plan import StoragePlan
-from reference_broker.config import Durability, QueueConfig, QueuesConfig
-from reference_broker.core.message import Message
-from reference_broker.core.queues import Delivery, QueueEngine, Verb
-from reference_broker.storage.disk import RealDisk
-from reference_broker.storage.queue_store import LogQueueStore
+from assay.loadtests.bench.storage.measurement import Case, MeasuredRow, RowSpec, Sample
+from assay.loadtests.bench.storage.plan import StoragePlan
+from assay.reference_broker.config import Durability, QueueConfig, QueuesConfig
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import Delivery, QueueEngine, Verb
+from assay.reference_broker.storage.disk import RealDisk
+from assay.reference_broker.storage.queue_store import LogQueueStore
 
 PAYLOAD_SIZES = (100, 1_000, 64_000)
 WORTH_SAVING = 0.25

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import uvloop
 
-from loadtests.bench.storage.log_files import LogFolder, raw_sync_s
-from loadtests.bench.storage.measurement import Case, RowSpec, Sample
-from loadtests.bench.storage.plan import StoragePlan
-from loadtests.bench.storage.workload import uniform_batches
-from reference_broker.core.queues.store import NewRecord, SyncTask
-from reference_broker.storage.log import SegmentedLog
+from assay.loadtests.bench.storage.log_files import LogFolder, raw_sync_s
+from assay.loadtests.bench.storage.measurement import Case, RowSpec, Sample
+from assay.loadtests.bench.storage.plan import StoragePlan
+from assay.loadtests.bench.storage.workload import uniform_batches
+from assay.reference_broker.core.queues.store import NewRecord, SyncTask
+from assay.reference_broker.storage.log import SegmentedLog
 
 Confirm = Callable[[], None]
 StartSync = Callable[[SyncTask], "asyncio.Future[float]"]

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from reference_broker.config import Compression
-from reference_broker.storage.batch import HEADER_BYTES, BatchEncoder, decode_header
-from reference_broker.storage.disk import RealDisk
-from reference_broker.storage.log import LogOptions, SegmentedLog
+from assay.reference_broker.config import Compression
+from assay.reference_broker.storage.batch import HEADER_BYTES, BatchEncoder, decode_header
+from assay.reference_broker.storage.disk import RealDisk
+from assay.reference_broker.storage.log import LogOptions, SegmentedLog
 
 _PARTITION = "partition"
 _READ_BYTES = 256 * 1024

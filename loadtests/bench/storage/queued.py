@@ -1,4 +1,4 @@
-"""Rows of the queued messages: starts the processes of :mod:`loadtests.bench.storage.queued_messages`."""
+"""Rows of the queued messages: starts the processes of :mod:`assay.loadtests.bench.storage.queued_messages`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import IO
 
 import msgspec
 
-from loadtests.bench.storage.measurement import MeasuredRow, RowSpec
-from loadtests.bench.storage.plan import Progress, StoragePlan
-from loadtests.bench.storage.queued_messages import Line, QueuedFigures
+from assay.loadtests.bench.storage.measurement import MeasuredRow, RowSpec
+from assay.loadtests.bench.storage.plan import Progress, StoragePlan
+from assay.loadtests.bench.storage.queued_messages import Line, QueuedFigures
 
 _MEGA = 1e6
 _END_TIMEOUT_S = 10.0
@@ -64,7 +64,7 @@ def _row(
 
 
 def _run_child(plan: StoragePlan, folder: Path, what: str, progress: Progress, *options: str) -> QueuedFigures:
-    command = [sys.executable, "-m", "loadtests.bench.storage.queued_messages", str(folder)]
+    command = [sys.executable, "-m", "assay.loadtests.bench.storage.queued_messages", str(folder)]
     command += ["--count", str(plan.queued_messages), "--payload-bytes", str(plan.queued_bytes), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdout is not None

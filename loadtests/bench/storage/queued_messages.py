@@ -1,7 +1,7 @@
 """A million queued messages in a process of their own: what they take of memory and disk, before and after a restart.
 
-Run as ``python -m loadtests.bench.storage.queued_messages FOLDER --count N --payload-bytes N [--reopen]``: the whole
-queue engine on a real store, without network. Prints JSON lines: progress, then a :class:`QueuedFigures`.
+Run as ``python -m assay.loadtests.bench.storage.queued_messages FOLDER --count N --payload-bytes N [--reopen]``: the
+whole queue engine on a real store, without network. Prints JSON lines: progress, then a :class:`QueuedFigures`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Literal
 
 import msgspec
 
-from reference_broker.config import Durability, QueueConfig, QueuesConfig
-from reference_broker.core.message import Message
-from reference_broker.core.queues import QueueEngine, QueueError
-from reference_broker.storage.disk import RealDisk
-from reference_broker.storage.queue_store import LogQueueStore
+from assay.reference_broker.config import Durability, QueueConfig, QueuesConfig
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import QueueEngine, QueueError
+from assay.reference_broker.storage.disk import RealDisk
+from assay.reference_broker.storage.queue_store import LogQueueStore
 
 QUEUE = "bench"
 PARTITIONS = 10

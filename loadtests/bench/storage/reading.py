@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from loadtests.bench.storage.log_files import BatchPlace, LogFolder, raw_read_s
-from loadtests.bench.storage.measurement import Case, RowSpec, Sample
-from loadtests.bench.storage.plan import Progress, StoragePlan
-from loadtests.bench.storage.workload import Batches, mixed_batches, uniform_batches
+from assay.loadtests.bench.storage.log_files import BatchPlace, LogFolder, raw_read_s
+from assay.loadtests.bench.storage.measurement import Case, RowSpec, Sample
+from assay.loadtests.bench.storage.plan import Progress, StoragePlan
+from assay.loadtests.bench.storage.workload import Batches, mixed_batches, uniform_batches
 
 KILOBYTE_RECORD_BYTES = 1_024
 _READ_RECORDS = 500

@@ -5,13 +5,13 @@ from __future__ import annotations
 from rich.box import SIMPLE
 from rich.table import Table
 
-from loadtests.bench.storage.filesystem import is_in_memory
-from loadtests.bench.storage.measurement import MeasuredRow
-from loadtests.bench.storage.run import StorageRun
-from loadtests.bench.storage.targets import Target, judge, target_of
-from loadtests.machine import this_machine
-from reference_broker.trace.results import Check, RunKind, RunResult, Verdict, worst
-from reference_broker.trace.terminal import WholeTable
+from assay.loadtests.bench.storage.filesystem import is_in_memory
+from assay.loadtests.bench.storage.measurement import MeasuredRow
+from assay.loadtests.bench.storage.run import StorageRun
+from assay.loadtests.bench.storage.targets import Target, judge, target_of
+from assay.loadtests.machine import this_machine
+from assay.reference_broker.trace.results import Check, RunKind, RunResult, Verdict, worst
+from assay.reference_broker.trace.terminal import WholeTable
 
 _SECTIONS = {
     "append": "appending in batches, to a real file",

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import msgspec
 
-from loadtests.bench.storage.appending import append_cases, single_cases
-from loadtests.bench.storage.delivery_cost import decision, delivery_cases
-from loadtests.bench.storage.filesystem import filesystem_of
-from loadtests.bench.storage.group_commit import group_commit_cases
-from loadtests.bench.storage.measurement import Case, MeasuredRow
-from loadtests.bench.storage.plan import Progress, StoragePlan
-from loadtests.bench.storage.queued import measure_queued
-from loadtests.bench.storage.reading import read_cases, write_big_logs
+from assay.loadtests.bench.storage.appending import append_cases, single_cases
+from assay.loadtests.bench.storage.delivery_cost import decision, delivery_cases
+from assay.loadtests.bench.storage.filesystem import filesystem_of
+from assay.loadtests.bench.storage.group_commit import group_commit_cases
+from assay.loadtests.bench.storage.measurement import Case, MeasuredRow
+from assay.loadtests.bench.storage.plan import Progress, StoragePlan
+from assay.loadtests.bench.storage.queued import measure_queued
+from assay.loadtests.bench.storage.reading import read_cases, write_big_logs
 
 _QUEUED_SHARE, _PREPARED_SHARE = 0.35, 0.5
 """Shares of the run that are over once the queued messages are measured, and once the big logs are written."""
@@ -46,8 +46,8 @@ class StorageRun(msgspec.Struct, kw_only=True):
 def run_storage_bench(plan: StoragePlan, directory: Path, progress: Progress) -> StorageRun:
     """Measure everything in a new folder below ``directory``, which is removed whatever happens.
 
-    Raises :class:`NoRoomError`, :class:`OSError`, :class:`loadtests.bench.storage.queued.QueuedMessagesError`,
-    :class:`loadtests.bench.storage.log_files.LogNoteError`.
+    Raises :class:`NoRoomError`, :class:`OSError`, :class:`assay.loadtests.bench.storage.queued.QueuedMessagesError`,
+    :class:`assay.loadtests.bench.storage.log_files.LogNoteError`.
     """
     free = shutil.disk_usage(directory).free
     if free < plan.needed_bytes:

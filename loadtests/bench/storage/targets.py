@@ -7,9 +7,9 @@ from typing import Literal
 
 import msgspec
 
-from loadtests.bench.storage.filesystem import is_in_memory
-from loadtests.bench.storage.measurement import MeasuredRow
-from reference_broker.trace.results import Check, Verdict
+from assay.loadtests.bench.storage.filesystem import is_in_memory
+from assay.loadtests.bench.storage.measurement import MeasuredRow
+from assay.reference_broker.trace.results import Check, Verdict
 
 Relation = Literal[">=", "<=", "<"]
 

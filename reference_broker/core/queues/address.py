@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
 
 QUEUE_PREFIX = "$queue/"
 DEAD_LETTER_PREFIX = "$dlq/"

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from reference_broker.config import QueueConfig
-from reference_broker.core.queues import group_admin
-from reference_broker.core.queues.address import DEAD_LETTER_PREFIX, check_queue_name, is_dead_letter
-from reference_broker.core.queues.delay_store import MAX_LISTED
-from reference_broker.core.queues.delayed_message import DelayedMessage
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from assay.reference_broker.config import QueueConfig
+from assay.reference_broker.core.queues import group_admin
+from assay.reference_broker.core.queues.address import DEAD_LETTER_PREFIX, check_queue_name, is_dead_letter
+from assay.reference_broker.core.queues.delay_store import MAX_LISTED
+from assay.reference_broker.core.queues.delayed_message import DelayedMessage
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.engine import QueueEngine
+    from assay.reference_broker.core.queues.engine import QueueEngine
 
 ADMIN_PREFIX: Final = "$admin/queue/"
 _ADMIN_ROOT: Final = "$admin/"

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.confirms import SyncPoint
-    from reference_broker.core.queues.group import ConsumerGroup
-    from reference_broker.core.queues.group_state import GroupState
-    from reference_broker.core.queues.partition import QueuePartition
+    from assay.reference_broker.core.queues.confirms import SyncPoint
+    from assay.reference_broker.core.queues.group import ConsumerGroup
+    from assay.reference_broker.core.queues.group_state import GroupState
+    from assay.reference_broker.core.queues.partition import QueuePartition
 
 
 MAX_WORK = 4_096

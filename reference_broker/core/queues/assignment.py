@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from reference_broker.config import Assignor
+from assay.reference_broker.config import Assignor
 
 Assignment = dict[str, tuple[int, ...]]
 """Consumer id -> partitions, ascending; every consumer has an entry."""

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from reference_broker.core.filter_tree import FilterTree
-from reference_broker.core.message import Message, changed
-from reference_broker.core.queues.address import QUEUE_PREFIX, QueueAddress
-from reference_broker.core.queues.confirms import Confirm, JointConfirm, Stored, ignore
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from reference_broker.core.remembered import remember
+from assay.reference_broker.core.filter_tree import FilterTree
+from assay.reference_broker.core.message import Message, changed
+from assay.reference_broker.core.queues.address import QUEUE_PREFIX, QueueAddress
+from assay.reference_broker.core.queues.confirms import Confirm, JointConfirm, Stored, ignore
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from assay.reference_broker.core.remembered import remember
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.engine import QueueEngine
-    from reference_broker.core.queues.queue import DurableQueue
+    from assay.reference_broker.core.queues.engine import QueueEngine
+    from assay.reference_broker.core.queues.queue import DurableQueue
 
 SOURCE_TOPIC: Final = "source-topic"
 """User property of a copy: the topic that it was published to."""

@@ -6,13 +6,13 @@ import heapq
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from reference_broker.core.queues.address import message_id_of
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from reference_broker.core.queues.partition import QueuePartition
-from reference_broker.core.queues.stored_message import HIDDEN, StoredMessage
+from assay.reference_broker.core.queues.address import message_id_of
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.partition import QueuePartition
+from assay.reference_broker.core.queues.stored_message import HIDDEN, StoredMessage
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.queue import DurableQueue
+    from assay.reference_broker.core.queues.queue import DurableQueue
 
 MAX_BROWSED = 10_000
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from reference_broker.core.queues.address import message_id_of
-from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
-from reference_broker.core.queues.pending import EntryState
-from reference_broker.core.queues.retry import exhausted_reason
+from assay.reference_broker.core.queues.address import message_id_of
+from assay.reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.pending import EntryState
+from assay.reference_broker.core.queues.retry import exhausted_reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from reference_broker.core.queues.consumer import Consumer
-    from reference_broker.core.queues.dispatcher import Dispatcher
-    from reference_broker.core.queues.group import ConsumerGroup
-    from reference_broker.core.queues.pending import PendingEntry
+    from assay.reference_broker.core.queues.consumer import Consumer
+    from assay.reference_broker.core.queues.dispatcher import Dispatcher
+    from assay.reference_broker.core.queues.group import ConsumerGroup
+    from assay.reference_broker.core.queues.pending import PendingEntry
 
 
 def claim(

@@ -9,19 +9,19 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.confirms import Confirm, JointConfirm, SyncPoint
-from reference_broker.core.queues.control_records import Outcome, control_record
-from reference_broker.core.queues.coordinator import Decision, HeldOffset
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from reference_broker.core.queues.pending import EntryState
-from reference_broker.core.queues.producer_memory import ProducerMemory
-from reference_broker.core.queues.transaction import EndedTransaction, Transaction, TransactionState
-from reference_broker.trace.schema import TraceKind
+from assay.reference_broker.core.queues.agenda import Agenda
+from assay.reference_broker.core.queues.confirms import Confirm, JointConfirm, SyncPoint
+from assay.reference_broker.core.queues.control_records import Outcome, control_record
+from assay.reference_broker.core.queues.coordinator import Decision, HeldOffset
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.pending import EntryState
+from assay.reference_broker.core.queues.producer_memory import ProducerMemory
+from assay.reference_broker.core.queues.transaction import EndedTransaction, Transaction, TransactionState
+from assay.reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.partition import QueuePartition
-    from reference_broker.core.queues.queue import DurableQueue
+    from assay.reference_broker.core.queues.partition import QueuePartition
+    from assay.reference_broker.core.queues.queue import DurableQueue
 
 _RETRY_S = 1.0
 _MAX_ENDED = 10_000

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import Protocol
 
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode, is_passing
-from reference_broker.core.queues.store import SyncTask
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode, is_passing
+from assay.reference_broker.core.queues.store import SyncTask
 
 _TRIES = 3
 """Where nobody can wait for the system to have means again."""

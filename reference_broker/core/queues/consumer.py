@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from reference_broker.core.queues.delivery import Delivery
-from reference_broker.core.queues.delivery_run import DeliverRun
-from reference_broker.core.queues.subscribe_options import DEFAULT_OPTIONS, AckMode, SubscribeOptions
+from assay.reference_broker.core.queues.delivery import Delivery
+from assay.reference_broker.core.queues.delivery_run import DeliverRun
+from assay.reference_broker.core.queues.subscribe_options import DEFAULT_OPTIONS, AckMode, SubscribeOptions
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.pending import GroupPartition
+    from assay.reference_broker.core.queues.pending import GroupPartition
 
 Deliver = Callable[[Delivery], bool]
 

@@ -14,7 +14,7 @@ import struct
 from enum import Enum
 from typing import Final, NamedTuple
 
-from reference_broker.core.queues.store import Headers, LogRecord, NewRecord
+from assay.reference_broker.core.queues.store import Headers, LogRecord, NewRecord
 
 PRODUCER_HEADER: Final = b"_producer"
 TRANSACTION_HEADER: Final = b"_transaction"

@@ -7,7 +7,7 @@ the broker starts. The state has these keys:
 ``ids``                     the first number that was never given out
 ``p:<transactional id>``    :class:`Producer`: id, epoch, last transaction that it committed
 ``t:<transaction id>``      :class:`Decision`: the transaction is committed, and its parts may still have to be told
-``q:<queue>:<partition>``   a snapshot of :class:`reference_broker.core.queues.producers.PartitionProducers`
+``q:<queue>:<partition>``   a snapshot of :class:`assay.reference_broker.core.queues.producers.PartitionProducers`
 =========================== ==========================================================================================
 """
 
@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.confirms import Confirm, SyncPoint, sync_now
-from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
-from reference_broker.core.queues.store import KeyedState, QueueStore, SyncTask
+from assay.reference_broker.core.queues.agenda import Agenda
+from assay.reference_broker.core.queues.confirms import Confirm, SyncPoint, sync_now
+from assay.reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.store import KeyedState, QueueStore, SyncTask
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.transaction import Transaction
+    from assay.reference_broker.core.queues.transaction import Transaction
 
 FOLDER: Final = "transactions"
 _IDS = b"ids"

@@ -6,18 +6,18 @@ from collections.abc import Iterable
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from reference_broker.config import GroupStart
-from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
-from reference_broker.core.queues.pending import EntryState
-from reference_broker.core.queues.subscribe_options import EARLIEST, LATEST, CursorKind, CursorPosition
-from reference_broker.trace.schema import TraceKind
+from assay.reference_broker.config import GroupStart
+from assay.reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.pending import EntryState
+from assay.reference_broker.core.queues.subscribe_options import EARLIEST, LATEST, CursorKind, CursorPosition
+from assay.reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.confirms import Confirm
-    from reference_broker.core.queues.group import ConsumerGroup
-    from reference_broker.core.queues.partition import QueuePartition
-    from reference_broker.core.queues.pending import GroupPartition
-    from reference_broker.core.queues.queue import DurableQueue
+    from assay.reference_broker.core.queues.confirms import Confirm
+    from assay.reference_broker.core.queues.group import ConsumerGroup
+    from assay.reference_broker.core.queues.partition import QueuePartition
+    from assay.reference_broker.core.queues.pending import GroupPartition
+    from assay.reference_broker.core.queues.queue import DurableQueue
 
 
 def resolve(position: CursorPosition, partition: QueuePartition, committed: int) -> int:

@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from reference_broker.config import GroupStart, Overflow, PriorityConfig, QueueConfig
-from reference_broker.core.message import Message
-from reference_broker.core.queues.address import dead_letter_name, message_id_of, topic_of
-from reference_broker.core.queues.alerts import DeadLetterAlert
-from reference_broker.core.queues.pending import PendingEntry
-from reference_broker.core.queues.stored_message import StoredMessage
+from assay.reference_broker.config import GroupStart, Overflow, PriorityConfig, QueueConfig
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues.address import dead_letter_name, message_id_of, topic_of
+from assay.reference_broker.core.queues.alerts import DeadLetterAlert
+from assay.reference_broker.core.queues.pending import PendingEntry
+from assay.reference_broker.core.queues.stored_message import StoredMessage
 
 PROPERTY_PREFIX = "_dlq_"
 ORIGINAL_QUEUE = "_dlq_original_queue"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from reference_broker.core.queues.delayed_message import due_of
-from reference_broker.core.queues.done_records import Ends, Known
-from reference_broker.core.queues.partition import QueuePartition
-from reference_broker.core.queues.store import PartitionLog
-from reference_broker.core.queues.stored_message import delay_number
+from assay.reference_broker.core.queues.delayed_message import due_of
+from assay.reference_broker.core.queues.done_records import Ends, Known
+from assay.reference_broker.core.queues.partition import QueuePartition
+from assay.reference_broker.core.queues.store import PartitionLog
+from assay.reference_broker.core.queues.stored_message import delay_number
 
 _READ_RECORDS = 512
 _NOWHERE = 2**63

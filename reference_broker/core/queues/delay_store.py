@@ -15,13 +15,13 @@ from functools import partial
 from itertools import islice
 from typing import Protocol
 
-from reference_broker.config import Overflow, QueueConfig
-from reference_broker.core.message import Message
-from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.confirms import Confirm, Stored, StoredAs, SyncPoint
-from reference_broker.core.queues.delay_recovery import fired_among, waiting_runs
-from reference_broker.core.queues.delay_thinning import DelayThinning
-from reference_broker.core.queues.delayed_message import (
+from assay.reference_broker.config import Overflow, QueueConfig
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues.agenda import Agenda
+from assay.reference_broker.core.queues.confirms import Confirm, Stored, StoredAs, SyncPoint
+from assay.reference_broker.core.queues.delay_recovery import fired_among, waiting_runs
+from assay.reference_broker.core.queues.delay_thinning import DelayThinning
+from assay.reference_broker.core.queues.delayed_message import (
     DelayCounts,
     DelayedMessage,
     delay_id_of,
@@ -29,15 +29,15 @@ from reference_broker.core.queues.delayed_message import (
     parse_delay_id,
     with_due,
 )
-from reference_broker.core.queues.delivery import DelayStats
-from reference_broker.core.queues.done_log import DoneLog
-from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
-from reference_broker.core.queues.message_cache import MessageCache
-from reference_broker.core.queues.partition import QueuePartition
-from reference_broker.core.queues.publish_options import PublishOptions, parse
-from reference_broker.core.queues.store import LogRecord, NewRecord, QueueFiles
-from reference_broker.core.queues.stored_message import DELAY_HEADER, MessageCodec, StoredMessage
-from reference_broker.core.queues.waiting_offsets import WaitingOffsets
+from assay.reference_broker.core.queues.delivery import DelayStats
+from assay.reference_broker.core.queues.done_log import DoneLog
+from assay.reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.message_cache import MessageCache
+from assay.reference_broker.core.queues.partition import QueuePartition
+from assay.reference_broker.core.queues.publish_options import PublishOptions, parse
+from assay.reference_broker.core.queues.store import LogRecord, NewRecord, QueueFiles
+from assay.reference_broker.core.queues.stored_message import DELAY_HEADER, MessageCodec, StoredMessage
+from assay.reference_broker.core.queues.waiting_offsets import WaitingOffsets
 
 FIRED_PER_TURN = 1_024
 """More that are due wait for the next turn, so that others have theirs."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.confirms import Confirm, SyncPoint
-from reference_broker.core.queues.errors import QueueError
-from reference_broker.core.queues.store import SparseLog, SyncTask, WantedOffsets
+from assay.reference_broker.core.queues.agenda import Agenda
+from assay.reference_broker.core.queues.confirms import Confirm, SyncPoint
+from assay.reference_broker.core.queues.errors import QueueError
+from assay.reference_broker.core.queues.store import SparseLog, SyncTask, WantedOffsets
 
 _INTERVAL_S = 1.0
 """What is stored is looked at that often."""

@@ -6,9 +6,9 @@ from typing import Final
 
 import msgspec
 
-from reference_broker.core.queues.confirms import StoredAs
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from reference_broker.core.queues.store import Headers, LogRecord
+from assay.reference_broker.core.queues.confirms import StoredAs
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.store import Headers, LogRecord
 
 DELAY_ID: Final = StoredAs.DELAYED.value
 """The user property that names a delayed message."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from math import ceil
 
-from reference_broker.core.message import Message
-from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.confirms import Confirm, Stored, SyncPoint
-from reference_broker.core.queues.delay_store import DelayStore, DelayTarget
-from reference_broker.core.queues.delayed_message import DelayedMessage
-from reference_broker.core.queues.delivery import DelayStats
-from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
-from reference_broker.core.queues.publish_options import PublishOptions, bad_option
-from reference_broker.core.queues.store import QueueFiles
-from reference_broker.core.queues.stored_message import MessageCodec
-from reference_broker.core.queues.timing_wheel import MAX_DELAY_MS
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues.agenda import Agenda
+from assay.reference_broker.core.queues.confirms import Confirm, Stored, SyncPoint
+from assay.reference_broker.core.queues.delay_store import DelayStore, DelayTarget
+from assay.reference_broker.core.queues.delayed_message import DelayedMessage
+from assay.reference_broker.core.queues.delivery import DelayStats
+from assay.reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.publish_options import PublishOptions, bad_option
+from assay.reference_broker.core.queues.store import QueueFiles
+from assay.reference_broker.core.queues.stored_message import MessageCodec
+from assay.reference_broker.core.queues.timing_wheel import MAX_DELAY_MS
 
 
 class Delays:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from reference_broker.core.message import Message
-from reference_broker.core.queues.lanes import NORMAL
-from reference_broker.core.queues.publish_options import PRIORITY, Priority
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues.lanes import NORMAL
+from assay.reference_broker.core.queues.publish_options import PRIORITY, Priority
 
 
 class Delivery(msgspec.Struct, kw_only=True, eq=False, gc=False):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from reference_broker.core.queues.delivery import Delivery
-from reference_broker.core.queues.stored_message import StoredMessage
+from assay.reference_broker.core.queues.delivery import Delivery
+from assay.reference_broker.core.queues.stored_message import StoredMessage
 
 MIN_RUN = 4
 """Fewer are delivered one by one."""

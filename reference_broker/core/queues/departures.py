@@ -16,15 +16,15 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from reference_broker.core.queues.confirms import SyncPoint, sync_now
-from reference_broker.core.queues.errors import LogError
-from reference_broker.core.queues.intervals import Intervals
-from reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.core.queues.confirms import SyncPoint, sync_now
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.core.queues.intervals import Intervals
+from assay.reference_broker.core.queues.store import NewRecord
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.agenda import Agenda
-    from reference_broker.core.queues.partition import QueuePartition
-    from reference_broker.core.queues.store import PartitionLog, QueueFiles
+    from assay.reference_broker.core.queues.agenda import Agenda
+    from assay.reference_broker.core.queues.partition import QueuePartition
+    from assay.reference_broker.core.queues.store import PartitionLog, QueueFiles
 
 _GONE_KEY: Final = b"gone"
 _REWIND_KEY: Final = b"rewind"

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from reference_broker.core.queues.address import receipt_of
-from reference_broker.core.queues.agenda import MAX_WORK
-from reference_broker.core.queues.consumer import Consumer
-from reference_broker.core.queues.delivery import Delivery
-from reference_broker.core.queues.delivery_run import MIN_RUN, DeliverRun, DeliveryRun
-from reference_broker.core.queues.errors import LogError
-from reference_broker.core.queues.fair_turns import FairTurns
-from reference_broker.core.queues.group import ConsumerGroup
-from reference_broker.core.queues.lanes import LANES, NORMAL, LaneScheduler, PartitionLanes
-from reference_broker.core.queues.pending import DELIVERED, SETTLED, EntryState, GroupPartition, PendingEntry
-from reference_broker.core.queues.retry import exhausted_reason
-from reference_broker.core.queues.stored_message import StoredMessage
-from reference_broker.core.remembered import remember
-from reference_broker.core.topics import matches
-from reference_broker.trace.schema import TraceKind
+from assay.reference_broker.core.queues.address import receipt_of
+from assay.reference_broker.core.queues.agenda import MAX_WORK
+from assay.reference_broker.core.queues.consumer import Consumer
+from assay.reference_broker.core.queues.delivery import Delivery
+from assay.reference_broker.core.queues.delivery_run import MIN_RUN, DeliverRun, DeliveryRun
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.core.queues.fair_turns import FairTurns
+from assay.reference_broker.core.queues.group import ConsumerGroup
+from assay.reference_broker.core.queues.lanes import LANES, NORMAL, LaneScheduler, PartitionLanes
+from assay.reference_broker.core.queues.pending import DELIVERED, SETTLED, EntryState, GroupPartition, PendingEntry
+from assay.reference_broker.core.queues.retry import exhausted_reason
+from assay.reference_broker.core.queues.stored_message import StoredMessage
+from assay.reference_broker.core.remembered import remember
+from assay.reference_broker.core.topics import matches
+from assay.reference_broker.trace.schema import TraceKind
 
 QUANTUM = 32
 """Messages of one partition before the next partition of the consumer has its turn."""

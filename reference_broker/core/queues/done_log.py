@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.confirms import Confirm, SyncPoint, call_all, sync_now
-from reference_broker.core.queues.done_records import (
+from assay.reference_broker.core.queues.agenda import Agenda
+from assay.reference_broker.core.queues.confirms import Confirm, SyncPoint, call_all, sync_now
+from assay.reference_broker.core.queues.done_records import (
     DoneReader,
     Ends,
     Known,
@@ -25,8 +25,8 @@ from reference_broker.core.queues.done_records import (
     rewind_record,
     waiting_record,
 )
-from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
-from reference_broker.core.queues.store import NewRecord, PartitionLog
+from assay.reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.store import NewRecord, PartitionLog
 
 _READ_RECORDS = 256
 RESTATE_ABOVE_BYTES = 1024 * 1024

@@ -13,8 +13,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from reference_broker.core.queues.intervals import Intervals
-from reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.core.queues.intervals import Intervals
+from assay.reference_broker.core.queues.store import NewRecord
 
 Range = tuple[int, int]
 """First offset and count."""

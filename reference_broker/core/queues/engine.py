@@ -10,32 +10,32 @@ from typing import Protocol
 
 import msgspec
 
-from reference_broker.config import GroupStart, QueuesConfig
-from reference_broker.core.message import MESSAGE_OVERHEAD_BYTES, Message, memory_bytes
-from reference_broker.core.queues import settlement
-from reference_broker.core.queues.address import QueueAddress, Verb, is_dead_letter, parse_address
-from reference_broker.core.queues.agenda import MAX_WORK, Agenda
-from reference_broker.core.queues.alerts import Alerts
-from reference_broker.core.queues.bindings import Bindings, publish_to_all
-from reference_broker.core.queues.confirms import Confirm, JointConfirm, Stored, SyncPoint, ignore
-from reference_broker.core.queues.consumer import Consumer, Deliver, Notify
-from reference_broker.core.queues.delivery import Delivery, delivery_properties
-from reference_broker.core.queues.delivery_run import DeliverRun
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode, is_passing, reason_of
-from reference_broker.core.queues.group import ConsumerGroup
-from reference_broker.core.queues.group_operations import GroupOperations
-from reference_broker.core.queues.queue import DurableQueue
-from reference_broker.core.queues.queue_operations import QueueOperations
-from reference_broker.core.queues.registry import QueueRegistry
-from reference_broker.core.queues.replay import DeadLetterOperations
-from reference_broker.core.queues.settle_request import SettleRequest
-from reference_broker.core.queues.store import QueueStore
-from reference_broker.core.queues.subscribe_options import DEFAULT_OPTIONS, SubscribeOptions
-from reference_broker.core.queues.sync_job import SyncJob
-from reference_broker.core.queues.transaction import TransactionKey
-from reference_broker.core.queues.transactions import Transactions
-from reference_broker.core.remembered import remember
-from reference_broker.trace.schema import TraceKind
+from assay.reference_broker.config import GroupStart, QueuesConfig
+from assay.reference_broker.core.message import MESSAGE_OVERHEAD_BYTES, Message, memory_bytes
+from assay.reference_broker.core.queues import settlement
+from assay.reference_broker.core.queues.address import QueueAddress, Verb, is_dead_letter, parse_address
+from assay.reference_broker.core.queues.agenda import MAX_WORK, Agenda
+from assay.reference_broker.core.queues.alerts import Alerts
+from assay.reference_broker.core.queues.bindings import Bindings, publish_to_all
+from assay.reference_broker.core.queues.confirms import Confirm, JointConfirm, Stored, SyncPoint, ignore
+from assay.reference_broker.core.queues.consumer import Consumer, Deliver, Notify
+from assay.reference_broker.core.queues.delivery import Delivery, delivery_properties
+from assay.reference_broker.core.queues.delivery_run import DeliverRun
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode, is_passing, reason_of
+from assay.reference_broker.core.queues.group import ConsumerGroup
+from assay.reference_broker.core.queues.group_operations import GroupOperations
+from assay.reference_broker.core.queues.queue import DurableQueue
+from assay.reference_broker.core.queues.queue_operations import QueueOperations
+from assay.reference_broker.core.queues.registry import QueueRegistry
+from assay.reference_broker.core.queues.replay import DeadLetterOperations
+from assay.reference_broker.core.queues.settle_request import SettleRequest
+from assay.reference_broker.core.queues.store import QueueStore
+from assay.reference_broker.core.queues.subscribe_options import DEFAULT_OPTIONS, SubscribeOptions
+from assay.reference_broker.core.queues.sync_job import SyncJob
+from assay.reference_broker.core.queues.transaction import TransactionKey
+from assay.reference_broker.core.queues.transactions import Transactions
+from assay.reference_broker.core.remembered import remember
+from assay.reference_broker.trace.schema import TraceKind
 
 Tracer = Callable[[TraceKind, dict[str, str | int]], None]
 
@@ -150,7 +150,7 @@ class QueueEngine(QueueOperations):
         Raises :class:`QueueError` when it is refused at once; then ``on_confirmed`` is not called. Otherwise it is
         called exactly once, later: with None once the message is as durable as its queue promises, or with the error.
         ``on_stored`` is told before that what the message became and its id. Options travel as user properties of the
-        message: see :mod:`reference_broker.core.queues.publish_options`.
+        message: see :mod:`assay.reference_broker.core.queues.publish_options`.
         """
         if address.verb is not None:
             raise QueueError(QueueErrorCode.BAD_ADDRESS, "a settlement topic takes no messages")
@@ -406,7 +406,7 @@ class QueueEngine(QueueOperations):
         self.transactions.add_partition(*key, self._queue(queue), partition)
 
     def delivery_properties(self, delivery: Delivery) -> tuple[tuple[str, str], ...]:
-        """User properties of a delivery; see :func:`reference_broker.core.queues.delivery.delivery_properties`."""
+        """User properties of a delivery; see the function of that name."""
         return delivery_properties(delivery)
 
     # -- turns ---------------------------------------------------------------------------------------------------

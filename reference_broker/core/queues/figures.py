@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reference_broker.core.queues.delivery import GroupStats, QueueStats
+from assay.reference_broker.core.queues.delivery import GroupStats, QueueStats
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.group import ConsumerGroup
-    from reference_broker.core.queues.queue import DurableQueue
+    from assay.reference_broker.core.queues.group import ConsumerGroup
+    from assay.reference_broker.core.queues.queue import DurableQueue
 
 
 def queue_stats(queue: DurableQueue, dead_letters: int) -> QueueStats:

@@ -6,25 +6,25 @@ import heapq
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from reference_broker.config import QueueConfig
-from reference_broker.core.queues import group_recovery
-from reference_broker.core.queues.address import is_dead_letter, message_id_of
-from reference_broker.core.queues.agenda import MAX_WORK, Agenda
-from reference_broker.core.queues.confirms import Confirm
-from reference_broker.core.queues.consumer import Consumer, Deliver, Notify
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from reference_broker.core.queues.group_counts import GroupCounts
-from reference_broker.core.queues.group_state import WRITE_RETRY_S, GroupState, Trimmer
-from reference_broker.core.queues.lanes import LaneScheduler
-from reference_broker.core.queues.membership import Membership
-from reference_broker.core.queues.partition import QueuePartition
-from reference_broker.core.queues.pending import DELIVERED, SETTLED, EntryState, GroupPartition, PendingEntry
-from reference_broker.core.queues.rebalance import Rebalance
-from reference_broker.core.queues.retry import exhausted_reason
-from reference_broker.core.queues.slow_consumers import SlowConsumers
-from reference_broker.core.queues.store import PendingLog
-from reference_broker.core.queues.subscribe_options import DEFAULT_OPTIONS, SubscribeOptions
-from reference_broker.trace.schema import TraceKind
+from assay.reference_broker.config import QueueConfig
+from assay.reference_broker.core.queues import group_recovery
+from assay.reference_broker.core.queues.address import is_dead_letter, message_id_of
+from assay.reference_broker.core.queues.agenda import MAX_WORK, Agenda
+from assay.reference_broker.core.queues.confirms import Confirm
+from assay.reference_broker.core.queues.consumer import Consumer, Deliver, Notify
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.group_counts import GroupCounts
+from assay.reference_broker.core.queues.group_state import WRITE_RETRY_S, GroupState, Trimmer
+from assay.reference_broker.core.queues.lanes import LaneScheduler
+from assay.reference_broker.core.queues.membership import Membership
+from assay.reference_broker.core.queues.partition import QueuePartition
+from assay.reference_broker.core.queues.pending import DELIVERED, SETTLED, EntryState, GroupPartition, PendingEntry
+from assay.reference_broker.core.queues.rebalance import Rebalance
+from assay.reference_broker.core.queues.retry import exhausted_reason
+from assay.reference_broker.core.queues.slow_consumers import SlowConsumers
+from assay.reference_broker.core.queues.store import PendingLog
+from assay.reference_broker.core.queues.subscribe_options import DEFAULT_OPTIONS, SubscribeOptions
+from assay.reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
     import random
@@ -221,7 +221,7 @@ class ConsumerGroup(GroupState):
 
     @property
     def taken_up(self) -> int:
-        """Entries that wait for their first delivery; see :func:`reference_broker.core.queues.replay.take_up`."""
+        """Entries that wait for their first delivery; see :func:`assay.reference_broker.core.queues.replay.take_up`."""
         entries = (entry for place in self.every_place for entry in place.pending.values())
         return sum(entry.state is EntryState.WAITING and not entry.delivery_count for entry in entries)
 

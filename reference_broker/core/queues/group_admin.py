@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from reference_broker.core.queues.group_details import GroupDetails
-from reference_broker.core.queues.subscribe_options import parse_cursor
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.group_details import GroupDetails
+from assay.reference_broker.core.queues.subscribe_options import parse_cursor
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.admin import AdminRequest
-    from reference_broker.core.queues.engine import QueueEngine
+    from assay.reference_broker.core.queues.admin import AdminRequest
+    from assay.reference_broker.core.queues.engine import QueueEngine
 
 
 class GroupsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from reference_broker.core.queues.pending import EntryState
-from reference_broker.core.queues.subscribe_options import AckMode
+from assay.reference_broker.core.queues.pending import EntryState
+from assay.reference_broker.core.queues.subscribe_options import AckMode
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.group import ConsumerGroup
-    from reference_broker.core.queues.pending import GroupPartition
+    from assay.reference_broker.core.queues.group import ConsumerGroup
+    from assay.reference_broker.core.queues.pending import GroupPartition
 
 
 class MemberDetails(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from reference_broker.core.queues import claims, cursors
-from reference_broker.core.queues.address import Verb, parse_message_id
-from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
-from reference_broker.core.queues.group_details import GroupDetails, details_of
-from reference_broker.core.queues.settle_request import (
+from assay.reference_broker.core.queues import claims, cursors
+from assay.reference_broker.core.queues.address import Verb, parse_message_id
+from assay.reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.group_details import GroupDetails, details_of
+from assay.reference_broker.core.queues.settle_request import (
     GENERATION,
     GROUP_ID,
     MESSAGE_ID,
@@ -19,15 +19,15 @@ from reference_broker.core.queues.settle_request import (
     PARTITION,
     whole_number,
 )
-from reference_broker.core.queues.subscribe_options import CursorPosition
-from reference_broker.core.queues.times import parse_duration_ms
+from assay.reference_broker.core.queues.subscribe_options import CursorPosition
+from assay.reference_broker.core.queues.times import parse_duration_ms
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.agenda import Agenda
-    from reference_broker.core.queues.confirms import Confirm
-    from reference_broker.core.queues.consumer import AssignmentEvent, Consumer
-    from reference_broker.core.queues.group import ConsumerGroup
-    from reference_broker.core.queues.queue import DurableQueue
+    from assay.reference_broker.core.queues.agenda import Agenda
+    from assay.reference_broker.core.queues.confirms import Confirm
+    from assay.reference_broker.core.queues.consumer import AssignmentEvent, Consumer
+    from assay.reference_broker.core.queues.group import ConsumerGroup
+    from assay.reference_broker.core.queues.queue import DurableQueue
 
 GROUP_VERBS: Final = frozenset((Verb.COMMIT, Verb.CLAIM))
 """Verbs that :meth:`GroupOperations.request` serves."""

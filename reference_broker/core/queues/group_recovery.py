@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import inf, nextafter
 from typing import TYPE_CHECKING
 
-from reference_broker.core.queues.pending import GroupPartition, PendingEntry
+from assay.reference_broker.core.queues.pending import GroupPartition, PendingEntry
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.group import ConsumerGroup
-    from reference_broker.core.queues.group_state import GroupState
+    from assay.reference_broker.core.queues.group import ConsumerGroup
+    from assay.reference_broker.core.queues.group_state import GroupState
 
 
 def seconds_of(milliseconds: int) -> float:

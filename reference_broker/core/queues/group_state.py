@@ -5,15 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
-from reference_broker.config import Ordering, QueueConfig
-from reference_broker.core.queues import group_recovery
-from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.confirms import Confirm, SyncPoint, call_all
-from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
-from reference_broker.core.queues.lanes import LaneScheduler
-from reference_broker.core.queues.partition import QueuePartition
-from reference_broker.core.queues.pending import EntryState, GroupPartition, PendingEntry
-from reference_broker.core.queues.store import CursorRecord, PendingLog, PendingRecord
+from assay.reference_broker.config import Ordering, QueueConfig
+from assay.reference_broker.core.queues import group_recovery
+from assay.reference_broker.core.queues.agenda import Agenda
+from assay.reference_broker.core.queues.confirms import Confirm, SyncPoint, call_all
+from assay.reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.lanes import LaneScheduler
+from assay.reference_broker.core.queues.partition import QueuePartition
+from assay.reference_broker.core.queues.pending import EntryState, GroupPartition, PendingEntry
+from assay.reference_broker.core.queues.store import CursorRecord, PendingLog, PendingRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -6,26 +6,32 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from reference_broker.config import Durability, Ordering, QueueConfig
-from reference_broker.core.message import Message
-from reference_broker.core.queues.address import message_id_of
-from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.confirms import Confirm, Stored, StoredAs
-from reference_broker.core.queues.control_records import RecordMark, mark_headers
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from reference_broker.core.queues.lanes import NORMAL
-from reference_broker.core.queues.partition import QueuePartition
-from reference_broker.core.queues.partitioner import PARTITION_KEY, Partitioner
-from reference_broker.core.queues.publish_options import Priority, PublishOptions, bad_option, parse, with_ttl
-from reference_broker.core.queues.queue_facts import LANES_FACT, TTL_FACT, QueueFacts
-from reference_broker.core.queues.store import NewRecord, QueueFiles
-from reference_broker.core.queues.stored_message import HIDDEN, MessageCodec, StoredMessage, is_plain, message_bytes
-from reference_broker.core.remembered import SharedMemory
+from assay.reference_broker.config import Durability, Ordering, QueueConfig
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues.address import message_id_of
+from assay.reference_broker.core.queues.agenda import Agenda
+from assay.reference_broker.core.queues.confirms import Confirm, Stored, StoredAs
+from assay.reference_broker.core.queues.control_records import RecordMark, mark_headers
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.lanes import NORMAL
+from assay.reference_broker.core.queues.partition import QueuePartition
+from assay.reference_broker.core.queues.partitioner import PARTITION_KEY, Partitioner
+from assay.reference_broker.core.queues.publish_options import Priority, PublishOptions, bad_option, parse, with_ttl
+from assay.reference_broker.core.queues.queue_facts import LANES_FACT, TTL_FACT, QueueFacts
+from assay.reference_broker.core.queues.store import NewRecord, QueueFiles
+from assay.reference_broker.core.queues.stored_message import (
+    HIDDEN,
+    MessageCodec,
+    StoredMessage,
+    is_plain,
+    message_bytes,
+)
+from assay.reference_broker.core.remembered import SharedMemory
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.delays import Delays
-    from reference_broker.core.queues.group import ConsumerGroup
-    from reference_broker.core.queues.limits import QueueLimits
+    from assay.reference_broker.core.queues.delays import Delays
+    from assay.reference_broker.core.queues.group import ConsumerGroup
+    from assay.reference_broker.core.queues.limits import QueueLimits
 
 _NEVER = float("inf")
 _new = tuple.__new__
@@ -39,8 +45,8 @@ _BLOCK_MESSAGES = 32
 class QueueIntake:
     """The half of a queue that takes messages.
 
-    The other, :class:`reference_broker.core.queues.queue.DurableQueue`, opens the partitions, and has the groups and
-    the limits. A base class, and no object of its own, so that a message costs no call more.
+    The other, :class:`assay.reference_broker.core.queues.queue.DurableQueue`, opens the partitions, and has the groups
+    and the limits. A base class, and no object of its own, so that a message costs no call more.
     """
 
     partitions: list[QueuePartition]

@@ -10,7 +10,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from reference_broker.core.queues.publish_options import Priority
+from assay.reference_broker.core.queues.publish_options import Priority
 
 LANES = len(Priority)
 NORMAL = Priority.NORMAL.value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from reference_broker.core.queues.pending import EntryState
+from assay.reference_broker.core.queues.pending import EntryState
 
 READY = "ready"
 """In the log, at or above the group's cursor: there is no entry for it yet."""

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reference_broker.config import Overflow, QueueConfig
-from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
-from reference_broker.core.queues.store import RetentionPolicy
-from reference_broker.core.queues.time_to_live import STEPS, TimeToLive
+from assay.reference_broker.config import Overflow, QueueConfig
+from assay.reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.store import RetentionPolicy
+from assay.reference_broker.core.queues.time_to_live import STEPS, TimeToLive
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.agenda import Agenda
-    from reference_broker.core.queues.group import ConsumerGroup
-    from reference_broker.core.queues.partition import QueuePartition
-    from reference_broker.core.queues.pending import GroupPartition
-    from reference_broker.core.queues.queue import DurableQueue
+    from assay.reference_broker.core.queues.agenda import Agenda
+    from assay.reference_broker.core.queues.group import ConsumerGroup
+    from assay.reference_broker.core.queues.partition import QueuePartition
+    from assay.reference_broker.core.queues.pending import GroupPartition
+    from assay.reference_broker.core.queues.queue import DurableQueue
 
 QUEUE_FULL = "QUEUE_FULL"
 _TRIM_INTERVAL_S = 1.0

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from reference_broker.core.message import memory_bytes
-from reference_broker.core.queues.dead_letters import dead_letter_message
-from reference_broker.core.queues.errors import QueueError
-from reference_broker.core.queues.pending import GroupPartition, PendingEntry
-from reference_broker.trace.schema import TraceKind
+from assay.reference_broker.core.message import memory_bytes
+from assay.reference_broker.core.queues.dead_letters import dead_letter_message
+from assay.reference_broker.core.queues.errors import QueueError
+from assay.reference_broker.core.queues.pending import GroupPartition, PendingEntry
+from assay.reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.agenda import Agenda
-    from reference_broker.core.queues.partition import QueuePartition
-    from reference_broker.core.queues.queue import DurableQueue
-    from reference_broker.core.queues.stored_message import StoredMessage
+    from assay.reference_broker.core.queues.agenda import Agenda
+    from assay.reference_broker.core.queues.partition import QueuePartition
+    from assay.reference_broker.core.queues.queue import DurableQueue
+    from assay.reference_broker.core.queues.stored_message import StoredMessage
 
 _MAX_WAITING = 10_000
 _MAX_WAITING_BYTES = 16 * 1024 * 1024

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from reference_broker.trace.schema import TraceKind
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from assay.reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.consumer import Consumer
-    from reference_broker.core.queues.group import ConsumerGroup
+    from assay.reference_broker.core.queues.consumer import Consumer
+    from assay.reference_broker.core.queues.group import ConsumerGroup
 
 _NEVER = float("inf")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from reference_broker.core.message import MESSAGE_OVERHEAD_BYTES
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from assay.reference_broker.core.message import MESSAGE_OVERHEAD_BYTES
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.agenda import Agenda
-    from reference_broker.core.queues.message_cache import MessageCache
-    from reference_broker.core.queues.queue import DurableQueue
+    from assay.reference_broker.core.queues.agenda import Agenda
+    from assay.reference_broker.core.queues.message_cache import MessageCache
+    from assay.reference_broker.core.queues.queue import DurableQueue
 
 _RELEASE_SHARE = 0.9
 """Publishers go on below that share of the limit, so that they do not stop and go with every message."""

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
 
-from reference_broker.core.message import MESSAGE_OVERHEAD_BYTES
-from reference_broker.core.queues.stored_message import StoredMessage
+from assay.reference_broker.core.message import MESSAGE_OVERHEAD_BYTES
+from assay.reference_broker.core.queues.stored_message import StoredMessage
 
 _SIZE = attrgetter("size")
 

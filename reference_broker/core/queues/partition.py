@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.confirms import Confirm, SyncPoint, call_all, ignore
-from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
-from reference_broker.core.queues.expiry import MessageSizes, PartitionExpiry
-from reference_broker.core.queues.lanes import NORMAL, PartitionLanes
-from reference_broker.core.queues.message_cache import MessageCache
-from reference_broker.core.queues.producers import PartitionProducers
-from reference_broker.core.queues.store import NewRecord, PartitionLog
-from reference_broker.core.queues.stored_message import HIDDEN, MessageCodec, StoredMessage
+from assay.reference_broker.core.queues.agenda import Agenda
+from assay.reference_broker.core.queues.confirms import Confirm, SyncPoint, call_all, ignore
+from assay.reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.expiry import MessageSizes, PartitionExpiry
+from assay.reference_broker.core.queues.lanes import NORMAL, PartitionLanes
+from assay.reference_broker.core.queues.message_cache import MessageCache
+from assay.reference_broker.core.queues.producers import PartitionProducers
+from assay.reference_broker.core.queues.store import NewRecord, PartitionLog
+from assay.reference_broker.core.queues.stored_message import HIDDEN, MessageCodec, StoredMessage
 
 _READ_AHEAD = 128
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import mmh3
 
-from reference_broker.config import PartitionerKind
-from reference_broker.core.remembered import Known, SharedMemory, remember
+from assay.reference_broker.config import PartitionerKind
+from assay.reference_broker.core.remembered import Known, SharedMemory, remember
 
 PARTITION_KEY = "partition-key"
 """The user property that carries the key."""

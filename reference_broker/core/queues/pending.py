@@ -7,9 +7,9 @@ from enum import Enum
 
 import msgspec
 
-from reference_broker.core.queues.consumer import Consumer
-from reference_broker.core.queues.lanes import LANES, NORMAL, place_number
-from reference_broker.core.queues.partition import QueuePartition
+from assay.reference_broker.core.queues.consumer import Consumer
+from assay.reference_broker.core.queues.lanes import LANES, NORMAL, place_number
+from assay.reference_broker.core.queues.partition import QueuePartition
 
 
 class EntryState(Enum):

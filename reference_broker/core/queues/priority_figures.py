@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from reference_broker.core.queues.lanes import LANES, NORMAL
-from reference_broker.core.queues.pending import EntryState
+from assay.reference_broker.core.queues.lanes import LANES, NORMAL
+from assay.reference_broker.core.queues.pending import EntryState
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.partition import QueuePartition
-    from reference_broker.core.queues.queue import DurableQueue
+    from assay.reference_broker.core.queues.partition import QueuePartition
+    from assay.reference_broker.core.queues.queue import DurableQueue
 
 _WINDOW_S = 10.0
 _MIN_INTERVAL_S = 1.0

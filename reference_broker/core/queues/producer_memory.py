@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.coordinator import FOLDER, Coordinator, open_coordinator
-from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
-from reference_broker.core.queues.producers import PartitionProducers
-from reference_broker.core.queues.store import QueueStore
+from assay.reference_broker.core.queues.agenda import Agenda
+from assay.reference_broker.core.queues.coordinator import FOLDER, Coordinator, open_coordinator
+from assay.reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.producers import PartitionProducers
+from assay.reference_broker.core.queues.store import QueueStore
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.partition import QueuePartition
-    from reference_broker.core.queues.queue import DurableQueue
+    from assay.reference_broker.core.queues.partition import QueuePartition
+    from assay.reference_broker.core.queues.queue import DurableQueue
 
 
 class ProducerMemory:

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from reference_broker.config import TransactionsConfig
-from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.commit_phases import CommitPhases
-from reference_broker.core.queues.control_records import MAX_EPOCH
-from reference_broker.core.queues.coordinator import Coordinator, Producer
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from reference_broker.core.queues.producer_memory import ProducerMemory
-from reference_broker.core.queues.publish_options import bad_option
-from reference_broker.core.queues.store import QueueStore
-from reference_broker.core.queues.transaction import UNDECIDED, TransactionState
+from assay.reference_broker.config import TransactionsConfig
+from assay.reference_broker.core.queues.agenda import Agenda
+from assay.reference_broker.core.queues.commit_phases import CommitPhases
+from assay.reference_broker.core.queues.control_records import MAX_EPOCH
+from assay.reference_broker.core.queues.coordinator import Coordinator, Producer
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.producer_memory import ProducerMemory
+from assay.reference_broker.core.queues.publish_options import bad_option
+from assay.reference_broker.core.queues.store import QueueStore
+from assay.reference_broker.core.queues.transaction import UNDECIDED, TransactionState
 
 _NUMBER_BITS = 40
 """Of a producer id; above it is the tag of the owner, so that an id tells whose it is though nothing is kept of it."""

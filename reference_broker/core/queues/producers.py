@@ -11,9 +11,9 @@ from collections.abc import Container, Sequence
 
 import msgspec
 
-from reference_broker.core.queues.confirms import Confirm, call_all
-from reference_broker.core.queues.control_records import Outcome, RecordMark
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.confirms import Confirm, call_all
+from assay.reference_broker.core.queues.control_records import Outcome, RecordMark
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
 
 REMEMBERED_SEQUENCES = 32
 """A publisher that repeats one of its last so many messages gets the offset of the first; older ones are refused."""

@@ -8,9 +8,9 @@ from typing import Final
 
 import msgspec
 
-from reference_broker.core.message import Message, changed
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from reference_broker.core.queues.times import parse_duration_ms, parse_time_ms
+from assay.reference_broker.core.message import Message, changed
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.times import parse_duration_ms, parse_time_ms
 
 PARTITION = "partition"
 PRIORITY = "priority"

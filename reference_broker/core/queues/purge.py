@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from reference_broker.core.queues.confirms import JointConfirm
-from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
-from reference_broker.core.queues.pending import EntryState
+from assay.reference_broker.core.queues.confirms import JointConfirm
+from assay.reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.pending import EntryState
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.agenda import Agenda
-    from reference_broker.core.queues.group import ConsumerGroup
-    from reference_broker.core.queues.pending import PendingEntry
-    from reference_broker.core.queues.queue import DurableQueue
+    from assay.reference_broker.core.queues.agenda import Agenda
+    from assay.reference_broker.core.queues.group import ConsumerGroup
+    from assay.reference_broker.core.queues.pending import PendingEntry
+    from assay.reference_broker.core.queues.queue import DurableQueue
 
 Purged = Callable[[int | QueueError], None]
 """Told how many messages were taken away, or what failed."""

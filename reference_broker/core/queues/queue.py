@@ -9,45 +9,45 @@ from typing import Any
 
 import msgspec
 
-from reference_broker.config import Ordering, QueueConfig
-from reference_broker.core.queues import settlement
-from reference_broker.core.queues.address import MARK_GROUP, check_group_name, is_dead_letter, message_id_of
-from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.alerts import Alerts
-from reference_broker.core.queues.bindings import Captures
-from reference_broker.core.queues.confirms import Confirm, SyncPoint
-from reference_broker.core.queues.cursors import starting_cursors
-from reference_broker.core.queues.dead_letters import alert_of, dead_letter_message
-from reference_broker.core.queues.delays import Delays
-from reference_broker.core.queues.delivery import QueueStats
-from reference_broker.core.queues.departures import Departures
-from reference_broker.core.queues.dispatcher import Dispatcher
-from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
-from reference_broker.core.queues.expiry import MessageSizes
-from reference_broker.core.queues.figures import queue_stats
-from reference_broker.core.queues.group import ConsumerGroup
-from reference_broker.core.queues.intake import QueueIntake
-from reference_broker.core.queues.limits import QueueLimits
-from reference_broker.core.queues.loose_letters import LooseLetters
-from reference_broker.core.queues.message_cache import MessageCache
-from reference_broker.core.queues.partition import QueuePartition
-from reference_broker.core.queues.partitioner import Partitioner
-from reference_broker.core.queues.pending import GroupPartition, PendingEntry
-from reference_broker.core.queues.priority_figures import PriorityRates
-from reference_broker.core.queues.replay import inherit
-from reference_broker.core.queues.store import QueueFiles, SyncTask
-from reference_broker.core.queues.stored_message import HIDDEN, StoredMessage
-from reference_broker.core.queues.subscribe_options import EARLIEST, CursorPosition
-from reference_broker.core.remembered import SharedMemory
-from reference_broker.core.topics import TopicError, validate_filter
-from reference_broker.trace.schema import TraceKind
+from assay.reference_broker.config import Ordering, QueueConfig
+from assay.reference_broker.core.queues import settlement
+from assay.reference_broker.core.queues.address import MARK_GROUP, check_group_name, is_dead_letter, message_id_of
+from assay.reference_broker.core.queues.agenda import Agenda
+from assay.reference_broker.core.queues.alerts import Alerts
+from assay.reference_broker.core.queues.bindings import Captures
+from assay.reference_broker.core.queues.confirms import Confirm, SyncPoint
+from assay.reference_broker.core.queues.cursors import starting_cursors
+from assay.reference_broker.core.queues.dead_letters import alert_of, dead_letter_message
+from assay.reference_broker.core.queues.delays import Delays
+from assay.reference_broker.core.queues.delivery import QueueStats
+from assay.reference_broker.core.queues.departures import Departures
+from assay.reference_broker.core.queues.dispatcher import Dispatcher
+from assay.reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.expiry import MessageSizes
+from assay.reference_broker.core.queues.figures import queue_stats
+from assay.reference_broker.core.queues.group import ConsumerGroup
+from assay.reference_broker.core.queues.intake import QueueIntake
+from assay.reference_broker.core.queues.limits import QueueLimits
+from assay.reference_broker.core.queues.loose_letters import LooseLetters
+from assay.reference_broker.core.queues.message_cache import MessageCache
+from assay.reference_broker.core.queues.partition import QueuePartition
+from assay.reference_broker.core.queues.partitioner import Partitioner
+from assay.reference_broker.core.queues.pending import GroupPartition, PendingEntry
+from assay.reference_broker.core.queues.priority_figures import PriorityRates
+from assay.reference_broker.core.queues.replay import inherit
+from assay.reference_broker.core.queues.store import QueueFiles, SyncTask
+from assay.reference_broker.core.queues.stored_message import HIDDEN, StoredMessage
+from assay.reference_broker.core.queues.subscribe_options import EARLIEST, CursorPosition
+from assay.reference_broker.core.remembered import SharedMemory
+from assay.reference_broker.core.topics import TopicError, validate_filter
+from assay.reference_broker.trace.schema import TraceKind
 
 Tracer = Callable[[TraceKind, dict[str, str | int]], None]
 DeadLetterTarget = Callable[[], "DurableQueue"]
 
 
 class DurableQueue(QueueIntake):
-    """The whole queue; implements :class:`reference_broker.core.queues.group.GroupOwner`."""
+    """The whole queue; implements :class:`assay.reference_broker.core.queues.group.GroupOwner`."""
 
     def __init__(
         self,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
-from reference_broker.core.queues.partition import QueuePartition
-from reference_broker.core.queues.store import QueueFiles
+from assay.reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.partition import QueuePartition
+from assay.reference_broker.core.queues.store import QueueFiles
 
 LANES_FACT: Final = "lanes"
 """Some message of the queue was not of normal priority."""

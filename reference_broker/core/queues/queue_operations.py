@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
-from reference_broker.config import QueueConfig
-from reference_broker.core.message import Message
-from reference_broker.core.queues.address import dead_letter_name
-from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.browse import browse
-from reference_broker.core.queues.confirms import Confirm
-from reference_broker.core.queues.delayed_message import DELAY_ID, DelayedMessage
-from reference_broker.core.queues.delivery import QueueStats, QueueUsage
-from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
-from reference_broker.core.queues.priority_figures import PriorityFigures
-from reference_broker.core.queues.publish_options import bad_option
-from reference_broker.core.queues.purge import Purged, purge
-from reference_broker.core.queues.stored_message import StoredMessage
+from assay.reference_broker.config import QueueConfig
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues.address import dead_letter_name
+from assay.reference_broker.core.queues.agenda import Agenda
+from assay.reference_broker.core.queues.browse import browse
+from assay.reference_broker.core.queues.confirms import Confirm
+from assay.reference_broker.core.queues.delayed_message import DELAY_ID, DelayedMessage
+from assay.reference_broker.core.queues.delivery import QueueStats, QueueUsage
+from assay.reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.priority_figures import PriorityFigures
+from assay.reference_broker.core.queues.publish_options import bad_option
+from assay.reference_broker.core.queues.purge import Purged, purge
+from assay.reference_broker.core.queues.stored_message import StoredMessage
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.queue import DurableQueue
-    from reference_broker.core.queues.registry import QueueRegistry
+    from assay.reference_broker.core.queues.queue import DurableQueue
+    from assay.reference_broker.core.queues.registry import QueueRegistry
 
 
 class QueueOperations:
-    """The administrative half of the engine, :class:`reference_broker.core.queues.engine.QueueEngine`."""
+    """The administrative half of the engine, :class:`assay.reference_broker.core.queues.engine.QueueEngine`."""
 
     _agenda: Agenda
     _registry: QueueRegistry
@@ -148,7 +148,7 @@ class QueueOperations:
         return self._registry.unusable_queues()
 
     def browse(self, queue: str, limit: int) -> list[tuple[str, StoredMessage]]:
-        """See :func:`reference_broker.core.queues.browse.browse`. Raises :class:`QueueError`."""
+        """See :func:`assay.reference_broker.core.queues.browse.browse`. Raises :class:`QueueError`."""
         try:
             return browse(self._existing(queue), limit)
         except LogError as error:

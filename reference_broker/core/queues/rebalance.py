@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reference_broker.config import GroupConfig, RebalanceProtocol
-from reference_broker.core.queues.assignment import Assignment, assign
-from reference_broker.core.queues.consumer import AssignmentEvent
-from reference_broker.core.queues.pending import EntryState
+from assay.reference_broker.config import GroupConfig, RebalanceProtocol
+from assay.reference_broker.core.queues.assignment import Assignment, assign
+from assay.reference_broker.core.queues.consumer import AssignmentEvent
+from assay.reference_broker.core.queues.pending import EntryState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from reference_broker.core.queues.consumer import Consumer
-    from reference_broker.core.queues.group import ConsumerGroup
-    from reference_broker.core.queues.pending import GroupPartition, PendingEntry
+    from assay.reference_broker.core.queues.consumer import Consumer
+    from assay.reference_broker.core.queues.group import ConsumerGroup
+    from assay.reference_broker.core.queues.pending import GroupPartition, PendingEntry
 
 _NEVER = float("inf")
 

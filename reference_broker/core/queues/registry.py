@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from reference_broker.config import (
+from assay.reference_broker.config import (
     ConfigError,
     Durability,
     Ordering,
@@ -22,32 +22,32 @@ from reference_broker.config import (
     queue_defaults,
     with_settings,
 )
-from reference_broker.core.queues.address import (
+from assay.reference_broker.core.queues.address import (
     DEAD_LETTER_PREFIX,
     check_queue_name,
     dead_letter_name,
     is_dead_letter,
 )
-from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.alerts import Alerts
-from reference_broker.core.queues.confirms import Confirm
-from reference_broker.core.queues.dead_letters import dead_letter_config
-from reference_broker.core.queues.delivery import QueueUsage
-from reference_broker.core.queues.errors import (
+from assay.reference_broker.core.queues.agenda import Agenda
+from assay.reference_broker.core.queues.alerts import Alerts
+from assay.reference_broker.core.queues.confirms import Confirm
+from assay.reference_broker.core.queues.dead_letters import dead_letter_config
+from assay.reference_broker.core.queues.delivery import QueueUsage
+from assay.reference_broker.core.queues.errors import (
     LogError,
     QueueError,
     QueueErrorCode,
     QueueOpenError,
     raise_if_not_tried,
 )
-from reference_broker.core.queues.memory_limit import MemoryLimit
-from reference_broker.core.queues.message_cache import MessageCache
-from reference_broker.core.queues.queue import DurableQueue
-from reference_broker.core.queues.removal import Removal, check_removable
-from reference_broker.core.queues.store import QueueStore, RecoveryNote
-from reference_broker.core.queues.sync_job import SyncJob
-from reference_broker.core.remembered import SharedMemory
-from reference_broker.trace.schema import TraceKind
+from assay.reference_broker.core.queues.memory_limit import MemoryLimit
+from assay.reference_broker.core.queues.message_cache import MessageCache
+from assay.reference_broker.core.queues.queue import DurableQueue
+from assay.reference_broker.core.queues.removal import Removal, check_removable
+from assay.reference_broker.core.queues.store import QueueStore, RecoveryNote
+from assay.reference_broker.core.queues.sync_job import SyncJob
+from assay.reference_broker.core.remembered import SharedMemory
+from assay.reference_broker.trace.schema import TraceKind
 
 Tracer = Callable[[TraceKind, dict[str, str | int]], None]
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.confirms import Confirm, SyncPoint
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from reference_broker.core.queues.sync_job import SyncJob
+from assay.reference_broker.core.queues.agenda import Agenda
+from assay.reference_broker.core.queues.confirms import Confirm, SyncPoint
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.sync_job import SyncJob
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.consumer import Consumer
-    from reference_broker.core.queues.queue import DurableQueue
+    from assay.reference_broker.core.queues.consumer import Consumer
+    from assay.reference_broker.core.queues.queue import DurableQueue
 
 _AGENDA_NAMES: Final = ("agenda", "_agenda")
 
@@ -37,7 +37,7 @@ def check_removable(queue: DurableQueue) -> None:
 
 
 class Removal:
-    """Implements :class:`reference_broker.core.queues.sync_job.JobPoint`: the end of one queue."""
+    """Implements :class:`assay.reference_broker.core.queues.sync_job.JobPoint`: the end of one queue."""
 
     def __init__(self, queue: DurableQueue, agenda: Agenda, on_done: Confirm | None) -> None:
         """Cut the queue off. ``on_done`` is called once nothing of it is left, or with the error."""

@@ -13,19 +13,24 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from reference_broker.core.queues.address import DEAD_LETTER_PREFIX, is_dead_letter, message_id_of, parse_message_id
-from reference_broker.core.queues.dead_letters import replayed_message
-from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
-from reference_broker.core.queues.pending import EntryState, PendingEntry
-from reference_broker.core.queues.publish_options import PublishOptions, parse
+from assay.reference_broker.core.queues.address import (
+    DEAD_LETTER_PREFIX,
+    is_dead_letter,
+    message_id_of,
+    parse_message_id,
+)
+from assay.reference_broker.core.queues.dead_letters import replayed_message
+from assay.reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.pending import EntryState, PendingEntry
+from assay.reference_broker.core.queues.publish_options import PublishOptions, parse
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.agenda import Agenda
-    from reference_broker.core.queues.alerts import Alerts
-    from reference_broker.core.queues.group import ConsumerGroup
-    from reference_broker.core.queues.pending import GroupPartition
-    from reference_broker.core.queues.queue import DurableQueue
-    from reference_broker.core.queues.stored_message import StoredMessage
+    from assay.reference_broker.core.queues.agenda import Agenda
+    from assay.reference_broker.core.queues.alerts import Alerts
+    from assay.reference_broker.core.queues.group import ConsumerGroup
+    from assay.reference_broker.core.queues.pending import GroupPartition
+    from assay.reference_broker.core.queues.queue import DurableQueue
+    from assay.reference_broker.core.queues.stored_message import StoredMessage
 
 REPLAY_PER_TURN: Final = 256
 MAX_UNDER_WAY: Final = 1_024
@@ -71,7 +76,7 @@ _Held = list[tuple["ConsumerGroup", PendingEntry]]
 
 
 class Replay:
-    """One run. Implements :class:`reference_broker.core.queues.agenda.Wakeable`: each time is one portion."""
+    """One run. Implements :class:`assay.reference_broker.core.queues.agenda.Wakeable`: each time is one portion."""
 
     def __init__(
         self,

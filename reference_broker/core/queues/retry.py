@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reference_broker.config import RetryConfig
+from assay.reference_broker.config import RetryConfig
 
 RETRIES_EXCEEDED = "max retries exceeded"
 TOTAL_TIMEOUT_EXCEEDED = "total timeout exceeded"

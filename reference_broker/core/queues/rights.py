@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from reference_broker.core.queues.address import Verb
+from assay.reference_broker.core.queues.address import Verb
 
 
 class Right(Enum):

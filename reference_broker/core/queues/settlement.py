@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from reference_broker.core.queues.address import Verb, message_id_of, parse_message_id, parse_receipt
-from reference_broker.core.queues.confirms import Confirm, JointConfirm, ignore
-from reference_broker.core.queues.consumer import Consumer
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from reference_broker.core.queues.group import ConsumerGroup
-from reference_broker.core.queues.pending import DELIVERED, EntryState, PendingEntry
-from reference_broker.core.queues.retry import backoff_s
-from reference_broker.core.queues.settle_request import SettleRequest, format_ranges
-from reference_broker.core.queues.transaction import TransactionKey
-from reference_broker.trace.schema import TraceKind
+from assay.reference_broker.core.queues.address import Verb, message_id_of, parse_message_id, parse_receipt
+from assay.reference_broker.core.queues.confirms import Confirm, JointConfirm, ignore
+from assay.reference_broker.core.queues.consumer import Consumer
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.group import ConsumerGroup
+from assay.reference_broker.core.queues.pending import DELIVERED, EntryState, PendingEntry
+from assay.reference_broker.core.queues.retry import backoff_s
+from assay.reference_broker.core.queues.settle_request import SettleRequest, format_ranges
+from assay.reference_broker.core.queues.transaction import TransactionKey
+from assay.reference_broker.trace.schema import TraceKind
 
 _ACK = Verb.ACK
 REJECTED = "rejected by consumer"

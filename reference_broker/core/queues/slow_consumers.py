@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reference_broker.config import SlowConsumerAction
+from assay.reference_broker.config import SlowConsumerAction
 
 if TYPE_CHECKING:
-    from reference_broker.config import SlowConsumerConfig
-    from reference_broker.core.queues.consumer import Consumer
-    from reference_broker.core.queues.group import ConsumerGroup
+    from assay.reference_broker.config import SlowConsumerConfig
+    from assay.reference_broker.core.queues.consumer import Consumer
+    from assay.reference_broker.core.queues.group import ConsumerGroup
 
 _NEVER = float("inf")
 

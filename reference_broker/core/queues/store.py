@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from reference_broker.config import QueueConfig
+from assay.reference_broker.config import QueueConfig
 
 Headers = tuple[tuple[bytes, bytes], ...]
 

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from reference_broker.core.message import Message
-from reference_broker.core.queues.address import topic_of
-from reference_broker.core.queues.control_records import PRODUCER_HEADER, TRANSACTION_HEADER, is_control_header
-from reference_broker.core.queues.lanes import LANES, NORMAL
-from reference_broker.core.queues.partitioner import PARTITION_KEY
-from reference_broker.core.queues.store import Headers, LogRecord
-from reference_broker.core.remembered import Known, SharedMemory
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues.address import topic_of
+from assay.reference_broker.core.queues.control_records import PRODUCER_HEADER, TRANSACTION_HEADER, is_control_header
+from assay.reference_broker.core.queues.lanes import LANES, NORMAL
+from assay.reference_broker.core.queues.partitioner import PARTITION_KEY
+from assay.reference_broker.core.queues.store import Headers, LogRecord
+from assay.reference_broker.core.remembered import Known, SharedMemory
 
 PRIORITY_HEADER = b"_priority"
 DELAY_HEADER = b"_delay"

@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from reference_broker.core.queues.times import parse_time_ms
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.times import parse_time_ms
 
 CURSOR: Final = "cursor"
 ACK_MODE: Final = "ack-mode"

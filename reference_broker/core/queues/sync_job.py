@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from reference_broker.core.queues.confirms import Confirm, run_now
-from reference_broker.core.queues.errors import QueueError
-from reference_broker.core.queues.store import SyncTask
+from assay.reference_broker.core.queues.confirms import Confirm, run_now
+from assay.reference_broker.core.queues.errors import QueueError
+from assay.reference_broker.core.queues.store import SyncTask
 
 
 class JobPoint(Protocol):

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reference_broker.core.queues.errors import LogError
-from reference_broker.core.queues.pending import EntryState, PendingEntry
-from reference_broker.core.queues.stored_message import HIDDEN
-from reference_broker.trace.schema import TraceKind
+from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.core.queues.pending import EntryState, PendingEntry
+from assay.reference_broker.core.queues.stored_message import HIDDEN
+from assay.reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from reference_broker.core.queues.agenda import Agenda
-    from reference_broker.core.queues.group import ConsumerGroup
-    from reference_broker.core.queues.partition import QueuePartition
-    from reference_broker.core.queues.pending import GroupPartition
-    from reference_broker.core.queues.queue import DurableQueue
-    from reference_broker.core.queues.stored_message import StoredMessage
+    from assay.reference_broker.core.queues.agenda import Agenda
+    from assay.reference_broker.core.queues.group import ConsumerGroup
+    from assay.reference_broker.core.queues.partition import QueuePartition
+    from assay.reference_broker.core.queues.pending import GroupPartition
+    from assay.reference_broker.core.queues.queue import DurableQueue
+    from assay.reference_broker.core.queues.stored_message import StoredMessage
 
 TTL_EXPIRED = "TTL_EXPIRED"
 RETRY_S = 1.0

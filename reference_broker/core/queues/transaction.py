@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from reference_broker.core.queues.confirms import Confirm, SyncPoint
-from reference_broker.core.queues.control_records import Outcome
+from assay.reference_broker.core.queues.confirms import Confirm, SyncPoint
+from assay.reference_broker.core.queues.control_records import Outcome
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.group import ConsumerGroup
-    from reference_broker.core.queues.partition import QueuePartition
-    from reference_broker.core.queues.pending import PendingEntry
-    from reference_broker.core.queues.queue import DurableQueue
+    from assay.reference_broker.core.queues.group import ConsumerGroup
+    from assay.reference_broker.core.queues.partition import QueuePartition
+    from assay.reference_broker.core.queues.pending import PendingEntry
+    from assay.reference_broker.core.queues.queue import DurableQueue
 
 
 class TransactionState(Enum):

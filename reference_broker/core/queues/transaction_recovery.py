@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from reference_broker.core.queues.control_records import mark_of
-from reference_broker.core.queues.coordinator import Coordinator, Decision
-from reference_broker.core.queues.errors import LogError, QueueError, raise_if_not_tried
-from reference_broker.core.queues.producers import OpenSpan, PartitionProducers
-from reference_broker.core.queues.store import PartitionLog
-from reference_broker.core.queues.transaction import Transaction, TransactionState
+from assay.reference_broker.core.queues.control_records import mark_of
+from assay.reference_broker.core.queues.coordinator import Coordinator, Decision
+from assay.reference_broker.core.queues.errors import LogError, QueueError, raise_if_not_tried
+from assay.reference_broker.core.queues.producers import OpenSpan, PartitionProducers
+from assay.reference_broker.core.queues.store import PartitionLog
+from assay.reference_broker.core.queues.transaction import Transaction, TransactionState
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.partition import QueuePartition
-    from reference_broker.core.queues.queue import DurableQueue
+    from assay.reference_broker.core.queues.partition import QueuePartition
+    from assay.reference_broker.core.queues.queue import DurableQueue
 
 _READ_RECORDS = 1_000
 

@@ -20,21 +20,21 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from reference_broker.core.queues.producer_names import ProducerIdentity
-from reference_broker.core.queues.publish_options import (
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.producer_names import ProducerIdentity
+from assay.reference_broker.core.queues.publish_options import (
     PARTITION,
     PRODUCER_EPOCH,
     PRODUCER_ID,
     TRANSACTION_ID,
     bad_option,
 )
-from reference_broker.core.queues.settle_request import whole_number
-from reference_broker.core.queues.times import parse_duration_ms
-from reference_broker.core.queues.transaction import TransactionInfo, TransactionKey
+from assay.reference_broker.core.queues.settle_request import whole_number
+from assay.reference_broker.core.queues.times import parse_duration_ms
+from assay.reference_broker.core.queues.transaction import TransactionInfo, TransactionKey
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.engine import QueueEngine
+    from assay.reference_broker.core.queues.engine import QueueEngine
 
 TRANSACTION_PREFIX: Final = "$txn/"
 TRANSACTIONAL_ID: Final = "transactional-id"

@@ -14,21 +14,21 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from reference_broker.config import TransactionsConfig
-from reference_broker.core.message import Message
-from reference_broker.core.queues import transaction_recovery
-from reference_broker.core.queues.address import message_id_of
-from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.commit_phases import aborted_error
-from reference_broker.core.queues.confirms import Confirm, Stored, StoredAs
-from reference_broker.core.queues.control_records import Outcome, RecordMark
-from reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode, raise_if_not_tried
-from reference_broker.core.queues.pending import EntryState, PendingEntry
-from reference_broker.core.queues.producer_names import ProducerNames
-from reference_broker.core.queues.producers import Acceptance
-from reference_broker.core.queues.publish_options import PublishOptions, bad_option
-from reference_broker.core.queues.store import QueueStore
-from reference_broker.core.queues.transaction import (
+from assay.reference_broker.config import TransactionsConfig
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import transaction_recovery
+from assay.reference_broker.core.queues.address import message_id_of
+from assay.reference_broker.core.queues.agenda import Agenda
+from assay.reference_broker.core.queues.commit_phases import aborted_error
+from assay.reference_broker.core.queues.confirms import Confirm, Stored, StoredAs
+from assay.reference_broker.core.queues.control_records import Outcome, RecordMark
+from assay.reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode, raise_if_not_tried
+from assay.reference_broker.core.queues.pending import EntryState, PendingEntry
+from assay.reference_broker.core.queues.producer_names import ProducerNames
+from assay.reference_broker.core.queues.producers import Acceptance
+from assay.reference_broker.core.queues.publish_options import PublishOptions, bad_option
+from assay.reference_broker.core.queues.store import QueueStore
+from assay.reference_broker.core.queues.transaction import (
     UNDECIDED,
     EndedTransaction,
     Transaction,
@@ -38,9 +38,9 @@ from reference_broker.core.queues.transaction import (
 )
 
 if TYPE_CHECKING:
-    from reference_broker.core.queues.group import ConsumerGroup
-    from reference_broker.core.queues.partition import QueuePartition
-    from reference_broker.core.queues.queue import DurableQueue
+    from assay.reference_broker.core.queues.group import ConsumerGroup
+    from assay.reference_broker.core.queues.partition import QueuePartition
+    from assay.reference_broker.core.queues.queue import DurableQueue
 
 _ENDED_DEADLINES = 1_024
 """So many more than there are transactions that have not ended are kept for those that have."""

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from heapq import merge
 from itertools import chain, islice
 
-from reference_broker.core.queues.partition import QueuePartition
-from reference_broker.core.queues.timing_wheel import TimingWheel
+from assay.reference_broker.core.queues.partition import QueuePartition
+from assay.reference_broker.core.queues.timing_wheel import TimingWheel
 
 
 class WaitingOffsets:
-    """Offsets of the log. Implements :class:`reference_broker.core.queues.store.WantedOffsets`."""
+    """Offsets of the log. Implements :class:`assay.reference_broker.core.queues.store.WantedOffsets`."""
 
     def __init__(self, now_ms: int) -> None:
         self.wheel = TimingWheel(now_ms)

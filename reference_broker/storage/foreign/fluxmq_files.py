@@ -15,8 +15,8 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from reference_broker.storage.disk import Disk
-from reference_broker.storage.file_names import parse_segment_name
+from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.file_names import parse_segment_name
 
 QUEUES_FOLDER = "queues"
 GROUPS_FOLDER = "groups"

@@ -4,7 +4,7 @@ A partition is the folder ``logs/<topic>/<partition>/``. Per segment, named by 2
 (messages end to end), ``.index`` (offset, position) and ``.timeindex`` (timestamp in ns, offset), entries of two signed
 8-byte numbers without a header, the first message always and then one per 4096 bytes of log at most. ``delay.index``:
 16-byte header (``GQDL``, version, flags, count of entries), entries of 32 bytes. ``<group>/offsets.json``: what a
-consumer group has committed. Coordinator snapshots are those of :mod:`reference_broker.storage.snapshots`.
+consumer group has committed. Coordinator snapshots are those of :mod:`assay.reference_broker.storage.snapshots`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.disk import Disk
 
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"

@@ -1,7 +1,7 @@
 """Walks and writes the log segments of GoQueue.
 
-The walk tells sound messages from damage as :mod:`reference_broker.storage.segment_scan` does for batches: a damaged
-range with sound messages behind it is kept apart from the tail, where a write most likely did not finish.
+The walk tells sound messages from damage as :mod:`assay.reference_broker.storage.segment_scan` does for batches: a
+damaged range with sound messages behind it is kept apart from the tail, where a write most likely did not finish.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from reference_broker.storage.disk import Disk, DiskFile
-from reference_broker.storage.foreign.goqueue_files import (
+from assay.reference_broker.storage.disk import Disk, DiskFile
+from assay.reference_broker.storage.foreign.goqueue_files import (
     INDEX_INTERVAL_BYTES,
     INDEX_SUFFIX,
     SEGMENT_BYTES,
@@ -20,7 +20,7 @@ from reference_broker.storage.foreign.goqueue_files import (
     file_name,
     segment_bases,
 )
-from reference_broker.storage.foreign.goqueue_message import (
+from assay.reference_broker.storage.foreign.goqueue_message import (
     MAGIC_BYTES,
     MAX_OFFSET,
     GoQueueLayout,
@@ -34,7 +34,7 @@ from reference_broker.storage.foreign.goqueue_message import (
     has_sound_body,
     message_size,
 )
-from reference_broker.storage.segment_scan import Damage, Window
+from assay.reference_broker.storage.segment_scan import Damage, Window
 
 _WRITE_BYTES = 1024 * 1024
 _CONVINCING_CHAIN = 8

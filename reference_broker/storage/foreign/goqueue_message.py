@@ -31,7 +31,7 @@ from typing import NamedTuple
 import msgspec
 from crc32c import crc32c
 
-from reference_broker.core.queues.store import Headers
+from assay.reference_broker.core.queues.store import Headers
 
 MAGIC_BYTES = b"GQ"
 VERSION = 1

@@ -26,8 +26,8 @@ from array import array
 from bisect import bisect_right
 from enum import Enum
 
-from reference_broker.core.queues.store import Headers, LogRecord, NewRecord
-from reference_broker.storage.foreign.goqueue_message import (
+from assay.reference_broker.core.queues.store import Headers, LogRecord, NewRecord
+from assay.reference_broker.storage.foreign.goqueue_message import (
     GoQueueFlag,
     GoQueueLayout,
     GoQueueMessage,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from conformance.checkers import anomalies, build_tables, check_history
-from conformance.checkers.anomaly import Anomaly
-from reference_broker.trace.results import Verdict
-from reference_broker.trace.schema import (
+from assay.conformance.checkers import anomalies, build_tables, check_history
+from assay.conformance.checkers.anomaly import Anomaly
+from assay.reference_broker.trace.results import Verdict
+from assay.reference_broker.trace.schema import (
     Contract,
     HistoryEvent,
     HistoryHeader,

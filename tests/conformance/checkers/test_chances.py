@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from conformance.checkers import build_tables
-from conformance.checkers.chances import chances
-from reference_broker.trace.schema import Contract, OpKind
+from assay.conformance.checkers import build_tables
+from assay.conformance.checkers.chances import chances
+from assay.reference_broker.trace.schema import Contract, OpKind
 from tests.conformance.checkers.history import CONTRACT, FAIL, INFO, History, one_message
 
 

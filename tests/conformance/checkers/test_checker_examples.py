@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from conformance.checkers import check_history
-from reference_broker.trace.results import Severity, Verdict
-from reference_broker.trace.schema import (
+from assay.conformance.checkers import check_history
+from assay.reference_broker.trace.results import Severity, Verdict
+from assay.reference_broker.trace.schema import (
     AckedMeans,
     DeliveryGuarantee,
     HistoryHeader,

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance.checkers import anomalies, build_tables, check_history
-from conformance.checkers.planting import PLANTERS, plant
-from conformance.checkers.specimens import CONTRACT, renumber, right_history
-from reference_broker.trace.results import Severity, Verdict
-from reference_broker.trace.schema import HistoryEvent, HistoryHeader
+from assay.conformance.checkers import anomalies, build_tables, check_history
+from assay.conformance.checkers.planting import PLANTERS, plant
+from assay.conformance.checkers.specimens import CONTRACT, renumber, right_history
+from assay.reference_broker.trace.results import Severity, Verdict
+from assay.reference_broker.trace.schema import HistoryEvent, HistoryHeader
 
 HEADER = HistoryHeader(contract=CONTRACT)
 

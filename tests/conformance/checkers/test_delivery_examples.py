@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from reference_broker.trace.results import Severity
-from reference_broker.trace.schema import (
+from assay.reference_broker.trace.results import Severity
+from assay.reference_broker.trace.schema import (
     AckedMeans,
     OpKind,
 )

@@ -8,14 +8,14 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from conformance.cli import app
-from conformance.explore.campaign import Campaign
-from conformance.explore.life import Client, Cut, FilterPlan, Life, Publish, Replay, Restart, Subscribe
-from conformance.explore.rules import Rule, ViolationError
-from conformance.report import read_transcript
-from conformance.targets import StartHook, Target, load_target
-from conformance.targets.model import RestartHook
-from reference_broker.trace.results import Verdict, read_result
+from assay.conformance.cli import app
+from assay.conformance.explore.campaign import Campaign
+from assay.conformance.explore.life import Client, Cut, FilterPlan, Life, Publish, Replay, Restart, Subscribe
+from assay.conformance.explore.rules import Rule, ViolationError
+from assay.conformance.report import read_transcript
+from assay.conformance.targets import StartHook, Target, load_target
+from assay.conformance.targets.model import RestartHook
+from assay.reference_broker.trace.results import Verdict, read_result
 
 runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"})
 RETAINED = Life(
@@ -38,7 +38,7 @@ def broken_target(folder: Path, mutant: str) -> Path:
         f"""
 name = "broken"
 [start]
-command = ["{{python}}", "-m", "conformance.adapter", "--mutant", "{mutant}"]
+command = ["{{python}}", "-m", "assay.conformance.adapter", "--mutant", "{mutant}"]
 port_from = "stdout"
 """,
         encoding="utf-8",
@@ -58,7 +58,7 @@ def test_a_broker_that_does_not_start_again_is_a_finding_and_no_end_of_the_searc
     births = tmp_path / "births"
     births.touch()
     # Of its lives, the second one does not begin.
-    script = f"echo >> {births}; test $(wc -l < {births}) -ne 2 && exec {{python}} -m conformance.adapter"
+    script = f"echo >> {births}; test $(wc -l < {births}) -ne 2 && exec {{python}} -m assay.conformance.adapter"
     hook = StartHook(command=("sh", "-c", script), port_from="stdout")
     capabilities = {"restart": True, "persistence": True}
     target = Target(name="mortal", start=hook, restart=RestartHook(), capabilities=capabilities)

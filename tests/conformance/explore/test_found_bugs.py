@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from conformance.explore.campaign import MAX_DOUBTS, Campaign, Finding
-from conformance.explore.life import Life
-from conformance.explore.rules import Rule, ViolationError
-from conformance.nursery import Nursery
-from conformance.targets import load_target
+from assay.conformance.explore.campaign import MAX_DOUBTS, Campaign, Finding
+from assay.conformance.explore.life import Life
+from assay.conformance.explore.rules import Rule, ViolationError
+from assay.conformance.nursery import Nursery
+from assay.conformance.targets import load_target
 
 SEED = 3
 LIVES = 400

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.explore.campaign import Campaign
-from conformance.nursery import Nursery
-from conformance.self_check import EVERYONE
-from conformance.targets import load_target
+from assay.conformance.explore.campaign import Campaign
+from assay.conformance.nursery import Nursery
+from assay.conformance.self_check import EVERYONE
+from assay.conformance.targets import load_target
 from tests.conformance.explore.test_found_bugs import nursery as nursery
 
 SEED = 5

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from conformance.explore.rules import Rule, ViolationError
-from conformance.wire import (
+from assay.conformance.explore.rules import Rule, ViolationError
+from assay.conformance.wire import (
     Disconnect,
     Pingreq,
     Pingresp,

@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from conformance.explore.referee import Referee
-from conformance.explore.rules import Rule, ViolationError
-from conformance.explore.state import Link
-from conformance.wire import (
+from assay.conformance.explore.referee import Referee
+from assay.conformance.explore.rules import Rule, ViolationError
+from assay.conformance.explore.state import Link
+from assay.conformance.wire import (
     Connack,
     Connect,
     Disconnect,

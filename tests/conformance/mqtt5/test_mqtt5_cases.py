@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.case import load_cases
-from conformance.mutants import all_mutants
-from conformance.registry import load_statements
+from assay.conformance.case import load_cases
+from assay.conformance.mutants import all_mutants
+from assay.conformance.registry import load_statements
 
 CASES = {case_id: case for case_id, case in load_cases().items() if case.spec == "mqtt5"}
 AREAS = {

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from conformance.case import Case, CaseContext
-from conformance.cases.mqtt5 import support
-from conformance.outcome import CaseFailureError, UnsupportedError
-from conformance.targets import Endpoint
-from conformance.wire import (
+from assay.conformance.case import Case, CaseContext
+from assay.conformance.cases.mqtt5 import support
+from assay.conformance.outcome import CaseFailureError, UnsupportedError
+from assay.conformance.targets import Endpoint
+from assay.conformance.wire import (
     Connack,
     Connect,
     Decoder,

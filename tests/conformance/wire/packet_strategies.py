@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 from hypothesis import strategies as st
 
-from conformance import wire as w
-from conformance.wire.packets import PROPERTY_RULES, PropertyKind, PropertyRule
+from assay.conformance import wire as w
+from assay.conformance.wire.packets import PROPERTY_RULES, PropertyKind, PropertyRule
 from tests.conformance.wire.both_codecs import V5, T
 
 LONGEST = 65_535

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance.wire import (
+from assay.conformance.wire import (
     NO_PROPERTIES,
     Auth,
     Connack,
@@ -39,9 +39,9 @@ from conformance.wire import (
     encode,
     frame_length,
 )
-from conformance.wire.decode import _CODES_5
-from conformance.wire.encode import binary, raw_packet, string, uint16, varint
-from conformance.wire.packets import PROPERTY_RULES, PacketType, PropertyKind, PropertyRule
+from assay.conformance.wire.decode import _CODES_5
+from assay.conformance.wire.encode import binary, raw_packet, string, uint16, varint
+from assay.conformance.wire.packets import PROPERTY_RULES, PacketType, PropertyKind, PropertyRule
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30)
 topics = st.text(st.characters(codec="utf-8", exclude_characters="\0+#"), min_size=1, max_size=30)
@@ -313,6 +313,6 @@ def test_descriptions_name_the_packet_and_what_is_not_default() -> None:
 
 def test_the_packets_are_independent_of_the_reference_broker() -> None:
     """A suite that shared the codec of the broker it judges would share its mistakes."""
-    code = "import conformance.wire, sys; print([name for name in sys.modules if name.startswith('reference_broker')])"
+    code = "import assay.conformance.wire, sys; print([name for name in sys.modules if 'reference_broker' in name])"
     done = run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.wire.scram import MAX_ITERATIONS, ScramClient, ScramFailureError
-from reference_broker.auth_scram import ScramError, ScramServer, ScramUsers, derive_credentials
+from assay.conformance.wire.scram import MAX_ITERATIONS, ScramClient, ScramFailureError
+from assay.reference_broker.auth_scram import ScramError, ScramServer, ScramUsers, derive_credentials
 
 NONCE = "rOprNGfwEbeRWgbNEkqO"
 FIRST = b"r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, Request
 
-from conformance.wire.websocket import (
+from assay.conformance.wire.websocket import (
     MAX_HEAD_BYTES,
     Frame,
     FrameReader,

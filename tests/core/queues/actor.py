@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from reference_broker.core.queues import Delivery, Verb
-from reference_broker.core.queues.producer_names import ProducerIdentity
-from reference_broker.core.queues.settle_request import parse
+from assay.reference_broker.core.queues import Delivery, Verb
+from assay.reference_broker.core.queues.producer_names import ProducerIdentity
+from assay.reference_broker.core.queues.settle_request import parse
 from tests.core.queues.conftest import Outcome, QueueBench
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from reference_broker.config import PROFILE_DEFAULTS, Durability, Profile, QueuesConfig
-from reference_broker.core.message import Message
-from reference_broker.core.queues import Consumer, Delivery, QueueEngine, QueueError, Verb
-from reference_broker.storage.disk import Disk
-from reference_broker.storage.log import LogOptions
-from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.storage.queue_store import LogQueueStore
-from reference_broker.trace.schema import TraceKind
+from assay.reference_broker.config import PROFILE_DEFAULTS, Durability, Profile, QueuesConfig
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import Consumer, Delivery, QueueEngine, QueueError, Verb
+from assay.reference_broker.storage.disk import Disk
+from assay.reference_broker.storage.log import LogOptions
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage.queue_store import LogQueueStore
+from assay.reference_broker.trace.schema import TraceKind
 
 START = 1_700_000_000.0
 

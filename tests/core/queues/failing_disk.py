@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
+from assay.reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
 
 
 class FailingDisk(MemoryDisk):

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from reference_broker.core.queues import QueueError, QueueErrorCode
-from reference_broker.core.queues.subscribe_options import parse, parse_cursor
+from assay.reference_broker.core.queues import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.subscribe_options import parse, parse_cursor
 from tests.core.queues.conftest import BenchConsumer, QueueBench
 
 BenchWith = Callable[..., QueueBench]

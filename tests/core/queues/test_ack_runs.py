@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reference_broker.core.message import Message
-from reference_broker.core.queues import QueueError
-from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.storage.pending_log import PendingLogFile
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import QueueError
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage.pending_log import PendingLogFile
 
 if TYPE_CHECKING:
     from tests.core.queues.conftest import QueueBench

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_broker.config import DeadLetterConfig, QueueConfig
-from reference_broker.config_queues import dead_letter_problems, is_webhook
-from reference_broker.core.queues.alerts import MAX_ALERTS, MAX_RUNNING, AlertRequest, Alerts, DeadLetterAlert
+from assay.reference_broker.config import DeadLetterConfig, QueueConfig
+from assay.reference_broker.config_queues import dead_letter_problems, is_webhook
+from assay.reference_broker.core.queues.alerts import MAX_ALERTS, MAX_RUNNING, AlertRequest, Alerts, DeadLetterAlert
 
 if TYPE_CHECKING:
     from tests.core.queues.conftest import QueueBench

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_broker.config import Assignor
-from reference_broker.core.queues.assignment import Assignment, assign
+from assay.reference_broker.config import Assignor
+from assay.reference_broker.core.queues.assignment import Assignment, assign
 
 MEMBERS = [f"c{number}" for number in range(7)]
 memberships = st.sets(st.sampled_from(MEMBERS)).map(sorted)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_broker.core.message import Message
-from reference_broker.core.queues import QueueError, QueueErrorCode, bindings
-from reference_broker.core.queues.bindings import Bindings
-from reference_broker.core.topics import matches
-from reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import QueueError, QueueErrorCode, bindings
+from assay.reference_broker.core.queues.bindings import Bindings
+from assay.reference_broker.core.topics import matches
+from assay.reference_broker.storage.memory_disk import MemoryDisk
 
 if TYPE_CHECKING:
     from tests.core.queues.conftest import QueueBench

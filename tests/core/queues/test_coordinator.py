@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from reference_broker.core.queues.agenda import Agenda
-from reference_broker.core.queues.coordinator import Coordinator, Decision, HeldOffset, Producer, open_coordinator
-from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.storage.queue_store import LogQueueStore
+from assay.reference_broker.core.queues.agenda import Agenda
+from assay.reference_broker.core.queues.coordinator import Coordinator, Decision, HeldOffset, Producer, open_coordinator
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage.queue_store import LogQueueStore
 
 NAMES = ["a", "b:c", "\u00e9"]
 NAMED = st.sampled_from(NAMES)

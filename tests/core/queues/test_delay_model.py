@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_broker.config import Durability
-from reference_broker.core.queues import delay_store, done_log
-from reference_broker.core.queues.timing_wheel import TICK_MS
-from reference_broker.storage import queue_store
-from reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.config import Durability
+from assay.reference_broker.core.queues import delay_store, done_log
+from assay.reference_broker.core.queues.timing_wheel import TICK_MS
+from assay.reference_broker.storage import queue_store
+from assay.reference_broker.storage.memory_disk import MemoryDisk
 from tests.core.queues.conftest import QueueBench
 from tests.core.queues.test_delays import delay_id
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_broker.core.queues.delayed_message import delay_id_of, due_of, parse_delay_id, with_due
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from reference_broker.core.queues.store import Headers, LogRecord
+from assay.reference_broker.core.queues.delayed_message import delay_id_of, due_of, parse_delay_id, with_due
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.store import Headers, LogRecord
 
 
 def _record(headers: Headers) -> LogRecord:

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reference_broker.config import Durability
-from reference_broker.core.message import Message
-from reference_broker.core.queues import QueueError, QueueErrorCode
-from reference_broker.core.queues import delay_store as delay_store_module
-from reference_broker.core.queues.confirms import StoredAs
-from reference_broker.core.queues.delay_store import FIRED_PER_TURN
-from reference_broker.core.queues.delay_thinning import DelayThinning
-from reference_broker.core.queues.done_log import DoneLog
-from reference_broker.core.queues.done_records import Ends
-from reference_broker.core.queues.partition import QueuePartition
-from reference_broker.core.queues.timing_wheel import MAX_DELAY_MS, TICK_MS
-from reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
+from assay.reference_broker.config import Durability
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues import delay_store as delay_store_module
+from assay.reference_broker.core.queues.confirms import StoredAs
+from assay.reference_broker.core.queues.delay_store import FIRED_PER_TURN
+from assay.reference_broker.core.queues.delay_thinning import DelayThinning
+from assay.reference_broker.core.queues.done_log import DoneLog
+from assay.reference_broker.core.queues.done_records import Ends
+from assay.reference_broker.core.queues.partition import QueuePartition
+from assay.reference_broker.core.queues.timing_wheel import MAX_DELAY_MS, TICK_MS
+from assay.reference_broker.storage.memory_disk import MemoryDisk, MemoryFile
 from tests.core.queues.failing_disk import FailingDisk
 
 if TYPE_CHECKING:
@@ -447,8 +447,8 @@ def test_a_queue_is_deleted_while_its_delays_are_thinned_out(bench_with: BenchWi
 
 
 def test_what_is_done_is_stated_anew_and_then_forgotten(bench_with: BenchWith, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reference_broker.core.queues.done_log.RESTATE_ABOVE_BYTES", 2_000)
-    monkeypatch.setattr("reference_broker.storage.queue_store._DONE_SEGMENT_BYTES", 1_000)
+    monkeypatch.setattr("assay.reference_broker.core.queues.done_log.RESTATE_ABOVE_BYTES", 2_000)
+    monkeypatch.setattr("assay.reference_broker.storage.queue_store._DONE_SEGMENT_BYTES", 1_000)
     disk = MemoryDisk()
     bench = bench_with(disk)
     keep = delay_id(bench, "keep", ("delay", "100h"))

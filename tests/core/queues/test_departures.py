@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from reference_broker.config import Durability, QueueConfig
-from reference_broker.core.queues import departures
-from reference_broker.core.queues.intervals import Intervals
-from reference_broker.core.queues.subscribe_options import EARLIEST, SubscribeOptions
-from reference_broker.storage.memory_disk import MemoryDisk
-from sim.disk import Persistence, SimDisk
+from assay.reference_broker.config import Durability, QueueConfig
+from assay.reference_broker.core.queues import departures
+from assay.reference_broker.core.queues.intervals import Intervals
+from assay.reference_broker.core.queues.subscribe_options import EARLIEST, SubscribeOptions
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.sim.disk import Persistence, SimDisk
 from tests.core.queues.conftest import BenchConsumer, QueueBench
 from tests.core.queues.failing_disk import FailingDisk
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from reference_broker.core.queues import QueueError, QueueErrorCode, Verb
-from reference_broker.core.queues.cursors import resolve
-from reference_broker.core.queues.subscribe_options import CursorKind, CursorPosition, parse, parse_cursor
+from assay.reference_broker.core.queues import QueueError, QueueErrorCode, Verb
+from assay.reference_broker.core.queues.cursors import resolve
+from assay.reference_broker.core.queues.subscribe_options import CursorKind, CursorPosition, parse, parse_cursor
 from tests.core.queues.conftest import BenchConsumer, QueueBench
 from tests.core.queues.group_bench import BenchWith, code_of, join, publish, reset
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from reference_broker.core.queues.group_recovery import seconds_of
+from assay.reference_broker.core.queues.group_recovery import seconds_of
 
 
 @given(st.integers(0, 2**43))

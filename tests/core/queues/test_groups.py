@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from reference_broker.core.queues import QueueError, QueueErrorCode, Verb
-from reference_broker.core.queues.group_operations import Claim
-from reference_broker.core.queues.subscribe_options import LATEST
-from reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.core.queues import QueueError, QueueErrorCode, Verb
+from assay.reference_broker.core.queues.group_operations import Claim
+from assay.reference_broker.core.queues.subscribe_options import LATEST
+from assay.reference_broker.storage.memory_disk import MemoryDisk
 from tests.core.queues.conftest import QueueBench
 from tests.core.queues.group_bench import BenchWith, code_of, join, publish, reset
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_broker.core.queues.done_records import (
+from assay.reference_broker.core.queues.done_records import (
     DoneReader,
     done_records,
     firing_record,
@@ -15,7 +15,7 @@ from reference_broker.core.queues.done_records import (
     rewind_record,
     waiting_record,
 )
-from reference_broker.core.queues.intervals import Intervals
+from assay.reference_broker.core.queues.intervals import Intervals
 
 MOST = 30
 OFFSETS = st.integers(0, MOST)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from sim.power_cuts import WatchedDisk, power_cuts
+from assay.sim.power_cuts import WatchedDisk, power_cuts
 
 from .conftest import Outcome, QueueBench
 

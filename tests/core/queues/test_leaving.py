@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from reference_broker.core.queues import Delivery
-from reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.core.queues import Delivery
+from assay.reference_broker.storage.memory_disk import MemoryDisk
 
 from .conftest import QueueBench
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from reference_broker.config import Ordering, QueueConfig, QueuesConfig, queue_defaults
-from reference_broker.core import queues
-from reference_broker.core.queues import QueueEngine, QueueError, QueueOpenError, Verb
-from reference_broker.core.queues.lifecycle import READY, SETTLED, STEPS, TRANSITIONS
-from reference_broker.core.queues.pending import EntryState, PendingEntry
-from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.storage.queue_store import LogQueueStore
+from assay.reference_broker.config import Ordering, QueueConfig, QueuesConfig, queue_defaults
+from assay.reference_broker.core import queues
+from assay.reference_broker.core.queues import QueueEngine, QueueError, QueueOpenError, Verb
+from assay.reference_broker.core.queues.lifecycle import READY, SETTLED, STEPS, TRANSITIONS
+from assay.reference_broker.core.queues.pending import EntryState, PendingEntry
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage.queue_store import LogQueueStore
 from tests.core.queues.actor import Actor
 from tests.core.queues.conftest import QueueBench
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from reference_broker.config import Durability
-from reference_broker.core.queues import QueueError, QueueErrorCode, producers
-from reference_broker.core.queues.control_records import RecordMark
-from reference_broker.core.queues.producers import PartitionProducers
-from reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.config import Durability
+from assay.reference_broker.core.queues import QueueError, QueueErrorCode, producers
+from assay.reference_broker.core.queues.control_records import RecordMark
+from assay.reference_broker.core.queues.producers import PartitionProducers
+from assay.reference_broker.storage.memory_disk import MemoryDisk
 from tests.core.queues.actor import Actor
 from tests.core.queues.conftest import QueueBench
 

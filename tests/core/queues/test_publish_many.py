@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from reference_broker.core.message import Message
-from reference_broker.core.queues import QueueErrorCode
-from reference_broker.core.queues.confirms import JointConfirm
-from reference_broker.core.queues.errors import QueueError
-from sim.disk import SimDisk
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import QueueErrorCode
+from assay.reference_broker.core.queues.confirms import JointConfirm
+from assay.reference_broker.core.queues.errors import QueueError
+from assay.sim.disk import SimDisk
 from tests.core.queues.conftest import Outcome, QueueBench
 
 BenchWith = Callable[..., QueueBench]

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_broker.core.message import Message
-from reference_broker.core.queues import QueueError, QueueErrorCode
-from reference_broker.core.queues.confirms import StoredAs
-from reference_broker.core.queues.publish_options import OPTION_NAMES, Priority, PublishOptions, parse
-from reference_broker.core.queues.times import parse_duration_ms, parse_time_ms
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.confirms import StoredAs
+from assay.reference_broker.core.queues.publish_options import OPTION_NAMES, Priority, PublishOptions, parse
+from assay.reference_broker.core.queues.times import parse_duration_ms, parse_time_ms
 
 if TYPE_CHECKING:
     from tests.core.queues.conftest import QueueBench

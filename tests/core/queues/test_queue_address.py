@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_broker.config import PartitionerKind
-from reference_broker.core.queues.address import (
+from assay.reference_broker.config import PartitionerKind
+from assay.reference_broker.core.queues.address import (
     QueueAddress,
     Verb,
     check_group_name,
@@ -19,10 +19,10 @@ from reference_broker.core.queues.address import (
     parse_message_id,
     topic_of,
 )
-from reference_broker.core.queues.assignment import assign_ranges
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from reference_broker.core.queues.partitioner import Partitioner, fnv1a_32, murmur3_32
-from reference_broker.core.remembered import SharedMemory
+from assay.reference_broker.core.queues.assignment import assign_ranges
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.partitioner import Partitioner, fnv1a_32, murmur3_32
+from assay.reference_broker.core.remembered import SharedMemory
 
 KNOWN = {"tasks/image", "tasks/image/large", "orders"}
 

@@ -8,16 +8,16 @@ from collections.abc import Callable
 
 import pytest
 
-from reference_broker.config import QueueConfig
-from reference_broker.config_queues import MAX_TOPICS, binding_problems
-from reference_broker.core.message import Message, memory_bytes
-from reference_broker.core.queues import commit_phases, loose_letters, registry
-from reference_broker.core.queues.address import MARK_GROUP
-from reference_broker.core.queues.admin import MAX_REQUEST_BYTES, AdminRequest, ListRequest
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from reference_broker.core.queues.producer_names import ProducerIdentity
-from reference_broker.core.queues.queue import DurableQueue
-from reference_broker.trace.schema import TraceKind
+from assay.reference_broker.config import QueueConfig
+from assay.reference_broker.config_queues import MAX_TOPICS, binding_problems
+from assay.reference_broker.core.message import Message, memory_bytes
+from assay.reference_broker.core.queues import commit_phases, loose_letters, registry
+from assay.reference_broker.core.queues.address import MARK_GROUP
+from assay.reference_broker.core.queues.admin import MAX_REQUEST_BYTES, AdminRequest, ListRequest
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.producer_names import ProducerIdentity
+from assay.reference_broker.core.queues.queue import DurableQueue
+from assay.reference_broker.trace.schema import TraceKind
 
 from .conftest import QueueBench
 

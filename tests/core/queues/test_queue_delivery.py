@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reference_broker.config import Ordering, Profile
-from reference_broker.core.message import Message
-from reference_broker.core.queues import Delivery, QueueError, QueueErrorCode, Verb, delivery_properties
-from reference_broker.core.queues.partitioner import murmur3_32
-from reference_broker.core.queues.store import LogRecord
-from reference_broker.core.queues.stored_message import MessageCodec
-from reference_broker.core.remembered import SharedMemory
-from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.trace.schema import TraceKind
+from assay.reference_broker.config import Ordering, Profile
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import Delivery, QueueError, QueueErrorCode, Verb, delivery_properties
+from assay.reference_broker.core.queues.partitioner import murmur3_32
+from assay.reference_broker.core.queues.store import LogRecord
+from assay.reference_broker.core.queues.stored_message import MessageCodec
+from assay.reference_broker.core.remembered import SharedMemory
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
     from tests.core.queues.conftest import QueueBench
@@ -398,7 +398,7 @@ def test_a_settlement_topic_takes_no_message(bench: QueueBench) -> None:
 
 
 def test_deep_queues_are_read_back_from_the_log(bench_with: BenchWith, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reference_broker.core.queues.registry.CACHE_BYTES", 20_000)
+    monkeypatch.setattr("assay.reference_broker.core.queues.registry.CACHE_BYTES", 20_000)
     bench = bench_with(MemoryDisk(), partitions=2, compression="zstd")
     values = [f"{number}-" + "x" * 50 for number in range(1_000)]
     for number, value in enumerate(values):

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reference_broker.config import Durability, Profile, QueueConfig
-from reference_broker.core.queues import Delivery, QueueError, QueueErrorCode, QueueOpenError, Verb
-from reference_broker.core.queues.group_operations import Claim
-from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.trace.schema import TraceKind
+from assay.reference_broker.config import Durability, Profile, QueueConfig
+from assay.reference_broker.core.queues import Delivery, QueueError, QueueErrorCode, QueueOpenError, Verb
+from assay.reference_broker.core.queues.group_operations import Claim
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
     from tests.core.queues.failing_disk import FailingDisk

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_broker.config import Ordering
-from reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.config import Ordering
+from assay.reference_broker.storage.memory_disk import MemoryDisk
 
 if TYPE_CHECKING:
     from tests.core.queues.conftest import BenchConsumer, QueueBench

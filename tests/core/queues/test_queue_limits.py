@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from reference_broker.core.message import Message
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.trace.schema import TraceKind
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.trace.schema import TraceKind
 
 from .conftest import Outcome, QueueBench
 

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from assay.reference_broker.storage.memory_disk import MemoryDisk
 
 from .conftest import BenchConsumer, QueueBench
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from reference_broker.config import ConfigError, parse_config
-from reference_broker.core.queues import Verb
-from reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from reference_broker.core.queues.lanes import (
+from assay.reference_broker.config import ConfigError, parse_config
+from assay.reference_broker.core.queues import Verb
+from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.lanes import (
     LANES,
     NO_OFFSET,
     NORMAL,
@@ -21,8 +21,8 @@ from reference_broker.core.queues.lanes import (
     lane_of_level,
     place_number,
 )
-from reference_broker.core.queues.publish_options import Priority
-from reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.core.queues.publish_options import Priority
+from assay.reference_broker.storage.memory_disk import MemoryDisk
 
 from .conftest import QueueBench
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from reference_broker.core.message import Message
-from reference_broker.core.queues import LogError, QueueError, QueueErrorCode
-from reference_broker.core.queues.producer_names import ProducerIdentity
-from reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import LogError, QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.producer_names import ProducerIdentity
+from assay.reference_broker.storage.memory_disk import MemoryDisk
 from tests.core.queues.actor import Actor
 from tests.core.queues.conftest import Outcome, QueueBench
 

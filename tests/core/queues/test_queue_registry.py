@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reference_broker.config import ConfigError, Durability, PartitionerKind, QueueConfig, parse_config
-from reference_broker.core.queues import QueueError, QueueErrorCode
-from reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.config import ConfigError, Durability, PartitionerKind, QueueConfig, parse_config
+from assay.reference_broker.core.queues import QueueError, QueueErrorCode
+from assay.reference_broker.storage.memory_disk import MemoryDisk
 
 if TYPE_CHECKING:
     from tests.core.queues.conftest import QueueBench

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reference_broker.config import QueueConfig
-from reference_broker.core.queues import QueueError, QueueErrorCode
-from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.storage.queue_store import LogQueueStore
+from assay.reference_broker.config import QueueConfig
+from assay.reference_broker.core.queues import QueueError, QueueErrorCode
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage.queue_store import LogQueueStore
 from tests.core.queues.actor import Actor
 
 if TYPE_CHECKING:

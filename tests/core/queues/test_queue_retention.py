@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage.memory_disk import MemoryDisk
 
 BenchWith = Callable[..., Any]
 INTERVAL_S = 10.0

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from reference_broker.config import Profile, QueueConfig, RetryConfig
-from reference_broker.core.queues import QueueError, QueueErrorCode, Verb
-from reference_broker.core.queues.retry import backoff_s
-from reference_broker.trace.schema import TraceKind
+from assay.reference_broker.config import Profile, QueueConfig, RetryConfig
+from assay.reference_broker.core.queues import QueueError, QueueErrorCode, Verb
+from assay.reference_broker.core.queues.retry import backoff_s
+from assay.reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
     from tests.core.queues.conftest import QueueBench

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reference_broker.config import Durability
-from reference_broker.storage import pending_log, pending_snapshot
-from reference_broker.storage.group_files import decode_cursor_file, decode_pending_file
-from reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.config import Durability
+from assay.reference_broker.storage import pending_log, pending_snapshot
+from assay.reference_broker.storage.group_files import decode_cursor_file, decode_pending_file
+from assay.reference_broker.storage.memory_disk import MemoryDisk
 
 if TYPE_CHECKING:
     from tests.core.queues.conftest import QueueBench

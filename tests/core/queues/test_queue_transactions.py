@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from reference_broker.config import QueuesConfig, TransactionsConfig
-from reference_broker.core.message import Message
-from reference_broker.core.queues import QueueEngine, QueueError, QueueErrorCode, Verb
-from reference_broker.core.queues.producer_names import ProducerIdentity
-from reference_broker.core.queues.transaction import TRANSITIONS, TransactionKey, TransactionState
-from reference_broker.storage.batch import BatchFlag, decode_header
-from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.storage.queue_store import LogQueueStore
+from assay.reference_broker.config import QueuesConfig, TransactionsConfig
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import QueueEngine, QueueError, QueueErrorCode, Verb
+from assay.reference_broker.core.queues.producer_names import ProducerIdentity
+from assay.reference_broker.core.queues.transaction import TRANSITIONS, TransactionKey, TransactionState
+from assay.reference_broker.storage.batch import BatchFlag, decode_header
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage.queue_store import LogQueueStore
 from tests.core.queues.actor import Actor
 from tests.core.queues.conftest import Outcome, QueueBench
 

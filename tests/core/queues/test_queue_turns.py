@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from reference_broker.config import TransactionsConfig
-from reference_broker.core.message import Message
-from reference_broker.core.queues import QueueEngine
-from reference_broker.core.queues.agenda import MAX_WORK
-from reference_broker.core.queues.errors import QueueError
-from reference_broker.core.queues.replay import ReplayResult
-from reference_broker.storage.log import LogOptions
-from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.storage.queue_store import LogQueueStore
+from assay.reference_broker.config import TransactionsConfig
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import QueueEngine
+from assay.reference_broker.core.queues.agenda import MAX_WORK
+from assay.reference_broker.core.queues.errors import QueueError
+from assay.reference_broker.core.queues.replay import ReplayResult
+from assay.reference_broker.storage.log import LogOptions
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage.queue_store import LogQueueStore
 from tests.core.queues.actor import Actor
 from tests.core.queues.conftest import BenchConsumer, Outcome, QueueBench
 from tests.mqtt.turn_steps import Steps

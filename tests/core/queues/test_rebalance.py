@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_broker.config import Assignor, RebalanceProtocol
-from reference_broker.core.queues import QueueError
-from reference_broker.core.queues.assignment import assign
-from reference_broker.core.queues.group import ConsumerGroup
+from assay.reference_broker.config import Assignor, RebalanceProtocol
+from assay.reference_broker.core.queues import QueueError
+from assay.reference_broker.core.queues.assignment import assign
+from assay.reference_broker.core.queues.group import ConsumerGroup
 from tests.core.queues.conftest import BenchConsumer, QueueBench
 
 BenchWith = Callable[..., QueueBench]

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reference_broker.config import QueueConfig
-from reference_broker.core.queues import QueueError, QueueErrorCode
-from reference_broker.core.queues.address import MARK_GROUP
-from reference_broker.core.queues.replay import REPLAY_PER_TURN, ReplayResult
-from reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.config import QueueConfig
+from assay.reference_broker.core.queues import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.address import MARK_GROUP
+from assay.reference_broker.core.queues.replay import REPLAY_PER_TURN, ReplayResult
+from assay.reference_broker.storage.memory_disk import MemoryDisk
 
 if TYPE_CHECKING:
     from tests.core.queues.conftest import BenchConsumer, QueueBench
@@ -246,7 +246,7 @@ def test_figures_of_dead_letters(bench_with: BenchWith) -> None:
 
 
 def test_a_letter_far_behind_is_not_taken_out_alone(bench: QueueBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reference_broker.core.queues.replay.MAX_AHEAD", 3)
+    monkeypatch.setattr("assay.reference_broker.core.queues.replay.MAX_AHEAD", 3)
     buried(bench, 6)
     with pytest.raises(QueueError) as caught:
         replay(bench, "$dlq/q:0:5")

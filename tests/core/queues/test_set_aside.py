@@ -7,10 +7,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from reference_broker.config import QueueConfig
-from reference_broker.core.queues import QueueError, QueueErrorCode
-from reference_broker.storage.memory_disk import MemoryDisk
-from reference_broker.trace.schema import TraceKind
+from assay.reference_broker.config import QueueConfig
+from assay.reference_broker.core.queues import QueueError, QueueErrorCode
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.trace.schema import TraceKind
 from tests.core.queues.actor import Actor
 from tests.core.queues.conftest import QueueBench
 

@@ -11,12 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_broker.core.queues import QueueError, QueueErrorCode, Verb
-from reference_broker.core.queues.address import parse_receipt, receipt_of
-from reference_broker.core.queues.delivery import delivery_properties
-from reference_broker.core.queues.group_operations import Claim
-from reference_broker.core.queues.settle_request import MAX_DELIVERIES, format_ranges, parse, parse_ranges, whole_number
-from reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.core.queues import QueueError, QueueErrorCode, Verb
+from assay.reference_broker.core.queues.address import parse_receipt, receipt_of
+from assay.reference_broker.core.queues.delivery import delivery_properties
+from assay.reference_broker.core.queues.group_operations import Claim
+from assay.reference_broker.core.queues.settle_request import (
+    MAX_DELIVERIES,
+    format_ranges,
+    parse,
+    parse_ranges,
+    whole_number,
+)
+from assay.reference_broker.storage.memory_disk import MemoryDisk
 
 if TYPE_CHECKING:
     from tests.core.queues.conftest import BenchConsumer, QueueBench

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from reference_broker.core.queues import timing_wheel
-from reference_broker.core.queues.timing_wheel import MAX_DELAY_MS, TICK_MS, TimingWheel
+from assay.reference_broker.core.queues import timing_wheel
+from assay.reference_broker.core.queues.timing_wheel import MAX_DELAY_MS, TICK_MS, TimingWheel
 
 LEVEL_SPANS_MS = (2_560, 163_840, 10_485_760, MAX_DELAY_MS)
 EDGES_MS = sorted(

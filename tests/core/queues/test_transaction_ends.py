@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from reference_broker.config import Durability, QueueConfig
-from reference_broker.core.queues import QueueError, QueueErrorCode
-from reference_broker.core.queues.producer_names import ProducerIdentity
-from reference_broker.storage.memory_disk import MemoryDisk
-from sim.disk import Persistence, SimDisk
+from assay.reference_broker.config import Durability, QueueConfig
+from assay.reference_broker.core.queues import QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.producer_names import ProducerIdentity
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.sim.disk import Persistence, SimDisk
 from tests.core.queues.actor import Actor
 from tests.core.queues.conftest import Outcome, QueueBench
 from tests.core.queues.failing_disk import FailingDisk

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from reference_broker.config import Durability
-from reference_broker.core.message import Message
-from reference_broker.core.queues import Delivery, QueueEngine, QueueError
-from reference_broker.core.queues.producer_names import ProducerIdentity
-from sim.power_cuts import WatchedDisk, power_cuts
-from sim.transaction_life import START, TransactionLife, examine, open_engine, turn
+from assay.reference_broker.config import Durability
+from assay.reference_broker.core.message import Message
+from assay.reference_broker.core.queues import Delivery, QueueEngine, QueueError
+from assay.reference_broker.core.queues.producer_names import ProducerIdentity
+from assay.sim.power_cuts import WatchedDisk, power_cuts
+from assay.sim.transaction_life import START, TransactionLife, examine, open_engine, turn
 
 
 @pytest.mark.parametrize("durability", [Durability.FSYNC, Durability.INTERVAL])

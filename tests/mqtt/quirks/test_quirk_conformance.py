@@ -12,15 +12,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from conformance.booking import settle
-from conformance.case import Case, load_cases
-from conformance.engine import Engine, Outcome, RunOptions
-from conformance.targets import RunningTarget, load_target, probe, running
-from conformance.targets.model import Endpoint
-from reference_broker.broker import Broker
-from reference_broker.config import BrokerConfig, ListenerConfig
-from reference_broker.quirks import PROFILES, QUIRKS, Quirk, find_quirks
-from reference_broker.trace.conformance import CaseVerdict
+from assay.conformance.booking import settle
+from assay.conformance.case import Case, load_cases
+from assay.conformance.engine import Engine, Outcome, RunOptions
+from assay.conformance.targets import RunningTarget, load_target, probe, running
+from assay.conformance.targets.model import Endpoint
+from assay.reference_broker.broker import Broker
+from assay.reference_broker.config import BrokerConfig, ListenerConfig
+from assay.reference_broker.quirks import PROFILES, QUIRKS, Quirk, find_quirks
+from assay.reference_broker.trace.conformance import CaseVerdict
 
 ROOT = Path(__file__).resolve().parents[3]
 CASES = load_cases()

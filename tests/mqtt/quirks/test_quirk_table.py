@@ -13,22 +13,22 @@ import pytest
 from typer.testing import CliRunner
 
 from assay.cli import build_app
-from conformance.case import load_cases
-from conformance.registry import load_statements
-from reference_broker.broker import Broker
-from reference_broker.config import BrokerConfig, ConfigError, ListenerConfig, parse_config
-from reference_broker.core.broker_state import BrokerState
-from reference_broker.core.routing import SubscriptionTree
-from reference_broker.core.session import Session
-from reference_broker.mqtt import packets as p
-from reference_broker.mqtt.connection import MqttConnection
-from reference_broker.mqtt.inbound import Inbound
-from reference_broker.mqtt.outbound import Outbound
-from reference_broker.mqtt.packets import V5, V311, Properties
-from reference_broker.node import BrokerNode
-from reference_broker.quirks import PROFILES, QUIRKS, Quirk, find_quirks, node_classes
-from reference_broker.quirks.page import quirks_page
-from reference_broker.storage.memory_disk import MemoryDisk
+from assay.conformance.case import load_cases
+from assay.conformance.registry import load_statements
+from assay.reference_broker.broker import Broker
+from assay.reference_broker.config import BrokerConfig, ConfigError, ListenerConfig, parse_config
+from assay.reference_broker.core.broker_state import BrokerState
+from assay.reference_broker.core.routing import SubscriptionTree
+from assay.reference_broker.core.session import Session
+from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.inbound import Inbound
+from assay.reference_broker.mqtt.outbound import Outbound
+from assay.reference_broker.mqtt.packets import V5, V311, Properties
+from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.quirks import PROFILES, QUIRKS, Quirk, find_quirks, node_classes
+from assay.reference_broker.quirks.page import quirks_page
+from assay.reference_broker.storage.memory_disk import MemoryDisk
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import Client, World
