@@ -54,7 +54,6 @@ _EXTRAS = {part: part for part in ("conformance", "sim", "faults", "load", "spar
     "demo": "all",
 }
 """The extra of the package that a part needs."""
-_OWN = frozenset(("assay", *(module.partition(".")[0] for module, *_ in (*_PARTS.values(), *_COMMANDS.values()))))
 
 
 def build_app(wanted: str | None) -> typer.Typer:
@@ -106,7 +105,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get(wanted or "")
         missing = (error.name or "").partition(".")[0]
-        if extra is None or not missing or missing in _OWN:
+        if extra is None or not missing or missing == "assay":
             raise
         print(
             f"assay {wanted}: {missing} is not installed; install what this part needs: "

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,6 +31,7 @@ NEEDS_EXTRA = {
     "demo": "all",
 }
 _LEFT_BEHIND = (".egg-info", "__pycache__", ".pyc", "build", ".tox")
+PARTS = ("reference_broker", "sim", "conformance", "loadtests", "faults", "spark_analysis", "reports")
 WITHOUT_EXTRA = ("serve", "quirks", "hash-password", "storage", "fuzz")
 
 
@@ -52,6 +54,20 @@ def check_command_line(folder: str) -> None:
         assert finished.returncode == 2, f"{part}: {finished.returncode} {finished.stderr}"
         assert finished.stderr.count("\n") == 1, finished.stderr
         assert f"'assay-mq[{extra}]'" in finished.stderr, finished.stderr
+
+
+def check_names(folder: str) -> None:
+    """One name is added to what can be imported: a folder ``reports`` or ``sim`` of the user's own stays that."""
+    files = metadata.files("assay-mq") or ()
+    names = {name for path in files if (name := path.parts[0]) != ".." and not name.endswith(".dist-info")}
+    assert names == {"assay"}, names
+    user = Path(folder) / "user"
+    for part in PARTS:
+        (user / part).mkdir(parents=True)
+        (user / part / "monthly.py").write_text("")
+    script = "; ".join(f"import {part}.monthly, assay.{part}" for part in PARTS)
+    finished = run(str(user), sys.executable, "-c", f"{script}; from assay import Broker")
+    assert finished.returncode == 0, finished.stderr
 
 
 def check_broker(folder: str) -> None:
@@ -94,7 +110,7 @@ def check_source_distribution(folder: str) -> None:
 def main() -> None:
     assert importlib.util.find_spec("numpy") is None, "this is not the environment without extras"
     with tempfile.TemporaryDirectory() as folder:
-        for check in (check_command_line, check_broker, check_source_distribution):
+        for check in (check_names, check_command_line, check_broker, check_source_distribution):
             check(folder)
             print(f"✔ {check.__name__.removeprefix('check_').replace('_', ' ')}")
 

@@ -46,7 +46,7 @@ ROWS = _rows()
 def _default(key: str) -> object:
     if key.rpartition(".")[2].isupper():
         module, _, name = key.rpartition(".")
-        return getattr(importlib.import_module(f"reference_broker.{module}"), name)
+        return getattr(importlib.import_module(f"assay.reference_broker.{module}"), name)
     place: Any = BrokerConfig()
     for start, entry in _LISTS.items():
         if key.startswith(start):
