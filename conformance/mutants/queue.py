@@ -15,12 +15,11 @@ from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.config import Durability, QueueConfig, RetryConfig
 from assay.reference_broker.core.queues import dispatcher, group, settlement
 from assay.reference_broker.core.queues.address import Verb
-from assay.reference_broker.core.queues.consumer import Consumer
 from assay.reference_broker.core.queues.delivery import Delivery
 from assay.reference_broker.core.queues.dispatcher import Dispatcher
 from assay.reference_broker.core.queues.group import ConsumerGroup
 from assay.reference_broker.core.queues.partitioner import Partitioner
-from assay.reference_broker.core.queues.pending import PendingEntry
+from assay.reference_broker.core.queues.pending import Consumer, PendingEntry
 from assay.reference_broker.core.queues.queue import DurableQueue
 from assay.reference_broker.core.queues.retry import RETRIES_EXCEEDED
 from assay.reference_broker.core.queues.stored_message import StoredMessage

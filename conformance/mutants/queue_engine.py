@@ -12,7 +12,6 @@ from typing import Any
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.core.queues import assignment, rebalance, settlement
 from assay.reference_broker.core.queues.agenda import Agenda
-from assay.reference_broker.core.queues.consumer import Consumer
 from assay.reference_broker.core.queues.dispatcher import Dispatcher
 from assay.reference_broker.core.queues.engine import QueueEngine
 from assay.reference_broker.core.queues.errors import QueueError
@@ -20,7 +19,7 @@ from assay.reference_broker.core.queues.expiry import PartitionExpiry
 from assay.reference_broker.core.queues.group import ConsumerGroup
 from assay.reference_broker.core.queues.limits import QueueLimits
 from assay.reference_broker.core.queues.partitioner import Partitioner
-from assay.reference_broker.core.queues.pending import EntryState, GroupPartition, PendingEntry
+from assay.reference_broker.core.queues.pending import Consumer, EntryState, GroupPartition, PendingEntry
 from assay.reference_broker.core.queues.queue import DurableQueue
 from assay.reference_broker.core.queues.retry import exhausted_reason
 from assay.reference_broker.core.queues.stored_message import MessageCodec

@@ -14,7 +14,6 @@ from assay.reference_broker.core import broker_state
 from assay.reference_broker.core.queues import claims, cursors, group_details, queue, subscribe_options
 from assay.reference_broker.core.queues import rebalance as rebalance_module
 from assay.reference_broker.core.queues.assignment import Assignment
-from assay.reference_broker.core.queues.consumer import Consumer
 from assay.reference_broker.core.queues.cursors import resolve
 from assay.reference_broker.core.queues.dispatcher import Dispatcher
 from assay.reference_broker.core.queues.errors import QueueError
@@ -22,7 +21,7 @@ from assay.reference_broker.core.queues.group import ConsumerGroup
 from assay.reference_broker.core.queues.group_operations import GroupOperations
 from assay.reference_broker.core.queues.membership import Membership
 from assay.reference_broker.core.queues.partition import QueuePartition
-from assay.reference_broker.core.queues.pending import EntryState, GroupPartition, PendingEntry
+from assay.reference_broker.core.queues.pending import Consumer, EntryState, GroupPartition, PendingEntry
 from assay.reference_broker.core.queues.rebalance import Rebalance
 from assay.reference_broker.core.queues.subscribe_options import CursorKind, CursorPosition, SubscribeOptions
 from assay.reference_broker.storage.queue_store import LogQueueFiles

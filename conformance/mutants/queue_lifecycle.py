@@ -9,12 +9,11 @@ from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.config import PROFILE_DEFAULTS, Profile, RetryConfig
 from assay.reference_broker.core.queues import dispatcher, group, settlement
 from assay.reference_broker.core.queues.confirms import Confirm
-from assay.reference_broker.core.queues.consumer import Consumer
 from assay.reference_broker.core.queues.dispatcher import Dispatcher
 from assay.reference_broker.core.queues.engine import QueueEngine
 from assay.reference_broker.core.queues.errors import QueueError
 from assay.reference_broker.core.queues.group import ConsumerGroup
-from assay.reference_broker.core.queues.pending import EntryState, PendingEntry
+from assay.reference_broker.core.queues.pending import Consumer, EntryState, PendingEntry
 from assay.reference_broker.core.queues.retry import exhausted_reason
 
 _IDLE_S = 1_800.0

@@ -11,12 +11,11 @@ from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.core.queues import engine, fair_turns, settle_request, settlement
 from assay.reference_broker.core.queues.address import Verb, parse_receipt
 from assay.reference_broker.core.queues.confirms import Confirm
-from assay.reference_broker.core.queues.consumer import Consumer
 from assay.reference_broker.core.queues.delivery import Delivery
 from assay.reference_broker.core.queues.errors import QueueError
 from assay.reference_broker.core.queues.fair_turns import FairTurns
 from assay.reference_broker.core.queues.group import ConsumerGroup
-from assay.reference_broker.core.queues.pending import EntryState, PendingEntry
+from assay.reference_broker.core.queues.pending import Consumer, EntryState, PendingEntry
 from assay.reference_broker.core.queues.settle_request import MAX_DELIVERIES, SettleRequest
 from assay.reference_broker.storage.pending_log import PendingLogFile
 

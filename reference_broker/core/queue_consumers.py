@@ -10,8 +10,8 @@ from assay.reference_broker.core.message import Message
 from assay.reference_broker.core.queues import Consumer, Delivery, QueueError, QueueErrorCode
 from assay.reference_broker.core.queues import subscribe_options as options_of
 from assay.reference_broker.core.queues.address import topic_of
-from assay.reference_broker.core.queues.consumer import AssignmentEvent, Notify
 from assay.reference_broker.core.queues.delivery_run import DeliveryRun
+from assay.reference_broker.core.queues.pending import AssignmentEvent, Notify
 from assay.reference_broker.core.queues.subscribe_options import AckMode
 from assay.reference_broker.core.session import LARGE_BYTES
 

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from assay.reference_broker.core.queues.confirms import SyncPoint
-    from assay.reference_broker.core.queues.group import ConsumerGroup
-    from assay.reference_broker.core.queues.group_state import GroupState
-    from assay.reference_broker.core.queues.partition import QueuePartition
-
+from assay.reference_broker.core.queues.confirms import SyncPoint
 
 MAX_WORK = 4_096
 """Messages that are delivered, taken back, moved or let go between two chances for others to be served."""
@@ -38,6 +33,16 @@ class Wakeable(Protocol):
         """Do what has become due."""
 
 
+class Served(Wakeable, Protocol):
+    """A group, which may have something to deliver and something to write."""
+
+    def serve(self, now: float) -> None:
+        """Deliver what its consumers have room for."""
+
+    def write(self, now: float) -> None:
+        """Write what happened since the last time."""
+
+
 class Agenda:
     """Everything is kept in the order in which it came up, so that a run repeats exactly."""
 
@@ -45,15 +50,15 @@ class Agenda:
         self.owners: dict[SyncPoint, LogOwner] = {}
         """Who writes a log; every log of a message but not those of groups."""
         self.partitions_to_write: dict[SyncPoint, None] = {}
-        self.groups_to_serve: dict[ConsumerGroup, None] = {}
-        self.groups_to_write: dict[GroupState, None] = {}
+        self.groups_to_serve: dict[Served, None] = {}
+        self.groups_to_write: dict[Served, None] = {}
         self.awaited_syncs: dict[SyncPoint, None] = {}
         """Logs whose confirms wait for a sync."""
         self.unsynced: dict[SyncPoint, None] = {}
         """Logs with writes that the next periodic sync covers."""
         self.produce: Callable[..., None] | None = None
         """Takes the messages that name a producer or a transaction: :meth:`Transactions.publish`."""
-        self.written_produced: dict[QueuePartition, None] = {}
+        self.written_produced: dict[Any, None] = {}
         """Partitions with producers that were written to; their snapshots may be due."""
         self.is_committing = False
         """Transactions are being committed or aborted, or such snapshots wait: :meth:`Transactions.step` has work."""
@@ -82,7 +87,7 @@ class Agenda:
             self._wake_count += 1
             heapq.heappush(self._wakes, (at, self._wake_count, group))
 
-    def forget(self, group: ConsumerGroup) -> None:
+    def forget(self, group: Any) -> None:
         """The group is deleted: nothing is to be done for it any more."""
         for todo in (self.groups_to_serve, self.groups_to_write, self.awaited_syncs, self.unsynced):
             todo.pop(group, None)

@@ -13,10 +13,9 @@ from assay.reference_broker.core.queues.retry import exhausted_reason
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from assay.reference_broker.core.queues.consumer import Consumer
     from assay.reference_broker.core.queues.dispatcher import Dispatcher
     from assay.reference_broker.core.queues.group import ConsumerGroup
-    from assay.reference_broker.core.queues.pending import PendingEntry
+    from assay.reference_broker.core.queues.pending import Consumer, PendingEntry
 
 
 def claim(

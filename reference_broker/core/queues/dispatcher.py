@@ -6,14 +6,20 @@ from collections.abc import Iterable, Sequence
 
 from assay.reference_broker.core.queues.address import receipt_of
 from assay.reference_broker.core.queues.agenda import MAX_WORK
-from assay.reference_broker.core.queues.consumer import Consumer
 from assay.reference_broker.core.queues.delivery import Delivery
 from assay.reference_broker.core.queues.delivery_run import MIN_RUN, DeliverRun, DeliveryRun
 from assay.reference_broker.core.queues.errors import LogError
 from assay.reference_broker.core.queues.fair_turns import FairTurns
 from assay.reference_broker.core.queues.group import ConsumerGroup
 from assay.reference_broker.core.queues.lanes import LANES, NORMAL, LaneScheduler, PartitionLanes
-from assay.reference_broker.core.queues.pending import DELIVERED, SETTLED, EntryState, GroupPartition, PendingEntry
+from assay.reference_broker.core.queues.pending import (
+    DELIVERED,
+    SETTLED,
+    Consumer,
+    EntryState,
+    GroupPartition,
+    PendingEntry,
+)
 from assay.reference_broker.core.queues.retry import exhausted_reason
 from assay.reference_broker.core.queues.stored_message import StoredMessage
 from assay.reference_broker.core.remembered import remember

@@ -18,12 +18,12 @@ from assay.reference_broker.core.queues.agenda import MAX_WORK, Agenda
 from assay.reference_broker.core.queues.alerts import Alerts
 from assay.reference_broker.core.queues.bindings import Bindings, publish_to_all
 from assay.reference_broker.core.queues.confirms import Confirm, JointConfirm, Stored, SyncPoint, ignore
-from assay.reference_broker.core.queues.consumer import Consumer, Deliver, Notify
 from assay.reference_broker.core.queues.delivery import Delivery, delivery_properties
 from assay.reference_broker.core.queues.delivery_run import DeliverRun
 from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode, is_passing, reason_of
 from assay.reference_broker.core.queues.group import ConsumerGroup
 from assay.reference_broker.core.queues.group_operations import GroupOperations
+from assay.reference_broker.core.queues.pending import Consumer, Deliver, Notify
 from assay.reference_broker.core.queues.queue import DurableQueue
 from assay.reference_broker.core.queues.queue_operations import QueueOperations
 from assay.reference_broker.core.queues.registry import QueueRegistry
@@ -428,7 +428,7 @@ class QueueEngine(QueueOperations):
                 if agenda.work >= MAX_WORK:
                     agenda.groups_to_serve[group] = None
                 else:
-                    group.owner.serve(group, now)
+                    group.serve(now)
             # Deliveries that failed for good went to dead-letter queues, whose confirms settle their sources.
             self._write_partitions()
         if agenda.groups_to_write:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 
-from assay.reference_broker.core.queues.consumer import Consumer
+from assay.reference_broker.core.queues.pending import Consumer
 
 
 class FairTurns:

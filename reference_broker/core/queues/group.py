@@ -11,14 +11,21 @@ from assay.reference_broker.core.queues import group_recovery
 from assay.reference_broker.core.queues.address import is_dead_letter, message_id_of
 from assay.reference_broker.core.queues.agenda import MAX_WORK, Agenda
 from assay.reference_broker.core.queues.confirms import Confirm
-from assay.reference_broker.core.queues.consumer import Consumer, Deliver, Notify
 from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from assay.reference_broker.core.queues.group_counts import GroupCounts
 from assay.reference_broker.core.queues.group_state import WRITE_RETRY_S, GroupState, Trimmer
 from assay.reference_broker.core.queues.lanes import LaneScheduler
 from assay.reference_broker.core.queues.membership import Membership
 from assay.reference_broker.core.queues.partition import QueuePartition
-from assay.reference_broker.core.queues.pending import DELIVERED, SETTLED, EntryState, GroupPartition, PendingEntry
+from assay.reference_broker.core.queues.pending import (
+    DELIVERED,
+    SETTLED,
+    Consumer,
+    Deliver,
+    EntryState,
+    GroupPartition,
+    Notify,
+    PendingEntry,
+)
 from assay.reference_broker.core.queues.rebalance import Rebalance
 from assay.reference_broker.core.queues.retry import exhausted_reason
 from assay.reference_broker.core.queues.slow_consumers import SlowConsumers
@@ -83,15 +90,14 @@ class ConsumerGroup(GroupState):
         confirm_when_synced: bool,
         volatile: bool,
     ) -> None:
-        super().__init__(config, log, partitions, agenda, confirm_when_synced=confirm_when_synced, volatile=volatile)
+        super().__init__(
+            config, group_id, log, partitions, agenda, confirm_when_synced=confirm_when_synced, volatile=volatile
+        )
         self.owner = owner
-        self.group_id = group_id
         self.pattern = pattern
         self.tracer = tracer
         self.rng = rng
         """Draws the nonces of receipts."""
-        self.consumers: dict[str, Consumer] = {}
-        self.counts = GroupCounts()
         self.leaving = 0
         """Messages never delivered that go to the dead-letter queue; they do not count against the depth."""
         self.timeouts: deque[tuple[float, PendingEntry]] = deque()
@@ -152,6 +158,10 @@ class ConsumerGroup(GroupState):
     def recover(self, now: float) -> None:
         """Take up the log's state; see :func:`group_recovery.recover`. Raises :class:`LogError`."""
         group_recovery.recover(self, now, volatile=self._volatile)
+
+    def serve(self, now: float) -> None:
+        """See :class:`Served`."""
+        self.owner.serve(self, now)
 
     # -- members -------------------------------------------------------------------------------------------------
 

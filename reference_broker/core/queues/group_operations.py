@@ -25,8 +25,8 @@ from assay.reference_broker.core.queues.times import parse_duration_ms
 if TYPE_CHECKING:
     from assay.reference_broker.core.queues.agenda import Agenda
     from assay.reference_broker.core.queues.confirms import Confirm
-    from assay.reference_broker.core.queues.consumer import AssignmentEvent, Consumer
     from assay.reference_broker.core.queues.group import ConsumerGroup
+    from assay.reference_broker.core.queues.pending import AssignmentEvent, Consumer
     from assay.reference_broker.core.queues.queue import DurableQueue
 
 GROUP_VERBS: Final = frozenset((Verb.COMMIT, Verb.CLAIM))

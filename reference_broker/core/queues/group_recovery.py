@@ -1,15 +1,11 @@
-"""How a consumer group takes up what its log says, and counts what is there."""
+"""How a consumer group takes up what its log says."""
 
 from __future__ import annotations
 
 from math import inf, nextafter
-from typing import TYPE_CHECKING
 
-from assay.reference_broker.core.queues.pending import GroupPartition, PendingEntry
-
-if TYPE_CHECKING:
-    from assay.reference_broker.core.queues.group import ConsumerGroup
-    from assay.reference_broker.core.queues.group_state import GroupState
+from assay.reference_broker.core.queues.group_state import GroupState
+from assay.reference_broker.core.queues.pending import PendingEntry
 
 
 def seconds_of(milliseconds: int) -> float:
@@ -19,7 +15,7 @@ def seconds_of(milliseconds: int) -> float:
     return seconds if int(seconds * 1000) == milliseconds else nextafter(seconds, inf)
 
 
-def recover(group: ConsumerGroup, now: float, *, volatile: bool) -> None:
+def recover(group: GroupState, now: float, *, volatile: bool) -> None:
     """Take up the log's state: what was with a consumer is ready again, what waited for a retry still waits.
 
     The log may know more than the partitions when power was lost before their last records were synced. Offsets
@@ -58,27 +54,3 @@ def recover(group: ConsumerGroup, now: float, *, volatile: bool) -> None:
     if group.log.needs_sync and not volatile:
         # The process that wrote it may have been killed before its sync, and an idle group writes nothing more.
         group.agenda.unsynced[group] = None
-
-
-def gone_of(place: GroupPartition) -> set[int]:
-    """Messages of the place that expired before their turn."""
-    partition, lanes = place.partition, place.partition.lanes
-    if partition.expiry is None:
-        return set()
-    gone = partition.expiry.gone(place.cursor, partition.log.next_offset)
-    return {offset for offset in gone if lanes is None or lanes.count(place.lane, offset, offset + 1)}
-
-
-def unsettled_bytes(group: GroupState) -> int:
-    """Bytes of what the group has not settled."""
-    total = sum(place.partition.unwritten_bytes for place in group.places)
-    for place in group.every_place:
-        lanes, sizes = place.partition.lanes, place.partition.sizes
-        if sizes is None:
-            continue
-        gone = gone_of(place)
-        total += sum(sizes.of(offset) for offset, entry in place.pending.items() if entry.delivery_count)
-        for offset in range(place.cursor, place.partition.log.next_offset):
-            if offset not in gone and (lanes is None or lanes.count(place.lane, offset, offset + 1)):
-                total += sizes.of(offset)
-    return total

@@ -6,14 +6,15 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
 from assay.reference_broker.config import Ordering, QueueConfig
-from assay.reference_broker.core.queues import group_recovery
 from assay.reference_broker.core.queues.agenda import Agenda
 from assay.reference_broker.core.queues.confirms import Confirm, SyncPoint, call_all
 from assay.reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.group_counts import GroupCounts
 from assay.reference_broker.core.queues.lanes import LaneScheduler
 from assay.reference_broker.core.queues.partition import QueuePartition
-from assay.reference_broker.core.queues.pending import EntryState, GroupPartition, PendingEntry
+from assay.reference_broker.core.queues.pending import Consumer, EntryState, GroupPartition, PendingEntry
 from assay.reference_broker.core.queues.store import CursorRecord, PendingLog, PendingRecord
+from assay.reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,13 +33,17 @@ class Trimmer(Protocol):
 
 
 class GroupState(SyncPoint, ABC):
-    """The part of a group that survives: its log, and the places that the log speaks of."""
+    """Where a group stands: its log, the places that the log speaks of, and its consumers.
+
+    It is what the parts of a group know of it: what they make it do is abstract here.
+    """
 
     owner: Trimmer
 
     def __init__(
         self,
         config: QueueConfig,
+        group_id: str,
         log: PendingLog,
         partitions: Sequence[QueuePartition],
         agenda: Agenda,
@@ -48,9 +53,12 @@ class GroupState(SyncPoint, ABC):
     ) -> None:
         super().__init__(log)
         self.config = config
+        self.group_id = group_id
         self.log = log
         self.agenda = agenda
         self.ordered = config.ordering is not Ordering.NONE
+        self.consumers: dict[str, Consumer] = {}
+        self.counts = GroupCounts()
         self.unsettled = 0
         """Pending entries of all partitions."""
         self.held_bytes = 0
@@ -77,6 +85,39 @@ class GroupState(SyncPoint, ABC):
     @abstractmethod
     def pass_time(self, now: float) -> None:
         """See :class:`Wakeable`."""
+
+    @abstractmethod
+    def serve(self, now: float) -> None:
+        """Deliver what the group's consumers have room for."""
+
+    @property
+    @abstractmethod
+    def generation(self) -> int:
+        """Grows with every consumer that joins or leaves."""
+
+    @abstractmethod
+    def leave(self, consumer: Consumer, now: float) -> None:
+        """Remove a consumer; what it held is ready at once. One that left or was replaced is ignored."""
+
+    @abstractmethod
+    def pending_entry(self, partition: int, offset: int) -> PendingEntry | None:
+        """The entry with a consumer at a place; None when there is none."""
+
+    @abstractmethod
+    def remove(self, entry: PendingEntry, on_done: Confirm | None) -> None:
+        """Settle for good; ``on_done`` is called when that is as durable as the queue promises."""
+
+    @abstractmethod
+    def retry(self, entry: PendingEntry, due: float, now: float, cause: str, on_done: Confirm | None = None) -> None:
+        """A delivery failed: wait for the next, or dead-letter when it was the last."""
+
+    @abstractmethod
+    def wait_again(self, entry: PendingEntry, now: float) -> None:
+        """An entry that is with nobody waits for its next delivery."""
+
+    @abstractmethod
+    def trace(self, kind: TraceKind, entry: PendingEntry, detail: str = "") -> None:
+        """Something happened to an entry."""
 
     # -- places --------------------------------------------------------------------------------------------------
 
@@ -121,14 +162,15 @@ class GroupState(SyncPoint, ABC):
     def count_what_is_there(self) -> None:
         """Take out what has expired before its turn, and sum up the bytes."""
         for place in self.every_place:
-            self.cursor_total += len(group_recovery.gone_of(place))
+            self.cursor_total += len(place.gone())
         if self._counts_bytes:
             self.count_bytes()
 
     def count_bytes(self) -> None:
         """The queue limits its bytes from now on: sum up what is not settled."""
         self._counts_bytes = True
-        self.held_bytes = group_recovery.unsettled_bytes(self)
+        self.held_bytes = sum(place.partition.unwritten_bytes for place in self.places)
+        self.held_bytes += sum(place.unsettled_bytes() for place in self.every_place)
 
     # -- writing -------------------------------------------------------------------------------------------------
 

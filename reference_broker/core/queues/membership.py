@@ -8,8 +8,8 @@ from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
 from assay.reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
-    from assay.reference_broker.core.queues.consumer import Consumer
-    from assay.reference_broker.core.queues.group import ConsumerGroup
+    from assay.reference_broker.core.queues.group_state import GroupState
+    from assay.reference_broker.core.queues.pending import Consumer
 
 _NEVER = float("inf")
 
@@ -19,7 +19,7 @@ class Membership:
 
     __slots__ = ("_commit_at", "_expires", "_group", "_received")
 
-    def __init__(self, group: ConsumerGroup) -> None:
+    def __init__(self, group: GroupState) -> None:
         self._group = group
         self._expires: dict[Consumer, float] = {}
         """Members without connection, in the order in which their sessions end."""

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING
 
 from assay.reference_broker.config import GroupConfig, RebalanceProtocol
 from assay.reference_broker.core.queues.assignment import Assignment, assign
-from assay.reference_broker.core.queues.consumer import AssignmentEvent
-from assay.reference_broker.core.queues.pending import EntryState
+from assay.reference_broker.core.queues.pending import AssignmentEvent, EntryState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from assay.reference_broker.core.queues.consumer import Consumer
-    from assay.reference_broker.core.queues.group import ConsumerGroup
-    from assay.reference_broker.core.queues.pending import GroupPartition, PendingEntry
+    from assay.reference_broker.core.queues.group_state import GroupState
+    from assay.reference_broker.core.queues.pending import Consumer, GroupPartition, PendingEntry
 
 _NEVER = float("inf")
 
@@ -38,7 +36,7 @@ class Move:
 class Rebalance:
     """Who serves which partitions of one group. Owners are kept by partition number."""
 
-    def __init__(self, group: ConsumerGroup) -> None:
+    def __init__(self, group: GroupState) -> None:
         self._group = group
         self._config = group.config.group
         self.generation = 0

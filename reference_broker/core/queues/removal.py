@@ -15,7 +15,7 @@ from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
 from assay.reference_broker.core.queues.sync_job import SyncJob
 
 if TYPE_CHECKING:
-    from assay.reference_broker.core.queues.consumer import Consumer
+    from assay.reference_broker.core.queues.pending import Consumer
     from assay.reference_broker.core.queues.queue import DurableQueue
 
 _AGENDA_NAMES: Final = ("agenda", "_agenda")

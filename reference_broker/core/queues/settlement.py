@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from assay.reference_broker.core.queues.address import Verb, message_id_of, parse_message_id, parse_receipt
 from assay.reference_broker.core.queues.confirms import Confirm, JointConfirm, ignore
-from assay.reference_broker.core.queues.consumer import Consumer
 from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
 from assay.reference_broker.core.queues.group import ConsumerGroup
-from assay.reference_broker.core.queues.pending import DELIVERED, EntryState, PendingEntry
+from assay.reference_broker.core.queues.pending import DELIVERED, Consumer, EntryState, PendingEntry
 from assay.reference_broker.core.queues.retry import backoff_s
 from assay.reference_broker.core.queues.settle_request import SettleRequest, format_ranges
 from assay.reference_broker.core.queues.transaction import TransactionKey

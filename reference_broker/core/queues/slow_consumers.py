@@ -8,8 +8,8 @@ from assay.reference_broker.config import SlowConsumerAction
 
 if TYPE_CHECKING:
     from assay.reference_broker.config import SlowConsumerConfig
-    from assay.reference_broker.core.queues.consumer import Consumer
-    from assay.reference_broker.core.queues.group import ConsumerGroup
+    from assay.reference_broker.core.queues.group_state import GroupState
+    from assay.reference_broker.core.queues.pending import Consumer
 
 _NEVER = float("inf")
 
@@ -18,14 +18,14 @@ class SlowConsumers:
     """Of one group. The time counts from the moment a consumer is full until it settles anything by itself; that
     deliveries time out meanwhile is no settling."""
 
-    def __init__(self, group: ConsumerGroup, config: SlowConsumerConfig) -> None:
+    def __init__(self, group: GroupState, config: SlowConsumerConfig) -> None:
         self._group = group
         self._config = config
         self.is_taking_back = False
         """Deliveries that are released now were not settled by their consumers."""
 
     @staticmethod
-    def for_group(group: ConsumerGroup) -> SlowConsumers | None:
+    def for_group(group: GroupState) -> SlowConsumers | None:
         """None where the queue leaves slow consumers alone."""
         config = group.config.slow_consumer
         return None if config.action is SlowConsumerAction.NONE else SlowConsumers(group, config)
