@@ -16,7 +16,6 @@ from assay.reference_broker.auth import Authenticator, PasswordCheck
 from assay.reference_broker.config import BrokerConfig, Durability, QueuesConfig, ServerReferenceConfig
 from assay.reference_broker.config_files import read_named_files
 from assay.reference_broker.core.broker_state import BrokerState
-from assay.reference_broker.core.message_paths import Tracer
 from assay.reference_broker.core.queues import LogError, QueueEngine, QueueError, SyncJob
 from assay.reference_broker.core.queues.confirms import Confirm
 from assay.reference_broker.core.queues.errors import raise_if_not_tried
@@ -35,6 +34,7 @@ from assay.reference_broker.storage.log import LogOptions
 from assay.reference_broker.storage.queue_store import LogQueueStore
 from assay.reference_broker.storage.session_store import FOLDER as SESSIONS_FOLDER
 from assay.reference_broker.storage.session_store import SessionStore, set_sessions_aside
+from assay.reference_broker.trace.schema import Tracer
 
 _NOTE_INTERVAL_S = 10.0
 """A disk that stays nearly full is mentioned that often."""

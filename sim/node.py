@@ -7,10 +7,10 @@ from functools import partial
 from types import TracebackType
 
 from assay.reference_broker.config import BrokerConfig
-from assay.reference_broker.core.message_paths import Tracer
 from assay.reference_broker.core.queues import SyncJob
 from assay.reference_broker.mqtt.connection import MqttConnection
 from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.trace.schema import Tracer
 from assay.sim.disk import SimDisk
 from assay.sim.guard import NondeterminismError
 from assay.sim.inodes import Flush

@@ -17,7 +17,6 @@ from assay.conformance.checkers import CheckOutcome, check_history
 from assay.conformance.mutants import applied
 from assay.faults.measure import check_targets, measure
 from assay.faults.scenario import Scenario, ScenarioError, World
-from assay.reference_broker.core.message_paths import Tracer
 from assay.reference_broker.trace.files import HistoryWriter, TraceWriter
 from assay.reference_broker.trace.results import (
     Finding,
@@ -29,7 +28,7 @@ from assay.reference_broker.trace.results import (
     worst,
     write_result,
 )
-from assay.reference_broker.trace.schema import HistoryHeader, TraceEvent, TraceHeader, TraceKind
+from assay.reference_broker.trace.schema import HistoryHeader, TraceEvent, TraceHeader, TraceKind, Tracer
 from assay.sim.kernel import EPOCH_S, Kernel
 from assay.sim.world import World as SimulatedWorld
 from assay.sim.world import WorldProfile, WorldRun

@@ -10,8 +10,8 @@ from assay.reference_broker.config import Durability, QueuesConfig
 from assay.reference_broker.core.message import Message
 from assay.reference_broker.core.queues import Delivery, QueueEngine, QueueError, Verb
 from assay.reference_broker.core.queues.producer_names import OnProducer, ProducerIdentity
+from assay.reference_broker.core.queues.publish_options import TransactionKey
 from assay.reference_broker.core.queues.settle_request import SettleRequest
-from assay.reference_broker.core.queues.transaction import TransactionKey
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.queue_store import LogQueueStore
 

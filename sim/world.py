@@ -11,8 +11,7 @@ from simpy import Event
 from assay.faults.scenario import Fault, FaultKind, Scenario
 from assay.faults.workload import ClientRole, HistoryRecorder, WorkloadPlan
 from assay.reference_broker.config import parse_config
-from assay.reference_broker.core.message_paths import Tracer
-from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType
+from assay.reference_broker.trace.schema import HistoryEvent, OpKind, OpType, Tracer
 from assay.sim.clients import SimClient
 from assay.sim.disk import DiskProfile, SimDisk
 from assay.sim.guard import deterministic

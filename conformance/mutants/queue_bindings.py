@@ -101,9 +101,9 @@ def for_one(patch: Patch) -> None:
 def fails_the_publish(patch: Patch) -> None:
     def take(self: Captures, message: Message, now: float) -> None:
         self.waiting += 1
-        routing_key, copy = bindings.bound_copy(self._queue.name, message)
+        routing_key, copy = bindings.bound_copy(self._queue, message)
         try:
-            self._queue.publish(routing_key, copy, now, self._confirmed)
+            self._publish(routing_key, copy, now, self._confirmed)
         except QueueError as error:
             self._confirmed(error)
             raise

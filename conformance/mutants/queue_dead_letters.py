@@ -50,7 +50,7 @@ def one_sends_all(patch: Patch) -> None:
     def make(original: _Wrapped) -> _Wrapped:
         def one(self: DeadLetterOperations, source: DurableQueue, message_id: str) -> tuple[int, int, int]:
             partition, _, _ = original(self, source, message_id)
-            return partition, source.low_watermarks()[partition], source.partitions[partition].visible_end
+            return partition, source.contents.low_watermarks()[partition], source.partitions[partition].visible_end
 
         return one
 

@@ -181,7 +181,7 @@ def fired_anywhere(patch: Patch) -> None:
 def counts_as_stored(patch: Patch) -> None:
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def publish(self: DurableQueue, *args: Any, **kwargs: Any) -> None:
-            if self.depth + len(self.delays) >= self.config.max_depth:
+            if self.contents.depth + len(self.delays) >= self.config.max_depth:
                 raise QueueError(QueueErrorCode.FULL, "full")
             original(self, *args, **kwargs)
 

@@ -12,6 +12,7 @@ from typing import Any
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.core.queues import assignment, rebalance, settlement
 from assay.reference_broker.core.queues.agenda import Agenda
+from assay.reference_broker.core.queues.contents import QueueContents
 from assay.reference_broker.core.queues.dispatcher import Dispatcher
 from assay.reference_broker.core.queues.engine import QueueEngine
 from assay.reference_broker.core.queues.errors import QueueError
@@ -374,7 +375,7 @@ def expired_counted_again(patch: Patch) -> None:
 def depth_off_by_one(patch: Patch) -> None:
     def make(original: Original) -> Original:
         def make_room(self: QueueLimits, now: float) -> None:
-            if self._queue.staying > self._config.max_depth:
+            if self._contents.staying > self._contents.config.max_depth:
                 original(self, now)
 
         return make_room
@@ -385,19 +386,19 @@ def depth_off_by_one(patch: Patch) -> None:
 @mutant("engine-depth-without-pending", "what is in flight or waits for a retry does not count against max_depth")
 def depth_without_pending(patch: Patch) -> None:
     def make(original: Original) -> Original:
-        def staying_of(self: DurableQueue, holder: ConsumerGroup) -> int:
+        def staying_of(self: QueueContents, holder: ConsumerGroup) -> int:
             return int(original(self, holder)) - holder.unsettled
 
         return staying_of
 
-    patch.wrap(DurableQueue, "staying_of", make)
+    patch.wrap(QueueContents, "staying_of", make)
 
 
 @mutant("engine-room-counted-once", "a queue that was full stays full")
 def room_counted_once(patch: Patch) -> None:
     def make(original: Original) -> Original:
         def make_room(self: QueueLimits, now: float) -> None:
-            if self._queue.refused:
+            if self._contents.refused:
                 raise self._refuse("the queue is full")
             original(self, now)
 

@@ -92,10 +92,10 @@ def end_takes_a_place(patch: Patch) -> None:
     def make(original: Original) -> Original:
         def add_control(self: QueueIntake, partition: QueuePartition, record: NewRecord, confirm: Confirm) -> None:
             def told(_index: int, _offset: int) -> None:
-                self._end_total -= 1
+                self.contents.end_total -= 1
 
             original(self, partition, record, confirm)
-            self._end_total += 1
+            self.contents.end_total += 1
             self._room -= 1
             partition.tell_place(told)
 
@@ -130,7 +130,7 @@ def _free_for(patch: Patch, chosen: Callable[[list[ConsumerGroup]], list[Consume
 
     def make(original: Original) -> Original:
         def trim(self: QueueLimits) -> None:
-            queue = self._queue
+            queue = self._contents
             groups = queue.groups
             queue.groups = {each.group_id: each for each in chosen(list(groups.values()))} or groups
             try:

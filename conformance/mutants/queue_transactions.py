@@ -13,8 +13,9 @@ from assay.reference_broker.core.queues.commit_phases import CommitPhases
 from assay.reference_broker.core.queues.control_records import Outcome
 from assay.reference_broker.core.queues.pending import EntryState
 from assay.reference_broker.core.queues.producers import PartitionProducers
+from assay.reference_broker.core.queues.publish_options import TransactionKey
 from assay.reference_broker.core.queues.queue import DurableQueue
-from assay.reference_broker.core.queues.transaction import Transaction, TransactionKey, TransactionState
+from assay.reference_broker.core.queues.transaction import Transaction, TransactionState
 from assay.reference_broker.core.queues.transactions import Transactions
 
 

@@ -20,7 +20,7 @@ from assay.reference_broker.core.access import AccessControl
 from assay.reference_broker.core.access_review import AccessReview
 from assay.reference_broker.core.budget import Budget, MessageBudget
 from assay.reference_broker.core.message import changed
-from assay.reference_broker.core.message_paths import MessagePaths, Tracer, is_queue_topic
+from assay.reference_broker.core.message_paths import MessagePaths, is_queue_topic
 from assay.reference_broker.core.newcomers import Newcomers
 from assay.reference_broker.core.partial_packets import PartialPackets
 from assay.reference_broker.core.queue_admin import QueueAdmin
@@ -35,7 +35,7 @@ from assay.reference_broker.core.sys_topics import SysTopics
 from assay.reference_broker.core.tenants import Tenants
 from assay.reference_broker.core.timers import TimerHeap
 from assay.reference_broker.core.topics import is_sys_topic
-from assay.reference_broker.trace.schema import TraceKind
+from assay.reference_broker.trace.schema import TraceKind, Tracer
 
 MAX_ALL_PLAN_BYTES = 64 * 1024 * 1024
 NEVER_EXPIRES_S = 0xFFFFFFFF

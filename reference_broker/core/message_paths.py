@@ -20,9 +20,8 @@ from assay.reference_broker.core.session import Session, SharedOutgoing
 from assay.reference_broker.core.tenants import Tenants
 from assay.reference_broker.core.traffic import Traffic
 from assay.reference_broker.core.transaction_requests import check_producers
-from assay.reference_broker.trace.schema import TraceKind
+from assay.reference_broker.trace.schema import TraceKind, Tracer
 
-Tracer = Callable[[TraceKind, dict[str, str | int]], None]
 CLOCK_TOPIC = "$admin/clock/advance"
 """Where a test moves the clock of a broker that lets it (``testing.movable_clock``)."""
 QUEUE_PREFIXES = ("$queue/", "$dlq/")

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 from assay.reference_broker.config import QueueConfig
 from assay.reference_broker.core.queues import QueueError, QueueStats
-from assay.reference_broker.core.queues.transaction import TransactionKey
+from assay.reference_broker.core.queues.publish_options import TransactionKey
 from assay.reference_broker.embedded.aio import AsyncQueues
 from assay.reference_broker.embedded.errors import BrokerClosedError
 from assay.reference_broker.embedded.health import DeadLetterStats, HealthSnapshot

@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from assay.reference_broker.core.queues import QueueError
 from assay.reference_broker.core.queues.producer_names import ProducerIdentity
-from assay.reference_broker.core.queues.publish_options import PRODUCER_EPOCH, PRODUCER_ID, TRANSACTION_ID
-from assay.reference_broker.core.queues.transaction import TransactionKey
+from assay.reference_broker.core.queues.publish_options import (
+    PRODUCER_EPOCH,
+    PRODUCER_ID,
+    TRANSACTION_ID,
+    TransactionKey,
+)
 from assay.reference_broker.embedded.errors import named
 from assay.reference_broker.embedded.messages import MessageOptions, NewMessage, Published, new_message
 

@@ -13,7 +13,6 @@ from weakref import WeakSet
 import msgspec
 
 from assay.reference_broker.config import BrokerConfig, check_config, is_loopback
-from assay.reference_broker.core.message_paths import Tracer
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.server.clock import Clock
 from assay.reference_broker.server.listeners import ListenerAddress, start_listener
@@ -22,7 +21,7 @@ from assay.reference_broker.server.tcp import NodeDriver
 from assay.reference_broker.storage.disk import RealDisk
 from assay.reference_broker.storage.own_descriptors import exchange
 from assay.reference_broker.trace.files import TraceWriter
-from assay.reference_broker.trace.schema import TraceEvent, TraceHeader, TraceKind
+from assay.reference_broker.trace.schema import TraceEvent, TraceHeader, TraceKind, Tracer
 
 log = logging.getLogger("assay.broker")
 _running: WeakSet[RunningBroker] = WeakSet()

@@ -11,6 +11,7 @@ Every value sent is unique within a run: ``"<producer>-<sequence>"``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Literal
 
@@ -151,6 +152,10 @@ class TraceKind(StrEnum):
     DISCARDED = "discarded"
     """A queue gave a message up; ``detail`` says why: expired, unreadable, or exhausted without dead letters."""
     RECOVERED = "recovered"
+
+
+Tracer = Callable[[TraceKind, dict[str, str | int]], None]
+"""Is told what the broker did, with the fields of :class:`TraceEvent`."""
 
 
 class TraceEvent(Record, frozen=True, kw_only=True):

@@ -9,8 +9,8 @@ from assay.reference_broker.core.message import Message
 from assay.reference_broker.core.queues import QueueError, QueueErrorCode, Verb
 from assay.reference_broker.core.queues.confirms import StoredAs
 from assay.reference_broker.core.queues.producer_names import ProducerIdentity
+from assay.reference_broker.core.queues.publish_options import TransactionKey
 from assay.reference_broker.core.queues.settle_request import SettleRequest
-from assay.reference_broker.core.queues.transaction import TransactionKey
 from assay.sim.queue_model.life import Member, QueueLife
 from assay.sim.queue_model.outcome import Outcome
 from assay.sim.queue_model.settling import Named, settle_many

@@ -8,8 +8,8 @@ the disk is bounded; what is over that, or what the queue refuses, is counted an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable
+from typing import Final
 
 import msgspec
 
@@ -20,16 +20,14 @@ from assay.reference_broker.core.queues.confirms import Confirm, JointConfirm, S
 from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
 from assay.reference_broker.core.remembered import remember
 
-if TYPE_CHECKING:
-    from assay.reference_broker.core.queues.engine import QueueEngine
-    from assay.reference_broker.core.queues.queue import DurableQueue
-
 SOURCE_TOPIC: Final = "source-topic"
 """User property of a copy: the topic that it was published to."""
 MAX_WAITING: Final = 10_000
 """Captured messages of one queue that wait to be written and synced."""
 _MAX_KNOWN: Final = 4_096
 _MAX_TOPIC_BYTES: Final = 65_535
+Publish = Callable[[QueueAddress, Message, float, Confirm | None, Stored | None], None]
+"""As :meth:`QueueEngine.publish`."""
 
 
 class _Node:
@@ -78,10 +76,12 @@ class Bindings(FilterTree[_Node]):
 class Captures:
     """What one queue captured of ordinary topics."""
 
-    __slots__ = ("_queue", "captured", "dropped", "failed", "waiting")
+    __slots__ = ("_publish", "_queue", "captured", "dropped", "failed", "waiting")
 
-    def __init__(self, queue: DurableQueue) -> None:
+    def __init__(self, queue: str, publish: Callable[[str, Message, float, Confirm], None]) -> None:
+        """``publish`` enqueues a message with a routing key in the queue of that name."""
         self._queue = queue
+        self._publish = publish
         self.waiting = 0
         """Taken, and not yet as safe as the queue promises."""
         self.captured = 0
@@ -97,8 +97,8 @@ class Captures:
             return
         self.waiting += 1
         try:
-            routing_key, copy = bound_copy(self._queue.name, message)
-            self._queue.publish(routing_key, copy, now, self._confirmed)
+            routing_key, copy = bound_copy(self._queue, message)
+            self._publish(routing_key, copy, now, self._confirmed)
         except QueueError as error:
             self._confirmed(error)
 
@@ -127,14 +127,15 @@ def bound_copy(queue: str, message: Message) -> tuple[str, Message]:
 
 
 def publish_to_all(
-    engine: QueueEngine,
+    publish: Publish,
     address: QueueAddress,
     message: Message,
     now: float,
     on_confirmed: Confirm | None,
     on_stored: Stored | None,
 ) -> None:
-    """Enqueue in the queue that the address names and in those bound to it, with one confirm.
+    """Enqueue in the queue that the address names and in those bound to it, with one confirm; ``publish`` does it in
+    one queue.
 
     Raises :class:`QueueError`, with nothing enqueued, when the queue itself refuses it. When another one does, the
     confirm fails although some have it: the publisher publishes again, and these have it twice.
@@ -142,7 +143,7 @@ def publish_to_all(
     joint = JointConfirm(on_confirmed or ignore)
     own = msgspec.structs.replace(address, bound=())
     try:
-        engine.publish(own, message, now, joint.part(), on_stored)
+        publish(own, message, now, joint.part(), on_stored)
     except QueueError as error:
         if error.code is not QueueErrorCode.UNKNOWN_QUEUE:
             raise
@@ -152,7 +153,7 @@ def publish_to_all(
         part = joint.part()
         try:
             routing_key, copy = bound_copy(name, message)
-            engine.publish(QueueAddress(queue=name, routing_key=routing_key, verb=None), copy, now, part)
+            publish(QueueAddress(queue=name, routing_key=routing_key, verb=None), copy, now, part, None)
         except QueueError as error:
             part(error)
     joint.close()

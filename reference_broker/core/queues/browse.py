@@ -27,7 +27,7 @@ def browse(queue: DurableQueue, limit: int) -> list[tuple[str, StoredMessage]]:
         text = f"0 to {MAX_BROWSED} messages can be looked at in one call, not {limit}"
         raise QueueError(QueueErrorCode.LIMIT, text)
     found: list[tuple[str, StoredMessage]] = []
-    runs = [_read(partition, start) for partition, start in queue.unsettled_starts()]
+    runs = [_read(partition, start) for partition, start in queue.contents.unsettled_starts()]
     for _, partition, offset, stored in heapq.merge(*runs, key=lambda found: found[:3]):
         if len(found) == limit:
             break

@@ -14,10 +14,10 @@ from assay.reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
     from assay.reference_broker.core.queues.confirms import Confirm
+    from assay.reference_broker.core.queues.contents import QueueContents
     from assay.reference_broker.core.queues.group import ConsumerGroup
     from assay.reference_broker.core.queues.partition import QueuePartition
     from assay.reference_broker.core.queues.pending import GroupPartition
-    from assay.reference_broker.core.queues.queue import DurableQueue
 
 
 def resolve(position: CursorPosition, partition: QueuePartition, committed: int) -> int:
@@ -41,24 +41,24 @@ def resolve(position: CursorPosition, partition: QueuePartition, committed: int)
     return min(max(wanted, head), end)
 
 
-def starting_cursors(queue: DurableQueue, position: CursorPosition | None) -> list[int]:
+def starting_cursors(contents: QueueContents, position: CursorPosition | None) -> list[int]:
     """Where a new group begins, per partition.
 
     Messages that every group has settled may still be in the log. For a group that begins at the earliest message they
     count only as far as ``max_depth`` allows, or its arrival would close the queue to publishers.
     """
     if position is None or position.kind is CursorKind.COMMITTED:
-        position = LATEST if queue.config.group.start is GroupStart.LATEST else EARLIEST
-    starts = [resolve(position, partition, partition.head) for partition in queue.partitions]
-    if not queue.groups or position.kind is not CursorKind.EARLIEST:
+        position = LATEST if contents.config.group.start is GroupStart.LATEST else EARLIEST
+    starts = [resolve(position, partition, partition.head) for partition in contents.partitions]
+    if not contents.groups or position.kind is not CursorKind.EARLIEST:
         return starts
-    ends = [partition.log.next_offset for partition in queue.partitions]
+    ends = [partition.log.next_offset for partition in contents.partitions]
     total = sum(ends) - sum(starts)
-    if total <= queue.config.max_depth:
+    if total <= contents.config.max_depth:
         return starts
-    share = queue.config.max_depth / total
+    share = contents.config.max_depth / total
     kept = [end - int((end - start) * share) for start, end in zip(starts, ends, strict=True)]
-    return [min(start, low) for start, low in zip(kept, queue.low_watermarks(), strict=True)]
+    return [min(start, low) for start, low in zip(kept, contents.low_watermarks(), strict=True)]
 
 
 def commit(group: ConsumerGroup, partition: int, offset: int, now: float, on_done: Confirm | None) -> int:

@@ -24,6 +24,7 @@ from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
 from assay.reference_broker.core.queues.group import ConsumerGroup
 from assay.reference_broker.core.queues.group_operations import GroupOperations
 from assay.reference_broker.core.queues.pending import Consumer, Deliver, Notify
+from assay.reference_broker.core.queues.publish_options import TransactionKey
 from assay.reference_broker.core.queues.queue import DurableQueue
 from assay.reference_broker.core.queues.queue_operations import QueueOperations
 from assay.reference_broker.core.queues.registry import QueueRegistry
@@ -32,12 +33,9 @@ from assay.reference_broker.core.queues.settle_request import SettleRequest
 from assay.reference_broker.core.queues.store import QueueStore
 from assay.reference_broker.core.queues.subscribe_options import DEFAULT_OPTIONS, SubscribeOptions
 from assay.reference_broker.core.queues.sync_job import SyncJob
-from assay.reference_broker.core.queues.transaction import TransactionKey
 from assay.reference_broker.core.queues.transactions import Transactions
 from assay.reference_broker.core.remembered import remember
-from assay.reference_broker.trace.schema import TraceKind
-
-Tracer = Callable[[TraceKind, dict[str, str | int]], None]
+from assay.reference_broker.trace.schema import Tracer
 
 _ADDRESS_CACHE = 4_096
 MAX_CONFIRMS = 4_096
@@ -156,7 +154,7 @@ class QueueEngine(QueueOperations):
             raise QueueError(QueueErrorCode.BAD_ADDRESS, "a settlement topic takes no messages")
         if address.bound:
             self._agenda.cost += len(address.bound)
-            publish_to_all(self, address, message, now, on_confirmed, on_stored)
+            publish_to_all(self.publish, address, message, now, on_confirmed, on_stored)
             return
         self._agenda.now = now
         queue = self._queues.get(address.queue)

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 def queue_stats(queue: DurableQueue, dead_letters: int) -> QueueStats:
     """``dead_letters``: depth of its dead-letter queue."""
     groups = tuple(group_stats(queue, group) for group in queue.groups.values())
-    ready = max((group.lag + group.retrying for group in groups), default=queue.staying)
+    ready = max((group.lag + group.retrying for group in groups), default=queue.contents.staying)
     failed = queue.delays.failed or any(partition.failure is not None for partition in queue.partitions)
     return QueueStats(
         queue=queue.name,
         partitions=len(queue.partitions),
-        depth=queue.depth,
+        depth=queue.contents.depth,
         ready=ready,
         in_flight=sum(group.in_flight for group in groups),
         dead_letters=dead_letters,
@@ -31,7 +31,7 @@ def queue_stats(queue: DurableQueue, dead_letters: int) -> QueueStats:
         purged=queue.limits.purged,
         enqueued=queue.enqueued,
         aborted=queue.aborted,
-        refused=queue.refused,
+        refused=queue.contents.refused,
         failed=failed or any(group.failure is not None for group in queue.groups.values()),
         groups=groups,
         delayed=len(queue.delays),
@@ -51,7 +51,7 @@ def group_stats(queue: DurableQueue, group: ConsumerGroup) -> GroupStats:
     return GroupStats(
         group=group.group_id,
         consumers=len(group.consumers),
-        lag=queue.end_total - group.cursor_total + taken_up,
+        lag=queue.contents.end_total - group.cursor_total + taken_up,
         in_flight=in_flight,
         retrying=waiting - taken_up,
         dead_lettering=dead_lettering,

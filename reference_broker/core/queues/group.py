@@ -31,13 +31,12 @@ from assay.reference_broker.core.queues.retry import exhausted_reason
 from assay.reference_broker.core.queues.slow_consumers import SlowConsumers
 from assay.reference_broker.core.queues.store import PendingLog
 from assay.reference_broker.core.queues.subscribe_options import DEFAULT_OPTIONS, SubscribeOptions
-from assay.reference_broker.trace.schema import TraceKind
+from assay.reference_broker.trace.schema import TraceKind, Tracer
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    Tracer = Callable[[TraceKind, dict[str, str | int]], None]
 
 _STALE_TIMEOUTS = 1_024
 

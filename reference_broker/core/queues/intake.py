@@ -6,14 +6,16 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from assay.reference_broker.config import Durability, Ordering, QueueConfig
+from assay.reference_broker.config import Durability, Ordering
 from assay.reference_broker.core.message import Message
 from assay.reference_broker.core.queues.address import message_id_of
 from assay.reference_broker.core.queues.agenda import Agenda
 from assay.reference_broker.core.queues.confirms import Confirm, Stored, StoredAs
+from assay.reference_broker.core.queues.contents import QueueContents
 from assay.reference_broker.core.queues.control_records import RecordMark, mark_headers
 from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
 from assay.reference_broker.core.queues.lanes import NORMAL
+from assay.reference_broker.core.queues.limits import QueueLimits
 from assay.reference_broker.core.queues.partition import QueuePartition
 from assay.reference_broker.core.queues.partitioner import PARTITION_KEY, Partitioner
 from assay.reference_broker.core.queues.publish_options import Priority, PublishOptions, bad_option, parse, with_ttl
@@ -30,8 +32,6 @@ from assay.reference_broker.core.remembered import SharedMemory
 
 if TYPE_CHECKING:
     from assay.reference_broker.core.queues.delays import Delays
-    from assay.reference_broker.core.queues.group import ConsumerGroup
-    from assay.reference_broker.core.queues.limits import QueueLimits
 
 _NEVER = float("inf")
 _new = tuple.__new__
@@ -49,17 +49,17 @@ class QueueIntake:
     and the limits. A base class, and no object of its own, so that a message costs no call more.
     """
 
-    partitions: list[QueuePartition]
-    groups: dict[str, ConsumerGroup]
     limits: QueueLimits
     delays: Delays
 
     def __init__(
-        self, config: QueueConfig, files: QueueFiles, agenda: Agenda, rng: random.Random, known: SharedMemory
+        self, contents: QueueContents, files: QueueFiles, agenda: Agenda, rng: random.Random, known: SharedMemory
     ) -> None:
-        self.config = config
+        self.contents = contents
+        config = self.config = contents.config
         self.name = config.name
-        self.refused = 0
+        self.partitions = contents.partitions
+        self.groups = contents.groups
         self._files = files
         self._facts = QueueFacts(files)
         self._partitioner = Partitioner(config.partitioner, rng, known)
@@ -68,8 +68,6 @@ class QueueIntake:
         self._confirm_when_synced = config.durability is Durability.FSYNC and not files.volatile
         self._has_priorities = config.priority.enabled and config.ordering is not Ordering.STRICT
         self._counts_bytes = config.max_bytes > 0
-        self._end_total = 0
-        """Sum of the next offsets, those of unwritten messages included, not those of unwritten control records."""
         self._room = 0
         """Messages that certainly still fit; depth is only counted again when it is used up."""
 
@@ -79,19 +77,9 @@ class QueueIntake:
         self._codec.let_go()
 
     @property
-    def depth(self) -> int:
-        """Messages that the slowest group has not settled."""
-        raise NotImplementedError
-
-    @property
-    def staying(self) -> int:
-        """The depth, without what is only waiting for the dead-letter queue to have it."""
-        raise NotImplementedError
-
-    @property
     def room(self) -> int:
         """See :class:`DelayTarget`."""
-        return self.config.max_depth - self.staying
+        return self.config.max_depth - self.contents.staying
 
     def publish(
         self,
@@ -109,7 +97,7 @@ class QueueIntake:
         size = message_bytes(message) if properties else len(message.payload)
         options: PublishOptions | None = None
         if size > self.config.max_message_bytes:
-            self.refused += 1
+            self.contents.refused += 1
             text = f"{size} bytes; the queue {self.name!r} takes at most {self.config.max_message_bytes}"
             raise QueueError(QueueErrorCode.TOO_LARGE, text)
         if properties and (options := parse(message)) is not None:
@@ -156,7 +144,7 @@ class QueueIntake:
         else:
             partition = self.partitions[self._explicit(options.partition)]
         if partition.failure is not None:
-            self.refused += 1
+            self.contents.refused += 1
             raise partition.failure
         if self._counts_bytes:
             self.limits.make_byte_room(size, now)
@@ -183,7 +171,7 @@ class QueueIntake:
             marked = record._replace(headers=headers + mark_headers(mark))
             partition.add_marked(marked, stored, on_confirmed, transactional=mark.transaction is not None)
         self._room -= 1
-        self._end_total += 1
+        self.contents.end_total += 1
         return partition
 
     def partition_for(self, message: Message, options: PublishOptions | None, producer: int) -> QueuePartition:
@@ -218,7 +206,7 @@ class QueueIntake:
         def told(_index: int, offset: int) -> None:
             if partition.produced is not None:
                 partition.produced.hide(offset)
-            self._end_total += 1
+            self.contents.end_total += 1
             self.hide(partition, (offset,))
 
         partition.add_marked(record, HIDDEN, confirm, transactional=True)
@@ -250,7 +238,7 @@ class QueueIntake:
     def _explicit(self, partition: int) -> int:
         """Raises :class:`QueueError` (BAD_OPTION)."""
         if partition >= len(self.partitions):
-            self.refused += 1
+            self.contents.refused += 1
             raise bad_option(f"there is no partition {partition}: {self.name!r} has {len(self.partitions)}, from 0 on")
         return partition
 
@@ -276,7 +264,7 @@ class QueueIntake:
         try:
             return self.delays.take(routing_key, message, size, options, now, on_confirmed, on_stored)
         except QueueError:
-            self.refused += 1
+            self.contents.refused += 1
             raise
 
     def enqueue_due(
@@ -346,7 +334,7 @@ class QueueIntake:
             partition = self.partitions[(first + block) % len(self.partitions)]
             partition.add_run(records, stored, part(len(some)))
         self._room -= count
-        self._end_total += count
+        self.contents.end_total += count
         return True
 
     def _takes_run(self, count: int) -> bool:
@@ -354,7 +342,7 @@ class QueueIntake:
         if self._counts_bytes:
             return False
         if count > self._room:
-            self._room = self.config.max_depth - self.depth
+            self._room = self.config.max_depth - self.contents.depth
             if count > self._room:
                 return False
         return all(partition.failure is None for partition in self.partitions)
@@ -396,7 +384,7 @@ class QueueIntake:
             assert index is not None
             self.partitions[index].add_run(records, stored, part(positions))
         self._room -= count
-        self._end_total += count
+        self.contents.end_total += count
         return True
 
     def _deal(self, chosen: Sequence[int | None]) -> list[int | None]:

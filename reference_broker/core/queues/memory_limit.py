@@ -90,7 +90,7 @@ class MemoryLimit:
 def _needed_bytes(queue: DurableQueue) -> int:
     """What a queue in memory holds for messages that are not settled; segments are freed as a whole, so their logs
     may hold up to one segment more. Delayed messages are there until they fire."""
-    lows = queue.low_watermarks() if queue.groups else [partition.head for partition in queue.partitions]
+    lows = queue.contents.low_watermarks() if queue.groups else [partition.head for partition in queue.partitions]
     total = queue.delays.stored_bytes
     for partition, low in zip(queue.partitions, lows, strict=True):
         start, end = partition.log.start_offset, partition.log.next_offset

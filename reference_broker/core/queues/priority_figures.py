@@ -11,8 +11,8 @@ from assay.reference_broker.core.queues.lanes import LANES, NORMAL
 from assay.reference_broker.core.queues.pending import EntryState
 
 if TYPE_CHECKING:
+    from assay.reference_broker.core.queues.contents import QueueContents
     from assay.reference_broker.core.queues.partition import QueuePartition
-    from assay.reference_broker.core.queues.queue import DurableQueue
 
 _WINDOW_S = 10.0
 _MIN_INTERVAL_S = 1.0
@@ -47,10 +47,12 @@ _Counts = list[tuple[list[int], list[int]]]
 class PriorityRates:
     """Remembers what was counted at earlier requests, so that a queue nobody asks about keeps nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, contents: QueueContents) -> None:
+        self._contents = contents
         self._samples: deque[tuple[float, _Counts]] = deque()
 
-    def figures(self, queue: DurableQueue, now: float) -> TopicFigures:
+    def figures(self, now: float) -> TopicFigures:
+        queue = self._contents
         ready = [_ready(queue, partition) for partition in queue.partitions]
         counts: _Counts = []
         for partition, waiting in zip(queue.partitions, ready, strict=True):
@@ -94,7 +96,7 @@ def _enqueued(partition: QueuePartition) -> list[int]:
     return totals
 
 
-def _ready(queue: DurableQueue, partition: QueuePartition) -> list[int]:
+def _ready(queue: QueueContents, partition: QueuePartition) -> list[int]:
     lanes, end = partition.lanes, partition.log.next_offset
 
     def left(lane: int, start: int) -> int:
@@ -115,7 +117,7 @@ def _ready(queue: DurableQueue, partition: QueuePartition) -> list[int]:
     return max(columns, key=sum)
 
 
-def _in_flight(queue: DurableQueue, partition: QueuePartition) -> list[int]:
+def _in_flight(queue: QueueContents, partition: QueuePartition) -> list[int]:
     counts = [0] * LANES
     for group in queue.groups.values():
         home = group.places[partition.index]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -24,6 +24,14 @@ TRANSACTION_ID = "transaction-id"
 RECEIPT = "receipt"
 
 _MAX_TRANSACTION_ID_BYTES = 1_024
+
+
+class TransactionKey(NamedTuple):
+    """What a settlement in a transaction names."""
+
+    producer_id: int
+    epoch: int
+    transaction_id: str
 
 
 class Priority(IntEnum):

@@ -64,7 +64,7 @@ class _Purge:
             else min(partition.visible_end, partition.log.durable_offset)
             for partition in queue.partitions
         }
-        before = queue.depth
+        before = queue.contents.depth
         try:
             queue.remember_purge(ends)
         except LogError as error:
@@ -77,7 +77,7 @@ class _Purge:
                 group.counts.purged += queue.pass_over(group, place, ends[place.index])
         self._waiting.reverse()
         queue.limits.purge(ends)
-        self._count = before - queue.depth
+        self._count = before - queue.contents.depth
         self.pass_time(self._agenda.now)
 
     def pass_time(self, now: float) -> None:
@@ -87,14 +87,14 @@ class _Purge:
             text = "the queue was deleted while it was purged"
             self._on_done(QueueError(QueueErrorCode.UNKNOWN_QUEUE, text))
             return
-        before = queue.depth
+        before = queue.contents.depth
         while self._waiting and agenda.room > 0:
             group, entry = self._waiting.pop()
             if _waits(entry) and queue.groups.get(group.group_id) is group:
                 agenda.work += 1
                 group.counts.purged += 1
                 group.discard(entry, "purged")
-        self._count += before - queue.depth
+        self._count += before - queue.contents.depth
         if self._waiting:
             agenda.wake(self, now)
         else:

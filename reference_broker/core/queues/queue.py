@@ -16,34 +16,30 @@ from assay.reference_broker.core.queues.agenda import Agenda
 from assay.reference_broker.core.queues.alerts import Alerts
 from assay.reference_broker.core.queues.bindings import Captures
 from assay.reference_broker.core.queues.confirms import Confirm, SyncPoint
+from assay.reference_broker.core.queues.contents import QueueContents
 from assay.reference_broker.core.queues.cursors import starting_cursors
 from assay.reference_broker.core.queues.dead_letters import alert_of, dead_letter_message
 from assay.reference_broker.core.queues.delays import Delays
-from assay.reference_broker.core.queues.delivery import QueueStats
 from assay.reference_broker.core.queues.departures import Departures
 from assay.reference_broker.core.queues.dispatcher import Dispatcher
 from assay.reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
 from assay.reference_broker.core.queues.expiry import MessageSizes
-from assay.reference_broker.core.queues.figures import queue_stats
 from assay.reference_broker.core.queues.group import ConsumerGroup
 from assay.reference_broker.core.queues.intake import QueueIntake
 from assay.reference_broker.core.queues.limits import QueueLimits
-from assay.reference_broker.core.queues.loose_letters import LooseLetters
+from assay.reference_broker.core.queues.loose_letters import DeadLetterTarget, LooseLetters
 from assay.reference_broker.core.queues.message_cache import MessageCache
 from assay.reference_broker.core.queues.partition import QueuePartition
 from assay.reference_broker.core.queues.partitioner import Partitioner
 from assay.reference_broker.core.queues.pending import GroupPartition, PendingEntry
 from assay.reference_broker.core.queues.priority_figures import PriorityRates
-from assay.reference_broker.core.queues.replay import inherit
 from assay.reference_broker.core.queues.store import QueueFiles, SyncTask
 from assay.reference_broker.core.queues.stored_message import HIDDEN, StoredMessage
 from assay.reference_broker.core.queues.subscribe_options import EARLIEST, CursorPosition
+from assay.reference_broker.core.queues.take_up import inherit
 from assay.reference_broker.core.remembered import SharedMemory
 from assay.reference_broker.core.topics import TopicError, validate_filter
-from assay.reference_broker.trace.schema import TraceKind
-
-Tracer = Callable[[TraceKind, dict[str, str | int]], None]
-DeadLetterTarget = Callable[[], "DurableQueue"]
+from assay.reference_broker.trace.schema import TraceKind, Tracer
 
 
 class DurableQueue(QueueIntake):
@@ -64,8 +60,7 @@ class DurableQueue(QueueIntake):
         now: float,
     ) -> None:
         """Open the partitions and groups. Raises :class:`LogError`."""
-        super().__init__(config, files, agenda, rng, known)
-        self.groups = {}
+        super().__init__(QueueContents(config, tracer), files, agenda, rng, known)
         self.admit_group: Callable[[], None] = lambda: None
         """Asked before a group is created; raises :class:`QueueError` where there is no room for more."""
         self._dispatchers: dict[ConsumerGroup, Dispatcher] = {}
@@ -75,24 +70,30 @@ class DurableQueue(QueueIntake):
         """Some partition remembers producers."""
         self.aborted = 0
         """Messages of transactions that were aborted."""
-        self.captures = Captures(self)
+        self.captures = Captures(self.name, self.publish)
         self._dead_letter_target = dead_letter_target
         self._alerts = alerts
-        self._tracer = tracer
         self._rng = rng
         self.is_volatile = files.volatile
         """It is kept in memory."""
-        self.priority_rates = PriorityRates()
-        self.limits = QueueLimits(self, agenda, volatile=files.volatile)
-        self.loose_letters = LooseLetters(self, agenda)
+        self.priority_rates = PriorityRates(self.contents)
+        self.loose_letters = LooseLetters(self.contents, agenda, dead_letter_target, self.alert)
+        self.limits = QueueLimits(
+            self.contents,
+            self.loose_letters,
+            agenda,
+            write_unwritten=self.write_unwritten,
+            free_delays=lambda: self.delays.free_settled(),
+            volatile=files.volatile,
+        )
         self._cache = cache
         self._known = known
-        self.partitions = [self._open_partition(index) for index in range(config.partitions)]
+        self.partitions += [self._open_partition(index) for index in range(config.partitions)]
         self._facts.restore_purge(self.partitions)
-        self.departures = Departures(files, agenda, self.partitions)
+        self.departures = self.contents.departures = Departures(files, agenda, self.partitions)
         for partition in self.partitions:
             self._look_through(partition)
-        self._end_total = sum(partition.log.next_offset for partition in self.partitions)
+        self.contents.end_total = sum(partition.log.next_offset for partition in self.partitions)
         for stored in files.groups():
             self._open_group(stored.group, stored.pattern).recover(now)
         for group in self.groups.values():
@@ -100,9 +101,9 @@ class DurableQueue(QueueIntake):
                 # The broker may have stopped before the group itself had written it down.
                 self.pass_over(group, place, place.partition.head)
         self.delays = Delays(self, files, self._codec, agenda, now, confirm_when_synced=self._confirm_when_synced)
-        if self.depth:
+        if self.contents.depth:
             self.limits.arm(now)
-        self._room = config.max_depth - self.depth
+        self._room = config.max_depth - self.contents.depth
 
     def _open_partition(self, index: int) -> QueuePartition:
         """Raises :class:`LogError`."""
@@ -114,7 +115,7 @@ class DurableQueue(QueueIntake):
             self._agenda,
             confirm_when_synced=self._confirm_when_synced,
             volatile=self._files.volatile,
-            on_confirmed=None if self._tracer is None else self._trace_confirmed,
+            on_confirmed=None if self.contents.tracer is None else self._trace_confirmed,
         )
 
     def _look_through(self, partition: QueuePartition) -> None:
@@ -176,12 +177,12 @@ class DurableQueue(QueueIntake):
         What is stored stays where it is; a key may lead to another partition from now on. Raises :class:`LogError`.
         """
         self._files.update_description(partitions=total, settings={**self.settings, "partitions": total})
-        self.config = msgspec.structs.replace(self.config, partitions=total)
-        self.limits.reconfigure(self.config)
+        self.config = self.contents.config = msgspec.structs.replace(self.config, partitions=total)
+        self.limits.reconfigure()
         added = [self._open_partition(index) for index in range(len(self.partitions), total)]
         for partition in added:
             self._look_through(partition)
-            self._end_total += partition.log.next_offset
+            self.contents.end_total += partition.log.next_offset
             self.partitions.append(partition)
         for group in self.groups.values():
             group.add_partitions(added, self.config)
@@ -196,9 +197,9 @@ class DurableQueue(QueueIntake):
             self._partitioner = Partitioner(config.partitioner, self._rng, self._known)
         if config.max_bytes and not self._counts_bytes:
             self.count_bytes()
-        self.config = config
+        self.config = self.contents.config = config
         self._codec.ttl_s = config.message_ttl_s
-        self.limits.reconfigure(config)
+        self.limits.reconfigure()
         self.limits.arm(self._agenda.now)
         self._has_priorities = config.priority.enabled and config.ordering is not Ordering.STRICT
         for group in self.groups.values():
@@ -222,13 +223,13 @@ class DurableQueue(QueueIntake):
             self.enqueued -= messages.count(HIDDEN)
         if refused:
             count = len(refused) - refused.count(HIDDEN)
-            self.refused += count
-            self._end_total -= count
+            self.contents.refused += count
+            self.contents.end_total -= count
             if self._counts_bytes:
                 self.limits.add_bytes(-unwritten_bytes)
             # The disk may be full: what is settled makes room for the next.
             self.trim()
-        if self._tracer is not None:
+        if self.contents.tracer is not None:
             for offset, stored in enumerate(messages, base_offset):
                 self._trace(TraceKind.ENQUEUED, partition.index, offset, stored)
         if self.groups and not self._confirm_when_synced:
@@ -242,22 +243,8 @@ class DurableQueue(QueueIntake):
             self.write(partition)
         return bool(waiting)
 
-    def trace_place(self, kind: TraceKind, partition: int, offset: int, group: str, detail: str) -> None:
-        """Something happened to a message that was never delivered."""
-        if self._tracer is not None:
-            fields: dict[str, str | int] = {
-                "queue": self.name,
-                "partition": partition,
-                "offset": offset,
-                "message_id": message_id_of(self.name, partition, offset),
-                "detail": detail,
-            }
-            if group:
-                fields["group"] = group
-            self._tracer(kind, fields)
-
     def _trace(self, kind: TraceKind, partition: int, offset: int, stored: StoredMessage) -> None:
-        if self._tracer is not None and stored is not HIDDEN:
+        if self.contents.tracer is not None and stored is not HIDDEN:
             fields: dict[str, str | int] = {
                 "queue": self.name,
                 "partition": partition,
@@ -266,7 +253,7 @@ class DurableQueue(QueueIntake):
                 "client_id": stored.message.publisher,
                 "topic": stored.message.topic,
             }
-            self._tracer(kind, fields)
+            self.contents.tracer(kind, fields)
 
     def _trace_confirmed(self, partition: int, offset: int, stored: StoredMessage) -> None:
         self._trace(TraceKind.CONFIRMED, partition, offset, stored)
@@ -304,7 +291,7 @@ class DurableQueue(QueueIntake):
             text = f"the queue {self.name!r} has {count} consumer groups, which is the limit (max_groups)"
             raise QueueError(QueueErrorCode.LIMIT, text)
         self.admit_group()
-        starts = starting_cursors(self, position)
+        starts = starting_cursors(self.contents, position)
         try:
             created = self._open_group(group_id, pattern)
         except LogError as error:
@@ -350,7 +337,7 @@ class DurableQueue(QueueIntake):
             self._files.open_group(group_id, pattern),
             self.partitions,
             self._agenda,
-            self._tracer,
+            self.contents.tracer,
             rng=self._rng,
             confirm_when_synced=self._confirm_when_synced,
             volatile=self._files.volatile,
@@ -359,37 +346,13 @@ class DurableQueue(QueueIntake):
         self._dispatchers[group] = Dispatcher(group)
         return group
 
-    def unsettled_starts(self) -> list[tuple[QueuePartition, int]]:
-        """Every partition, with the lowest offset that some group has not settled, or the lowest that is kept."""
-        starts = self.low_watermarks() if self.groups else [partition.head for partition in self.partitions]
-        return [
-            (partition, max(start, partition.head)) for partition, start in zip(self.partitions, starts, strict=True)
-        ]
-
     def pass_over(self, group: ConsumerGroup, place: GroupPartition, end: int) -> int:
         """See :class:`GroupOwner`."""
         return self.limits.pass_over(group, place, end)
 
-    def low_watermarks(self) -> list[int]:
-        """Per partition, the lowest offset that some group has not settled."""
-        return [self.low_watermark(index) for index in range(len(self.partitions))]
-
-    def low_watermark(self, index: int) -> int:
-        """Likewise, of one partition."""
-        return min(group.low(index) for group in self.groups.values())
-
-    def move_head(self, partition: QueuePartition, end: int) -> None:
-        """Limits or time took what is below: no group to come gets it, and a start knows it."""
-        if end > partition.head:
-            first, partition.head = partition.head, end
-            self.departures.add(partition, first, end)
-            if not self.groups:
-                partition.drop_before(self.departures.free_to(partition))
-
     def left(self, partition: QueuePartition, offset: int) -> None:
-        """Limits or time took a message from a group. Once no group needs it a group to come does not get it either."""
-        if min(group.low(partition.index) for group in self.groups.values()) > offset:
-            self.move_head(partition, offset + 1)
+        """See :class:`GroupOwner`."""
+        self.contents.left(partition, offset)
 
     def delete_group(self, group: ConsumerGroup) -> None:
         """Delete a group that has no consumers and no sync under way. Raises :class:`LogError`.
@@ -404,7 +367,7 @@ class DurableQueue(QueueIntake):
             inherit(mark, [group], self._agenda.now)
             mark.write(self._agenda.now)
         elif len(self.groups) == 1:
-            starts = starting_cursors(self, EARLIEST)
+            starts = starting_cursors(self.contents, EARLIEST)
         # Who waits for a settlement is told that, too: it holds, since the group is gone.
         group.write(self._agenda.now)
         self._agenda.forget(group)
@@ -412,7 +375,7 @@ class DurableQueue(QueueIntake):
         del self._dispatchers[group]
         group.close_log()
         for partition, start in zip(self.partitions, starts, strict=False):
-            self.move_head(partition, start)
+            self.contents.move_head(partition, start)
         self.departures.flush()
         self._files.remove_group(group.group_id)
         group.confirm_waiting()
@@ -431,10 +394,6 @@ class DurableQueue(QueueIntake):
         self._dispatchers[group].serve(now)
 
     # -- dead letters --------------------------------------------------------------------------------------------
-
-    def dead_letter_target(self) -> DurableQueue:
-        """Its dead-letter queue, created when it is new. Raises :class:`QueueError`."""
-        return self._dead_letter_target()
 
     def dead_letter(
         self, group: ConsumerGroup, entry: PendingEntry, reason: str, now: float, on_done: Confirm | None
@@ -470,7 +429,7 @@ class DurableQueue(QueueIntake):
         message = dead_letter_message(self.name, group.group_id, entry, stored, reason, now)
         try:
             target = self._dead_letter_target()
-            target._add(stored.routing_key, message, stored.size, now, moved)
+            target.enqueue_dead_letter(stored.routing_key, message, stored.size, now, moved)
         except QueueError as error:
             moved(error)
 
@@ -484,27 +443,6 @@ class DurableQueue(QueueIntake):
             )
 
     # -- limits --------------------------------------------------------------------------------------------------
-
-    @property
-    def depth(self) -> int:
-        """Messages that the slowest group has not settled; all that are stored while there is no group."""
-        if not self.groups:
-            return self.departures.held_count + self._loose_depth
-        end = self._end_total
-        return max(end - group.cursor_total + group.unsettled for group in self.groups.values())
-
-    @property
-    def staying(self) -> int:
-        """The depth, without what is only waiting for the dead-letter queue to have it."""
-        return max(map(self.staying_of, self.groups.values())) if self.groups else self._loose_depth
-
-    @property
-    def _loose_depth(self) -> int:
-        return self._end_total - sum(partition.head + partition.gone_count for partition in self.partitions)
-
-    def staying_of(self, group: ConsumerGroup) -> int:
-        """Likewise, of one group."""
-        return self._end_total - group.cursor_total + group.unsettled - group.leaving
 
     def expire_next(self, group: ConsumerGroup, place: GroupPartition, now: float) -> None:
         """See :meth:`GroupOwner.expire_next`."""
@@ -535,17 +473,6 @@ class DurableQueue(QueueIntake):
         self.limits.loose_bytes = sum(partition.kept_bytes + partition.unwritten_bytes for partition in self.partitions)
         for group in self.groups.values():
             group.count_bytes()
-
-    # -- figures -------------------------------------------------------------------------------------------------
-
-    def stats(self, dead_letters: int) -> QueueStats:
-        """``dead_letters``: depth of its dead-letter queue."""
-        return queue_stats(self, dead_letters)
-
-    @property
-    def end_total(self) -> int:
-        """Sum of the partitions' ends, unwritten messages included."""
-        return self._end_total
 
 
 def _sizes_of(partition: QueuePartition) -> MessageSizes:

@@ -14,6 +14,7 @@ from assay.reference_broker.core.queues.confirms import Confirm
 from assay.reference_broker.core.queues.delayed_message import DELAY_ID, DelayedMessage
 from assay.reference_broker.core.queues.delivery import QueueStats, QueueUsage
 from assay.reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
+from assay.reference_broker.core.queues.figures import queue_stats
 from assay.reference_broker.core.queues.priority_figures import PriorityFigures
 from assay.reference_broker.core.queues.publish_options import bad_option
 from assay.reference_broker.core.queues.purge import Purged, purge
@@ -161,10 +162,10 @@ class QueueOperations:
     def priority_figures(self, queue: str, now: float) -> PriorityFigures:
         """Figures per priority and partition. Raises :class:`QueueError` (UNKNOWN_QUEUE)."""
         found = self._existing(queue)
-        return PriorityFigures(topics={queue: found.priority_rates.figures(found, now)})
+        return PriorityFigures(topics={queue: found.priority_rates.figures(now)})
 
     def stats(self, queue: str) -> QueueStats:
         """Raises :class:`QueueError` (UNKNOWN_QUEUE, STORAGE_FAILED for one that was set aside)."""
         found = self._registry.existing(queue)
         dead_letters = self._queues.get(dead_letter_name(queue))
-        return found.stats(dead_letters.depth if dead_letters is not None else 0)
+        return queue_stats(found, dead_letters.contents.depth if dead_letters is not None else 0)

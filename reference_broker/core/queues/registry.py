@@ -47,9 +47,7 @@ from assay.reference_broker.core.queues.removal import Removal, check_removable
 from assay.reference_broker.core.queues.store import QueueStore, RecoveryNote
 from assay.reference_broker.core.queues.sync_job import SyncJob
 from assay.reference_broker.core.remembered import SharedMemory
-from assay.reference_broker.trace.schema import TraceKind
-
-Tracer = Callable[[TraceKind, dict[str, str | int]], None]
+from assay.reference_broker.trace.schema import TraceKind, Tracer
 
 CACHE_BYTES: Final = 32 * 1024 * 1024
 MAX_KNOWN_BYTES: Final = 64 * 1024 * 1024
@@ -233,8 +231,8 @@ class QueueRegistry:
     def _trace_recovery(self, queue: DurableQueue) -> None:
         if self._tracer is None:
             return
-        if queue.depth or queue.groups:
-            detail = f"{queue.depth} messages, {len(queue.groups)} groups"
+        if queue.contents.depth or queue.groups:
+            detail = f"{queue.contents.depth} messages, {len(queue.groups)} groups"
             self._tracer(TraceKind.RECOVERED, {"queue": queue.name, "detail": detail})
 
     def _trace_note(self, note: RecoveryNote) -> None:

@@ -111,6 +111,7 @@ class Removal:
             vars(group).clear()
         for part in (
             self.queue,
+            self.queue.contents,
             self.queue.limits,
             self.queue.loose_letters,
             self.queue.delays,

@@ -8,7 +8,7 @@ under way, and what is done stays done. Where there is no group yet, one of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -23,12 +23,12 @@ from assay.reference_broker.core.queues.dead_letters import replayed_message
 from assay.reference_broker.core.queues.errors import LogError, QueueError, QueueErrorCode
 from assay.reference_broker.core.queues.pending import EntryState, PendingEntry
 from assay.reference_broker.core.queues.publish_options import PublishOptions, parse
+from assay.reference_broker.core.queues.take_up import take_up
 
 if TYPE_CHECKING:
     from assay.reference_broker.core.queues.agenda import Agenda
     from assay.reference_broker.core.queues.alerts import Alerts
     from assay.reference_broker.core.queues.group import ConsumerGroup
-    from assay.reference_broker.core.queues.pending import GroupPartition
     from assay.reference_broker.core.queues.queue import DurableQueue
     from assay.reference_broker.core.queues.stored_message import StoredMessage
 
@@ -237,42 +237,6 @@ def _sent_back(group: ConsumerGroup, entry: PendingEntry) -> None:
         group.remove(entry, None)
 
 
-def take_up(group: ConsumerGroup, place: GroupPartition, offset: int, now: float) -> None:
-    """Make what a group has not got yet, up to an offset and with it, wait for a delivery as a retry does.
-
-    So single ones of them can be taken out; the first delivery still counts as the first.
-    """
-    now_ms = int(now * 1000)
-    while place.cursor <= offset:
-        at = place.cursor
-        entry = PendingEntry(place, at, 0)
-        entry.deadline = now
-        place.pending[at] = entry
-        place.cursor += 1
-        group.cursor_total += 1
-        group.unsettled += 1
-        group.log.add(place.number, at, "", now_ms, 0)
-        group.log.expire(place.number, at, now_ms)
-        group.wait_again(entry, now)
-    group.confirm_when_written(None)
-
-
-def inherit(created: ConsumerGroup, others: Iterable[ConsumerGroup], now: float) -> None:
-    """A new group of a dead-letter queue does not get what all others have settled, nor what was sent back."""
-    known = list(others)
-    for place in created.places:
-        states = [other.places[place.index] for other in known]
-        end = min(state.cursor for state in states)
-        gone = [offset for offset in range(place.cursor, end) if not any(offset in state.pending for state in states)]
-        for offset in gone:
-            if place.cursor < offset:
-                take_up(created, place, offset - 1, now)
-            place.cursor = offset + 1
-            created.cursor_total += 1
-            created.moved[place] = None
-    created.confirm_when_written(None)
-
-
 class DeadLetterOperations:
     """What can be done with dead letters, beside consuming them. Names are engine names of any queue or its letters."""
 
@@ -307,7 +271,7 @@ class DeadLetterOperations:
             raise QueueError(QueueErrorCode.NOT_ALLOWED, text)
         origin = source.name[len(DEAD_LETTER_PREFIX) :]
         source.mark_without_groups()
-        lows = source.low_watermarks()
+        lows = source.contents.low_watermarks()
         ranges = [
             (index, low, partition.visible_end)
             for index, (partition, low) in enumerate(zip(source.partitions, lows, strict=True))
@@ -355,7 +319,7 @@ class DeadLetterOperations:
             enabled=found is not None and found.config.dead_letters,
             queue=name,
             total=sum(partition.log.next_offset for partition in letters.partitions) if letters is not None else 0,
-            current=letters.depth if letters is not None else 0,
+            current=letters.contents.depth if letters is not None else 0,
             last_at=_last_at(letters) if letters is not None else 0.0,
             alerts_sent=self._alerts.sent,
             alerts_failed=self._alerts.failed,

@@ -8,9 +8,13 @@ import msgspec
 
 from assay.reference_broker.core.queues.address import Verb
 from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from assay.reference_broker.core.queues.publish_options import PRODUCER_EPOCH, PRODUCER_ID, TRANSACTION_ID
+from assay.reference_broker.core.queues.publish_options import (
+    PRODUCER_EPOCH,
+    PRODUCER_ID,
+    TRANSACTION_ID,
+    TransactionKey,
+)
 from assay.reference_broker.core.queues.times import parse_duration_ms
-from assay.reference_broker.core.queues.transaction import TransactionKey
 
 MESSAGE_ID: Final = "message-id"
 GROUP_ID: Final = "group-id"

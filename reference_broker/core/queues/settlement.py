@@ -9,9 +9,9 @@ from assay.reference_broker.core.queues.confirms import Confirm, JointConfirm, i
 from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
 from assay.reference_broker.core.queues.group import ConsumerGroup
 from assay.reference_broker.core.queues.pending import DELIVERED, Consumer, EntryState, PendingEntry
+from assay.reference_broker.core.queues.publish_options import TransactionKey
 from assay.reference_broker.core.queues.retry import backoff_s
 from assay.reference_broker.core.queues.settle_request import SettleRequest, format_ranges
-from assay.reference_broker.core.queues.transaction import TransactionKey
 from assay.reference_broker.trace.schema import TraceKind
 
 _ACK = Verb.ACK

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from assay.reference_broker.core.queues.agenda import Agenda
+    from assay.reference_broker.core.queues.contents import QueueContents
     from assay.reference_broker.core.queues.group import ConsumerGroup
+    from assay.reference_broker.core.queues.loose_letters import LooseLetters
     from assay.reference_broker.core.queues.partition import QueuePartition
     from assay.reference_broker.core.queues.pending import GroupPartition
-    from assay.reference_broker.core.queues.queue import DurableQueue
     from assay.reference_broker.core.queues.stored_message import StoredMessage
 
 TTL_EXPIRED = "TTL_EXPIRED"
@@ -37,9 +38,9 @@ _NEVER = float("inf")
 class TimeToLive:
     """Lets go of what has expired."""
 
-    def __init__(self, queue: DurableQueue, agenda: Agenda) -> None:
-        self._queue = queue
-        self._config = queue.config
+    def __init__(self, contents: QueueContents, letters: LooseLetters, agenda: Agenda) -> None:
+        self._contents = contents
+        self._letters = letters
         self._agenda = agenda
         self.wake_at = _NEVER
         """See :class:`Wakeable`: when something expires."""
@@ -56,7 +57,6 @@ class TimeToLive:
 
     def pass_time(self, now: float) -> None:
         """Let go of what has expired, also while nobody consumes."""
-        self._queue.loose_letters.retry(now)
         next_at = min(self._pass_expired(now), self._expire_within(now), self._expire_waiting(now))
         if self._agenda.room <= 0:
             # There is more to do, for which this turn has no room.
@@ -67,7 +67,7 @@ class TimeToLive:
     def _pass_expired(self, now: float) -> float:
         """Pass what is expired at the front; returns when the next will be, or ``now`` when there is more to do."""
         next_at = _NEVER
-        groups, agenda = self._queue.groups, self._agenda
+        groups, agenda = self._contents.groups, self._agenda
         for group in _from(list(groups.values()), self._group_turn):
             if agenda.room <= 0:
                 return now
@@ -85,13 +85,13 @@ class TimeToLive:
                     next_at = min(next_at, stored.expires_at)
             # Where this ends early, the next time begins with who had no turn.
             self._group_turn += 1
-        for partition in self._queue.partitions if not groups else ():
+        for partition in self._contents.partitions if not groups else ():
             while (found := self._load(partition, partition.head)) is not None and found[1].expires_at <= now:
                 if agenda.room <= 0:
                     return now
                 agenda.work += 1
                 self._expire_loose(partition, *found, now)
-                self._queue.move_head(partition, found[0] + 1)
+                self._contents.move_head(partition, found[0] + 1)
             if found is not None:
                 next_at = min(next_at, found[1].expires_at)
         return next_at
@@ -99,11 +99,11 @@ class TimeToLive:
     def _expire_within(self, now: float) -> float:
         """Mark what expired behind messages that live longer."""
         next_at = _NEVER
-        for partition in self._queue.partitions:
+        for partition in self._contents.partitions:
             expiry = partition.expiry
             if expiry is None:
                 continue
-            groups = self._queue.groups.values()
+            groups = self._contents.groups.values()
             low = min((group.low(partition.index) for group in groups), default=partition.head)
             due = expiry.pop_due(now, max(0, self._agenda.room))
             self._agenda.work += len(due) * (1 + (len(groups) >> 2))
@@ -130,7 +130,7 @@ class TimeToLive:
         assert expiry is not None
         if stored is HIDDEN:
             return
-        groups = self._queue.groups.values()
+        groups = self._contents.groups.values()
         # It comes back for the sake of a group that had it in flight; the others have counted it.
         was_gone = expiry.is_gone(offset)
         if not groups and offset >= partition.head and not was_gone:
@@ -158,14 +158,14 @@ class TimeToLive:
                 group.held_bytes -= partition.sizes.of(offset)
             expiry.mark_gone(offset)
         if letters:
-            self._queue.loose_letters.move(partition, offset, stored, TTL_EXPIRED, now, letters)
+            self._letters.move(partition, offset, stored, TTL_EXPIRED, now, letters)
         if not was_gone and expiry.is_gone(offset):
-            self._queue.departures.add(partition, offset, offset + 1)
+            self._contents.departures.add(partition, offset, offset + 1)
 
     def _expire_waiting(self, now: float) -> float:
         """Discard what waits for a retry that it will not live to see."""
         left = STEPS
-        for group in _from(list(self._queue.groups.values()), self._group_turn):
+        for group in _from(list(self._contents.groups.values()), self._group_turn):
             for place in group.every_place:
                 if not place.waiting or left <= 0 or self._agenda.room <= 0:
                     continue
@@ -183,7 +183,7 @@ class TimeToLive:
 
     @property
     def _to_dead_letters(self) -> bool:
-        return self._config.expired_to_dead_letters and self._config.dead_letters
+        return self._contents.config.expired_to_dead_letters and self._contents.config.dead_letters
 
     def expire_entry(self, group: ConsumerGroup, entry: PendingEntry, now: float) -> None:
         """A message that waited for its next delivery has expired."""
@@ -209,7 +209,7 @@ class TimeToLive:
             offset = place.cursor
             self.trace_discarded(group, place, offset, "expired")
             group.counts.expired += self._pass(group, place, offset + 1)
-            self._queue.left(place.partition, offset)
+            self._contents.left(place.partition, offset)
         group.moved[place] = None
         self._agenda.groups_to_write[group] = None
 
@@ -236,7 +236,7 @@ class TimeToLive:
         if stored is HIDDEN:
             return
         if self._to_dead_letters:
-            self._queue.loose_letters.move(partition, offset, stored, TTL_EXPIRED, now)
+            self._letters.move(partition, offset, stored, TTL_EXPIRED, now)
         else:
             self.trace_discarded(None, partition, offset, "expired")
         self.expired += 1
@@ -307,7 +307,7 @@ class TimeToLive:
         self, group: ConsumerGroup | None, place: GroupPartition | QueuePartition, offset: int, detail: str
     ) -> None:
         """A message was given up without ever having been delivered."""
-        self._queue.trace_place(
+        self._contents.trace_place(
             TraceKind.DISCARDED, place.index, offset, group.group_id if group is not None else "", detail
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -134,14 +134,6 @@ class Transaction:
         return not any(partition.unwritten for partition in self.partitions) and not any(
             group.log.has_unflushed for group in self.held.values()
         )
-
-
-class TransactionKey(NamedTuple):
-    """What a settlement in a transaction names."""
-
-    producer_id: int
-    epoch: int
-    transaction_id: str
 
 
 class EndedTransaction(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,11 +27,12 @@ from assay.reference_broker.core.queues.publish_options import (
     PRODUCER_EPOCH,
     PRODUCER_ID,
     TRANSACTION_ID,
+    TransactionKey,
     bad_option,
 )
 from assay.reference_broker.core.queues.settle_request import whole_number
 from assay.reference_broker.core.queues.times import parse_duration_ms
-from assay.reference_broker.core.queues.transaction import TransactionInfo, TransactionKey
+from assay.reference_broker.core.queues.transaction import TransactionInfo
 
 if TYPE_CHECKING:
     from assay.reference_broker.core.queues.engine import QueueEngine

@@ -26,14 +26,13 @@ from assay.reference_broker.core.queues.errors import LogError, QueueError, Queu
 from assay.reference_broker.core.queues.pending import EntryState, PendingEntry
 from assay.reference_broker.core.queues.producer_names import ProducerNames
 from assay.reference_broker.core.queues.producers import Acceptance
-from assay.reference_broker.core.queues.publish_options import PublishOptions, bad_option
+from assay.reference_broker.core.queues.publish_options import PublishOptions, TransactionKey, bad_option
 from assay.reference_broker.core.queues.store import QueueStore
 from assay.reference_broker.core.queues.transaction import (
     UNDECIDED,
     EndedTransaction,
     Transaction,
     TransactionInfo,
-    TransactionKey,
     TransactionState,
 )
 

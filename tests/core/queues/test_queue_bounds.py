@@ -174,12 +174,12 @@ def test_expired_messages_that_the_dead_letter_queue_refuses(
     bench = bench_with(message_ttl_s=10.0, expired_to_dead_letters=True)
     bench.publish("0")
     queue = bench.engine._queues["q"]
-    letters, target = queue.loose_letters, queue._dead_letter_target
+    letters, target = queue.loose_letters, queue.loose_letters._target
 
     def refuse() -> DurableQueue:
         raise QueueError(QueueErrorCode.LIMIT, "there is no room")
 
-    queue._dead_letter_target = refuse
+    letters._target = refuse
     for number in (1, 2):
         bench.publish(str(number))
     bench.turn()
@@ -191,7 +191,7 @@ def test_expired_messages_that_the_dead_letter_queue_refuses(
     bench.advance(11.0)
     assert letters.waiting == 3
     assert bench.kinds(TraceKind.DISCARDED) == [TraceKind.DISCARDED]
-    queue._dead_letter_target = target
+    letters._target = target
     bench.advance(11.0)
     assert (letters.waiting, letters._waiting_bytes) == (0, 0)
     assert bench.engine.stats("$dlq/q").depth == 3

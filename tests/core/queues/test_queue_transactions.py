@@ -12,7 +12,8 @@ from assay.reference_broker.config import QueuesConfig, TransactionsConfig
 from assay.reference_broker.core.message import Message
 from assay.reference_broker.core.queues import QueueEngine, QueueError, QueueErrorCode, Verb
 from assay.reference_broker.core.queues.producer_names import ProducerIdentity
-from assay.reference_broker.core.queues.transaction import TRANSITIONS, TransactionKey, TransactionState
+from assay.reference_broker.core.queues.publish_options import TransactionKey
+from assay.reference_broker.core.queues.transaction import TRANSITIONS, TransactionState
 from assay.reference_broker.storage.batch import BatchFlag, decode_header
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from assay.reference_broker.storage.queue_store import LogQueueStore
