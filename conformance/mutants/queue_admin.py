@@ -14,7 +14,8 @@ from assay.reference_broker.config import ConfigError, QueueConfig
 from assay.reference_broker.core.message import Message
 from assay.reference_broker.core.queue_admin import Confirm, QueueAdmin
 from assay.reference_broker.core.queues import admin, purge, registry
-from assay.reference_broker.core.queues.admin import AdminRequest, ListRequest, QueueNames
+from assay.reference_broker.core.queues.admin import ListRequest, QueueNames
+from assay.reference_broker.core.queues.admin_request import AdminRequest
 from assay.reference_broker.core.queues.engine import QueueEngine
 from assay.reference_broker.core.queues.pending import EntryState
 from assay.reference_broker.core.queues.queue import DurableQueue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
@@ -14,9 +15,8 @@ from assay.reference_broker.core.broker_state import default_group
 from assay.reference_broker.core.message import Message
 from assay.reference_broker.core.queues import QueueError, QueueStats
 from assay.reference_broker.core.queues.address import dead_letter_name
-from assay.reference_broker.core.queues.confirms import Confirm, StoredAs
 from assay.reference_broker.core.queues.dead_letters import ORIGINAL_QUEUE, REASON
-from assay.reference_broker.embedded.errors import named
+from assay.reference_broker.embedded.errors import QueueExistsError, named
 from assay.reference_broker.embedded.health import DeadLetterStats, HealthSnapshot, health_of
 from assay.reference_broker.embedded.messages import (
     PUBLISHER,
@@ -28,9 +28,10 @@ from assay.reference_broker.embedded.messages import (
     new_message,
     topic_of,
 )
-from assay.reference_broker.embedded.replies import Replies, Reply
+from assay.reference_broker.embedded.replies import REPLIES, Replies, Reply
 from assay.reference_broker.embedded.subscription import MAX_BUFFER, AsyncSubscription, Callback
 from assay.reference_broker.embedded.transaction import AsyncTransaction, Producers
+from assay.reference_broker.embedded.turns import EngineTurns
 
 if TYPE_CHECKING:
     from assay.reference_broker.server.tcp import NodeDriver
@@ -39,78 +40,18 @@ log = logging.getLogger(__name__)
 _MAX_REASON = 1_024
 
 
-class AsyncQueues:
+class AsyncQueues(EngineTurns):
     """All queues of a running broker. Every method may raise the errors of ``embedded.errors``."""
 
     def __init__(self, driver: Callable[[], NodeDriver]) -> None:
         """``driver`` raises :class:`BrokerClosedError` when the broker does not run."""
-        self._driver = driver
+        super().__init__(driver)
         self._subscriptions: set[AsyncSubscription] = set()
         self._count = 0
         self._producers = Producers()
-        self._replies = Replies(self)
-
-    def turn(self) -> tuple[NodeDriver, float]:
-        """The driver and the time; what is done before the next await belongs to one turn."""
-        driver = self._driver()
-        now = driver.clock.now()
-        driver.node.state.now = now
-        driver.schedule_turn()
-        return driver, now
-
-    async def confirmed(self, start: Callable[[Confirm], None]) -> None:
-        """Start something that is confirmed, and wait for that."""
-        driver, _ = self.turn()
-        future: asyncio.Future[None] = driver.loop.create_future()
-
-        def confirm(error: QueueError | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(named(error))
-
-        try:
-            start(confirm)
-        except QueueError as error:
-            raise named(error) from error
-        await future
+        self._replies = Replies(self._receive_replies)
 
     # -- publishing ----------------------------------------------------------------------------------------------
-
-    async def publish(
-        self, queue: str, message: bytes | NewMessage, *, wait: bool = True, **options: Unpack[MessageOptions]
-    ) -> Published | None:
-        """Enqueue a message; returns what it became once the queue has it as durably as it promises.
-
-        ``queue``: a name, perhaps with a routing key (``orders/eu``). ``options``: the fields of :class:`NewMessage`.
-        Without ``wait`` it returns None at once, and what goes wrong later is not told.
-        """
-        driver, now = self.turn()
-        new = new_message(message, options)
-        topic = topic_of(queue)
-        told: list[tuple[StoredAs, str]] = []
-
-        def start(confirm: Confirm | None) -> None:
-            engine = driver.node.engine
-            engine.publish(
-                engine.address(topic),
-                new.to_message(topic, now),
-                now,
-                confirm,
-                lambda kind, name: told.append((kind, name)),
-            )
-
-        if not wait:
-            try:
-                start(None)
-            except QueueError as error:
-                raise named(error) from error
-            return None
-        await self.confirmed(start)
-        kind, name = told[0]
-        return Published(kind=kind.value, id=name)
 
     async def publish_batch(self, queue: str, messages: Sequence[bytes | NewMessage]) -> int:
         """Enqueue many; returns how many once all are as durable as promised.
@@ -146,16 +87,13 @@ class AsyncQueues:
             raise ValueError(message)
         self._count += 1
         consumer_id = consumer_id or f"{PUBLISHER}-{self._count}"
-        return AsyncSubscription(
-            self, queue, group or default_group(consumer_id), pattern, consumer_id, buffer_size, callback
-        )
+        group = group or default_group(consumer_id)
+        return AsyncSubscription(self, self._subscriptions, queue, group, pattern, consumer_id, buffer_size, callback)
 
-    def remember(self, subscription: AsyncSubscription) -> None:
-        """It ends when the broker does."""
-        self._subscriptions.add(subscription)
-
-    def forget(self, subscription: AsyncSubscription) -> None:
-        self._subscriptions.discard(subscription)
+    async def _receive_replies(self, on_reply: Callback) -> AsyncSubscription:
+        with contextlib.suppress(QueueExistsError):
+            await self.create(REPLIES, ephemeral=True, partitions=1)
+        return await self.subscribe(REPLIES, group=REPLIES, buffer_size=1_000, callback=on_reply).start()
 
     def forget_in_child(self) -> None:
         """In a forked child: the subscriptions are the parent's."""

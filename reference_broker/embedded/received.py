@@ -15,7 +15,7 @@ from assay.reference_broker.core.queues.times import parse_duration_ms
 from assay.reference_broker.embedded.messages import ACK_POLICY, ACK_TIMEOUT, AckPolicy, NewMessage, new_message
 
 if TYPE_CHECKING:
-    from assay.reference_broker.embedded.aio import AsyncQueues
+    from assay.reference_broker.embedded.turns import EngineTurns
 
 log = logging.getLogger(__name__)
 
@@ -71,17 +71,17 @@ class ReceivedMessage:
 class AsyncReceived(ReceivedMessage):
     """A delivery, with coroutines to settle it."""
 
-    __slots__ = ("_queues",)
+    __slots__ = ("_turns",)
 
-    def __init__(self, queues: AsyncQueues, delivery: Delivery, consumer_id: str) -> None:
+    def __init__(self, turns: EngineTurns, delivery: Delivery, consumer_id: str) -> None:
         super().__init__(delivery, consumer_id)
-        self._queues = queues
+        self._turns = turns
 
     def apply_policy(self) -> None:
         """What the publisher wants of a subscriber: see :class:`AckPolicy`."""
         message = self.delivery.message
         policy = message.user_property(ACK_POLICY)
-        driver, now = self._queues.turn()
+        driver, now = self._turns.turn()
         try:
             if policy == AckPolicy.NONE:
                 driver.node.engine.settle_request(
@@ -114,9 +114,9 @@ class AsyncReceived(ReceivedMessage):
         )
 
     async def _settle(self, request: SettleRequest) -> None:
-        driver, now = self._queues.turn()
+        driver, now = self._turns.turn()
         engine = driver.node.engine
-        await self._queues.confirmed(
+        await self._turns.confirmed(
             lambda confirm: engine.settle_request(
                 self.queue, request, consumer_id=self.consumer_id, now=now, on_done=confirm
             )
@@ -151,7 +151,7 @@ class AsyncReceived(ReceivedMessage):
             raise ValueError(problem)
         new = msgspec.structs.replace(new_message(message, {}), correlation_data=self.correlation_data)
         if is_queue_topic(topic):
-            await self._queues.publish(topic, new)
+            await self._turns.publish(topic, new)
         else:
-            driver, now = self._queues.turn()
+            driver, now = self._turns.turn()
             driver.node.state.publish(new.to_message(topic, now), None, now)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from assay.reference_broker.embedded.errors import QueueExistsError
-
 if TYPE_CHECKING:
-    from assay.reference_broker.embedded.aio import AsyncQueues
     from assay.reference_broker.embedded.received import AsyncReceived
-    from assay.reference_broker.embedded.subscription import AsyncSubscription
+    from assay.reference_broker.embedded.subscription import AsyncSubscription, Callback
 
-QUEUE: Final = "embedded-replies"
+REPLIES: Final = "embedded-replies"
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,8 +26,9 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 class Replies:
     """Hands each reply to the request with its correlation data; others are dropped."""
 
-    def __init__(self, queues: AsyncQueues) -> None:
-        self._queues = queues
+    def __init__(self, receive: Callable[[Callback], Awaitable[AsyncSubscription]]) -> None:
+        """``receive`` has a callback called with what comes in the queue :data:`REPLIES`."""
+        self._receive = receive
         self._subscription: AsyncSubscription | None = None
         self._waiting: dict[bytes, asyncio.Future[Reply]] = {}
         self._count = 0
@@ -38,16 +36,12 @@ class Replies:
     @property
     def topic(self) -> str:
         """The response topic of every request."""
-        return f"$queue/{QUEUE}"
+        return f"$queue/{REPLIES}"
 
     async def start(self) -> None:
         """Begin to receive replies, unless that is done."""
-        if self._subscription is not None and not self._subscription.has_ended:
-            return
-        with contextlib.suppress(QueueExistsError):
-            await self._queues.create(QUEUE, ephemeral=True, partitions=1)
-        self._subscription = self._queues.subscribe(QUEUE, group=QUEUE, buffer_size=1_000, callback=self._on_reply)
-        await self._subscription.start()
+        if self._subscription is None or self._subscription.has_ended:
+            self._subscription = await self._receive(self._on_reply)
 
     def expect(self) -> tuple[bytes, asyncio.Future[Reply]]:
         """The correlation data of one more request, and its reply to come."""

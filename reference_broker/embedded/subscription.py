@@ -16,7 +16,7 @@ from assay.reference_broker.embedded.messages import topic_of
 from assay.reference_broker.embedded.received import AsyncReceived
 
 if TYPE_CHECKING:
-    from assay.reference_broker.embedded.aio import AsyncQueues
+    from assay.reference_broker.embedded.turns import EngineTurns
 
 log = logging.getLogger(__name__)
 MAX_BUFFER: Final = 65_536
@@ -28,7 +28,8 @@ class AsyncSubscription:
 
     def __init__(
         self,
-        queues: AsyncQueues,
+        turns: EngineTurns,
+        running: set[AsyncSubscription],
         queue: str,
         group: str,
         pattern: str,
@@ -36,8 +37,10 @@ class AsyncSubscription:
         buffer_size: int,
         callback: Callback | None,
     ) -> None:
+        """``running``: those that end when the broker does."""
         self.queue, self.group, self.consumer_id = queue, group, consumer_id
-        self._queues = queues
+        self._turns = turns
+        self._running = running
         self._pattern = pattern
         self._buffer_size = buffer_size
         self._callback = callback
@@ -53,7 +56,7 @@ class AsyncSubscription:
 
     async def start(self) -> Self:
         """Join the group; ``async with`` does it."""
-        driver, now = self._queues.turn()
+        driver, now = self._turns.turn()
         try:
             address = driver.node.engine.address(topic_of(self.queue))
             if address.verb is not None or (address.routing_key and self._pattern):
@@ -69,7 +72,7 @@ class AsyncSubscription:
             )
         except QueueError as error:
             raise named(error) from error
-        self._queues.remember(self)
+        self._running.add(self)
         if self._callback is not None:
             self._task = asyncio.create_task(self._call_back(self._callback))
         return self
@@ -97,12 +100,12 @@ class AsyncSubscription:
         taken = [self._hand_out(self._buffer.popleft()) for _ in range(min(limit, len(self._buffer)))]
         consumer = self._consumer
         if consumer is not None and consumer.blocked and len(self._buffer) <= self._buffer_size // 2:
-            driver, now = self._queues.turn()
+            driver, now = self._turns.turn()
             driver.node.engine.resume(consumer, now)
         return taken
 
     def _hand_out(self, delivery: Delivery) -> AsyncReceived:
-        received = AsyncReceived(self._queues, delivery, self.consumer_id)
+        received = AsyncReceived(self._turns, delivery, self.consumer_id)
         if delivery.message.user_properties:
             received.apply_policy()
         return received
@@ -126,10 +129,10 @@ class AsyncSubscription:
             return
         self._ended = True
         self._buffer.clear()
-        self._queues.forget(self)
+        self._running.discard(self)
         if self._consumer is not None:
             try:
-                driver, now = self._queues.turn()
+                driver, now = self._turns.turn()
             except BrokerClosedError:
                 pass  # the broker was faster
             else:

@@ -20,8 +20,8 @@ from assay.reference_broker.embedded.errors import named
 from assay.reference_broker.embedded.messages import MessageOptions, NewMessage, Published, new_message
 
 if TYPE_CHECKING:
-    from assay.reference_broker.embedded.aio import AsyncQueues
     from assay.reference_broker.embedded.received import AsyncReceived
+    from assay.reference_broker.embedded.turns import EngineTurns
     from assay.reference_broker.server.tcp import NodeDriver
 
 _T = TypeVar("_T")
@@ -35,20 +35,20 @@ class Producers:
         self._free: list[ProducerIdentity] = []
         self._made = 0
 
-    async def take(self, queues: AsyncQueues) -> ProducerIdentity:
+    async def take(self, turns: EngineTurns) -> ProducerIdentity:
         """A producer that has no transaction now."""
         if self._free:
             return self._free.pop()
         self._made += 1
-        return await init_producer(queues, f"embedded-{self._made}")
+        return await init_producer(turns, f"embedded-{self._made}")
 
     def give_back(self, producer: ProducerIdentity) -> None:
         self._free.append(producer)
 
 
-async def _told(queues: AsyncQueues, start: Callable[[NodeDriver, float, _Told[_T]], None]) -> _T:
+async def _told(turns: EngineTurns, start: Callable[[NodeDriver, float, _Told[_T]], None]) -> _T:
     """Start what tells its outcome once, and wait for that."""
-    driver, now = queues.turn()
+    driver, now = turns.turn()
     future: asyncio.Future[_T] = driver.loop.create_future()
 
     def tell(error: QueueError | None, outcome: _T) -> None:
@@ -65,10 +65,10 @@ async def _told(queues: AsyncQueues, start: Callable[[NodeDriver, float, _Told[_
     return await future
 
 
-async def init_producer(queues: AsyncQueues, transactional_id: str) -> ProducerIdentity:
+async def init_producer(turns: EngineTurns, transactional_id: str) -> ProducerIdentity:
     """A producer of that name; an earlier one of the same name is fenced."""
     found: ProducerIdentity | None = await _told(
-        queues, lambda driver, now, tell: driver.node.engine.transactions.init_producer(transactional_id, now, tell)
+        turns, lambda driver, now, tell: driver.node.engine.transactions.init_producer(transactional_id, now, tell)
     )
     assert found is not None
     return found
@@ -78,9 +78,9 @@ class AsyncTransaction:
     """One transaction: all of it shows at the end of the ``async with`` block, or nothing."""
 
     def __init__(
-        self, queues: AsyncQueues, producers: Producers, transactional_id: str | None, timeout_s: float | None
+        self, turns: EngineTurns, producers: Producers, transactional_id: str | None, timeout_s: float | None
     ) -> None:
-        self._queues = queues
+        self._turns = turns
         self._producers = producers
         self._transactional_id = transactional_id
         self._timeout_s = timeout_s
@@ -98,11 +98,11 @@ class AsyncTransaction:
     async def begin(self) -> Self:
         """``async with`` does it."""
         if self._transactional_id is None:
-            producer = await self._producers.take(self._queues)
+            producer = await self._producers.take(self._turns)
         else:
-            producer = await init_producer(self._queues, self._transactional_id)
+            producer = await init_producer(self._turns, self._transactional_id)
         name: str = await _told(
-            self._queues,
+            self._turns,
             lambda driver, now, tell: driver.node.engine.transactions.begin(
                 producer.producer_id, producer.epoch, now, tell, timeout_s=self._timeout_s
             ),
@@ -118,7 +118,7 @@ class AsyncTransaction:
         new = new_message(message, options)
         producer_id, epoch, name = self.key
         properties = ((PRODUCER_ID, str(producer_id)), (PRODUCER_EPOCH, str(epoch)), (TRANSACTION_ID, name))
-        return await self._queues.publish(queue, new, user_properties=(*properties, *new.user_properties))
+        return await self._turns.publish(queue, new, user_properties=(*properties, *new.user_properties))
 
     async def ack(self, received: AsyncReceived) -> None:
         """Acknowledge a delivery together with the rest of the transaction."""
@@ -136,10 +136,10 @@ class AsyncTransaction:
         producer_id, epoch, name = self.key
         if self._finished:
             return
-        driver, now = self._queues.turn()
+        driver, now = self._turns.turn()
         transactions = driver.node.engine.transactions
         finish = transactions.commit if commit else transactions.abort
-        await self._queues.confirmed(lambda confirm: finish(producer_id, epoch, name, now, confirm))
+        await self._turns.confirmed(lambda confirm: finish(producer_id, epoch, name, now, confirm))
         self._finished = True
 
     async def __aenter__(self) -> Self:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from assay.reference_broker.core.queues import QueueError, QueueErrorCode
 from assay.reference_broker.core.queues.group_operations import Claim
 from assay.sim.queue_model.life import Member, QueueLife
-from assay.sim.queue_model.outcome import Outcome
 from assay.sim.queue_model.state import DONE, Kind, Spot, ViolationError
 
 
@@ -22,7 +21,7 @@ def claim(life: QueueLife, claimant: Member, holder: Member, index: int, min_idl
         (spot,) = spots
         # The engine gives it back and delivers it again within the call.
         copy.spots, copy.is_claimed = {Spot(Kind.READY, spot.deliveries, life.now)}, True
-    outcome = Outcome(life, what)
+    outcome = life.outcome(what)
     place = (held.delivery.partition, held.delivery.offset)
     try:
         life.engine.groups.claim(

@@ -9,7 +9,6 @@ from assay.reference_broker.core.queues.confirms import StoredAs
 from assay.sim.queue_model.contents import dressed
 from assay.sim.queue_model.delayed import Delayed
 from assay.sim.queue_model.life import QUEUE, QueueLife
-from assay.sim.queue_model.outcome import Outcome
 from assay.sim.queue_model.state import ViolationError
 
 
@@ -45,7 +44,7 @@ class Delayer:
                 raise ViolationError(f"{label} is not delayed: it is {delay_id}")
             self.kept.append((delay_id, found[0]))
 
-        outcome = Outcome(life, f"delayed {label}")
+        outcome = life.outcome(f"delayed {label}")
         life.engine.publish(life.engine.address(message.topic), message, life.now, outcome, stored)
         lane = 2 if priority is None else priority
         found.append(life.delays.schedule(QUEUE, label, key, lane, life.now + delay_s))
@@ -60,7 +59,7 @@ class Delayer:
         """Take one back, be it waiting, fired or taken back; 0 = the newest."""
         life = self.life
         delay_id, delayed = self.kept[len(self.kept) - 1 - which % len(self.kept)]
-        outcome = Outcome(life, f"cancelling {delayed.label}")
+        outcome = life.outcome(f"cancelling {delayed.label}")
         if life.engine.cancel_delayed(QUEUE, delay_id, life.now, outcome):
             life.delays.cancelled(delayed)
             outcome.accepted(partial(setattr, delayed, "cancel_confirmed", True))

@@ -230,6 +230,10 @@ class QueueLife:
         self._written: list[tuple[float, int]] = []
         """(time, step) of each dispatch that no sync is known to cover."""
 
+    def outcome(self, what: str, *, fails: bool = False, told: frozenset[str] | None = None) -> Outcome:
+        """Waits for the answer to what is asked now; ``told``: what a failure must say in its details."""
+        return Outcome(f"{what} ({self.oracle.step})", self.waiting, fails=fails, told=told)
+
     # -- clients -------------------------------------------------------------------------------------------------
 
     def publish(
@@ -257,7 +261,7 @@ class QueueLife:
         )
         message = dressed(message, dress)
         self.contents.published(message)
-        outcome = Outcome(self, label)
+        outcome = self.outcome(label)
         if self.leaving is not None and queue == QUEUE:
             # Room is made for one that is refused in the end, too.
             self.leaving.publishing()
@@ -309,7 +313,7 @@ class QueueLife:
         """Settle one of the deliveries that a consumer got, be it settled, timed out or lost by now."""
         delivery, sent = (held := member.got[index]).delivery, held.sent
         holders = self.oracle.holders(member.queue, sent, member.name)
-        outcome = Outcome(self, f"{verb} of {sent.label}")
+        outcome = self.outcome(f"{verb} of {sent.label}")
         try:
             self.engine.settle(
                 verb,
@@ -346,7 +350,7 @@ class QueueLife:
             extend_s=wait_s if verb is Verb.EXTEND else None,
         )
         is_held = member.group in self.oracle.holders(member.queue, held.sent, member.name)
-        outcome = Outcome(self, f"{verb} of {held.sent.label}")
+        outcome = self.outcome(f"{verb} of {held.sent.label}")
         try:
             self.engine.settle_request(member.queue, request, consumer_id=member.name, now=self.now, on_done=outcome)
         except QueueError as error:
@@ -361,7 +365,7 @@ class QueueLife:
         """One settlement for everything that a consumer ever got."""
         got = {held.delivery.message_id: held.sent for held in member.got}
         held = [sent for sent in got.values() if member.group in self.oracle.holders(member.queue, sent, member.name)]
-        outcome = Outcome(self, f"ack of all by {member.name}", fails=len(held) < len(got))
+        outcome = self.outcome(f"ack of all by {member.name}", fails=len(held) < len(got))
         request = SettleRequest(verb=Verb.ACK, message_ids=tuple(got), group=member.group)
         try:
             self.engine.settle_request(member.queue, request, consumer_id=member.name, now=self.now, on_done=outcome)

@@ -12,7 +12,6 @@ from assay.reference_broker.core.queues.producer_names import ProducerIdentity
 from assay.reference_broker.core.queues.publish_options import TransactionKey
 from assay.reference_broker.core.queues.settle_request import SettleRequest
 from assay.sim.queue_model.life import Member, QueueLife
-from assay.sim.queue_model.outcome import Outcome
 from assay.sim.queue_model.settling import Named, settle_many
 from assay.sim.queue_model.state import LIVE, Fate, Sent, Transaction, ViolationError
 
@@ -155,7 +154,7 @@ class Producer:
             return
         address = self.life.engine.address(f"$queue/{queue}")
         message = Message(topic=f"$queue/{queue}", payload=sent.label.encode(), user_properties=tuple(marks.items()))
-        outcome = Outcome(self.life, f"{sent.label} again")
+        outcome = self.life.outcome(f"{sent.label} again")
         self.life.engine.publish(address, message, self.life.now, outcome)
         outcome.accepted(lambda: None)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from assay.reference_broker.core.queues.subscribe_options import EARLIEST, LATEST
 from assay.sim.queue_model.life import QueueLife
-from assay.sim.queue_model.outcome import Outcome
 from assay.sim.queue_model.state import DONE, NEW, NONE, Kind
 
 
@@ -21,7 +20,7 @@ def reset(life: QueueLife, name: str, group_id: str, *, to_latest: bool) -> None
         return
     # What every group is through with may be deleted.
     oracle.note_unneeded(oracle.queues[name])
-    outcome = Outcome(life, f"reset of {group_id}")
+    outcome = life.outcome(f"reset of {group_id}")
     life.engine.groups.reset(
         name, group_id, LATEST if to_latest else EARLIEST, partition=None, now=life.now, on_done=outcome
     )

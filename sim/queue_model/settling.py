@@ -11,7 +11,6 @@ from assay.reference_broker.core.queues import QueueError, QueueErrorCode, Verb
 from assay.reference_broker.core.queues.publish_options import TransactionKey
 from assay.reference_broker.core.queues.settle_request import parse
 from assay.sim.queue_model.life import Held, Member, QueueLife
-from assay.sim.queue_model.outcome import Outcome
 from assay.sim.queue_model.state import Sent, ViolationError
 
 Place = tuple[int, int]
@@ -72,7 +71,7 @@ def settle_many(
     if wait_s is not None and verb in _WAITS:
         options += ((_WAITS[verb], f"{wait_s * 1000:.0f}ms"),)
     what = f"{verb} of {named.properties} by {member.name} of {member.group}"
-    outcome = Outcome(life, what, fails=bool(missing), told=_told(queue.name, len(found), missing))
+    outcome = life.outcome(what, fails=bool(missing), told=_told(queue.name, len(found), missing))
     request = msgspec.structs.replace(parse(verb, named.properties + options), within=within)
     try:
         life.engine.settle_request(member.queue, request, consumer_id=member.name, now=life.now, on_done=outcome)

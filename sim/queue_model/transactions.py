@@ -21,14 +21,14 @@ from assay.sim.queue_model.state import (
 )
 
 if TYPE_CHECKING:
-    from assay.sim.queue_model.oracle import Oracle
+    from assay.sim.queue_model.books import Books
 
 
 class Transactions:
     """All transactions that the oracle knows of."""
 
-    def __init__(self, oracle: Oracle) -> None:
-        self._oracle = oracle
+    def __init__(self, books: Books) -> None:
+        self._books = books
         self.all: list[Transaction] = []
         self._given_back: list[Copy] = []
         """In this turn."""
@@ -40,19 +40,19 @@ class Transactions:
     def publish(self, transaction: Transaction, name: str, sent: Sent) -> None:
         """The engine took a message in a transaction."""
         sent.transaction = transaction
-        transaction.messages.append((self._oracle.queues[name], sent))
+        transaction.messages.append((self._books.queues[name], sent))
 
     def hold(self, transaction: Transaction, name: str, group_id: str, sent: Sent) -> None:
         """The engine took an acknowledgement in a transaction: the message goes to nobody else."""
-        queue = self._oracle.queues[name]
+        queue = self._books.queues[name]
         copy = queue.groups[group_id].copies[sent]
         (spot,) = copy.spots
-        self._oracle.become(copy, Spot(Kind.HELD, spot.deliveries))
+        self._books.become(copy, Spot(Kind.HELD, spot.deliveries))
         transaction.held.append((queue, group_id, copy, spot.deliveries))
 
     def placed(self, name: str, sent: Sent, place: tuple[int, int]) -> None:
         """The engine told where a message is."""
-        queue = self._oracle.queues[name]
+        queue = self._books.queues[name]
         if sent in queue.messages:
             locate(queue, sent.label, place, f"{name} stores {sent.label} at {place}")
 
@@ -61,7 +61,7 @@ class Transactions:
     def turn(self) -> None:
         """Before the engine writes and delivers: what is to be aborted is."""
         for transaction in self.all:
-            is_late = transaction.fate is Fate.OPEN and transaction.ends_by <= self._oracle.now
+            is_late = transaction.fate is Fate.OPEN and transaction.ends_by <= self._books.now
             if is_late or transaction.fate is Fate.DOOMED:
                 transaction.why = "timed out" if is_late else transaction.why
                 self.abort(transaction)
@@ -83,7 +83,7 @@ class Transactions:
         elif transaction.fate is Fate.ENDING:
             transaction.fate = Fate.COMMITTED
             for queue, group_id, copy, _ in transaction.held:
-                self._oracle.become(copy, DONE)
+                self._books.become(copy, DONE)
                 queue.groups[group_id].counts["acked"] += 1
             self._mark(transaction)
         elif transaction.fate is not Fate.COMMITTED:
@@ -105,15 +105,15 @@ class Transactions:
             self._mark(transaction)
         for queue, group_id, copy, _ in transaction.held:
             if was is not Fate.EITHER:
-                self._oracle.fail(queue, group_id, copy, self._oracle.now)
+                self._books.fail(queue, group_id, copy, self._books.now)
             elif len(copy.spots) > 1 and not copy.may_be_given_up(queue.rules):
                 copy.spots -= {DONE}
 
     def _mark(self, transaction: Transaction) -> None:
         """Each of its partitions gets a record that says how it ended."""
-        transaction.marked = self._oracle.step = self._oracle.step + 1
+        transaction.marked = self._books.step = self._books.step + 1
         for queue, _ in {(queue, sent.place and sent.place[0]) for queue, sent in transaction.messages}:
-            queue.ghosts.append(Sent("an end", self._oracle.step, None, "", float("inf")))
+            queue.ghosts.append(Sent("an end", self._books.step, None, "", float("inf")))
 
     def _appeared(self, transaction: Transaction) -> None:
         """Something shows that it was committed: then all of it is."""
@@ -121,7 +121,7 @@ class Transactions:
         for queue, sent in transaction.messages:
             if sent not in queue.messages:
                 raise ViolationError(f"{queue.name}: {sent.label} is gone; its transaction is committed")
-            self._oracle.appeared(queue, sent)
+            self._books.appeared(queue, sent)
             if not all(group.copies[sent].spots for group in queue.groups.values()):
                 raise ViolationError(f"{queue.name}: {sent.label} did not show; its transaction is committed")
         for queue, group_id, copy, _ in transaction.held:
@@ -166,7 +166,7 @@ class Transactions:
         """Before anything else is made of a crash. Abort is presumed."""
         for each in self.all:
             is_lost = power and each.fate is Fate.COMMITTED and not each.is_safe
-            if any(queue.rules.durability == "memory" for queue in self._oracle.queues.values()):
+            if any(queue.rules.durability == "memory" for queue in self._books.queues.values()):
                 if each.fate in LIVE:
                     # The decision is on disk, or not, wherever the queues are.
                     each.fate = Fate.EITHER if each.fate is Fate.ENDING else Fate.ABORTED
@@ -180,7 +180,7 @@ class Transactions:
                 for _, sent in each.messages:
                     sent.unsure = True
                 for _, _, copy, deliveries in each.held:
-                    copy.spots |= {DONE, Spot(Kind.READY, deliveries, self._oracle.now)} - {NONE}
+                    copy.spots |= {DONE, Spot(Kind.READY, deliveries, self._books.now)} - {NONE}
 
     def finish(self) -> None:
         """Nothing is undecided any more: acknowledgements count if and only if the messages show."""
@@ -196,7 +196,7 @@ class Transactions:
                 copy.message.label
                 for queue, _, copy, deliveries in each.held
                 if copy.spots == {DONE}
-                and copy.message.expires_at > self._oracle.now
+                and copy.message.expires_at > self._books.now
                 and deliveries <= queue.rules.max_retries
             ]
             if each.fate is Fate.EITHER and absent and settled:

@@ -8,13 +8,14 @@ what it did is as durable as the queue promises.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
 from assay.reference_broker.config import QueueConfig
 from assay.reference_broker.core.queues import group_admin
 from assay.reference_broker.core.queues.address import DEAD_LETTER_PREFIX, check_queue_name, is_dead_letter
+from assay.reference_broker.core.queues.admin_request import AdminRequest, Answer, Fields
 from assay.reference_broker.core.queues.delay_store import MAX_LISTED
 from assay.reference_broker.core.queues.delayed_message import DelayedMessage
 from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
@@ -25,39 +26,8 @@ if TYPE_CHECKING:
 ADMIN_PREFIX: Final = "$admin/queue/"
 _ADMIN_ROOT: Final = "$admin/"
 _DEAD_LETTER_ALIAS: Final = "dlq/"
-MAX_REQUEST_BYTES: Final = 64 * 1024
-
-_T = TypeVar("_T")
-Answer = Callable[[object], None]
-"""Takes the result, which becomes JSON, or the :class:`QueueError` that came of it."""
-
-
-class AdminRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request."""
-
-    queue: str
-    """Engine name; empty for an operation on all queues. Whether there is such a queue is the handler's to check."""
-    payload: bytes
-    """JSON; empty = ``{}``."""
-    now: float
-    answer: Answer
-
-    def read(self, kind: type[_T]) -> _T:
-        """The payload as a struct. Raises :class:`QueueError` (BAD_OPTION) saying what is wrong."""
-        if len(self.payload) > MAX_REQUEST_BYTES:
-            text = f"a request has at most {MAX_REQUEST_BYTES} bytes"
-            raise QueueError(QueueErrorCode.TOO_LARGE, text)
-        try:
-            return msgspec.json.decode(self.payload or b"{}", type=kind)
-        except (ValueError, RecursionError) as error:
-            raise QueueError(QueueErrorCode.BAD_OPTION, f"the request is not what is expected: {error}") from error
-
 
 Handler = Callable[["QueueEngine", AdminRequest], None]
-
-
-class Fields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of the requests: a field that is not known is an error."""
 
 
 class ListRequest(Fields, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from assay.reference_broker.core.queues.group_details import GroupDetails
 from assay.reference_broker.core.queues.subscribe_options import parse_cursor
 
 if TYPE_CHECKING:
-    from assay.reference_broker.core.queues.admin import AdminRequest
+    from assay.reference_broker.core.queues.admin_request import AdminRequest
     from assay.reference_broker.core.queues.engine import QueueEngine
 
 

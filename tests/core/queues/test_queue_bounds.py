@@ -13,7 +13,8 @@ from assay.reference_broker.config_queues import MAX_TOPICS, binding_problems
 from assay.reference_broker.core.message import Message, memory_bytes
 from assay.reference_broker.core.queues import commit_phases, loose_letters, registry
 from assay.reference_broker.core.queues.address import MARK_GROUP
-from assay.reference_broker.core.queues.admin import MAX_REQUEST_BYTES, AdminRequest, ListRequest
+from assay.reference_broker.core.queues.admin import ListRequest
+from assay.reference_broker.core.queues.admin_request import MAX_REQUEST_BYTES, AdminRequest
 from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
 from assay.reference_broker.core.queues.producer_names import ProducerIdentity
 from assay.reference_broker.core.queues.queue import DurableQueue
