@@ -18,7 +18,7 @@ from assay.reference_broker.auth import Authenticator, ScramError, hash_password
 from assay.reference_broker.broker import new_event_loop
 from assay.reference_broker.config import BrokerConfig, ConfigError, ListenerConfig, check_config, load_config
 from assay.reference_broker.config_files import read_named_files
-from assay.reference_broker.core.queues import LogError, QueueOpenError
+from assay.reference_broker.queues import LogError, QueueOpenError
 from assay.reference_broker.quirks import find_quirks
 from assay.reference_broker.server.collector import tune_collector
 from assay.reference_broker.server.file_limit import raise_file_limit

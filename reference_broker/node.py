@@ -16,10 +16,6 @@ from assay.reference_broker.auth import Authenticator, PasswordCheck
 from assay.reference_broker.config import BrokerConfig, Durability, QueuesConfig, ServerReferenceConfig
 from assay.reference_broker.config_files import read_named_files
 from assay.reference_broker.core.broker_state import BrokerState
-from assay.reference_broker.core.queues import LogError, QueueEngine, QueueError, SyncJob
-from assay.reference_broker.core.queues.confirms import Confirm
-from assay.reference_broker.core.queues.errors import raise_if_not_tried
-from assay.reference_broker.core.queues.store import RecoveryNote
 from assay.reference_broker.core.rates import ArrivalRates, arrival_key
 from assay.reference_broker.core.session_journal import SessionJournal
 from assay.reference_broker.core.session_records import RecordError, read_state
@@ -27,6 +23,10 @@ from assay.reference_broker.core.session_restore import restore
 from assay.reference_broker.mqtt.connection import MqttConnection
 from assay.reference_broker.mqtt.farewell import reference_reason
 from assay.reference_broker.mqtt.phase import Phase
+from assay.reference_broker.queues import LogError, QueueEngine, QueueError, SyncJob
+from assay.reference_broker.queues.jobs.confirms import Confirm
+from assay.reference_broker.queues.jobs.errors import raise_if_not_tried
+from assay.reference_broker.queues.jobs.store import RecoveryNote
 from assay.reference_broker.quirks import node_classes
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.disk_room import DiskRoom

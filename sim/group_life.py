@@ -10,8 +10,8 @@ import random
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from assay.reference_broker.core.queues.errors import LogError
-from assay.reference_broker.core.queues.store import CursorRecord, PendingRecord
+from assay.reference_broker.queues.jobs.errors import LogError
+from assay.reference_broker.queues.jobs.store import CursorRecord, PendingRecord
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.pending_log import PendingLogFile
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from assay.reference_broker.config import Compression
-from assay.reference_broker.core.queues.errors import LogError
-from assay.reference_broker.core.queues.store import LogRecord, NewRecord, RetentionPolicy
+from assay.reference_broker.queues.jobs.errors import LogError
+from assay.reference_broker.queues.jobs.store import LogRecord, NewRecord, RetentionPolicy
 from assay.reference_broker.storage.batch import BatchEncoder, decode_verified
 from assay.reference_broker.storage.compaction import CompactionPolicy, Compactor
 from assay.reference_broker.storage.disk import Disk

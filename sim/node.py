@@ -7,9 +7,9 @@ from functools import partial
 from types import TracebackType
 
 from assay.reference_broker.config import BrokerConfig
-from assay.reference_broker.core.queues import SyncJob
 from assay.reference_broker.mqtt.connection import MqttConnection
 from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.queues import SyncJob
 from assay.reference_broker.trace.schema import Tracer
 from assay.sim.disk import SimDisk
 from assay.sim.guard import NondeterminismError

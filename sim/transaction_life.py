@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from assay.reference_broker.config import Durability, QueuesConfig
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import Delivery, QueueEngine, QueueError, Verb
-from assay.reference_broker.core.queues.producer_names import OnProducer, ProducerIdentity
-from assay.reference_broker.core.queues.publish_options import TransactionKey
-from assay.reference_broker.core.queues.settle_request import SettleRequest
+from assay.reference_broker.queues import Delivery, QueueEngine, QueueError, Verb
+from assay.reference_broker.queues.delivery.settle_request import SettleRequest
+from assay.reference_broker.queues.messages.publish_options import TransactionKey
+from assay.reference_broker.queues.transactions.producer_names import OnProducer, ProducerIdentity
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.queue_store import LogQueueStore
 

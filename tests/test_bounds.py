@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from assay.reference_broker.config import BrokerConfig, ListenerConfig, QueueConfig, TenantConfig, WebSocketConfig
-from assay.reference_broker.core.queues import GroupStats, QueueStats
 from assay.reference_broker.core.sys_topics import figure_names
+from assay.reference_broker.queues import GroupStats, QueueStats
 
 ROOT = Path(__file__).resolve().parents[1]
 _LISTS: dict[str, Any] = {

@@ -14,8 +14,8 @@ from paho.mqtt.properties import Properties
 
 from assay.reference_broker.broker import Broker, BrokerClosedError
 from assay.reference_broker.config import BrokerConfig, ListenerConfig, QueueConfig, QueuesConfig
-from assay.reference_broker.core.queues import QueueError, QueueErrorCode
-from assay.reference_broker.core.topics import TopicError
+from assay.reference_broker.queues import QueueError, QueueErrorCode
+from assay.reference_broker.routing.topics import TopicError
 from assay.reference_broker.storage.disk import DirectoryInUseError
 
 WAIT_S = 10.0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,8 @@ PACKAGES = (
 )
 TRACE = "reference_broker.trace"
 CONFIG = "reference_broker.config"
+ROUTING = "reference_broker.routing"
+QUEUES = "reference_broker.queues"
 CORE = "reference_broker.core"
 STORAGE = "reference_broker.storage"
 MQTT = "reference_broker.mqtt"
@@ -40,6 +43,21 @@ QUIRKS = "reference_broker.quirks"
 NODE = "reference_broker.node"
 SERVER = "reference_broker.server"
 
+QUEUE_ROOMS = (
+    "jobs",
+    "messages",
+    "partitions",
+    "groups",
+    "delivery",
+    "dead_letters",
+    "limits",
+    "delays",
+    "queue",
+    "registry",
+    "transactions",
+    "operations",
+)
+
 # Prefix of a module -> prefixes it may import. The longest matching prefix counts; a package may import itself.
 RULES: dict[str, tuple[str, ...]] = {
     TRACE: (),
@@ -52,13 +70,21 @@ RULES: dict[str, tuple[str, ...]] = {
     AUTH: (CONFIG, AUTH_SCRAM),
     AUTH_SCRAM: (),
     CONFIG_FILES: (CONFIG, TRACE),
-    CORE: (CONFIG, TRACE),
-    STORAGE: (CORE, CONFIG, TRACE),
-    MQTT: (CORE, CONFIG, TRACE, AUTH),
-    QUIRKS: (MQTT, CORE, CONFIG, TRACE),
-    NODE: (CORE, STORAGE, MQTT, QUIRKS, CONFIG, CONFIG_FILES, TRACE, AUTH),
-    SERVER: (NODE, CORE, STORAGE, MQTT, CONFIG, TRACE, AUTH),
-    "reference_broker.storage_tools": (STORAGE, CORE, CONFIG, TRACE),
+    ROUTING: (),
+    QUEUES: (ROUTING, CONFIG, TRACE),
+    # Each room may know those before it.
+    **{
+        f"{QUEUES}.{room}": (*(f"{QUEUES}.{before}" for before in QUEUE_ROOMS[:place]), ROUTING, CONFIG, TRACE)
+        for place, room in enumerate(QUEUE_ROOMS)
+    },
+    f"{QUEUES}.admin": (QUEUES, ROUTING, CONFIG, TRACE),
+    CORE: (QUEUES, ROUTING, CONFIG, TRACE),
+    STORAGE: (CORE, QUEUES, ROUTING, CONFIG, TRACE),
+    MQTT: (CORE, QUEUES, ROUTING, CONFIG, TRACE, AUTH),
+    QUIRKS: (MQTT, CORE, QUEUES, ROUTING, CONFIG, TRACE),
+    NODE: (CORE, QUEUES, ROUTING, STORAGE, MQTT, QUIRKS, CONFIG, CONFIG_FILES, TRACE, AUTH),
+    SERVER: (NODE, CORE, QUEUES, ROUTING, STORAGE, MQTT, CONFIG, TRACE, AUTH),
+    "reference_broker.storage_tools": (STORAGE, CORE, QUEUES, ROUTING, CONFIG, TRACE),
     "reference_broker": ("reference_broker",),
     "conformance.wire": (TRACE,),
     "conformance.checkers": (TRACE,),
@@ -86,11 +112,13 @@ RULES: dict[str, tuple[str, ...]] = {
         TRACE,
     ),
     # The storage bench measures the parts of the broker by themselves.
-    "loadtests.bench.engine": ("loadtests", TRACE, CONFIG, CORE, STORAGE),
-    "loadtests.bench.storage": ("loadtests", TRACE, CONFIG, CORE, STORAGE),
+    "loadtests.bench.engine": ("loadtests", TRACE, CONFIG, CORE, QUEUES, ROUTING, STORAGE),
+    "loadtests.bench.storage": ("loadtests", TRACE, CONFIG, CORE, QUEUES, ROUTING, STORAGE),
     "sim": (
         NODE,
         CORE,
+        QUEUES,
+        ROUTING,
         STORAGE,
         MQTT,
         CONFIG,
@@ -180,7 +208,7 @@ def test_relative_imports_are_resolved(tmp_path: Path) -> None:
     assert _violations("reference_broker.core.engine", path) == ["reference_broker.server.tcp"]
 
 
-@pytest.mark.parametrize("folder", ["core", "mqtt"])
+@pytest.mark.parametrize("folder", ["core", "queues", "routing", "mqtt"])
 def test_the_core_reads_no_clock_and_draws_no_randomness_of_its_own(folder: str) -> None:
     """Sans-IO: these modules would make a run depend on more than its inputs."""
     forbidden = {"time", "asyncio", "threading", "socket", "secrets", "uuid", "os", "select"}
@@ -200,3 +228,41 @@ def test_the_core_reads_no_clock_and_draws_no_randomness_of_its_own(folder: str)
                 and node.value.id in ("datetime", "date")
             ):
                 assert node.attr not in ("now", "utcnow", "today"), f"{path.relative_to(ROOT)} reads the wall clock"
+
+
+PARTS_OF_ONE = {
+    "reference_broker.mqtt.connection": "handlers are the connection's, and change it",
+    "reference_broker.core.broker_state": "its parts change it",
+    "reference_broker.core.session": "subscriptions lead to sessions, and sessions have subscriptions",
+    "reference_broker.mqtt.inbound": "its lanes go on where it stopped",
+    "conformance.case": "connections write in the transcript of their case",
+    "conformance.engine": "what is booked is an outcome",
+}
+"""Modules whose types may be named by what they are made of: such an arrow is no circle."""
+
+
+def _types_only(path: Path) -> set[str]:
+    """Modules that are imported for type checking alone."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            found |= {
+                _place(inner.module or "")
+                for statement in node.body
+                for inner in ast.walk(statement)
+                if isinstance(inner, ast.ImportFrom)
+            }
+    return found
+
+
+def test_no_imports_run_in_a_circle() -> None:
+    """Also not those for type checking, but for :data:`PARTS_OF_ONE`; packages as a whole stand for their own names."""
+    paths = dict(_modules())
+    arrows: dict[str, set[str]] = {}
+    for module, path in paths.items():
+        named = {name if name in paths else name.rpartition(".")[0] for name in _imports(module, path)}
+        spared = _types_only(path) & PARTS_OF_ONE.keys()
+        arrows[module] = {name for name in named - spared if name in paths and name != module}
+        if path.name == "__init__.py":
+            arrows[module] = {name for name in arrows[module] if not _below(name, module)}
+    TopologicalSorter(arrows).prepare()

@@ -16,7 +16,6 @@ import msgspec
 from assay.conformance.mutants import Patch, variation
 from assay.conformance.mutants.output_order import FIRST_S, is_kept, send_by_lanes, topic_of
 from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
-from assay.reference_broker.core.message import Message
 from assay.reference_broker.core.message_paths import MessagePaths
 from assay.reference_broker.core.retained import RetainedStore
 from assay.reference_broker.core.routing import SharedGroup, Subscription, SubscriptionTree
@@ -28,6 +27,7 @@ from assay.reference_broker.mqtt.connection import MqttConnection
 from assay.reference_broker.mqtt.errors import ProtocolError, Reason
 from assay.reference_broker.mqtt.packets import Acknowledgement, Packet, PacketType, Unsuback
 from assay.reference_broker.mqtt.phase import Phase
+from assay.reference_broker.routing.message import Message
 
 _SLOW_S = (0.03, 0.15)
 _OVERTAKEN_S = 0.05

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from assay.conformance.mutants import Patch, mutant
-from assay.reference_broker.core.message import Message
 from assay.reference_broker.core.message_paths import MessagePaths
 from assay.reference_broker.core.retained import RetainedStore
 from assay.reference_broker.core.routing import Route, SharedGroup, Subscription, SubscriptionTree
+from assay.reference_broker.routing.message import Message
 
 
 @mutant("retained-parent-of-a-hash-is-missed", "x/# does not bring the retained message of x")

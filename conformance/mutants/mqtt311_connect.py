@@ -9,7 +9,6 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
-from assay.reference_broker.core.message import Message
 from assay.reference_broker.core.session import Session, SessionConnection
 from assay.reference_broker.mqtt import codec, handlers, handshake
 from assay.reference_broker.mqtt.connection import MqttConnection
@@ -17,6 +16,7 @@ from assay.reference_broker.mqtt.errors import ProtocolError, Reason
 from assay.reference_broker.mqtt.packets import V5, V311, Connack, Connect, Packet, PacketType, Pingreq, Publish
 from assay.reference_broker.mqtt.phase import Phase
 from assay.reference_broker.mqtt.wire_types import Reader
+from assay.reference_broker.routing.message import Message
 
 _CONNECT_PATIENCE_S = 1.0
 _NAME_BYTES = 11

@@ -12,7 +12,6 @@ from assay.conformance.mutants.mqtt311_connect import with_request
 from assay.conformance.mutants.mqtt311_ways import close_fast_lanes
 from assay.conformance.wire import Decoder
 from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
-from assay.reference_broker.core.message import Message
 from assay.reference_broker.core.message_paths import is_queue_topic
 from assay.reference_broker.core.session import Session
 from assay.reference_broker.mqtt import handshake
@@ -20,6 +19,7 @@ from assay.reference_broker.mqtt.connection import MqttConnection
 from assay.reference_broker.mqtt.errors import ProtocolError
 from assay.reference_broker.mqtt.inbound import Inbound
 from assay.reference_broker.mqtt.packets import V5, Connack
+from assay.reference_broker.routing.message import Message
 
 _SUBACK = b"\x90"
 _PUBACK = b"\x40"

@@ -11,17 +11,17 @@ import msgspec
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.conformance.mutants.mqtt311_ways import close_fast_lanes
 from assay.reference_broker.core.broker_state import BrokerState
-from assay.reference_broker.core.message import Message
 from assay.reference_broker.core.message_paths import is_queue_topic
 from assay.reference_broker.core.retained import RetainedStore
 from assay.reference_broker.core.routing import Route, RouteEntry, Subscription, SubscriptionTree
 from assay.reference_broker.core.session import Outgoing, Session, SessionConnection
-from assay.reference_broker.core.topics import has_wildcard
 from assay.reference_broker.mqtt import codec, handlers, runs
 from assay.reference_broker.mqtt.inbound import Inbound
 from assay.reference_broker.mqtt.outbound import Outbound
 from assay.reference_broker.mqtt.packets import Packet, PacketType, Publish
 from assay.reference_broker.mqtt.wire_types import Reader
+from assay.reference_broker.routing.message import Message
+from assay.reference_broker.routing.topics import has_wildcard
 
 _FanOut = Callable[[BrokerState, Message, Session | None], bool]
 _Entry = Callable[[RouteEntry, Session, list[Subscription]], None]

@@ -12,7 +12,6 @@ from assay.conformance.mutants.mqtt311_ways import replace_text_decoder, walk_wi
 from assay.reference_broker.core.broker_state import BrokerState, SubscribeOutcome
 from assay.reference_broker.core.routing import Subscription
 from assay.reference_broker.core.session import Session
-from assay.reference_broker.core.topics import TopicError, matches, validate_filter
 from assay.reference_broker.mqtt import codec, handlers
 from assay.reference_broker.mqtt.connection import MqttConnection
 from assay.reference_broker.mqtt.errors import malformed
@@ -27,6 +26,7 @@ from assay.reference_broker.mqtt.packets import (
     Unsubscribe,
 )
 from assay.reference_broker.mqtt.wire_types import Reader, decode_string
+from assay.reference_broker.routing.topics import TopicError, matches, validate_filter
 
 _OnSubscribe = Callable[[MqttConnection, Subscribe, float], None]
 _OnUnsubscribe = Callable[[MqttConnection, Unsubscribe, float], None]

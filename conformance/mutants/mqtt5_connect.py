@@ -10,7 +10,6 @@ import msgspec
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.mqtt5_support import change_connect, rewrite_frames
 from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest, SubscribeOutcome
-from assay.reference_broker.core.message import Message
 from assay.reference_broker.core.routing import Subscription
 from assay.reference_broker.core.session import Session, SessionConnection
 from assay.reference_broker.mqtt import codec, handlers, handshake
@@ -31,6 +30,7 @@ from assay.reference_broker.mqtt.packets import (
 )
 from assay.reference_broker.mqtt.phase import Phase
 from assay.reference_broker.mqtt.wire_types import Reader
+from assay.reference_broker.routing.message import Message
 
 _VERSION_AT = 6
 """Place of the protocol version in the body of a CONNECT whose protocol name has four characters."""

@@ -9,10 +9,8 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.mqtt5_support import no_fast_lane, rewrite_frames
-from assay.reference_broker.core.message import Message
 from assay.reference_broker.core.routing import RouteEntry, Subscription, SubscriptionTree, _Node
 from assay.reference_broker.core.session import Session
-from assay.reference_broker.core.topics import validate_topic
 from assay.reference_broker.mqtt import inbound, outgoing
 from assay.reference_broker.mqtt.codec import encode_publish
 from assay.reference_broker.mqtt.errors import ProtocolError, Reason
@@ -20,6 +18,8 @@ from assay.reference_broker.mqtt.inbound import Inbound, _Plan
 from assay.reference_broker.mqtt.outbound import Outbound
 from assay.reference_broker.mqtt.outgoing import PublishEncoder, message_from
 from assay.reference_broker.mqtt.packets import V5, PacketType, Properties, Publish
+from assay.reference_broker.routing.message import Message
+from assay.reference_broker.routing.topics import validate_topic
 
 
 def _change_received(patch: Patch, change: Callable[[Message], Message]) -> None:

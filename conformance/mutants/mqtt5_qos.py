@@ -12,8 +12,6 @@ from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.mqtt5_support import change_connect, change_sent
 from assay.conformance.mutants.mqtt311_publish import always_identifier_one
 from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import QueueError
 from assay.reference_broker.core.session import Outgoing, Session, SessionConnection
 from assay.reference_broker.mqtt import handlers
 from assay.reference_broker.mqtt.connection import MqttConnection
@@ -21,6 +19,8 @@ from assay.reference_broker.mqtt.errors import ProtocolError
 from assay.reference_broker.mqtt.inbound import Inbound
 from assay.reference_broker.mqtt.outbound import Outbound
 from assay.reference_broker.mqtt.packets import Connect, Properties, Publish, Suback, Unsuback
+from assay.reference_broker.queues import QueueError
+from assay.reference_broker.routing.message import Message
 
 _PUBACK_START = b"\x40\x02"
 _PUBCOMP_START = b"\x70\x02"

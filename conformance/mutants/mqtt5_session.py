@@ -11,14 +11,14 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import Delivery
 from assay.reference_broker.core.session import Outgoing, Released, Session, SessionConnection
 from assay.reference_broker.mqtt import handlers
 from assay.reference_broker.mqtt.connection import MqttConnection
 from assay.reference_broker.mqtt.inbound import Inbound
 from assay.reference_broker.mqtt.outbound import Outbound
 from assay.reference_broker.mqtt.packets import Acknowledgement, Disconnect
+from assay.reference_broker.queues import Delivery
+from assay.reference_broker.routing.message import Message
 
 Attach: TypeAlias = Callable[[BrokerState, SessionConnection, ConnectRequest, float], tuple[Session, bool]]
 Resume: TypeAlias = Callable[[Session, float], None]

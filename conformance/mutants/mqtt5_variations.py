@@ -10,8 +10,6 @@ import msgspec
 from assay.conformance.mutants import Patch, variation
 from assay.conformance.mutants.mqtt5_support import no_fast_lane
 from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest, SubscribeOutcome
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import QueueError
 from assay.reference_broker.core.retained import RetainedStore
 from assay.reference_broker.core.routing import Route, RouteEntry, SharedGroup, Subscription, SubscriptionTree
 from assay.reference_broker.core.session import Session, SharedOutgoing
@@ -37,6 +35,8 @@ from assay.reference_broker.mqtt.packets import (
     Unsuback,
 )
 from assay.reference_broker.mqtt.wire_types import encode_string, encode_variable_integer
+from assay.reference_broker.queues import QueueError
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.server import running
 
 _PUBCOMP_START = b"\x70\x02"

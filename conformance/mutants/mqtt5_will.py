@@ -8,12 +8,12 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
-from assay.reference_broker.core.message import Message
 from assay.reference_broker.core.session import Session, SessionConnection, Will
 from assay.reference_broker.mqtt import codec, handlers, handshake
 from assay.reference_broker.mqtt.connection import MqttConnection
 from assay.reference_broker.mqtt.errors import ProtocolError, Reason
 from assay.reference_broker.mqtt.packets import Disconnect, WillFields
+from assay.reference_broker.routing.message import Message
 
 
 def _change_will(patch: Patch, change: Callable[[Will], Will]) -> None:

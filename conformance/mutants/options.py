@@ -11,8 +11,6 @@ import msgspec
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.mqtt5_support import no_fast_lane
 from assay.reference_broker.core.broker_state import BrokerState, SubscribeOutcome
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import Delivery
 from assay.reference_broker.core.routing import SharedGroup, Subscription
 from assay.reference_broker.core.session import Outgoing, Released, Session, SessionConnection
 from assay.reference_broker.mqtt import handshake
@@ -22,6 +20,8 @@ from assay.reference_broker.mqtt.inbound import Inbound
 from assay.reference_broker.mqtt.outbound import Outbound
 from assay.reference_broker.mqtt.packets import Connect, Publish
 from assay.reference_broker.mqtt.wire_types import encode_string, encode_variable_integer
+from assay.reference_broker.queues import Delivery
+from assay.reference_broker.routing.message import Message
 
 _UNLIMITED_BYTES = 1 << 32
 

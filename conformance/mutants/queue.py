@@ -13,16 +13,17 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.config import Durability, QueueConfig, RetryConfig
-from assay.reference_broker.core.queues import dispatcher, group, settlement
-from assay.reference_broker.core.queues.address import Verb
-from assay.reference_broker.core.queues.delivery import Delivery
-from assay.reference_broker.core.queues.dispatcher import Dispatcher
-from assay.reference_broker.core.queues.group import ConsumerGroup
-from assay.reference_broker.core.queues.partitioner import Partitioner
-from assay.reference_broker.core.queues.pending import Consumer, PendingEntry
-from assay.reference_broker.core.queues.queue import DurableQueue
-from assay.reference_broker.core.queues.retry import RETRIES_EXCEEDED
-from assay.reference_broker.core.queues.stored_message import StoredMessage
+from assay.reference_broker.queues.delivery import dispatcher, settlement
+from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
+from assay.reference_broker.queues.groups import group
+from assay.reference_broker.queues.groups.delivery import Delivery
+from assay.reference_broker.queues.groups.group import ConsumerGroup
+from assay.reference_broker.queues.groups.pending import Consumer, PendingEntry
+from assay.reference_broker.queues.groups.retry import RETRIES_EXCEEDED
+from assay.reference_broker.queues.messages.address import Verb
+from assay.reference_broker.queues.messages.partitioner import Partitioner
+from assay.reference_broker.queues.messages.stored_message import StoredMessage
+from assay.reference_broker.queues.queue.queue import DurableQueue
 from assay.reference_broker.storage.disk import DiskFile
 from assay.reference_broker.storage.durable_mark import DurableMark, DurableMarkFile
 from assay.reference_broker.storage.log import SegmentedLog

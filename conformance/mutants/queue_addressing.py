@@ -9,15 +9,17 @@ import msgspec
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.config import QueuesConfig
 from assay.reference_broker.core.broker_state import BrokerState
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import address as addresses
-from assay.reference_broker.core.queues import dead_letters, dispatcher, registry
-from assay.reference_broker.core.queues.address import DEAD_LETTER_PREFIX, QueueAddress
-from assay.reference_broker.core.queues.engine import QueueEngine
-from assay.reference_broker.core.queues.registry import QueueRegistry
 from assay.reference_broker.core.session import Session
-from assay.reference_broker.core.topics import matches
 from assay.reference_broker.mqtt.inbound import Inbound
+from assay.reference_broker.queues.dead_letters import dead_letters
+from assay.reference_broker.queues.delivery import dispatcher
+from assay.reference_broker.queues.engine import QueueEngine
+from assay.reference_broker.queues.messages import address as addresses
+from assay.reference_broker.queues.messages.address import DEAD_LETTER_PREFIX, QueueAddress
+from assay.reference_broker.queues.registry import registry
+from assay.reference_broker.queues.registry.registry import QueueRegistry
+from assay.reference_broker.routing.message import Message
+from assay.reference_broker.routing.topics import matches
 
 
 @mutant("queue-routing-key-lost", "what follows the queue name in a topic is forgotten")

@@ -11,16 +11,18 @@ import msgspec
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker import config as config_module
 from assay.reference_broker.config import ConfigError, QueueConfig
-from assay.reference_broker.core.message import Message
 from assay.reference_broker.core.queue_admin import Confirm, QueueAdmin
-from assay.reference_broker.core.queues import admin, purge, registry
-from assay.reference_broker.core.queues.admin import ListRequest, QueueNames
-from assay.reference_broker.core.queues.admin_request import AdminRequest
-from assay.reference_broker.core.queues.engine import QueueEngine
-from assay.reference_broker.core.queues.pending import EntryState
-from assay.reference_broker.core.queues.queue import DurableQueue
-from assay.reference_broker.core.queues.registry import QueueRegistry
-from assay.reference_broker.core.queues.removal import Removal
+from assay.reference_broker.queues.admin import admin
+from assay.reference_broker.queues.admin.admin import ListRequest, QueueNames
+from assay.reference_broker.queues.admin.admin_request import AdminRequest
+from assay.reference_broker.queues.engine import QueueEngine
+from assay.reference_broker.queues.groups.pending import EntryState
+from assay.reference_broker.queues.operations import purge
+from assay.reference_broker.queues.queue.queue import DurableQueue
+from assay.reference_broker.queues.registry import registry
+from assay.reference_broker.queues.registry.registry import QueueRegistry
+from assay.reference_broker.queues.registry.removal import Removal
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage import queue_store
 from assay.reference_broker.storage.disk import Disk
 

@@ -11,14 +11,15 @@ from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker import config as config_module
 from assay.reference_broker.config import QueueConfig
 from assay.reference_broker.core.broker_state import BrokerState
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import bindings, engine
-from assay.reference_broker.core.queues.address import QueueAddress
-from assay.reference_broker.core.queues.bindings import Bindings, Captures
-from assay.reference_broker.core.queues.confirms import Confirm, Stored, ignore
-from assay.reference_broker.core.queues.engine import QueueEngine
-from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
 from assay.reference_broker.core.session import Session
+from assay.reference_broker.queues import engine
+from assay.reference_broker.queues.engine import QueueEngine
+from assay.reference_broker.queues.jobs.confirms import Confirm, Stored, ignore
+from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
+from assay.reference_broker.queues.messages.address import QueueAddress
+from assay.reference_broker.queues.queue import bindings
+from assay.reference_broker.queues.queue.bindings import Bindings, Captures
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.queue_store import LogQueueFiles, LogQueueStore
 
 

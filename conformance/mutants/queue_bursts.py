@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from assay.conformance.mutants import Patch, mutant
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues.confirms import Confirm
-from assay.reference_broker.core.queues.delivery_run import DeliveryRun
-from assay.reference_broker.core.queues.engine import QueueEngine
-from assay.reference_broker.core.queues.queue import DurableQueue
-from assay.reference_broker.core.queues.store import NewRecord
 from assay.reference_broker.mqtt.property_runs import PropertyRun, PropertyRunReader
 from assay.reference_broker.mqtt.queue_deliveries import DeliveryEncoder
+from assay.reference_broker.queues.engine import QueueEngine
+from assay.reference_broker.queues.groups.delivery_run import DeliveryRun
+from assay.reference_broker.queues.jobs.confirms import Confirm
+from assay.reference_broker.queues.jobs.store import NewRecord
+from assay.reference_broker.queues.queue.queue import DurableQueue
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.log import SegmentedLog
 
 Original = Callable[..., Any]

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from assay.conformance.mutants import Patch, mutant
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import queue as queues
-from assay.reference_broker.core.queues import replay
-from assay.reference_broker.core.queues.group import ConsumerGroup
-from assay.reference_broker.core.queues.pending import PendingEntry
-from assay.reference_broker.core.queues.queue import DurableQueue
-from assay.reference_broker.core.queues.replay import DeadLetterOperations, DeadLetterStats, Replay
+from assay.reference_broker.queues.groups.group import ConsumerGroup
+from assay.reference_broker.queues.groups.pending import PendingEntry
+from assay.reference_broker.queues.operations import replay
+from assay.reference_broker.queues.operations.replay import DeadLetterOperations, DeadLetterStats, Replay
+from assay.reference_broker.queues.queue import queue as queues
+from assay.reference_broker.queues.queue.queue import DurableQueue
+from assay.reference_broker.routing.message import Message
 
 _Wrapped = Callable[..., Any]
 

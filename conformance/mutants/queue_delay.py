@@ -8,17 +8,19 @@ from typing import Any
 import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import delay_recovery, delay_store, delays, publish_options, times
-from assay.reference_broker.core.queues.delay_store import DelayStore
-from assay.reference_broker.core.queues.delayed_message import parse_delay_id
-from assay.reference_broker.core.queues.delays import Delays
-from assay.reference_broker.core.queues.done_log import DoneLog
-from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from assay.reference_broker.core.queues.publish_options import PublishOptions
-from assay.reference_broker.core.queues.queue import DurableQueue
-from assay.reference_broker.core.queues.store import LogRecord
-from assay.reference_broker.core.queues.timing_wheel import MAX_DELAY_MS, TimingWheel
+from assay.reference_broker.queues.delays import delay_recovery, delay_store, delays
+from assay.reference_broker.queues.delays.delay_store import DelayStore
+from assay.reference_broker.queues.delays.delayed_message import parse_delay_id
+from assay.reference_broker.queues.delays.delays import Delays
+from assay.reference_broker.queues.delays.done_log import DoneLog
+from assay.reference_broker.queues.delays.timing_wheel import MAX_DELAY_MS, TimingWheel
+from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
+from assay.reference_broker.queues.jobs.store import LogRecord
+from assay.reference_broker.queues.messages import durations as times
+from assay.reference_broker.queues.messages import publish_options
+from assay.reference_broker.queues.messages.publish_options import PublishOptions
+from assay.reference_broker.queues.queue.queue import DurableQueue
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.queue_store import LogQueueFiles
 
 _REVOLUTION_TICKS = 256 * 64

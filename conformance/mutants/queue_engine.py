@@ -10,20 +10,21 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from assay.conformance.mutants import Patch, mutant, variation
-from assay.reference_broker.core.queues import assignment, rebalance, settlement
-from assay.reference_broker.core.queues.agenda import Agenda
-from assay.reference_broker.core.queues.contents import QueueContents
-from assay.reference_broker.core.queues.dispatcher import Dispatcher
-from assay.reference_broker.core.queues.engine import QueueEngine
-from assay.reference_broker.core.queues.errors import QueueError
-from assay.reference_broker.core.queues.expiry import PartitionExpiry
-from assay.reference_broker.core.queues.group import ConsumerGroup
-from assay.reference_broker.core.queues.limits import QueueLimits
-from assay.reference_broker.core.queues.partitioner import Partitioner
-from assay.reference_broker.core.queues.pending import Consumer, EntryState, GroupPartition, PendingEntry
-from assay.reference_broker.core.queues.queue import DurableQueue
-from assay.reference_broker.core.queues.retry import exhausted_reason
-from assay.reference_broker.core.queues.stored_message import MessageCodec
+from assay.reference_broker.queues.delivery import settlement
+from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
+from assay.reference_broker.queues.engine import QueueEngine
+from assay.reference_broker.queues.groups import assignment, rebalance
+from assay.reference_broker.queues.groups.contents import QueueContents
+from assay.reference_broker.queues.groups.group import ConsumerGroup
+from assay.reference_broker.queues.groups.pending import Consumer, EntryState, GroupPartition, PendingEntry
+from assay.reference_broker.queues.groups.retry import exhausted_reason
+from assay.reference_broker.queues.jobs.agenda import Agenda
+from assay.reference_broker.queues.jobs.errors import QueueError
+from assay.reference_broker.queues.limits.limits import QueueLimits
+from assay.reference_broker.queues.messages.partitioner import Partitioner
+from assay.reference_broker.queues.messages.stored_message import MessageCodec
+from assay.reference_broker.queues.partitions.expiry import PartitionExpiry
+from assay.reference_broker.queues.queue.queue import DurableQueue
 
 Original = Callable[..., Any]
 

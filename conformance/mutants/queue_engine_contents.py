@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from assay.conformance.mutants import Patch, mutant
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import queue
-from assay.reference_broker.core.queues.partition import QueuePartition
-from assay.reference_broker.core.queues.stored_message import MessageCodec, StoredMessage
+from assay.reference_broker.queues.messages.stored_message import MessageCodec, StoredMessage
+from assay.reference_broker.queues.partitions.partition import QueuePartition
+from assay.reference_broker.queues.queue import queue
+from assay.reference_broker.routing.message import Message
 
 Original = Callable[..., Any]
 _CUT_BYTES = 65_535

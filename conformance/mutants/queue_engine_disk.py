@@ -7,16 +7,17 @@ from typing import Any
 
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.conformance.mutants.queue_engine import after, forget
-from assay.reference_broker.core.queues import commit_phases, dispatcher
-from assay.reference_broker.core.queues.confirms import SyncPoint
-from assay.reference_broker.core.queues.coordinator import HeldOffset
-from assay.reference_broker.core.queues.departures import Departures
-from assay.reference_broker.core.queues.dispatcher import Dispatcher
-from assay.reference_broker.core.queues.engine import QueueEngine
-from assay.reference_broker.core.queues.group import ConsumerGroup
-from assay.reference_broker.core.queues.partition import QueuePartition
-from assay.reference_broker.core.queues.pending import PendingEntry
-from assay.reference_broker.core.queues.retry import exhausted_reason
+from assay.reference_broker.queues.delivery import dispatcher
+from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
+from assay.reference_broker.queues.engine import QueueEngine
+from assay.reference_broker.queues.groups.group import ConsumerGroup
+from assay.reference_broker.queues.groups.pending import PendingEntry
+from assay.reference_broker.queues.groups.retry import exhausted_reason
+from assay.reference_broker.queues.jobs.confirms import SyncPoint
+from assay.reference_broker.queues.partitions.departures import Departures
+from assay.reference_broker.queues.partitions.partition import QueuePartition
+from assay.reference_broker.queues.transactions import commit_phases
+from assay.reference_broker.queues.transactions.coordinator import HeldOffset
 from assay.reference_broker.storage import pending_log
 from assay.reference_broker.storage.log import SegmentedLog
 from assay.reference_broker.storage.pending_log import PendingLogFile

@@ -9,14 +9,14 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.config import QueueConfig
-from assay.reference_broker.core.queues.confirms import Confirm
-from assay.reference_broker.core.queues.delay_store import DelayStore
-from assay.reference_broker.core.queues.group import ConsumerGroup
-from assay.reference_broker.core.queues.intake import QueueIntake
-from assay.reference_broker.core.queues.limits import QueueLimits
-from assay.reference_broker.core.queues.partition import QueuePartition
-from assay.reference_broker.core.queues.queue import DurableQueue
-from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.queues.delays.delay_store import DelayStore
+from assay.reference_broker.queues.groups.group import ConsumerGroup
+from assay.reference_broker.queues.jobs.confirms import Confirm
+from assay.reference_broker.queues.jobs.store import NewRecord
+from assay.reference_broker.queues.limits.limits import QueueLimits
+from assay.reference_broker.queues.partitions.partition import QueuePartition
+from assay.reference_broker.queues.queue.enqueue_path import EnqueuePath
+from assay.reference_broker.queues.queue.queue import DurableQueue
 
 Original = Callable[..., Any]
 
@@ -33,7 +33,7 @@ def due_over_the_limit(patch: Patch) -> None:
 
         return enqueue_due
 
-    patch.wrap(QueueIntake, "enqueue_due", make)
+    patch.wrap(EnqueuePath, "enqueue_due", make)
 
 
 @mutant("engine-refused-when-due-is-lost", "a delayed message that is due when its queue is full is not tried again")
@@ -90,7 +90,7 @@ def refused_when_due_holds_back_others(patch: Patch) -> None:
 @mutant("engine-end-takes-a-place", "the record that ends a transaction counts as a message until it is written")
 def end_takes_a_place(patch: Patch) -> None:
     def make(original: Original) -> Original:
-        def add_control(self: QueueIntake, partition: QueuePartition, record: NewRecord, confirm: Confirm) -> None:
+        def add_control(self: EnqueuePath, partition: QueuePartition, record: NewRecord, confirm: Confirm) -> None:
             def told(_index: int, _offset: int) -> None:
                 self.contents.end_total -= 1
 
@@ -101,7 +101,7 @@ def end_takes_a_place(patch: Patch) -> None:
 
         return add_control
 
-    patch.wrap(QueueIntake, "add_control", make)
+    patch.wrap(EnqueuePath, "add_control", make)
 
 
 @mutant("engine-new-limit-from-the-next-start", "a limit that is changed at run time holds from the next start on")

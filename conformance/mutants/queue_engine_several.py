@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from assay.conformance.mutants import Patch, mutant
-from assay.reference_broker.core.queues import settle_request, settlement
-from assay.reference_broker.core.queues.address import Verb
-from assay.reference_broker.core.queues.commit_phases import CommitPhases
-from assay.reference_broker.core.queues.control_records import Outcome
-from assay.reference_broker.core.queues.group import ConsumerGroup
-from assay.reference_broker.core.queues.pending import EntryState, PendingEntry
-from assay.reference_broker.core.queues.transaction import Transaction
-from assay.reference_broker.core.queues.transactions import Transactions
+from assay.reference_broker.queues.delivery import settle_request, settlement
+from assay.reference_broker.queues.groups.group import ConsumerGroup
+from assay.reference_broker.queues.groups.pending import EntryState, PendingEntry
+from assay.reference_broker.queues.messages.address import Verb
+from assay.reference_broker.queues.messages.control_records import Outcome
+from assay.reference_broker.queues.transactions.commit_phases import CommitPhases
+from assay.reference_broker.queues.transactions.transaction import Transaction
+from assay.reference_broker.queues.transactions.transactions import Transactions
 
 Original = Callable[..., Any]
 

@@ -11,19 +11,21 @@ import msgspec
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.config import Assignor, RebalanceProtocol
 from assay.reference_broker.core import broker_state
-from assay.reference_broker.core.queues import claims, cursors, group_details, queue, subscribe_options
-from assay.reference_broker.core.queues import rebalance as rebalance_module
-from assay.reference_broker.core.queues.assignment import Assignment
-from assay.reference_broker.core.queues.cursors import resolve
-from assay.reference_broker.core.queues.dispatcher import Dispatcher
-from assay.reference_broker.core.queues.errors import QueueError
-from assay.reference_broker.core.queues.group import ConsumerGroup
-from assay.reference_broker.core.queues.group_operations import GroupOperations
-from assay.reference_broker.core.queues.membership import Membership
-from assay.reference_broker.core.queues.partition import QueuePartition
-from assay.reference_broker.core.queues.pending import Consumer, EntryState, GroupPartition, PendingEntry
-from assay.reference_broker.core.queues.rebalance import Rebalance
-from assay.reference_broker.core.queues.subscribe_options import CursorKind, CursorPosition, SubscribeOptions
+from assay.reference_broker.queues.delivery import claims
+from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
+from assay.reference_broker.queues.groups import cursors, group_details, subscribe_options
+from assay.reference_broker.queues.groups import rebalance as rebalance_module
+from assay.reference_broker.queues.groups.assignment import Assignment
+from assay.reference_broker.queues.groups.cursors import resolve
+from assay.reference_broker.queues.groups.group import ConsumerGroup
+from assay.reference_broker.queues.groups.membership import Membership
+from assay.reference_broker.queues.groups.pending import Consumer, EntryState, GroupPartition, PendingEntry
+from assay.reference_broker.queues.groups.rebalance import Rebalance
+from assay.reference_broker.queues.groups.subscribe_options import CursorKind, CursorPosition, SubscribeOptions
+from assay.reference_broker.queues.jobs.errors import QueueError
+from assay.reference_broker.queues.operations.group_operations import GroupOperations
+from assay.reference_broker.queues.partitions.partition import QueuePartition
+from assay.reference_broker.queues.queue import queue
 from assay.reference_broker.storage.queue_store import LogQueueFiles
 
 _Call = Callable[..., Any]

@@ -7,14 +7,15 @@ from typing import Any
 
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.config import PROFILE_DEFAULTS, Profile, RetryConfig
-from assay.reference_broker.core.queues import dispatcher, group, settlement
-from assay.reference_broker.core.queues.confirms import Confirm
-from assay.reference_broker.core.queues.dispatcher import Dispatcher
-from assay.reference_broker.core.queues.engine import QueueEngine
-from assay.reference_broker.core.queues.errors import QueueError
-from assay.reference_broker.core.queues.group import ConsumerGroup
-from assay.reference_broker.core.queues.pending import Consumer, EntryState, PendingEntry
-from assay.reference_broker.core.queues.retry import exhausted_reason
+from assay.reference_broker.queues.delivery import dispatcher, settlement
+from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
+from assay.reference_broker.queues.engine import QueueEngine
+from assay.reference_broker.queues.groups import group
+from assay.reference_broker.queues.groups.group import ConsumerGroup
+from assay.reference_broker.queues.groups.pending import Consumer, EntryState, PendingEntry
+from assay.reference_broker.queues.groups.retry import exhausted_reason
+from assay.reference_broker.queues.jobs.confirms import Confirm
+from assay.reference_broker.queues.jobs.errors import QueueError
 
 _IDLE_S = 1_800.0
 _Retry = Callable[..., None]

@@ -10,21 +10,23 @@ import msgspec
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.config import GroupConfig
 from assay.reference_broker.core.broker_state import BrokerState
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import intake, priority_figures, publish_options
-from assay.reference_broker.core.queues.delivery import Delivery
-from assay.reference_broker.core.queues.departures import Departures
-from assay.reference_broker.core.queues.engine import QueueEngine
-from assay.reference_broker.core.queues.errors import QueueError
-from assay.reference_broker.core.queues.group import ConsumerGroup
-from assay.reference_broker.core.queues.lanes import LANES, NORMAL, LaneScheduler, PartitionLanes
-from assay.reference_broker.core.queues.limits import QueueLimits
-from assay.reference_broker.core.queues.loose_letters import LooseLetters
-from assay.reference_broker.core.queues.pending import EntryState, GroupPartition, PendingEntry
-from assay.reference_broker.core.queues.publish_options import PublishOptions
-from assay.reference_broker.core.queues.queue import DurableQueue
-from assay.reference_broker.core.queues.registry import QueueRegistry
-from assay.reference_broker.core.queues.slow_consumers import SlowConsumers
+from assay.reference_broker.queues.dead_letters.undelivered import UndeliveredLetters
+from assay.reference_broker.queues.engine import QueueEngine
+from assay.reference_broker.queues.groups.delivery import Delivery
+from assay.reference_broker.queues.groups.group import ConsumerGroup
+from assay.reference_broker.queues.groups.pending import EntryState, GroupPartition, PendingEntry
+from assay.reference_broker.queues.groups.slow_consumers import SlowConsumers
+from assay.reference_broker.queues.jobs.errors import QueueError
+from assay.reference_broker.queues.limits.limits import QueueLimits
+from assay.reference_broker.queues.messages import publish_options
+from assay.reference_broker.queues.messages.lanes import LANES, NORMAL, LaneScheduler, PartitionLanes
+from assay.reference_broker.queues.messages.publish_options import PublishOptions
+from assay.reference_broker.queues.partitions.departures import Departures
+from assay.reference_broker.queues.queue import enqueue_path as intake
+from assay.reference_broker.queues.queue import priority_figures
+from assay.reference_broker.queues.queue.queue import DurableQueue
+from assay.reference_broker.queues.registry.registry import QueueRegistry
+from assay.reference_broker.routing.message import Message
 
 
 def _nothing(*_args: object, **_fields: object) -> None:
@@ -207,7 +209,7 @@ def overflow_drops(patch: Patch) -> None:
 
         return move
 
-    patch.wrap(LooseLetters, "move", make)
+    patch.wrap(UndeliveredLetters, "move", make)
 
 
 @mutant("queue-expiry-starts-anew", "the message expiry of a delivery is that of the publish")

@@ -9,11 +9,11 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.config import Durability, Ordering, QueueConfig
-from assay.reference_broker.core.queues import registry
-from assay.reference_broker.core.queues.dispatcher import Dispatcher
-from assay.reference_broker.core.queues.group import ConsumerGroup
-from assay.reference_broker.core.queues.pending import GroupPartition, PendingEntry
-from assay.reference_broker.core.queues.queue import DurableQueue
+from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
+from assay.reference_broker.queues.groups.group import ConsumerGroup
+from assay.reference_broker.queues.groups.pending import GroupPartition, PendingEntry
+from assay.reference_broker.queues.queue.queue import DurableQueue
+from assay.reference_broker.queues.registry import registry
 from assay.reference_broker.storage.pending_log import PendingLogFile
 from assay.reference_broker.storage.queue_store import LogQueueStore
 

@@ -9,12 +9,12 @@ import mmh3
 
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.config import PartitionerKind, QueueConfig
-from assay.reference_broker.core.queues import partitioner
-from assay.reference_broker.core.queues.group import ConsumerGroup
-from assay.reference_broker.core.queues.partition import QueuePartition
-from assay.reference_broker.core.queues.partitioner import Partitioner
-from assay.reference_broker.core.queues.queue import DurableQueue
-from assay.reference_broker.core.queues.registry import QueueRegistry
+from assay.reference_broker.queues.groups.group import ConsumerGroup
+from assay.reference_broker.queues.messages import partitioner
+from assay.reference_broker.queues.messages.partitioner import Partitioner
+from assay.reference_broker.queues.partitions.partition import QueuePartition
+from assay.reference_broker.queues.queue.queue import DurableQueue
+from assay.reference_broker.queues.registry.registry import QueueRegistry
 from assay.reference_broker.storage.queue_store import LogQueueFiles
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from assay.conformance.mutants import Patch, mutant
-from assay.reference_broker.core.queues import producer_names, producers
-from assay.reference_broker.core.queues.coordinator import Coordinator, Producer
-from assay.reference_broker.core.queues.errors import QueueError, QueueErrorCode
-from assay.reference_broker.core.queues.producers import PartitionProducers
-from assay.reference_broker.core.queues.queue import DurableQueue
-from assay.reference_broker.core.queues.transactions import Transactions
+from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
+from assay.reference_broker.queues.partitions import producers
+from assay.reference_broker.queues.partitions.producers import PartitionProducers
+from assay.reference_broker.queues.queue.queue import DurableQueue
+from assay.reference_broker.queues.transactions import producer_names
+from assay.reference_broker.queues.transactions.coordinator import Coordinator, Producer
+from assay.reference_broker.queues.transactions.transactions import Transactions
 
 
 @mutant("queue-repetition-enqueued", "a repeated sequence number is taken for a new message")

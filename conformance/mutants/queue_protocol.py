@@ -6,17 +6,18 @@ from collections.abc import Callable
 
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.core.broker_state import BrokerState
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import engine, settlement
-from assay.reference_broker.core.queues.address import QueueAddress, Verb
-from assay.reference_broker.core.queues.confirms import Confirm
-from assay.reference_broker.core.queues.delivery import Delivery
-from assay.reference_broker.core.queues.engine import QueueEngine
-from assay.reference_broker.core.queues.errors import QueueError
-from assay.reference_broker.core.queues.group import ConsumerGroup
-from assay.reference_broker.core.queues.pending import PendingEntry
 from assay.reference_broker.core.session import Session
 from assay.reference_broker.mqtt import queue_deliveries
+from assay.reference_broker.queues import engine
+from assay.reference_broker.queues.delivery import settlement
+from assay.reference_broker.queues.engine import QueueEngine
+from assay.reference_broker.queues.groups.delivery import Delivery
+from assay.reference_broker.queues.groups.group import ConsumerGroup
+from assay.reference_broker.queues.groups.pending import PendingEntry
+from assay.reference_broker.queues.jobs.confirms import Confirm
+from assay.reference_broker.queues.jobs.errors import QueueError
+from assay.reference_broker.queues.messages.address import QueueAddress, Verb
+from assay.reference_broker.routing.message import Message
 
 _Address = Callable[[QueueEngine, str], QueueAddress]
 

@@ -8,10 +8,10 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.core.broker_state import BrokerState
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues.address import QueueAddress
-from assay.reference_broker.core.queues.delivery import Delivery
-from assay.reference_broker.core.queues.engine import QueueEngine
+from assay.reference_broker.queues.engine import QueueEngine
+from assay.reference_broker.queues.groups.delivery import Delivery
+from assay.reference_broker.queues.messages.address import QueueAddress
+from assay.reference_broker.routing.message import Message
 
 _DeliveryMessage = Callable[[BrokerState, Delivery], Message]
 

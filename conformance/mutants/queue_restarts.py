@@ -7,10 +7,10 @@ from typing import Any
 
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.queue_engine import after
-from assay.reference_broker.core.queues.done_records import _DONE_KEY, DoneReader
-from assay.reference_broker.core.queues.group import ConsumerGroup
-from assay.reference_broker.core.queues.group_state import GroupState
-from assay.reference_broker.core.queues.limits import QueueLimits
+from assay.reference_broker.queues.delays.done_records import _DONE_KEY, DoneReader
+from assay.reference_broker.queues.groups.group import ConsumerGroup
+from assay.reference_broker.queues.groups.group_state import GroupState
+from assay.reference_broker.queues.limits.limits import QueueLimits
 from assay.reference_broker.storage.pending_codec import Operation
 from assay.reference_broker.storage.pending_log import PendingLogFile
 from assay.reference_broker.storage.pending_state import PendingState

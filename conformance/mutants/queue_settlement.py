@@ -8,15 +8,16 @@ from typing import Any
 import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
-from assay.reference_broker.core.queues import engine, fair_turns, settle_request, settlement
-from assay.reference_broker.core.queues.address import Verb, parse_receipt
-from assay.reference_broker.core.queues.confirms import Confirm
-from assay.reference_broker.core.queues.delivery import Delivery
-from assay.reference_broker.core.queues.errors import QueueError
-from assay.reference_broker.core.queues.fair_turns import FairTurns
-from assay.reference_broker.core.queues.group import ConsumerGroup
-from assay.reference_broker.core.queues.pending import Consumer, EntryState, PendingEntry
-from assay.reference_broker.core.queues.settle_request import MAX_DELIVERIES, SettleRequest
+from assay.reference_broker.queues import engine
+from assay.reference_broker.queues.delivery import fair_turns, settle_request, settlement
+from assay.reference_broker.queues.delivery.fair_turns import FairTurns
+from assay.reference_broker.queues.delivery.settle_request import MAX_DELIVERIES, SettleRequest
+from assay.reference_broker.queues.groups.delivery import Delivery
+from assay.reference_broker.queues.groups.group import ConsumerGroup
+from assay.reference_broker.queues.groups.pending import Consumer, EntryState, PendingEntry
+from assay.reference_broker.queues.jobs.confirms import Confirm
+from assay.reference_broker.queues.jobs.errors import QueueError
+from assay.reference_broker.queues.messages.address import Verb, parse_receipt
 from assay.reference_broker.storage.pending_log import PendingLogFile
 
 _Wrapped = Callable[..., Any]

@@ -6,17 +6,18 @@ from typing import Any
 
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.core import transaction_requests
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import producer_names, settle_request
-from assay.reference_broker.core.queues.address import Verb
-from assay.reference_broker.core.queues.commit_phases import CommitPhases
-from assay.reference_broker.core.queues.control_records import Outcome
-from assay.reference_broker.core.queues.pending import EntryState
-from assay.reference_broker.core.queues.producers import PartitionProducers
-from assay.reference_broker.core.queues.publish_options import TransactionKey
-from assay.reference_broker.core.queues.queue import DurableQueue
-from assay.reference_broker.core.queues.transaction import Transaction, TransactionState
-from assay.reference_broker.core.queues.transactions import Transactions
+from assay.reference_broker.queues.delivery import settle_request
+from assay.reference_broker.queues.groups.pending import EntryState
+from assay.reference_broker.queues.messages.address import Verb
+from assay.reference_broker.queues.messages.control_records import Outcome
+from assay.reference_broker.queues.messages.publish_options import TransactionKey
+from assay.reference_broker.queues.partitions.producers import PartitionProducers
+from assay.reference_broker.queues.queue.queue import DurableQueue
+from assay.reference_broker.queues.transactions import producer_names
+from assay.reference_broker.queues.transactions.commit_phases import CommitPhases
+from assay.reference_broker.queues.transactions.transaction import Transaction, TransactionState
+from assay.reference_broker.queues.transactions.transactions import Transactions
+from assay.reference_broker.routing.message import Message
 
 
 @mutant("queue-open-transaction-shows", "messages of an open transaction are delivered like any other")

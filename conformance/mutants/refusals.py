@@ -9,7 +9,6 @@ import msgspec
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.conformance.mutants.mqtt5_support import change_sent
 from assay.reference_broker.core.broker_state import BrokerState, SubscribeOutcome
-from assay.reference_broker.core.queues import QueueError, QueueErrorCode
 from assay.reference_broker.core.routing import Subscription
 from assay.reference_broker.core.session import Session
 from assay.reference_broker.mqtt import codec, handlers, handshake, inbound
@@ -28,6 +27,7 @@ from assay.reference_broker.mqtt.packets import (
 )
 from assay.reference_broker.mqtt.properties import read_properties
 from assay.reference_broker.mqtt.wire_types import Reader
+from assay.reference_broker.queues import QueueError, QueueErrorCode
 
 _NO_SUCH_CODE = 6
 """The return codes of 3.1.1 end at 5."""

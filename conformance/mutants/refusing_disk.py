@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.core import message_paths
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import confirms, engine
-from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.queues import engine
+from assay.reference_broker.queues.jobs import confirms
+from assay.reference_broker.queues.jobs.store import NewRecord
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.server import file_limit
 from assay.reference_broker.storage import log, pending_log
 from assay.reference_broker.storage.log import SegmentedLog

@@ -13,11 +13,11 @@ import msgspec
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker import node
 from assay.reference_broker.core import session_restore
-from assay.reference_broker.core.queues.store import NewRecord
 from assay.reference_broker.core.session_journal import Change, Entry, KeptSession, SessionJournal
 from assay.reference_broker.core.session_records import ENTRY, INBOUND, PROGRESS, SESSION, StoredState
 from assay.reference_broker.mqtt.connection import MqttConnection
 from assay.reference_broker.mqtt.held_output import HeldOutput
+from assay.reference_broker.queues.jobs.store import NewRecord
 from assay.reference_broker.storage import session_store
 from assay.reference_broker.storage.session_store import SessionStore
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from crc32c import crc32c
 
 from assay.conformance.mutants import Patch, mutant
-from assay.reference_broker.core.queues.store import LogRecord, NewRecord
+from assay.reference_broker.queues.jobs.store import LogRecord, NewRecord
 from assay.reference_broker.storage import batch, log, log_opening, segment_scan
 from assay.reference_broker.storage.batch import HEADER_BYTES, BatchEncoder
 from assay.reference_broker.storage.disk import Disk, DiskFile

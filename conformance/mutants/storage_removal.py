@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from assay.conformance.mutants import Patch, mutant, variation
-from assay.reference_broker.core.queues.store import LogRecord
+from assay.reference_broker.queues.jobs.store import LogRecord
 from assay.reference_broker.storage import (
     log,
     log_opening,

@@ -8,13 +8,13 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
-from assay.reference_broker.core.message import Message
 from assay.reference_broker.core.retained import RetainedStore
 from assay.reference_broker.core.session import Session, SessionConnection, Will
 from assay.reference_broker.mqtt import handlers, handshake
 from assay.reference_broker.mqtt.connection import MqttConnection
 from assay.reference_broker.mqtt.errors import Reason
 from assay.reference_broker.mqtt.packets import Disconnect, WillFields
+from assay.reference_broker.routing.message import Message
 
 
 def _on_disconnect(patch: Patch, change: Callable[[Session, Disconnect], None]) -> None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import msgspec
 
 from assay.reference_broker.config import AclConfig, AclRuleConfig, DefaultAccess, Permission
-from assay.reference_broker.core.queues.address import DEAD_LETTER_ALIAS, DEAD_LETTER_PREFIX, QUEUE_PREFIX
-from assay.reference_broker.core.queues.rights import READING_VERBS, WRITING_VERBS
-from assay.reference_broker.core.remembered import remember
+from assay.reference_broker.queues.admin.rights import READING_VERBS, WRITING_VERBS
+from assay.reference_broker.queues.messages.address import DEAD_LETTER_ALIAS, DEAD_LETTER_PREFIX, QUEUE_PREFIX
+from assay.reference_broker.routing.remembered import remember
 
 MAX_CACHED_DECISIONS = 256
 """Per client and kind; a client that asks about more topics starts anew."""

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from assay.reference_broker.core.message_paths import is_queue_topic
-from assay.reference_broker.core.queues import QueueError, QueueErrorCode
-from assay.reference_broker.core.queues.admin import reaches_admin
+from assay.reference_broker.queues import QueueError, QueueErrorCode
+from assay.reference_broker.queues.admin.admin import reaches_admin
 
 if TYPE_CHECKING:
     from assay.reference_broker.core.broker_state import BrokerState

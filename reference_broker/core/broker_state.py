@@ -19,13 +19,10 @@ from assay.reference_broker.core import queue_consumers
 from assay.reference_broker.core.access import AccessControl
 from assay.reference_broker.core.access_review import AccessReview
 from assay.reference_broker.core.budget import Budget, MessageBudget
-from assay.reference_broker.core.message import changed
 from assay.reference_broker.core.message_paths import MessagePaths, is_queue_topic
 from assay.reference_broker.core.newcomers import Newcomers
 from assay.reference_broker.core.partial_packets import PartialPackets
 from assay.reference_broker.core.queue_admin import QueueAdmin
-from assay.reference_broker.core.queues import QueueEngine, QueueError, QueueErrorCode
-from assay.reference_broker.core.remembered import SharedMemory
 from assay.reference_broker.core.retained_sends import RetainedSends
 from assay.reference_broker.core.routing import Subscription, subscription_bytes
 from assay.reference_broker.core.sending import MESSAGE_WORK, Sending
@@ -34,7 +31,10 @@ from assay.reference_broker.core.session_journal import SessionJournal
 from assay.reference_broker.core.sys_topics import SysTopics
 from assay.reference_broker.core.tenants import Tenants
 from assay.reference_broker.core.timers import TimerHeap
-from assay.reference_broker.core.topics import is_sys_topic
+from assay.reference_broker.queues import QueueEngine, QueueError, QueueErrorCode
+from assay.reference_broker.routing.message import changed
+from assay.reference_broker.routing.remembered import SharedMemory
+from assay.reference_broker.routing.topics import is_sys_topic
 from assay.reference_broker.trace.schema import TraceKind, Tracer
 
 MAX_ALL_PLAN_BYTES = 64 * 1024 * 1024

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from assay.reference_broker.core.message import HOLDER_BYTES, Message, memory_bytes
+from assay.reference_broker.routing.message import HOLDER_BYTES, Message, memory_bytes
 
 
 class Budget:

@@ -8,18 +8,19 @@ from itertools import chain
 from typing import ClassVar
 
 from assay.reference_broker.config import BrokerConfig
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import Delivery, QueueEngine, QueueError, QueueErrorCode, Verb, settle_request
-from assay.reference_broker.core.queues.admin import ADMIN_PREFIX
-from assay.reference_broker.core.queues.confirms import Confirm, Stored, ignore
-from assay.reference_broker.core.queues.group_operations import GROUP_VERBS
-from assay.reference_broker.core.queues.transaction_topics import TRANSACTION_PREFIX
 from assay.reference_broker.core.retained import RetainedStore
 from assay.reference_broker.core.routing import SharedGroup, Subscription, SubscriptionTree
 from assay.reference_broker.core.session import Session, SharedOutgoing
 from assay.reference_broker.core.tenants import Tenants
 from assay.reference_broker.core.traffic import Traffic
 from assay.reference_broker.core.transaction_requests import check_producers
+from assay.reference_broker.queues import Delivery, QueueEngine, QueueError, QueueErrorCode, Verb
+from assay.reference_broker.queues.admin.admin import ADMIN_PREFIX
+from assay.reference_broker.queues.admin.transaction_topics import TRANSACTION_PREFIX
+from assay.reference_broker.queues.delivery import settle_request
+from assay.reference_broker.queues.jobs.confirms import Confirm, Stored, ignore
+from assay.reference_broker.queues.operations.group_operations import GROUP_VERBS
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.trace.schema import TraceKind, Tracer
 
 CLOCK_TOPIC = "$admin/clock/advance"

@@ -1,6 +1,6 @@
 """The administration of queues over topics, as seen by the broker: answers to requests, and the stream of figures.
 
-A client publishes a request to ``$admin/queue/...`` (see :mod:`assay.reference_broker.core.queues.admin`); the answer
+A client publishes a request to ``$admin/queue/...`` (see :mod:`assay.reference_broker.queues.admin.admin`); the answer
 goes to its response topic, with its correlation data. Who subscribes to ``$admin/queue/<queue>/stats`` gets the figures
 of the queue every ``queues.stats_interval_s``, at QoS 0. Nothing on these topics is retained or routed between clients.
 """
@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from assay.reference_broker.config import AdminTopics
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import QueueError, QueueErrorCode
-from assay.reference_broker.core.queues import admin as operations
 from assay.reference_broker.core.routing import Subscription
 from assay.reference_broker.core.timers import Timer
+from assay.reference_broker.queues import QueueError, QueueErrorCode
+from assay.reference_broker.queues.admin import admin as operations
+from assay.reference_broker.routing.message import Message
 
 if TYPE_CHECKING:
     from assay.reference_broker.core.access import Grants

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import Consumer, Delivery, QueueError, QueueErrorCode
-from assay.reference_broker.core.queues import subscribe_options as options_of
-from assay.reference_broker.core.queues.address import topic_of
-from assay.reference_broker.core.queues.delivery_run import DeliveryRun
-from assay.reference_broker.core.queues.pending import AssignmentEvent, Notify
-from assay.reference_broker.core.queues.subscribe_options import AckMode
 from assay.reference_broker.core.session import LARGE_BYTES
+from assay.reference_broker.queues import Consumer, Delivery, QueueError, QueueErrorCode
+from assay.reference_broker.queues.groups import subscribe_options as options_of
+from assay.reference_broker.queues.groups.delivery_run import DeliveryRun
+from assay.reference_broker.queues.groups.pending import AssignmentEvent, Notify
+from assay.reference_broker.queues.groups.subscribe_options import AckMode
+from assay.reference_broker.queues.messages.address import topic_of
+from assay.reference_broker.routing.message import Message
 
 if TYPE_CHECKING:
     from assay.reference_broker.core.broker_state import BrokerState

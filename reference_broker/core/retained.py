@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from enum import Enum, auto
 
-from assay.reference_broker.core.message import Message, memory_bytes, text_bytes
+from assay.reference_broker.routing.message import Message, memory_bytes, text_bytes
 
 
 class _Siblings(Enum):

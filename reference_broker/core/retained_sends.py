@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from assay.reference_broker.core.message import Message
 from assay.reference_broker.core.routing import Subscription
+from assay.reference_broker.routing.message import Message
 
 Walk = Iterator[Message | None]
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from assay.reference_broker.core.filter_changes import FilterChanges
-from assay.reference_broker.core.filter_tree import FilterTree
-from assay.reference_broker.core.message import text_bytes
+from assay.reference_broker.routing.filter_tree import FilterTree
+from assay.reference_broker.routing.message import text_bytes
 
 if TYPE_CHECKING:
     from assay.reference_broker.core.session import Session

@@ -14,12 +14,18 @@ import msgspec
 
 from assay.reference_broker.config import MqttConfig
 from assay.reference_broker.core.budget import MessageBudget
-from assay.reference_broker.core.message import HOLDER_BYTES, MESSAGE_OVERHEAD_BYTES, Message, memory_bytes, text_bytes
-from assay.reference_broker.core.queues import Consumer, Delivery
-from assay.reference_broker.core.queues.delivery_run import DeliveryRun
 from assay.reference_broker.core.routing import Subscription
 from assay.reference_broker.core.timers import Timer
 from assay.reference_broker.core.traffic import Traffic
+from assay.reference_broker.queues import Consumer, Delivery
+from assay.reference_broker.queues.groups.delivery_run import DeliveryRun
+from assay.reference_broker.routing.message import (
+    HOLDER_BYTES,
+    MESSAGE_OVERHEAD_BYTES,
+    Message,
+    memory_bytes,
+    text_bytes,
+)
 
 if TYPE_CHECKING:
     from assay.reference_broker.core.retained_sends import RetainedSends

@@ -11,8 +11,6 @@ from collections import Counter
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues.store import NewRecord
 from assay.reference_broker.core.session_records import (
     ENTRY,
     FORMAT_VERSION,
@@ -31,6 +29,8 @@ from assay.reference_broker.core.session_records import (
     stored_subscription,
 )
 from assay.reference_broker.core.watched import WatchedDict
+from assay.reference_broker.queues.jobs.store import NewRecord
+from assay.reference_broker.routing.message import Message
 
 if TYPE_CHECKING:
     from assay.reference_broker.core.retained import RetainedStore

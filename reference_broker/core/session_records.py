@@ -24,8 +24,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from assay.reference_broker.core.message import Message
 from assay.reference_broker.core.routing import Subscription
+from assay.reference_broker.routing.message import Message
 
 FORMAT_VERSION = 1
 VERSION_KEY = b"v"

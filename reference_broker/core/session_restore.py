@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from assay.reference_broker.config import TenantConfig
-from assay.reference_broker.core.message import Message
 from assay.reference_broker.core.retained_sends import RetainedSends
 from assay.reference_broker.core.session import RELEASED, Outgoing, Session, SharedOutgoing, Will
 from assay.reference_broker.core.session_journal import Entry, KeptSession, SessionJournal
@@ -18,6 +17,7 @@ from assay.reference_broker.core.session_records import (
     restored_subscription,
 )
 from assay.reference_broker.core.tenants import Tenant
+from assay.reference_broker.routing.message import Message
 
 if TYPE_CHECKING:
     from assay.reference_broker.core.broker_state import BrokerState

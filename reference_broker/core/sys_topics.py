@@ -11,10 +11,10 @@ from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from assay.reference_broker.core.message import Message
 from assay.reference_broker.core.routing import Subscription
 from assay.reference_broker.core.timers import Timer
-from assay.reference_broker.core.topics import is_sys_topic, matches
+from assay.reference_broker.routing.message import Message
+from assay.reference_broker.routing.topics import is_sys_topic, matches
 
 if TYPE_CHECKING:
     from assay.reference_broker.core.broker_state import BrokerState

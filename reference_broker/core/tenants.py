@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from assay.reference_broker.config import QueueConfig, TenantConfig
-from assay.reference_broker.core.message import Message, changed
-from assay.reference_broker.core.queues import QueueError, QueueErrorCode
-from assay.reference_broker.core.queues.address import (
+from assay.reference_broker.core.rates import TokenBucket
+from assay.reference_broker.queues import QueueError, QueueErrorCode
+from assay.reference_broker.queues.delays.delays import due_time_ms
+from assay.reference_broker.queues.jobs.confirms import Stored, StoredAs
+from assay.reference_broker.queues.messages.address import (
     DEAD_LETTER_ALIAS,
     DEAD_LETTER_PREFIX,
     QUEUE_PREFIX,
@@ -26,15 +28,13 @@ from assay.reference_broker.core.queues.address import (
     Verb,
     is_dead_letter,
 )
-from assay.reference_broker.core.queues.confirms import Stored, StoredAs
-from assay.reference_broker.core.queues.delays import due_time_ms
-from assay.reference_broker.core.queues.publish_options import parse
-from assay.reference_broker.core.queues.stored_message import message_bytes
-from assay.reference_broker.core.rates import TokenBucket
+from assay.reference_broker.queues.messages.publish_options import parse
+from assay.reference_broker.queues.messages.stored_message import message_bytes
+from assay.reference_broker.routing.message import Message, changed
 
 if TYPE_CHECKING:
-    from assay.reference_broker.core.queues import QueueEngine
     from assay.reference_broker.core.session import Session
+    from assay.reference_broker.queues import QueueEngine
 
 _USAGE_INTERVAL_S = 1.0
 _MIN_WAIT_S = 0.001

@@ -1,6 +1,6 @@
 """Requests about producers and transactions, as the broker serves them: the answer, and where it goes.
 
-A client publishes to ``$txn/...`` (see :mod:`assay.reference_broker.core.queues.transaction_topics`). The answer's
+A client publishes to ``$txn/...`` (see :mod:`assay.reference_broker.queues.admin.transaction_topics`). The answer's
 texts come with the acknowledgement, where the protocol has user properties; all of it goes as JSON to the response
 topic, if there is one, with the correlation data.
 """
@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import QueueError, QueueErrorCode
-from assay.reference_broker.core.queues.address import topic_of
-from assay.reference_broker.core.queues.publish_options import PRODUCER_ID
-from assay.reference_broker.core.queues.rights import RULES
-from assay.reference_broker.core.queues.transaction_topics import QUEUE, TRANSACTIONAL_ID, perform
+from assay.reference_broker.queues import QueueError, QueueErrorCode
+from assay.reference_broker.queues.admin.rights import RULES
+from assay.reference_broker.queues.admin.transaction_topics import QUEUE, TRANSACTIONAL_ID, perform
+from assay.reference_broker.queues.messages.address import topic_of
+from assay.reference_broker.queues.messages.publish_options import PRODUCER_ID
+from assay.reference_broker.routing.message import Message
 
 if TYPE_CHECKING:
     from assay.reference_broker.core.broker_state import BrokerState
-    from assay.reference_broker.core.queues import QueueEngine
     from assay.reference_broker.core.session import Session
     from assay.reference_broker.core.tenants import Tenant, Tenants
+    from assay.reference_broker.queues import QueueEngine
 
 OnAnswer = Callable[[QueueError | None, tuple[tuple[str, str], ...]], None]
 
@@ -39,7 +39,7 @@ def request(
     """Serve a request; ``on_answer`` is called once, now or later, with the error or with names and values.
 
     ``may_publish`` tells whether the client itself may publish to a topic: its response topic, or a queue that it names
-    (see :mod:`assay.reference_broker.core.queues.rights`). The names of a tenant are its own: it reaches no producer
+    (see :mod:`assay.reference_broker.queues.admin.rights`). The names of a tenant are its own: it reaches no producer
     and no transaction of others. Nor does a user those of another user.
     """
     tenant = session.tenant

@@ -7,8 +7,6 @@
 ...             received.ack()
 """
 
-from assay.reference_broker.core.queues.lanes import lane_of_level
-from assay.reference_broker.core.queues.publish_options import Priority
 from assay.reference_broker.embedded.aio import AsyncQueues
 from assay.reference_broker.embedded.blocking import BlockingTransaction, Queues, Subscription
 from assay.reference_broker.embedded.errors import (
@@ -43,6 +41,8 @@ from assay.reference_broker.embedded.messages import AckPolicy, NewMessage, Publ
 from assay.reference_broker.embedded.replies import Reply
 from assay.reference_broker.embedded.subscription import AsyncSubscription
 from assay.reference_broker.embedded.transaction import AsyncTransaction
+from assay.reference_broker.queues.messages.lanes import lane_of_level
+from assay.reference_broker.queues.messages.publish_options import Priority
 
 __all__ = [
     "AckPolicy",

@@ -12,10 +12,6 @@ import msgspec
 
 from assay.reference_broker.config import QueueConfig
 from assay.reference_broker.core.broker_state import default_group
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import QueueError, QueueStats
-from assay.reference_broker.core.queues.address import dead_letter_name
-from assay.reference_broker.core.queues.dead_letters import ORIGINAL_QUEUE, REASON
 from assay.reference_broker.embedded.errors import QueueExistsError, named
 from assay.reference_broker.embedded.health import DeadLetterStats, HealthSnapshot, health_of
 from assay.reference_broker.embedded.messages import (
@@ -32,6 +28,10 @@ from assay.reference_broker.embedded.replies import REPLIES, Replies, Reply
 from assay.reference_broker.embedded.subscription import MAX_BUFFER, AsyncSubscription, Callback
 from assay.reference_broker.embedded.transaction import AsyncTransaction, Producers
 from assay.reference_broker.embedded.turns import EngineTurns
+from assay.reference_broker.queues import QueueError, QueueStats
+from assay.reference_broker.queues.dead_letters.dead_letters import ORIGINAL_QUEUE, REASON
+from assay.reference_broker.queues.messages.address import dead_letter_name
+from assay.reference_broker.routing.message import Message
 
 if TYPE_CHECKING:
     from assay.reference_broker.server.tcp import NodeDriver

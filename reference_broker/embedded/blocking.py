@@ -13,8 +13,6 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from assay.reference_broker.config import QueueConfig
-from assay.reference_broker.core.queues import QueueError, QueueStats
-from assay.reference_broker.core.queues.publish_options import TransactionKey
 from assay.reference_broker.embedded.aio import AsyncQueues
 from assay.reference_broker.embedded.errors import BrokerClosedError
 from assay.reference_broker.embedded.health import DeadLetterStats, HealthSnapshot
@@ -23,6 +21,8 @@ from assay.reference_broker.embedded.received import AsyncReceived, ReceivedMess
 from assay.reference_broker.embedded.replies import Reply
 from assay.reference_broker.embedded.subscription import AsyncSubscription
 from assay.reference_broker.embedded.transaction import AsyncTransaction
+from assay.reference_broker.queues import QueueError, QueueStats
+from assay.reference_broker.queues.messages.publish_options import TransactionKey
 
 log = logging.getLogger(__name__)
 DEFAULT_TIMEOUT_S = 30.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from assay.reference_broker.core.queues import QueueError, QueueErrorCode
+from assay.reference_broker.queues import QueueError, QueueErrorCode
 
 
 class BrokerClosedError(RuntimeError):

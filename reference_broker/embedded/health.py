@@ -7,8 +7,8 @@ from enum import StrEnum
 
 import msgspec
 
-from assay.reference_broker.core.queues import QueueStats
-from assay.reference_broker.core.queues.address import is_dead_letter
+from assay.reference_broker.queues import QueueStats
+from assay.reference_broker.queues.messages.address import is_dead_letter
 
 
 class HealthStatus(StrEnum):

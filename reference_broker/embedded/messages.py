@@ -9,10 +9,10 @@ from typing import TypedDict
 
 import msgspec
 
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues.address import DEAD_LETTER_PREFIX, QUEUE_PREFIX
-from assay.reference_broker.core.queues.partitioner import PARTITION_KEY
-from assay.reference_broker.core.queues.publish_options import DELAY, DELIVER_AT, PARTITION, PRIORITY, TTL, Priority
+from assay.reference_broker.queues.messages.address import DEAD_LETTER_PREFIX, QUEUE_PREFIX
+from assay.reference_broker.queues.messages.partitioner import PARTITION_KEY
+from assay.reference_broker.queues.messages.publish_options import DELAY, DELIVER_AT, PARTITION, PRIORITY, TTL, Priority
+from assay.reference_broker.routing.message import Message
 
 ACK_POLICY = "ack-policy"
 ACK_TIMEOUT = "ack-timeout"

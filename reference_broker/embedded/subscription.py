@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from assay.reference_broker.core.queues import Consumer, Delivery, QueueError, QueueErrorCode
 from assay.reference_broker.embedded.errors import BrokerClosedError, named
 from assay.reference_broker.embedded.messages import topic_of
 from assay.reference_broker.embedded.received import AsyncReceived
+from assay.reference_broker.queues import Consumer, Delivery, QueueError, QueueErrorCode
 
 if TYPE_CHECKING:
     from assay.reference_broker.embedded.turns import EngineTurns

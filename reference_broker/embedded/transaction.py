@@ -8,16 +8,16 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
-from assay.reference_broker.core.queues import QueueError
-from assay.reference_broker.core.queues.producer_names import ProducerIdentity
-from assay.reference_broker.core.queues.publish_options import (
+from assay.reference_broker.embedded.errors import named
+from assay.reference_broker.embedded.messages import MessageOptions, NewMessage, Published, new_message
+from assay.reference_broker.queues import QueueError
+from assay.reference_broker.queues.messages.publish_options import (
     PRODUCER_EPOCH,
     PRODUCER_ID,
     TRANSACTION_ID,
     TransactionKey,
 )
-from assay.reference_broker.embedded.errors import named
-from assay.reference_broker.embedded.messages import MessageOptions, NewMessage, Published, new_message
+from assay.reference_broker.queues.transactions.producer_names import ProducerIdentity
 
 if TYPE_CHECKING:
     from assay.reference_broker.embedded.received import AsyncReceived

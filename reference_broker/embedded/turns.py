@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Unpack
 
-from assay.reference_broker.core.queues import QueueError
-from assay.reference_broker.core.queues.confirms import Confirm, StoredAs
 from assay.reference_broker.embedded.errors import named
 from assay.reference_broker.embedded.messages import MessageOptions, NewMessage, Published, new_message, topic_of
+from assay.reference_broker.queues import QueueError
+from assay.reference_broker.queues.jobs.confirms import Confirm, StoredAs
 
 if TYPE_CHECKING:
     from assay.reference_broker.server.tcp import NodeDriver

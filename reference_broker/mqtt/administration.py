@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from assay.reference_broker.core.message import Message
 from assay.reference_broker.core.queue_admin import Confirm
-from assay.reference_broker.core.queues import QueueError, QueueErrorCode
-from assay.reference_broker.core.queues.admin import ADMIN_PREFIX
+from assay.reference_broker.queues import QueueError, QueueErrorCode
+from assay.reference_broker.queues.admin.admin import ADMIN_PREFIX
+from assay.reference_broker.routing.message import Message
 
 if TYPE_CHECKING:
     from assay.reference_broker.mqtt.connection import MqttConnection

@@ -11,10 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from assay.reference_broker.core.broker_state import BrokerState
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import Delivery
-from assay.reference_broker.core.queues.admin import reaches_admin
-from assay.reference_broker.core.queues.delivery_run import DeliveryRun
 from assay.reference_broker.core.session import Session
 from assay.reference_broker.core.timers import Timer
 from assay.reference_broker.mqtt import administration, enhanced_auth, handlers, handshake, login, runs
@@ -28,6 +24,10 @@ from assay.reference_broker.mqtt.packets import V5, V311, Acknowledgement, Conne
 from assay.reference_broker.mqtt.phase import Phase
 from assay.reference_broker.mqtt.throttle import Throttle, throttle_for
 from assay.reference_broker.mqtt.wire_types import Reader
+from assay.reference_broker.queues import Delivery
+from assay.reference_broker.queues.admin.admin import reaches_admin
+from assay.reference_broker.queues.groups.delivery_run import DeliveryRun
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:

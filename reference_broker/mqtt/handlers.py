@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING
 
 from assay.reference_broker.core.broker_state import NEVER_EXPIRES_S, SubscribeOutcome
 from assay.reference_broker.core.message_paths import is_queue_topic
-from assay.reference_broker.core.queues import QueueError, QueueErrorCode
 from assay.reference_broker.core.routing import Subscription
-from assay.reference_broker.core.topics import (
-    TooManyLevelsError,
-    TopicError,
-    has_wildcard,
-    split_shared,
-    validate_filter,
-)
 from assay.reference_broker.mqtt import enhanced_auth
 from assay.reference_broker.mqtt.codec import encode_acknowledgement
 from assay.reference_broker.mqtt.errors import ProtocolError, Reason
@@ -37,6 +29,14 @@ from assay.reference_broker.mqtt.packets import (
     SubscriptionRequest,
     Unsuback,
     Unsubscribe,
+)
+from assay.reference_broker.queues import QueueError, QueueErrorCode
+from assay.reference_broker.routing.topics import (
+    TooManyLevelsError,
+    TopicError,
+    has_wildcard,
+    split_shared,
+    validate_filter,
 )
 
 if TYPE_CHECKING:

@@ -10,13 +10,8 @@ import msgspec
 from assay.reference_broker.auth import CheckQueueFullError
 from assay.reference_broker.config import LARGEST_PACKET_BYTES
 from assay.reference_broker.core.broker_state import NEVER_EXPIRES_S, ConnectRequest
-from assay.reference_broker.core.message import memory_bytes
 from assay.reference_broker.core.message_paths import is_queue_topic
-from assay.reference_broker.core.queues import QueueError
-from assay.reference_broker.core.queues.admin import is_admin_topic
-from assay.reference_broker.core.queues.transaction_topics import is_transaction_topic
 from assay.reference_broker.core.session import MAX_PACKET_ID, Will, session_bytes
-from assay.reference_broker.core.topics import TooManyLevelsError, TopicError, is_sys_topic, validate_topic
 from assay.reference_broker.mqtt import administration, enhanced_auth
 from assay.reference_broker.mqtt.codec import decode_packet
 from assay.reference_broker.mqtt.errors import ProtocolError, Reason, rule_id
@@ -36,6 +31,11 @@ from assay.reference_broker.mqtt.packets import (
     WillFields,
 )
 from assay.reference_broker.mqtt.phase import Phase
+from assay.reference_broker.queues import QueueError
+from assay.reference_broker.queues.admin.admin import is_admin_topic
+from assay.reference_broker.queues.admin.transaction_topics import is_transaction_topic
+from assay.reference_broker.routing.message import memory_bytes
+from assay.reference_broker.routing.topics import TooManyLevelsError, TopicError, is_sys_topic, validate_topic
 
 if TYPE_CHECKING:
     from assay.reference_broker.mqtt.connection import MqttConnection

@@ -11,17 +11,9 @@ import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from assay.reference_broker.core import transaction_requests
-from assay.reference_broker.core.message import Message, text_bytes
 from assay.reference_broker.core.message_paths import is_queue_topic
-from assay.reference_broker.core.queues import QueueError, QueueErrorCode
-from assay.reference_broker.core.queues.address import QUEUE_PREFIX
-from assay.reference_broker.core.queues.admin import is_admin_topic
-from assay.reference_broker.core.queues.confirms import Confirm, Stored, StoredAs, ignore
-from assay.reference_broker.core.queues.publish_options import wants_receipt
-from assay.reference_broker.core.queues.transaction_topics import is_transaction_topic
 from assay.reference_broker.core.routing import Route
 from assay.reference_broker.core.session import LARGE_BYTES, MAX_PACKET_ID, Session
-from assay.reference_broker.core.topics import TooManyLevelsError, TopicError, is_sys_topic, validate_topic
 from assay.reference_broker.mqtt import administration, handlers, runs
 from assay.reference_broker.mqtt.ack_runs import ACK_LEVEL
 from assay.reference_broker.mqtt.codec import decode_packet
@@ -31,6 +23,14 @@ from assay.reference_broker.mqtt.packets import V5, Publish
 from assay.reference_broker.mqtt.publish_acks import ACK_STARTS, PublishAcks
 from assay.reference_broker.mqtt.queue_lanes import QueueLanes
 from assay.reference_broker.mqtt.wire_types import decode_string
+from assay.reference_broker.queues import QueueError, QueueErrorCode
+from assay.reference_broker.queues.admin.admin import is_admin_topic
+from assay.reference_broker.queues.admin.transaction_topics import is_transaction_topic
+from assay.reference_broker.queues.jobs.confirms import Confirm, Stored, StoredAs, ignore
+from assay.reference_broker.queues.messages.address import QUEUE_PREFIX
+from assay.reference_broker.queues.messages.publish_options import wants_receipt
+from assay.reference_broker.routing.message import Message, text_bytes
+from assay.reference_broker.routing.topics import TooManyLevelsError, TopicError, is_sys_topic, validate_topic
 
 if TYPE_CHECKING:
     from assay.reference_broker.core.routing import RouteEntry

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import Delivery
-from assay.reference_broker.core.queues.delivery_run import DeliveryRun
 from assay.reference_broker.core.session import RELEASED, WAIT_PUBACK, OutgoingRun, OutgoingState
 from assay.reference_broker.mqtt import runs
 from assay.reference_broker.mqtt.errors import ProtocolError, Reason
 from assay.reference_broker.mqtt.outgoing import PublishEncoder
 from assay.reference_broker.mqtt.packets import V5, V311, Acknowledgement, PacketType
 from assay.reference_broker.mqtt.queue_deliveries import DeliveryEncoder
+from assay.reference_broker.queues import Delivery
+from assay.reference_broker.queues.groups.delivery_run import DeliveryRun
+from assay.reference_broker.routing.message import Message
 
 if TYPE_CHECKING:
     from assay.reference_broker.mqtt.connection import MqttConnection

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.remembered import remember
 from assay.reference_broker.mqtt.errors import ProtocolError
 from assay.reference_broker.mqtt.packets import NO_PROPERTIES, V5, Properties
 from assay.reference_broker.mqtt.properties import encode_properties, encode_user_properties
 from assay.reference_broker.mqtt.wire_types import encode_string, encode_variable_integer
+from assay.reference_broker.routing.message import Message
+from assay.reference_broker.routing.remembered import remember
 
 _MAX_CACHED_TOPICS = 16_384
 _TOPICS: dict[str, bytes] = {}

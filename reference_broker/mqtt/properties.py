@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from assay.reference_broker.core.remembered import remember
 from assay.reference_broker.mqtt.errors import MalformedPacketError, ProtocolError, Reason
 from assay.reference_broker.mqtt.packets import NO_PROPERTIES, PacketType, Properties
 from assay.reference_broker.mqtt.wire_types import Reader, encode_binary, encode_string, encode_variable_integer
+from assay.reference_broker.routing.remembered import remember
 
 WILL = 0
 """Stands for the will properties of a CONNECT where a packet type is asked for."""

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from struct import Struct
 from typing import NamedTuple
 
-from assay.reference_broker.core.queues.publish_options import OPTION_NAMES
-from assay.reference_broker.core.remembered import remember
 from assay.reference_broker.mqtt.errors import MalformedPacketError
 from assay.reference_broker.mqtt.packets import V5
 from assay.reference_broker.mqtt.runs import ids_of, numbers
 from assay.reference_broker.mqtt.wire_types import decode_string
+from assay.reference_broker.queues.messages.publish_options import OPTION_NAMES
+from assay.reference_broker.routing.remembered import remember
 
 _HEADER_QOS_1 = 0x32
 _USER_PROPERTY = 0x26

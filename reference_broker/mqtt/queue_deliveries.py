@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import Delivery, delivery_properties
-from assay.reference_broker.core.queues.delivery import BROKER_PROPERTIES
-from assay.reference_broker.core.queues.delivery_run import DeliveryRun
-from assay.reference_broker.core.queues.stored_message import is_plain_but_for_user_properties
-from assay.reference_broker.core.remembered import remember
 from assay.reference_broker.mqtt.properties import encode_user_properties
 from assay.reference_broker.mqtt.wire_types import encode_string, encode_variable_integer
+from assay.reference_broker.queues import Delivery, delivery_properties
+from assay.reference_broker.queues.groups.delivery import BROKER_PROPERTIES
+from assay.reference_broker.queues.groups.delivery_run import DeliveryRun
+from assay.reference_broker.queues.messages.stored_message import is_plain_but_for_user_properties
+from assay.reference_broker.routing.message import Message
+from assay.reference_broker.routing.remembered import remember
 
 _HEADER_QOS_1 = b"\x32"
 _FEW = 16

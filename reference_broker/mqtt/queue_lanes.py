@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import QueueAddress, QueueError, Verb
-from assay.reference_broker.core.remembered import remember
 from assay.reference_broker.mqtt import handlers, runs
 from assay.reference_broker.mqtt.ack_runs import AckRun, AckRunReader
 from assay.reference_broker.mqtt.errors import ProtocolError
 from assay.reference_broker.mqtt.packets import V5
 from assay.reference_broker.mqtt.property_runs import PropertyRun, PropertyRunReader
 from assay.reference_broker.mqtt.wire_types import decode_string
+from assay.reference_broker.queues import QueueAddress, QueueError, Verb
+from assay.reference_broker.routing.message import Message
+from assay.reference_broker.routing.remembered import remember
 
 if TYPE_CHECKING:
-    from assay.reference_broker.core.queues.confirms import Confirm
     from assay.reference_broker.core.session import Session
     from assay.reference_broker.mqtt.connection import MqttConnection
     from assay.reference_broker.mqtt.inbound import Inbound
     from assay.reference_broker.mqtt.publish_acks import PendingAck
+    from assay.reference_broker.queues.jobs.confirms import Confirm
 
 _PUBACK_START = b"\x40\x02"
 _UNLIMITED_BYTES = 1 << 32

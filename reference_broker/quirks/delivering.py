@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from assay.reference_broker.config import MqttConfig
 from assay.reference_broker.core.budget import MessageBudget
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import Delivery
 from assay.reference_broker.core.sending import PORTION
 from assay.reference_broker.core.session import Outgoing, OutgoingState, Session
 from assay.reference_broker.core.traffic import Traffic
 from assay.reference_broker.mqtt.outbound import Outbound
 from assay.reference_broker.mqtt.packets import Acknowledgement, PacketType
 from assay.reference_broker.mqtt.wire_types import MAX_VARIABLE_INTEGER, encode_variable_integer
+from assay.reference_broker.queues import Delivery
 from assay.reference_broker.quirks.model import Quirk
+from assay.reference_broker.routing.message import Message
 
 _MOSQUITTO = "docs/findings/mqtt.md#eclipse-mosquitto-2011-debian-12"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from typing import ClassVar
 
-from assay.reference_broker.core.queues import QueueError
 from assay.reference_broker.mqtt.codec import decode_packet, encode_acknowledgement
 from assay.reference_broker.mqtt.connection import MqttConnection
 from assay.reference_broker.mqtt.inbound import Inbound
@@ -22,6 +21,7 @@ from assay.reference_broker.mqtt.packets import (
 )
 from assay.reference_broker.mqtt.phase import Phase
 from assay.reference_broker.mqtt.wire_types import encode_variable_integer
+from assay.reference_broker.queues import QueueError
 from assay.reference_broker.quirks.model import Quirk
 
 _FINDINGS = "docs/findings/mqtt.md"

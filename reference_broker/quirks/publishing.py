@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from assay.reference_broker.core.message import Message
 from assay.reference_broker.core.session import Session
 from assay.reference_broker.mqtt import runs
 from assay.reference_broker.mqtt.codec import decode_packet, encode_acknowledgement
@@ -13,6 +12,7 @@ from assay.reference_broker.mqtt.errors import ProtocolError, Reason, rule_id
 from assay.reference_broker.mqtt.inbound import Inbound
 from assay.reference_broker.mqtt.packets import V5, Acknowledgement, Packet, PacketType, Publish, Subscribe
 from assay.reference_broker.quirks.model import Quirk
+from assay.reference_broker.routing.message import Message
 
 
 class _IdentifierIgnored(Inbound):

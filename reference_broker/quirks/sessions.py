@@ -10,14 +10,14 @@ import msgspec
 
 from assay.reference_broker.config import BrokerConfig
 from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
-from assay.reference_broker.core.message import Message, changed
-from assay.reference_broker.core.queues import QueueEngine
 from assay.reference_broker.core.session import Session, SessionConnection
 from assay.reference_broker.mqtt.codec import decode_packet
 from assay.reference_broker.mqtt.inbound import Inbound
 from assay.reference_broker.mqtt.outbound import Outbound
 from assay.reference_broker.mqtt.packets import Publish
+from assay.reference_broker.queues import QueueEngine
 from assay.reference_broker.quirks.model import Quirk
+from assay.reference_broker.routing.message import Message, changed
 from assay.reference_broker.trace.schema import Tracer
 
 _FINDINGS = "docs/findings/mqtt.md"

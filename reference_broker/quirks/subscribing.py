@@ -10,7 +10,6 @@ import msgspec
 from assay.reference_broker.core.broker_state import BrokerState
 from assay.reference_broker.core.routing import Route, Subscription, SubscriptionTree
 from assay.reference_broker.core.session import Session
-from assay.reference_broker.core.topics import SHARE_PREFIX, TopicError, has_wildcard, matches, validate_filter
 from assay.reference_broker.mqtt.connection import MqttConnection
 from assay.reference_broker.mqtt.packets import (
     V5,
@@ -21,6 +20,7 @@ from assay.reference_broker.mqtt.packets import (
     Unsubscribe,
 )
 from assay.reference_broker.quirks.model import Quirk
+from assay.reference_broker.routing.topics import SHARE_PREFIX, TopicError, has_wildcard, matches, validate_filter
 
 NOBODYS = "\ue000"
 """A private character in place of what may not stand in a filter: clients have no reason to use it themselves."""

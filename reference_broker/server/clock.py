@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from assay.reference_broker.core.queues import QueueError, QueueErrorCode
+from assay.reference_broker.queues import QueueError, QueueErrorCode
 
 MAX_ADVANCE_S = 3.2e8
 """Ten years: what comes after them is a slip of the pen."""

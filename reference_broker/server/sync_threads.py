@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from assay.reference_broker.core.queues import SyncJob
+from assay.reference_broker.queues import SyncJob
 
 SyncDone = Callable[[SyncJob, Exception | None], None]
 

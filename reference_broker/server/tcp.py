@@ -11,9 +11,9 @@ import ssl
 from collections.abc import Callable
 from typing import cast
 
-from assay.reference_broker.core.queues import SyncJob
 from assay.reference_broker.mqtt.connection import MqttConnection
 from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.queues import SyncJob
 from assay.reference_broker.server.accepting import Acceptor, bind
 from assay.reference_broker.server.clock import Clock, seconds_of
 from assay.reference_broker.server.file_limit import connection_descriptors

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final
 from urllib.parse import urlsplit
 
-from assay.reference_broker.core.queues.alerts import AlertRequest, Alerts
+from assay.reference_broker.queues.dead_letters.alerts import AlertRequest, Alerts
 
 _MAX_LINE_BYTES: Final = 8 * 1024
 _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})(?: .*)?\r?\n")

@@ -13,7 +13,7 @@ import msgspec
 from crc32c import crc32c
 
 from assay.reference_broker.config import Compression
-from assay.reference_broker.core.queues.store import LogRecord, NewRecord
+from assay.reference_broker.queues.jobs.store import LogRecord, NewRecord
 from assay.reference_broker.storage.compression import (
     CompressionCode,
     CompressionError,

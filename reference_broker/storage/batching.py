@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from assay.reference_broker.core.queues.errors import LogError
-from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.queues.jobs.errors import LogError
+from assay.reference_broker.queues.jobs.store import NewRecord
 from assay.reference_broker.storage.batch import (
     MAX_BATCH_RECORDS,
     MAX_RECORDS_BYTES,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from assay.reference_broker.core.queues.errors import LogError, reason_of
-from assay.reference_broker.core.queues.store import LogRecord
+from assay.reference_broker.queues.jobs.errors import LogError, reason_of
+from assay.reference_broker.queues.jobs.store import LogRecord
 from assay.reference_broker.storage.batch import HEADER_BYTES, BatchEncoder
 from assay.reference_broker.storage.cleaner_file import CleanerState, read_cleaner_file, write_cleaner_file
 from assay.reference_broker.storage.disk import Disk

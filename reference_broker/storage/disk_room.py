@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.queues.jobs.errors import LogError
 from assay.reference_broker.storage.disk import Disk
 
 _CHECK_EVERY_BYTES = 1024 * 1024

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from assay.reference_broker.core.queues.store import CursorRecord, PendingRecord
+from assay.reference_broker.queues.jobs.store import CursorRecord, PendingRecord
 
 VERSION = 1
 MAX_FILE_BYTES = 1024 * 1024 * 1024

@@ -1,6 +1,6 @@
 """The append-only log of a partition: segments, group commit, reading by offset and time, retention.
 
-Implements :class:`assay.reference_broker.core.queues.store.PartitionLog`.
+Implements :class:`assay.reference_broker.queues.jobs.store.PartitionLog`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from assay.reference_broker.core.queues.errors import LogError, is_passing, reason_of
-from assay.reference_broker.core.queues.store import LogRecord, NewRecord, RetentionPolicy
+from assay.reference_broker.queues.jobs.errors import LogError, is_passing, reason_of
+from assay.reference_broker.queues.jobs.store import LogRecord, NewRecord, RetentionPolicy
 from assay.reference_broker.storage.batch import MAX_BATCH_RECORDS, BatchEncoder, Wanted
 from assay.reference_broker.storage.batching import WriteBuffer, batches_of, bound_of
 from assay.reference_broker.storage.disk import Disk

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.queues.jobs.errors import LogError
 from assay.reference_broker.storage.cleaner_file import CleanerState, read_cleaner_file
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.durable_mark import DurableMark

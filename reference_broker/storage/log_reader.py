@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
-from assay.reference_broker.core.queues.errors import LogError, reason_of
-from assay.reference_broker.core.queues.store import LogRecord
+from assay.reference_broker.queues.jobs.errors import LogError, reason_of
+from assay.reference_broker.queues.jobs.store import LogRecord
 from assay.reference_broker.storage.batch import Wanted
 from assay.reference_broker.storage.log_opening import Note
 from assay.reference_broker.storage.segment import Segment

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from assay.reference_broker.core.queues.store import RecoveryNote
+from assay.reference_broker.queues.jobs.store import RecoveryNote
 
 _MAX_NOTES = 1_000
 _MAX_PLACES = 10_000

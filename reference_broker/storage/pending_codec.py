@@ -32,7 +32,7 @@ from typing import NamedTuple
 import msgspec
 from crc32c import crc32c
 
-from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.queues.jobs.errors import LogError
 from assay.reference_broker.storage.disk import DiskFile
 from assay.reference_broker.storage.record import RecordError, read_uvarint, uvarint
 

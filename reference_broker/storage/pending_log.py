@@ -22,9 +22,9 @@ import errno
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from assay.reference_broker.core.queues.confirms import sync_now
-from assay.reference_broker.core.queues.errors import LogError, is_passing, reason_of
-from assay.reference_broker.core.queues.store import CursorRecord, PendingRecord
+from assay.reference_broker.queues.jobs.confirms import sync_now
+from assay.reference_broker.queues.jobs.errors import LogError, is_passing, reason_of
+from assay.reference_broker.queues.jobs.store import CursorRecord, PendingRecord
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.open_files import OpenFiles
 from assay.reference_broker.storage.pending_codec import encode_frames, read_header
@@ -42,7 +42,7 @@ SNAPSHOT_OPERATIONS_PER_ENTRY = 2
 
 
 class PendingLogFile(OperationCollector):
-    """Implements :class:`assay.reference_broker.core.queues.store.PendingLog`."""
+    """Implements :class:`assay.reference_broker.queues.jobs.store.PendingLog`."""
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-from assay.reference_broker.core.remembered import remember
+from assay.reference_broker.routing.remembered import remember
 from assay.reference_broker.storage.pending_codec import (
     MAX_DELIVERY_COUNT,
     MAX_OFFSET,

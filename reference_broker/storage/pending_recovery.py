@@ -13,8 +13,8 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import NamedTuple, TypeVar
 
-from assay.reference_broker.core.queues.errors import LogError
-from assay.reference_broker.core.queues.store import CursorRecord, PendingRecord
+from assay.reference_broker.queues.jobs.errors import LogError
+from assay.reference_broker.queues.jobs.store import CursorRecord, PendingRecord
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.group_files import (
     MAX_FILE_BYTES,

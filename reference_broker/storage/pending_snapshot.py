@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from itertools import islice
 
-from assay.reference_broker.core.queues.store import CursorRecord, PendingRecord
+from assay.reference_broker.queues.jobs.store import CursorRecord, PendingRecord
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.group_files import MAX_FILE_BYTES, PendingFileEncoder, encode_cursor_file
 from assay.reference_broker.storage.reopened_file import ReopenedFile

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from assay.reference_broker.config import Compression, Durability, QueueConfig
-from assay.reference_broker.core.queues.errors import LogError, raise_if_not_tried, reason_of
-from assay.reference_broker.core.queues.store import RecoveryNote, StoredGroup, StoredQueue
+from assay.reference_broker.queues.jobs.errors import LogError, raise_if_not_tried, reason_of
+from assay.reference_broker.queues.jobs.store import RecoveryNote, StoredGroup, StoredQueue
 from assay.reference_broker.storage.batch import BatchEncoder
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.disk_room import DiskRoom
@@ -64,7 +64,7 @@ class QueueDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 class LogQueueStore:
-    """Implements :class:`assay.reference_broker.core.queues.store.QueueStore`.
+    """Implements :class:`assay.reference_broker.queues.jobs.store.QueueStore`.
 
     ``disk`` None keeps everything in memory; queues of durability ``memory`` are kept there in any case.
     """
@@ -296,7 +296,7 @@ def _remove_tree(disk: Disk, path: str) -> None:
 
 
 class _Removal:
-    """Removes a queue for good: implements :class:`assay.reference_broker.core.queues.store.SyncTask`."""
+    """Removes a queue for good: implements :class:`assay.reference_broker.queues.jobs.store.SyncTask`."""
 
     def __init__(self, disk: Disk, folder: str, description: QueueDescription) -> None:
         self._disk = disk
@@ -330,7 +330,7 @@ def _content(disk: Disk, path: str) -> bytes | None:
 
 
 class LogQueueFiles:
-    """Implements :class:`assay.reference_broker.core.queues.store.QueueFiles`."""
+    """Implements :class:`assay.reference_broker.queues.jobs.store.QueueFiles`."""
 
     def __init__(
         self,

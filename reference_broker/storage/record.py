@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeGuard
 
-from assay.reference_broker.core.queues.store import Headers, NewRecord
-from assay.reference_broker.core.remembered import remember
+from assay.reference_broker.queues.jobs.store import Headers, NewRecord
+from assay.reference_broker.routing.remembered import remember
 
 MAX_RECORD_HEADERS = 65_535
 _MAX_VARINT_BYTES = 10

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import IntFlag
 
-from assay.reference_broker.core.queues.store import Headers, LogRecord
+from assay.reference_broker.queues.jobs.store import Headers, LogRecord
 from assay.reference_broker.storage.record import MAX_RECORD_HEADERS, RecordError, read_uvarint, read_zigzag, uvarints
 from assay.reference_broker.storage.record_runs import LEAST_RUN, find_run
 

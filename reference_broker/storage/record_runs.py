@@ -13,7 +13,7 @@ from itertools import chain, repeat
 from struct import Struct
 from typing import NamedTuple
 
-from assay.reference_broker.core.queues.store import Headers, LogRecord
+from assay.reference_broker.queues.jobs.store import Headers, LogRecord
 from assay.reference_broker.storage.record import RecordError, read_uvarint, uvarint
 
 LEAST_RUN = 16

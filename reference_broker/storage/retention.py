@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from assay.reference_broker.core.queues.store import RetentionPolicy
+from assay.reference_broker.queues.jobs.store import RetentionPolicy
 from assay.reference_broker.storage.segment import Segment
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from assay.reference_broker.core.queues.store import LogRecord
+from assay.reference_broker.queues.jobs.store import LogRecord
 from assay.reference_broker.storage.batch import (
     HEADER_BYTES,
     MAGIC_BYTES,

@@ -16,8 +16,8 @@ from contextlib import suppress
 
 import msgspec
 
-from assay.reference_broker.core.queues.errors import LogError
-from assay.reference_broker.core.queues.store import LogRecord, NewRecord
+from assay.reference_broker.queues.jobs.errors import LogError
+from assay.reference_broker.queues.jobs.store import LogRecord, NewRecord
 from assay.reference_broker.storage.batch import MAX_BATCH_RECORDS, BatchEncoder, BatchError, decode_verified
 from assay.reference_broker.storage.batching import TARGET_BATCH_BYTES
 from assay.reference_broker.storage.disk import Disk, DiskFile

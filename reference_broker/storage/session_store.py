@@ -17,10 +17,10 @@ from typing import NamedTuple
 import msgspec
 
 from assay.reference_broker.config import Compression, Durability, SessionsConfig
-from assay.reference_broker.core.queues.confirms import Confirm, SyncPoint, run_now
-from assay.reference_broker.core.queues.errors import LogError, QueueError, reason_of
-from assay.reference_broker.core.queues.store import NewRecord, RecoveryNote, SyncTask
-from assay.reference_broker.core.queues.sync_job import SyncJob
+from assay.reference_broker.queues.jobs.confirms import Confirm, SyncPoint, run_now
+from assay.reference_broker.queues.jobs.errors import LogError, QueueError, reason_of
+from assay.reference_broker.queues.jobs.store import NewRecord, RecoveryNote, SyncTask
+from assay.reference_broker.queues.jobs.sync_job import SyncJob
 from assay.reference_broker.storage import batching
 from assay.reference_broker.storage.batch import MAX_BATCH_RECORDS, BatchEncoder
 from assay.reference_broker.storage.compaction import CompactionPolicy, CompactionTask, Compactor

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from assay.reference_broker.core.queues.errors import LogError, reason_of
-from assay.reference_broker.core.queues.store import LogRecord, WantedOffsets
+from assay.reference_broker.queues.jobs.errors import LogError, reason_of
+from assay.reference_broker.queues.jobs.store import LogRecord, WantedOffsets
 from assay.reference_broker.storage.batch import BatchEncoder
 from assay.reference_broker.storage.cleaner_file import CleanerState, read_cleaner_file, write_cleaner_file
 from assay.reference_broker.storage.disk import Disk
@@ -86,7 +86,7 @@ class ThinningTask(SegmentCopier):
 
 
 class SparseLog(SegmentedLog):
-    """Implements :class:`assay.reference_broker.core.queues.store.SparseLog`."""
+    """Implements :class:`assay.reference_broker.queues.jobs.store.SparseLog`."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class SparseLog(SegmentedLog):
         self._looked_until = 0
 
     def start_thinning(self, wanted: WantedOffsets) -> ThinningTask | None:
-        """See :meth:`assay.reference_broker.core.queues.store.SparseLog.start_thinning`."""
+        """See :meth:`assay.reference_broker.queues.jobs.store.SparseLog.start_thinning`."""
         if self._task is not None or self._failure or self._closed:
             return None
         if self._unplaced is not None and not self._put_in_place(self._unplaced):
@@ -193,7 +193,7 @@ class SparseLog(SegmentedLog):
         return 2 * freed_bytes >= self.options.segment_bytes or len(group) >= _SMALL_GROUP
 
     def finish_thinning(self, error: OSError | None) -> None:
-        """See :meth:`assay.reference_broker.core.queues.store.SparseLog.finish_thinning`."""
+        """See :meth:`assay.reference_broker.queues.jobs.store.SparseLog.finish_thinning`."""
         task, self._task = self._task, None
         if task is None:
             return

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from assay.reference_broker.core.queues.errors import LogError, reason_of
-from assay.reference_broker.core.queues.store import NewRecord, SyncTask
+from assay.reference_broker.queues.jobs.errors import LogError, reason_of
+from assay.reference_broker.queues.jobs.store import NewRecord, SyncTask
 from assay.reference_broker.storage.batch import BatchEncoder
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.log import LogOptions, SegmentedLog

@@ -12,8 +12,6 @@ from typing import Annotated
 import typer
 
 from assay.reference_broker.config import Compression
-from assay.reference_broker.storage.foreign.goqueue_message import GoQueueLayout
-from assay.reference_broker.storage.foreign.goqueue_records import BrokerHeaders
 from assay.reference_broker.storage_tools import rendering
 from assay.reference_broker.storage_tools.cli_common import (
     AsJson,
@@ -31,6 +29,8 @@ from assay.reference_broker.storage_tools.cli_common import (
 )
 from assay.reference_broker.storage_tools.dump import RecordFilter, read_places
 from assay.reference_broker.storage_tools.export import STANDARD_OUTPUT, ExportFormat, ExportOptions, export_queue
+from assay.reference_broker.storage_tools.foreign.goqueue_message import GoQueueLayout
+from assay.reference_broker.storage_tools.foreign.goqueue_records import BrokerHeaders
 from assay.reference_broker.storage_tools.importing import MAX_PARTITIONS, ImportOptions, import_source
 from assay.reference_broker.storage_tools.inspect import inspect_directory, inspect_segment
 from assay.reference_broker.storage_tools.json_lines import encode_line

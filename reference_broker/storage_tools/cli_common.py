@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.queues.jobs.errors import LogError
 from assay.reference_broker.storage_tools.layout import StoreFormat, StoreLayout, find_layout, open_directory
 from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk
 from assay.reference_broker.storage_tools.segment_exam import Progress as Report

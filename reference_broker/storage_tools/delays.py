@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
-from assay.reference_broker.core.queues.delayed_message import due_of
-from assay.reference_broker.core.queues.done_records import DoneReader
-from assay.reference_broker.core.queues.intervals import Intervals
+from assay.reference_broker.queues.delays.delayed_message import due_of
+from assay.reference_broker.queues.delays.done_records import DoneReader
+from assay.reference_broker.queues.partitions.intervals import Intervals
 from assay.reference_broker.storage_tools.dump import RecordFilter, read_partition
 from assay.reference_broker.storage_tools.findings import FindingKind, Findings, Severity
 from assay.reference_broker.storage_tools.layout import QueuePlace, StoreLayout

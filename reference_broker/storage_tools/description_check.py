@@ -5,17 +5,17 @@ from __future__ import annotations
 import msgspec
 
 from assay.reference_broker.storage.file_names import encode_name
-from assay.reference_broker.storage.foreign.fluxmq_files import (
-    CONFIG_PATH,
-    MAX_JSON_BYTES,
-    FluxMQFileError,
-    decode_queue_configurations,
-)
 from assay.reference_broker.storage.queue_store import ROOT, QueueDescription
 from assay.reference_broker.storage.session_store import FOLDER as SESSIONS_FOLDER
 from assay.reference_broker.storage.session_store import HERE as SESSIONS_MARK
 from assay.reference_broker.storage.session_store import LOST as SESSIONS_LOST
 from assay.reference_broker.storage_tools.findings import Finding, FindingKind, Findings, Severity
+from assay.reference_broker.storage_tools.foreign.fluxmq_files import (
+    CONFIG_PATH,
+    MAX_JSON_BYTES,
+    FluxMQFileError,
+    decode_queue_configurations,
+)
 from assay.reference_broker.storage_tools.group_info import position_in
 from assay.reference_broker.storage_tools.layout import (
     DESCRIPTION_NAME,

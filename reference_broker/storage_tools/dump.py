@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from assay.reference_broker.core.queues.store import LogRecord
+from assay.reference_broker.queues.jobs.store import LogRecord
 from assay.reference_broker.storage.batch import BatchError
 from assay.reference_broker.storage.segment_scan import Damage
 from assay.reference_broker.storage_tools.layout import PartitionPlace

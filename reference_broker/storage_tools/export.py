@@ -17,14 +17,14 @@ from typing import BinaryIO
 import msgspec
 
 from assay.reference_broker.config import Compression
-from assay.reference_broker.core.queues.store import LogRecord, NewRecord
+from assay.reference_broker.queues.jobs.store import LogRecord, NewRecord
 from assay.reference_broker.storage.batch import BatchEncoder, BatchError
 from assay.reference_broker.storage.disk import RealDisk
-from assay.reference_broker.storage.foreign.goqueue_files import LOGS_FOLDER
-from assay.reference_broker.storage.foreign.goqueue_log import GoQueueLogWriter
-from assay.reference_broker.storage.foreign.goqueue_message import GoQueueLayout, GoQueueMessageError
-from assay.reference_broker.storage.foreign.goqueue_records import BrokerHeaders, ConversionError, to_message
 from assay.reference_broker.storage.segment_scan import Damage, SoundBatch
+from assay.reference_broker.storage_tools.foreign.goqueue_files import LOGS_FOLDER
+from assay.reference_broker.storage_tools.foreign.goqueue_log import GoQueueLogWriter
+from assay.reference_broker.storage_tools.foreign.goqueue_message import GoQueueLayout, GoQueueMessageError
+from assay.reference_broker.storage_tools.foreign.goqueue_records import BrokerHeaders, ConversionError, to_message
 from assay.reference_broker.storage_tools.importing import TransferError
 from assay.reference_broker.storage_tools.json_lines import encode_line
 from assay.reference_broker.storage_tools.layout import PartitionPlace, StoreLayout

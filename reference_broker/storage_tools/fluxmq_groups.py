@@ -12,7 +12,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from assay.reference_broker.storage.foreign.fluxmq_files import (
+from assay.reference_broker.storage.group_files import GroupFileError, decode_cursor_file, decode_pending_file
+from assay.reference_broker.storage_tools.findings import Finding, FindingKind, Findings, Severity
+from assay.reference_broker.storage_tools.foreign.fluxmq_files import (
     MAX_JSON_BYTES,
     MAX_OPERATIONS_BYTES,
     OPERATIONS_NAME,
@@ -24,9 +26,7 @@ from assay.reference_broker.storage.foreign.fluxmq_files import (
     decode_pending_shard,
     find_groups,
 )
-from assay.reference_broker.storage.group_files import GroupFileError, decode_cursor_file, decode_pending_file
-from assay.reference_broker.storage.pending_fluxmq import decode_fluxmq_pending_log
-from assay.reference_broker.storage_tools.findings import Finding, FindingKind, Findings, Severity
+from assay.reference_broker.storage_tools.foreign.pending_fluxmq import decode_fluxmq_pending_log
 from assay.reference_broker.storage_tools.group_info import GroupInfo, GroupPlace, find_group_folders, position_in
 from assay.reference_broker.storage_tools.layout import StoreFormat, StoreLayout
 from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk

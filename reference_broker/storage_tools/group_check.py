@@ -7,8 +7,7 @@ from functools import partial
 
 from crc32c import crc32c
 
-from assay.reference_broker.core.queues.errors import LogError
-from assay.reference_broker.storage.foreign.goqueue_files import MAX_OFFSETS_BYTES, GoQueueFileError, decode_offsets
+from assay.reference_broker.queues.jobs.errors import LogError
 from assay.reference_broker.storage.group_files import (
     MAX_FILE_BYTES,
     GroupFileError,
@@ -26,6 +25,11 @@ from assay.reference_broker.storage.pending_snapshot import LOG_SUFFIX, GroupPat
 from assay.reference_broker.storage.record import RecordError
 from assay.reference_broker.storage_tools.findings import Finding, FindingKind, Findings, Severity
 from assay.reference_broker.storage_tools.fluxmq_groups import check_fluxmq_groups
+from assay.reference_broker.storage_tools.foreign.goqueue_files import (
+    MAX_OFFSETS_BYTES,
+    GoQueueFileError,
+    decode_offsets,
+)
 from assay.reference_broker.storage_tools.group_info import GroupPlace, find_group_folders, position_in
 from assay.reference_broker.storage_tools.group_reader import find_offset_files, read_log_header
 from assay.reference_broker.storage_tools.layout import StoreFormat, StoreLayout

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 
-from assay.reference_broker.core.queues.errors import LogError
-from assay.reference_broker.core.queues.store import PendingRecord
-from assay.reference_broker.storage.foreign.goqueue_files import (
-    MAX_OFFSETS_BYTES,
-    OFFSETS_NAME,
-    GoQueueFileError,
-    decode_offsets,
-)
+from assay.reference_broker.queues.jobs.errors import LogError
+from assay.reference_broker.queues.jobs.store import PendingRecord
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from assay.reference_broker.storage.pending_codec import MAX_HEADER_BYTES, LogHeader, decode_header
 from assay.reference_broker.storage.pending_recovery import GroupRecovery
 from assay.reference_broker.storage.pending_snapshot import LOG_SUFFIX, GroupPaths
 from assay.reference_broker.storage_tools.fluxmq_groups import read_fluxmq_groups
+from assay.reference_broker.storage_tools.foreign.goqueue_files import (
+    MAX_OFFSETS_BYTES,
+    OFFSETS_NAME,
+    GoQueueFileError,
+    decode_offsets,
+)
 from assay.reference_broker.storage_tools.group_info import GroupInfo, GroupPlace, find_group_folders
 from assay.reference_broker.storage_tools.layout import StoreFormat, StoreLayout, walk_folders
 from assay.reference_broker.storage_tools.read_only_disk import ReadOnlyDisk, join

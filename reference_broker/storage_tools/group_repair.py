@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from urllib.parse import unquote
 
-from assay.reference_broker.core.queues.errors import LogError
-from assay.reference_broker.core.queues.store import CursorRecord, PendingRecord
+from assay.reference_broker.queues.jobs.errors import LogError
+from assay.reference_broker.queues.jobs.store import CursorRecord, PendingRecord
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.file_names import encode_name
 from assay.reference_broker.storage.group_files import MAX_FILE_BYTES, GroupFileError, decode_cursor_file

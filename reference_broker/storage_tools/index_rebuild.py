@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from assay.reference_broker.storage.foreign.goqueue_files import INDEX_INTERVAL_BYTES, encode_index
 from assay.reference_broker.storage.offset_index import OffsetIndex
 from assay.reference_broker.storage.time_index import TimeIndex
+from assay.reference_broker.storage_tools.foreign.goqueue_files import INDEX_INTERVAL_BYTES, encode_index
 from assay.reference_broker.storage_tools.segment_reader import Chunk
 
 _MAX_NUMBER = 2**32 - 1

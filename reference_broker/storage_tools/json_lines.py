@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from assay.reference_broker.core.queues.store import Headers, LogRecord
+from assay.reference_broker.queues.jobs.store import Headers, LogRecord
 
 MAX_LINE_BYTES = 128 * 1024 * 1024
 """A longer line is no record."""

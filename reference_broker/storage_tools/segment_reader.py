@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from assay.reference_broker.core.queues.store import LogRecord
+from assay.reference_broker.queues.jobs.store import LogRecord
 from assay.reference_broker.storage.batch import (
     BatchError,
     BatchFlag,
@@ -16,15 +16,15 @@ from assay.reference_broker.storage.batch import (
     verify_checksum,
 )
 from assay.reference_broker.storage.disk import DiskFile
-from assay.reference_broker.storage.foreign.goqueue_log import SoundMessage, walk_messages
-from assay.reference_broker.storage.foreign.goqueue_message import (
+from assay.reference_broker.storage.segment_scan import Damage, SoundBatch, walk_batches
+from assay.reference_broker.storage_tools.foreign.goqueue_log import SoundMessage, walk_messages
+from assay.reference_broker.storage_tools.foreign.goqueue_message import (
     GoQueueFlag,
     GoQueueLayout,
     decode_message,
     detect_layout,
 )
-from assay.reference_broker.storage.foreign.goqueue_records import ConversionError, to_record
-from assay.reference_broker.storage.segment_scan import Damage, SoundBatch, walk_batches
+from assay.reference_broker.storage_tools.foreign.goqueue_records import ConversionError, to_record
 from assay.reference_broker.storage_tools.layout import Codec, StoreFormat
 
 NS_PER_MS = 1_000_000

@@ -17,9 +17,13 @@ from assay.reference_broker.storage.batch import (
     decode_header,
 )
 from assay.reference_broker.storage.disk import DiskFile
-from assay.reference_broker.storage.foreign.goqueue_message import MAGIC_BYTES as MESSAGE_MAGIC_BYTES
-from assay.reference_broker.storage.foreign.goqueue_message import GoQueueLayout, GoQueueMessageError, message_size
 from assay.reference_broker.storage.segment_scan import Damage
+from assay.reference_broker.storage_tools.foreign.goqueue_message import MAGIC_BYTES as MESSAGE_MAGIC_BYTES
+from assay.reference_broker.storage_tools.foreign.goqueue_message import (
+    GoQueueLayout,
+    GoQueueMessageError,
+    message_size,
+)
 from assay.reference_broker.storage_tools.layout import Codec
 from assay.reference_broker.storage_tools.segment_reader import message_layout_of
 

@@ -21,9 +21,9 @@ from assay.conformance.wire import (
     describe,
     encode,
 )
-from assay.reference_broker.core.queues import SyncJob
 from assay.reference_broker.mqtt.connection import MqttConnection
 from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.queues import SyncJob
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from assay.reference_broker.trace.schema import TraceKind
 from assay.sim.fuzz import inspection

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from assay.reference_broker.core.queues import QueueError, QueueErrorCode
-from assay.reference_broker.core.queues.group_operations import Claim
+from assay.reference_broker.queues import QueueError, QueueErrorCode
+from assay.reference_broker.queues.operations.group_operations import Claim
 from assay.sim.queue_model.life import Member, QueueLife
 from assay.sim.queue_model.state import DONE, Kind, Spot, ViolationError
 

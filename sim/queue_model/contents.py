@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import Delivery
+from assay.reference_broker.queues import Delivery
+from assay.reference_broker.routing.message import Message
 from assay.sim.queue_model.state import ViolationError
 
 _LETTER_PREFIX: Final = "_dlq_"

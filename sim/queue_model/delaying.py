@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues.confirms import StoredAs
+from assay.reference_broker.queues.jobs.confirms import StoredAs
+from assay.reference_broker.routing.message import Message
 from assay.sim.queue_model.contents import dressed
 from assay.sim.queue_model.delayed import Delayed
 from assay.sim.queue_model.life import QUEUE, QueueLife

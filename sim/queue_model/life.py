@@ -21,21 +21,13 @@ from assay.reference_broker.config import (
     RebalanceProtocol,
     RetryConfig,
 )
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import (
-    Consumer,
-    Delivery,
-    QueueEngine,
-    QueueError,
-    QueueErrorCode,
-    SyncJob,
-    Verb,
-)
-from assay.reference_broker.core.queues.confirms import Stored
-from assay.reference_broker.core.queues.group import ConsumerGroup
-from assay.reference_broker.core.queues.retry import backoff_s
-from assay.reference_broker.core.queues.settle_request import SettleRequest
-from assay.reference_broker.core.topics import matches
+from assay.reference_broker.queues import Consumer, Delivery, QueueEngine, QueueError, QueueErrorCode, SyncJob, Verb
+from assay.reference_broker.queues.delivery.settle_request import SettleRequest
+from assay.reference_broker.queues.groups.group import ConsumerGroup
+from assay.reference_broker.queues.groups.retry import backoff_s
+from assay.reference_broker.queues.jobs.confirms import Stored
+from assay.reference_broker.routing.message import Message
+from assay.reference_broker.routing.topics import matches
 from assay.reference_broker.storage.log import LogOptions
 from assay.reference_broker.storage.queue_store import LogQueueStore
 from assay.sim.disk import DiskProfile, Persistence, SimDisk

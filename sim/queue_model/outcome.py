@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from assay.reference_broker.core.queues import QueueError
+from assay.reference_broker.queues import QueueError
 from assay.sim.queue_model.state import ViolationError
 
 

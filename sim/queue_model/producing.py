@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import QueueError, QueueErrorCode, Verb
-from assay.reference_broker.core.queues.confirms import StoredAs
-from assay.reference_broker.core.queues.producer_names import ProducerIdentity
-from assay.reference_broker.core.queues.publish_options import TransactionKey
-from assay.reference_broker.core.queues.settle_request import SettleRequest
+from assay.reference_broker.queues import QueueError, QueueErrorCode, Verb
+from assay.reference_broker.queues.delivery.settle_request import SettleRequest
+from assay.reference_broker.queues.jobs.confirms import StoredAs
+from assay.reference_broker.queues.messages.publish_options import TransactionKey
+from assay.reference_broker.queues.transactions.producer_names import ProducerIdentity
+from assay.reference_broker.routing.message import Message
 from assay.sim.queue_model.life import Member, QueueLife
 from assay.sim.queue_model.settling import Named, settle_many
 from assay.sim.queue_model.state import LIVE, Fate, Sent, Transaction, ViolationError

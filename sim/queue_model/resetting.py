@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from assay.reference_broker.core.queues.subscribe_options import EARLIEST, LATEST
+from assay.reference_broker.queues.groups.subscribe_options import EARLIEST, LATEST
 from assay.sim.queue_model.life import QueueLife
 from assay.sim.queue_model.state import DONE, NEW, NONE, Kind
 

@@ -7,9 +7,9 @@ from typing import Final
 
 import msgspec
 
-from assay.reference_broker.core.queues import QueueError, QueueErrorCode, Verb
-from assay.reference_broker.core.queues.publish_options import TransactionKey
-from assay.reference_broker.core.queues.settle_request import parse
+from assay.reference_broker.queues import QueueError, QueueErrorCode, Verb
+from assay.reference_broker.queues.delivery.settle_request import parse
+from assay.reference_broker.queues.messages.publish_options import TransactionKey
 from assay.sim.queue_model.life import Held, Member, QueueLife
 from assay.sim.queue_model.state import Sent, ViolationError
 

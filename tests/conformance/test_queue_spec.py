@@ -21,7 +21,8 @@ from assay.conformance.spec_pages import (
     read_pages,
     state_diagram,
 )
-from assay.reference_broker.core.queues import lifecycle, transaction
+from assay.reference_broker.queues.groups import lifecycle
+from assay.reference_broker.queues.transactions import transaction
 
 REMEDY = "run python -m assay.conformance.spec_pages"
 

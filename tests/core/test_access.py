@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from assay.reference_broker.config import AclConfig, AclRuleConfig, ConfigError, DefaultAccess, Permission, parse_config
 from assay.reference_broker.core import access
 from assay.reference_broker.core.access import AccessControl, Grants, covers, overlap
-from assay.reference_broker.core.topics import matches
+from assay.reference_broker.routing.topics import matches
 
 ALPHABET = ("a", "b", "$x", "")
 TOPICS = ["/".join(levels) for size in (1, 2, 3, 4) for levels in product(ALPHABET, repeat=size)]

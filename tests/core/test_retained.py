@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from assay.reference_broker.core.message import Message
 from assay.reference_broker.core.retained import RetainedStore
-from assay.reference_broker.core.topics import matches
+from assay.reference_broker.routing.message import Message
+from assay.reference_broker.routing.topics import matches
 
 NAMES = ("a", "b", "", "$x", "c1")
 FILTERS = ("#", "+", "+/#", "a/#", "a/+/b", "+/+", "/#", "$x/#", "$x/+", "a/b", "+/b/#", "a/+/#", "nowhere/#")

@@ -8,13 +8,13 @@ import pytest
 
 from assay.reference_broker.config import BrokerConfig, SysConfig
 from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import Delivery
-from assay.reference_broker.core.queues.delivery_run import DeliveryRun
 from assay.reference_broker.core.routing import Subscription
 from assay.reference_broker.core.session import Session
 from assay.reference_broker.core.sys_topics import SysTopics
 from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.queues import Delivery
+from assay.reference_broker.queues.groups.delivery_run import DeliveryRun
+from assay.reference_broker.routing.message import Message
 
 START = 1_000.0
 

@@ -16,10 +16,10 @@ from assay.reference_broker.config import (
     TenantQuotas,
     parse_config,
 )
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import Delivery, QueueEngine, QueueError, QueueErrorCode, Verb
-from assay.reference_broker.core.queues.address import parse_address
 from assay.reference_broker.core.tenants import Tenant, Tenants
+from assay.reference_broker.queues import Delivery, QueueEngine, QueueError, QueueErrorCode, Verb
+from assay.reference_broker.queues.messages.address import parse_address
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.queue_store import LogQueueStore
 
 START = 1_000.0

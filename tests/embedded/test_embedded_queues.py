@@ -12,7 +12,6 @@ import pytest
 
 from assay.reference_broker.broker import Broker
 from assay.reference_broker.config import BrokerConfig, ListenerConfig, Profile, QueueConfig, QueuesConfig, RetryConfig
-from assay.reference_broker.core.queues import QueueError, QueueErrorCode
 from assay.reference_broker.embedded import (
     AckPolicy,
     AsyncSubscription,
@@ -32,6 +31,7 @@ from assay.reference_broker.embedded import (
 from assay.reference_broker.embedded.blocking import Received
 from assay.reference_broker.embedded.errors import NAMES, named
 from assay.reference_broker.embedded.received import AsyncReceived
+from assay.reference_broker.queues import QueueError, QueueErrorCode
 from tests.embedded.conftest import TIMEOUT_S, embedded_config, next_of
 
 # -- publish and consume

@@ -11,11 +11,11 @@ from assay.reference_broker.auth import hash_password, scram_credentials
 from assay.reference_broker.auth_scram import METHOD
 from assay.reference_broker.config import BrokerConfig, ConfigError, parse_config
 from assay.reference_broker.core import access_review
-from assay.reference_broker.core.message import memory_bytes
 from assay.reference_broker.mqtt import packets as p
 from assay.reference_broker.mqtt.errors import Reason
 from assay.reference_broker.mqtt.packets import V5, V311
 from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.routing.message import memory_bytes
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 
 if TYPE_CHECKING:

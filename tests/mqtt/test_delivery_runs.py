@@ -16,16 +16,17 @@ from assay.conformance.wire.decode import decode_packet
 from assay.conformance.wire.encode import encode
 from assay.loadtests.packets import split_frames
 from assay.reference_broker.config import BrokerConfig, QueuesConfig
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import delivery_properties, dispatcher
-from assay.reference_broker.core.queues.delivery_run import DeliveryRun
-from assay.reference_broker.core.queues.stored_message import StoredMessage
 from assay.reference_broker.core.session import OutgoingDeliveries
 from assay.reference_broker.mqtt.connection import MqttConnection
 from assay.reference_broker.mqtt.outgoing import PublishEncoder
 from assay.reference_broker.mqtt.packets import V5
 from assay.reference_broker.mqtt.queue_deliveries import DeliveryEncoder
 from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.queues import delivery_properties
+from assay.reference_broker.queues.delivery import dispatcher
+from assay.reference_broker.queues.groups.delivery_run import DeliveryRun
+from assay.reference_broker.queues.messages.stored_message import StoredMessage
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 
 NOW = 1_700_000_000.0

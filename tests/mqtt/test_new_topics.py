@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from assay.reference_broker.core.topics import matches
 from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.routing.topics import matches
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import Client, World

@@ -8,8 +8,8 @@ import pytest
 
 from assay.reference_broker.auth import MAX_WAITING_CHECKS, hash_password
 from assay.reference_broker.config import AuthConfig, BrokerConfig, UserConfig
-from assay.reference_broker.core.queues import SyncJob
 from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.queues import SyncJob
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import Client, World

@@ -14,15 +14,15 @@ from assay.conformance.wire import Connect, Properties, Publish, Subscribe, Subs
 from assay.conformance.wire.encode import encode
 from assay.reference_broker.config import AclConfig, AclRuleConfig, BrokerConfig, MqttConfig, Permission, QueuesConfig
 from assay.reference_broker.config_tenants import TenantConfig
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues.errors import LogError
-from assay.reference_broker.core.queues.publish_options import OPTION_NAMES
-from assay.reference_broker.core.queues.stored_message import MessageCodec, message_bytes
-from assay.reference_broker.core.remembered import SharedMemory
 from assay.reference_broker.mqtt import property_runs
 from assay.reference_broker.mqtt.connection import MqttConnection
 from assay.reference_broker.mqtt.property_runs import PropertyRunReader
 from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.queues.jobs.errors import LogError
+from assay.reference_broker.queues.messages.publish_options import OPTION_NAMES
+from assay.reference_broker.queues.messages.stored_message import MessageCodec, message_bytes
+from assay.reference_broker.routing.message import Message
+from assay.reference_broker.routing.remembered import SharedMemory
 
 NOW = 1_700_000_000.0
 QUEUE = "$queue/q"

@@ -15,8 +15,6 @@ from assay.conformance.wire.decode import Decoder
 from assay.conformance.wire.encode import encode
 from assay.reference_broker.config import AclConfig, AclRuleConfig, BrokerConfig, MqttConfig, Permission, QueuesConfig
 from assay.reference_broker.config_tenants import TenantConfig
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import Delivery, delivery_properties
 from assay.reference_broker.mqtt import ack_runs
 from assay.reference_broker.mqtt.ack_runs import AckRun, AckRunReader, read_ack_run
 from assay.reference_broker.mqtt.connection import MqttConnection
@@ -24,6 +22,8 @@ from assay.reference_broker.mqtt.outgoing import PublishEncoder
 from assay.reference_broker.mqtt.packets import V5
 from assay.reference_broker.mqtt.queue_deliveries import DeliveryEncoder
 from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.queues import Delivery, delivery_properties
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 

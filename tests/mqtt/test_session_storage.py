@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from assay.reference_broker.config import BrokerConfig, Durability, SessionsConfig
-from assay.reference_broker.core.queues import LogError, SyncJob
-from assay.reference_broker.core.queues.store import NewRecord
 from assay.reference_broker.mqtt import packets as p
 from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.queues import LogError, SyncJob
+from assay.reference_broker.queues.jobs.store import NewRecord
 from assay.reference_broker.storage.session_store import SessionStore
 from assay.sim.disk import DiskProfile, SimDisk
 

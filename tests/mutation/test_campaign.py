@@ -30,7 +30,7 @@ from mutation.report import Rate, diff
 from mutation.tree import ROOT, StoppedError, copied_tree
 from mutation.warm import PYTEST_OPTIONS, Preload
 
-TOPICS = "reference_broker/core/topics.py"
+TOPICS = "reference_broker/routing/topics.py"
 WIRE_TYPES = "reference_broker/mqtt/wire_types.py"
 LANES = "reference_broker/mqtt/queue_lanes.py"
 KILLED, SURVIVED, TIMEOUT, UNREACHED = Outcome.KILLED, Outcome.SURVIVED, Outcome.TIMEOUT, Outcome.NOT_REACHED
@@ -59,7 +59,7 @@ def _mutants(*keys: str) -> list[Mutant]:
 
 def _judges() -> list[Judge]:
     return [
-        UnitTests("unit tests", ["tests/core/test_topics.py", "tests/mqtt/test_codec.py"]),
+        UnitTests("unit tests", ["tests/routing/test_topics.py", "tests/mqtt/test_codec.py"]),
         Commands("nothing", NEVER_READ),
         Suites("conformance", ["mqtt5/utf8"]),
     ]
@@ -195,7 +195,7 @@ def test_a_test_that_the_map_left_out_may_kill_whatever_its_file_reaches(tmp_pat
     with copied_tree() as tree:
         (tree.root / "test_made.py").write_text(
             "import os\n"
-            "from assay.reference_broker.core.topics import matches\n"
+            "from assay.reference_broker.routing.topics import matches\n"
             "def test_first():\n    assert matches('a/+', 'a/b')\n    os.environ['ASSAY_MOST_S'] = '0'\n"
             "def test_second():\n    assert not matches('a/+', 'a')\n"
         )
@@ -274,7 +274,7 @@ def test_a_mutant_is_in_every_process_of_a_command_and_in_no_file(preload: Prelo
     with copied_tree() as tree:
         (tree.root / "asks.py").write_text(
             "import subprocess, sys\n"
-            "from assay.reference_broker.core.topics import TopicError, split_shared\n"
+            "from assay.reference_broker.routing.topics import TopicError, split_shared\n"
             "try:\n    print(split_shared('$share/g/a')[1], flush=True)\n"
             "except TopicError:\n    print('refused', flush=True)\n"
             "if not sys.argv[1:]:\n    subprocess.run([sys.executable, '-m', 'asks', 'child'])\n"
@@ -296,7 +296,7 @@ def test_tests_of_pytest_get_the_mutant_too(ran_at_import: bool) -> None:
     (mutant,) = _mutants(TOPICS + '::split_shared: "#" in name -> "#" not in name')
     with copied_tree() as tree:
         (tree.root / "test_asks.py").write_text(
-            "from assay.reference_broker.core.topics import split_shared\n"
+            "from assay.reference_broker.routing.topics import split_shared\n"
             "def test_a_share_has_a_name():\n    assert split_shared('$share/g/a')[1] == 'a'\n"
         )
         command = ["-m", "pytest", *PYTEST_OPTIONS, "test_asks.py"]

@@ -22,7 +22,7 @@ from assay.conformance.wire import (
 from assay.reference_broker.auth import hash_password
 from assay.reference_broker.broker import Broker
 from assay.reference_broker.config import BrokerConfig, load_config
-from assay.reference_broker.core.queues import QueueError
+from assay.reference_broker.queues import QueueError
 from tests.server.secure import Pki, connected
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"

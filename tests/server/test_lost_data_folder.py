@@ -13,7 +13,7 @@ import pytest
 
 from assay.reference_broker.broker import Broker
 from assay.reference_broker.config import BrokerConfig
-from assay.reference_broker.core.queues import QueueError
+from assay.reference_broker.queues import QueueError
 
 TIMEOUT_S = 30.0
 

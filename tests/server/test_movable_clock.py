@@ -15,7 +15,7 @@ from assay.conformance.nursery import Nursery
 from assay.conformance.targets import Target, TargetError, load_target, parse_target, probe
 from assay.conformance.wire import Properties, Puback, Publish, Subscription
 from assay.reference_broker.config import ConfigError, parse_config
-from assay.reference_broker.core.queues import QueueError
+from assay.reference_broker.queues import QueueError
 from assay.reference_broker.server.clock import MAX_ADVANCE_S, Clock, seconds_of
 from assay.reference_broker.trace.conformance import CaseVerdict
 

@@ -6,8 +6,8 @@ import asyncio
 import threading
 
 from assay.reference_broker.config import QueueConfig
-from assay.reference_broker.core.queues import SyncJob
-from assay.reference_broker.core.queues.confirms import SyncPoint
+from assay.reference_broker.queues import SyncJob
+from assay.reference_broker.queues.jobs.confirms import SyncPoint
 from assay.reference_broker.server.sync_threads import SyncThreads
 from assay.reference_broker.storage.log import LogOptions
 from assay.reference_broker.storage.memory_disk import MemoryDisk

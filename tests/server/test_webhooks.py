@@ -12,7 +12,7 @@ from typing import Any, ParamSpec
 
 import pytest
 
-from assay.reference_broker.core.queues.alerts import AlertRequest, Alerts, DeadLetterAlert
+from assay.reference_broker.queues.dead_letters.alerts import AlertRequest, Alerts, DeadLetterAlert
 from assay.reference_broker.server.webhooks import WebhookError, WebhookSender, is_public, post
 
 ALERT = DeadLetterAlert(

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from assay.reference_broker.config import QueueConfig
-from assay.reference_broker.core.queues.store import NewRecord, PartitionLog
+from assay.reference_broker.queues.jobs.store import NewRecord, PartitionLog
 from assay.reference_broker.storage.log import LogOptions
 from assay.reference_broker.storage.queue_store import LogQueueStore
 from assay.sim.disk import Persistence, SimDisk

@@ -27,8 +27,8 @@ from assay.faults.scenario import (
     find_scenario,
     shipped_scenarios,
 )
-from assay.reference_broker.core.queues import QueueEngine
-from assay.reference_broker.core.queues.queue import DurableQueue
+from assay.reference_broker.queues import QueueEngine
+from assay.reference_broker.queues.queue.queue import DurableQueue
 from assay.reference_broker.trace.files import read_history, read_trace
 from assay.reference_broker.trace.results import Verdict, read_result
 from assay.reference_broker.trace.schema import Contract, OpKind, TraceKind
@@ -78,7 +78,7 @@ from assay.sim.runner import simulate
 print(simulate(find_scenario(sys.argv[1]), int(sys.argv[2])).run.trace_hash)
 """
 PLANT_HASH_ORDER = """
-from assay.reference_broker.core.queues.partitioner import Partitioner
+from assay.reference_broker.queues.messages.partitioner import Partitioner
 Partitioner.choose = lambda self, key, partitions: hash(key) % partitions
 """
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from kill_fork import Voice, WrongError, live_and_die
 
 from assay.reference_broker.config import Compression
-from assay.reference_broker.core.queues.store import LogRecord, NewRecord
+from assay.reference_broker.queues.jobs.store import LogRecord, NewRecord
 from assay.reference_broker.storage.batch import BatchEncoder
 from assay.reference_broker.storage.compaction import CompactionPolicy, CompactionTask, Compactor
 from assay.reference_broker.storage.disk import RealDisk

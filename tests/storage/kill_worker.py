@@ -31,17 +31,10 @@ import msgspec
 from kill_fork import Voice, WrongError, live_and_die
 
 from assay.reference_broker.config import Durability, QueueConfig, QueuesConfig, RetentionConfig, RetryConfig
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import (
-    Delivery,
-    QueueEngine,
-    QueueError,
-    QueueErrorCode,
-    SyncJob,
-    Verb,
-    group_state,
-)
-from assay.reference_broker.core.queues.store import LogRecord
+from assay.reference_broker.queues import Delivery, QueueEngine, QueueError, QueueErrorCode, SyncJob, Verb
+from assay.reference_broker.queues.groups import group_state
+from assay.reference_broker.queues.jobs.store import LogRecord
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage import pending_log
 from assay.reference_broker.storage.disk import RealDisk
 from assay.reference_broker.storage.log import LogOptions

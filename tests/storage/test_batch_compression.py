@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.reference_broker.config import Compression
-from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.queues.jobs.store import NewRecord
 from assay.reference_broker.storage import batch as batch_module
 from assay.reference_broker.storage.batch import (
     BatchEncoder,

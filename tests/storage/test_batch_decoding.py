@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.reference_broker.config import Compression
-from assay.reference_broker.core.queues.store import Headers, LogRecord, NewRecord
+from assay.reference_broker.queues.jobs.store import Headers, LogRecord, NewRecord
 from assay.reference_broker.storage.batch import (
     HEADER,
     HEADER_BYTES,

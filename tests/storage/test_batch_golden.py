@@ -17,7 +17,7 @@ import pytest
 import zstandard
 
 from assay.reference_broker.config import Compression
-from assay.reference_broker.core.queues.store import LogRecord, NewRecord
+from assay.reference_broker.queues.jobs.store import LogRecord, NewRecord
 from assay.reference_broker.storage.batch import BatchEncoder, BatchFlag, decode_batch, decode_header
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -8,13 +8,13 @@ from collections import Counter
 import pytest
 
 from assay.reference_broker.config import Durability
-from assay.reference_broker.core.queues import delay_store, done_log
-from assay.reference_broker.core.queues.done_log import DoneLog
+from assay.reference_broker.queues.delays import delay_store, done_log
+from assay.reference_broker.queues.delays.done_log import DoneLog
 from assay.reference_broker.storage import queue_store
 from assay.reference_broker.storage.disk import Disk
 from assay.sim.power_cuts import WatchedDisk, power_cuts
-from tests.core.queues.conftest import Outcome, QueueBench
-from tests.core.queues.test_delays import delayed
+from tests.queues.conftest import Outcome, QueueBench
+from tests.queues.test_delays import delayed
 
 FIELDS = {"partitions": 2, "segment_bytes": 600}
 

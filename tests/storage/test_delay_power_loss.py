@@ -7,14 +7,14 @@ import random
 import pytest
 
 from assay.reference_broker.config import Durability
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import QueueError
+from assay.reference_broker.queues import QueueError
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage import segment_copies, sparse_log
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.log import SegmentedLog
 from assay.reference_broker.storage.segment_copies import SegmentCopy
 from assay.sim.power_cuts import PowerCut, WatchedDisk, power_cuts
-from tests.core.queues.conftest import START, BenchConsumer, QueueBench
+from tests.queues.conftest import START, BenchConsumer, QueueBench
 
 
 class Story:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from assay.reference_broker.config import Durability
-from assay.reference_broker.core.queues.errors import is_passing
+from assay.reference_broker.queues.jobs.errors import is_passing
 from assay.reference_broker.storage import disk as disk_module
 from assay.reference_broker.storage import pending_log
 from assay.reference_broker.storage.disk import Disk, DiskFile, RealDisk

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from assay.reference_broker.config import QueueConfig, QueuesConfig
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import Consumer, Delivery, QueueEngine, QueueError, QueueErrorCode, Verb
-from assay.reference_broker.core.queues.errors import LogError
-from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.queues import Consumer, Delivery, QueueEngine, QueueError, QueueErrorCode, Verb
+from assay.reference_broker.queues.jobs.errors import LogError
+from assay.reference_broker.queues.jobs.store import NewRecord
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.log import LogOptions
 from assay.reference_broker.storage.queue_store import LogQueueStore
 from assay.sim.disk import DiskProfile, SimDisk

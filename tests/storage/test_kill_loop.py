@@ -18,7 +18,7 @@ from types import ModuleType
 
 import pytest
 
-from assay.reference_broker.core.queues.store import LogRecord, NewRecord
+from assay.reference_broker.queues.jobs.store import LogRecord, NewRecord
 from assay.reference_broker.storage.compaction import CompactionTask
 from assay.reference_broker.storage.disk import RealDisk
 from assay.reference_broker.storage.queue_store import LogQueueStore

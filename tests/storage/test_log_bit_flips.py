@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from assay.reference_broker.config import Compression
-from assay.reference_broker.core.queues.store import LogRecord, NewRecord
+from assay.reference_broker.queues.jobs.store import LogRecord, NewRecord
 from assay.reference_broker.storage import offset_index, time_index
 from assay.reference_broker.storage.compaction import Compactor
 from assay.reference_broker.storage.log import LogOptions, SegmentedLog

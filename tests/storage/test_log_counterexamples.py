@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.queues.jobs.store import NewRecord
 from assay.reference_broker.storage.compaction import CompactionTask, Compactor
 from assay.reference_broker.storage.log import LogOptions, SegmentedLog
 from assay.sim.disk import Persistence, SimDisk

@@ -11,8 +11,8 @@ from crc32c import crc32c
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from assay.reference_broker.core.queues.errors import LogError
-from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.queues.jobs.errors import LogError
+from assay.reference_broker.queues.jobs.store import NewRecord
 from assay.reference_broker.storage.batch import HEADER, HEADER_BYTES, MAGIC, MAX_RECORDS_BYTES, VERSION
 from assay.reference_broker.storage.compaction import Compactor
 from assay.reference_broker.storage.durable_mark import DurableMark, encode_slot

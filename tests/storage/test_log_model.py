@@ -17,8 +17,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from assay.reference_broker.core.queues.errors import LogError
-from assay.reference_broker.core.queues.store import LogRecord, NewRecord, RetentionPolicy
+from assay.reference_broker.queues.jobs.errors import LogError
+from assay.reference_broker.queues.jobs.store import LogRecord, NewRecord, RetentionPolicy
 from assay.reference_broker.storage import offset_index, time_index
 from assay.reference_broker.storage.compaction import Compactor
 from assay.reference_broker.storage.file_sync import FileSync

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.reference_broker.config import Compression
-from assay.reference_broker.core.queues.store import LogRecord, NewRecord
+from assay.reference_broker.queues.jobs.store import LogRecord, NewRecord
 from assay.reference_broker.storage import log_reader
 from assay.reference_broker.storage.batch import BatchEncoder, Wanted
 from assay.reference_broker.storage.disk import Disk

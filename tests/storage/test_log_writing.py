@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from assay.reference_broker.config import Compression
-from assay.reference_broker.core.queues.errors import LogError
-from assay.reference_broker.core.queues.store import NewRecord, RetentionPolicy
+from assay.reference_broker.queues.jobs.errors import LogError
+from assay.reference_broker.queues.jobs.store import NewRecord, RetentionPolicy
 from assay.reference_broker.storage.batch import BatchEncoder
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.durable_mark import MARK_NAME, DurableMark, DurableMarkFile, decode_mark

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from assay.reference_broker.config import Compression, QueueConfig, SessionsConfig
-from assay.reference_broker.core.queues.confirms import sync_now
-from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.queues.jobs.confirms import sync_now
+from assay.reference_broker.queues.jobs.store import NewRecord
 from assay.reference_broker.storage.batch import BatchEncoder
 from assay.reference_broker.storage.compaction import CompactionPolicy, Compactor
 from assay.reference_broker.storage.disk import RealDisk

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from assay.reference_broker.core.queues.store import RecoveryNote
+from assay.reference_broker.queues.jobs.store import RecoveryNote
 from assay.reference_broker.storage import notes as notes_module
 from assay.reference_broker.storage.notes import Notes
 

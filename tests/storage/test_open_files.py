@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from assay.reference_broker.config import Compression, QueueConfig
-from assay.reference_broker.core.queues.store import NewRecord, PartitionLog
+from assay.reference_broker.queues.jobs.store import NewRecord, PartitionLog
 from assay.reference_broker.storage import queue_store
 from assay.reference_broker.storage.batch import BatchEncoder
 from assay.reference_broker.storage.disk import RealDisk

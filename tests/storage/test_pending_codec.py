@@ -10,8 +10,8 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.reference_broker.core.queues.errors import LogError
-from assay.reference_broker.core.queues.store import PendingRecord
+from assay.reference_broker.queues.jobs.errors import LogError
+from assay.reference_broker.queues.jobs.store import PendingRecord
 from assay.reference_broker.storage import pending_codec
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from assay.reference_broker.storage.pending_codec import (

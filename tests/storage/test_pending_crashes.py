@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from assay.reference_broker.core.queues.errors import LogError
-from assay.reference_broker.core.queues.store import CursorRecord, PendingRecord, SyncTask
+from assay.reference_broker.queues.jobs.errors import LogError
+from assay.reference_broker.queues.jobs.store import CursorRecord, PendingRecord, SyncTask
 from assay.reference_broker.storage import pending_log
 from assay.reference_broker.storage.disk import Disk, DiskFile
 from assay.reference_broker.storage.memory_disk import MemoryDisk

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from assay.reference_broker.core.queues.errors import LogError
-from assay.reference_broker.core.queues.store import CursorRecord, PendingRecord
+from assay.reference_broker.queues.jobs.errors import LogError
+from assay.reference_broker.queues.jobs.store import CursorRecord, PendingRecord
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from assay.reference_broker.storage.pending_codec import encode_header

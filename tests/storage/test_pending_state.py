@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from assay.reference_broker.core.queues.store import CursorRecord, PendingRecord
+from assay.reference_broker.queues.jobs.store import CursorRecord, PendingRecord
 from assay.reference_broker.storage.pending_codec import MAX_DELIVERY_COUNT, Code, Operation
 from assay.reference_broker.storage.pending_state import SHARDS, PendingState
 

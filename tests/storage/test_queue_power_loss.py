@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from assay.reference_broker.config import Durability, QueuesConfig
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import Consumer, Delivery, QueueEngine, QueueError, SyncJob, Verb
+from assay.reference_broker.queues import Consumer, Delivery, QueueEngine, QueueError, SyncJob, Verb
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage import pending_log
 from assay.reference_broker.storage.log import LogOptions
 from assay.reference_broker.storage.queue_store import LogQueueStore

@@ -9,7 +9,7 @@ import pytest
 
 from assay.reference_broker.storage.disk import Disk
 from assay.sim.power_cuts import PowerCut, WatchedDisk, power_cuts
-from tests.core.queues.conftest import QueueBench
+from tests.queues.conftest import QueueBench
 
 
 class Promises:

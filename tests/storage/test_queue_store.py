@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.reference_broker.config import Durability, QueueConfig
-from assay.reference_broker.core.queues.store import NewRecord, StoredGroup, StoredQueue
+from assay.reference_broker.queues.jobs.store import NewRecord, StoredGroup, StoredQueue
 from assay.reference_broker.storage.disk import DirectoryInUseError, RealDisk
 from assay.reference_broker.storage.file_names import encode_name, parse_segment_name, segment_name
 from assay.reference_broker.storage.memory_disk import MemoryDisk
@@ -99,7 +99,7 @@ def description(disk: MemoryDisk, content: bytes) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"version":1}', b'{"version":2,"name":"q","partitions":1}'])
 def test_a_damaged_description_says_which_file(content: bytes) -> None:
-    """And stops only its own queue: see tests/core/queues/test_set_aside.py."""
+    """And stops only its own queue: see tests/queues/test_set_aside.py."""
     disk = MemoryDisk()
     description(disk, content)
     store = LogQueueStore(disk)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from assay.reference_broker.core.queues.confirms import sync_now
+from assay.reference_broker.queues.jobs.confirms import sync_now
 from assay.reference_broker.storage import own_descriptors
 from assay.reference_broker.storage.disk import RealDisk
 from assay.reference_broker.storage.open_files import OpenFiles

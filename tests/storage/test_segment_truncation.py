@@ -7,7 +7,7 @@ import random
 import pytest
 
 from assay.reference_broker.config import Compression
-from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.queues.jobs.store import NewRecord
 from assay.reference_broker.storage.batch import BatchEncoder
 from assay.reference_broker.storage.log import LogOptions, SegmentedLog
 from assay.reference_broker.storage.memory_disk import MemoryDisk

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.reference_broker.config import Compression
-from assay.reference_broker.core.queues.errors import LogError
-from assay.reference_broker.core.queues.store import LogRecord, NewRecord
+from assay.reference_broker.queues.jobs.errors import LogError
+from assay.reference_broker.queues.jobs.store import LogRecord, NewRecord
 from assay.reference_broker.storage.batch import BatchEncoder
 from assay.reference_broker.storage.disk import Disk, RealDisk
 from assay.reference_broker.storage.file_names import segment_name

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from assay.reference_broker.config import SessionsConfig
-from assay.reference_broker.core.queues import LogError
-from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.queues import LogError
+from assay.reference_broker.queues.jobs.store import NewRecord
 from assay.reference_broker.storage import batching
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from assay.reference_broker.storage.session_store import FOLDER, SessionStore

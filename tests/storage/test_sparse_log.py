@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.reference_broker.config import Compression
-from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.queues.jobs.store import NewRecord
 from assay.reference_broker.storage import sparse_log
 from assay.reference_broker.storage.batch import BatchEncoder
 from assay.reference_broker.storage.disk import Disk

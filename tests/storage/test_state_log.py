@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from assay.reference_broker.config import Compression
-from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.queues.jobs.errors import LogError
 from assay.reference_broker.storage import state_log as state_log_module
 from assay.reference_broker.storage.batch import BatchEncoder
 from assay.reference_broker.storage.disk import Disk

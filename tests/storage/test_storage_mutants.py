@@ -16,8 +16,8 @@ import msgspec
 import pytest
 
 from assay.conformance.mutants import all_mutants, applied
-from assay.reference_broker.core.queues.errors import LogError
-from assay.reference_broker.core.queues.store import LogRecord, NewRecord
+from assay.reference_broker.queues.jobs.errors import LogError
+from assay.reference_broker.queues.jobs.store import LogRecord, NewRecord
 from assay.reference_broker.storage import offset_index, pending_log, pending_snapshot
 from assay.reference_broker.storage.compaction import Compactor
 from assay.reference_broker.storage.disk import RealDisk

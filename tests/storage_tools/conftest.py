@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from assay.cli import build_app
 from assay.reference_broker.config import Durability, QueueConfig
-from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.queues.jobs.store import NewRecord
 from assay.reference_broker.storage.disk import RealDisk
 from assay.reference_broker.storage.log import LogOptions
 from assay.reference_broker.storage.queue_store import LogQueueStore

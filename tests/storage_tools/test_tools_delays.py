@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from assay.reference_broker.config import QueueConfig, QueuesConfig
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import QueueEngine
-from assay.reference_broker.core.queues.confirms import StoredAs
-from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.queues import QueueEngine
+from assay.reference_broker.queues.jobs.confirms import StoredAs
+from assay.reference_broker.queues.jobs.store import NewRecord
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.disk import RealDisk
 from assay.reference_broker.storage.log_options import LogOptions
 from assay.reference_broker.storage.queue_store import LogQueueStore

@@ -14,7 +14,7 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.reference_broker.core.queues.store import LogRecord
+from assay.reference_broker.queues.jobs.store import LogRecord
 from assay.reference_broker.storage_tools.cli import parse_time
 from assay.reference_broker.storage_tools.json_lines import JsonLineError, decode_line, encode_line
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.reference_broker.core.queues.errors import LogError
+from assay.reference_broker.queues.jobs.errors import LogError
 from assay.reference_broker.storage_tools.dump import RecordFilter, read_places
 from assay.reference_broker.storage_tools.inspect import inspect_directory
 from assay.reference_broker.storage_tools.layout import find_layout

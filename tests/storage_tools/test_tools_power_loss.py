@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from assay.reference_broker.config import Compression, QueueConfig
-from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.queues.jobs.store import NewRecord
 from assay.reference_broker.storage.durable_mark import decode_mark
 from assay.reference_broker.storage.log import LogOptions
 from assay.reference_broker.storage.queue_store import LogQueueStore

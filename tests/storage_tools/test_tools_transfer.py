@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from assay.reference_broker.config import QueueConfig
-from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.queues.jobs.store import NewRecord
 from assay.reference_broker.storage.disk import RealDisk
 from assay.reference_broker.storage.queue_store import LogQueueStore
 from assay.reference_broker.storage_tools import importing

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from assay.reference_broker.config import Durability, QueuesConfig
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import QueueEngine
+from assay.reference_broker.queues import QueueEngine
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.disk import RealDisk
 from assay.reference_broker.storage.queue_store import LogQueueStore
 

@@ -15,8 +15,8 @@ from collections.abc import Callable
 import numpy as np
 
 from assay.reference_broker.config import Durability, QueuesConfig
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import Consumer, Delivery, QueueAddress, QueueEngine, Verb
+from assay.reference_broker.queues import Consumer, Delivery, QueueAddress, QueueEngine, Verb
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.queue_store import LogQueueStore
 
 QUEUE = "bench"

@@ -12,8 +12,8 @@ from time import perf_counter
 import msgspec
 
 from assay.reference_broker.config import Assignor, GroupConfig, QueueConfig, QueuesConfig, RebalanceProtocol
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import Consumer, Delivery, QueueEngine
+from assay.reference_broker.queues import Consumer, Delivery, QueueEngine
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.queue_store import LogQueueStore
 
 _NOW = 1_700_000_000.0

@@ -13,7 +13,7 @@ from assay.loadtests.bench.storage.measurement import Case, RowSpec, Sample
 from assay.loadtests.bench.storage.plan import StoragePlan
 from assay.loadtests.bench.storage.workload import Batches, mixed_batches, uniform_batches
 from assay.reference_broker.config import Compression
-from assay.reference_broker.core.queues.store import NewRecord
+from assay.reference_broker.queues.jobs.store import NewRecord
 from assay.reference_broker.storage.log import SegmentedLog
 
 WRITE_BUFFER_BYTES = 64 * 1024

@@ -19,8 +19,8 @@ from typing import NamedTuple
 from assay.loadtests.bench.storage.measurement import Case, MeasuredRow, RowSpec, Sample
 from assay.loadtests.bench.storage.plan import StoragePlan
 from assay.reference_broker.config import Durability, QueueConfig, QueuesConfig
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import Delivery, QueueEngine, Verb
+from assay.reference_broker.queues import Delivery, QueueEngine, Verb
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.disk import RealDisk
 from assay.reference_broker.storage.queue_store import LogQueueStore
 

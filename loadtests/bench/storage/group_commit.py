@@ -18,7 +18,7 @@ from assay.loadtests.bench.storage.log_files import LogFolder, raw_sync_s
 from assay.loadtests.bench.storage.measurement import Case, RowSpec, Sample
 from assay.loadtests.bench.storage.plan import StoragePlan
 from assay.loadtests.bench.storage.workload import uniform_batches
-from assay.reference_broker.core.queues.store import NewRecord, SyncTask
+from assay.reference_broker.queues.jobs.store import NewRecord, SyncTask
 from assay.reference_broker.storage.log import SegmentedLog
 
 Confirm = Callable[[], None]

@@ -17,8 +17,8 @@ from typing import Literal
 import msgspec
 
 from assay.reference_broker.config import Durability, QueueConfig, QueuesConfig
-from assay.reference_broker.core.message import Message
-from assay.reference_broker.core.queues import QueueEngine, QueueError
+from assay.reference_broker.queues import QueueEngine, QueueError
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.disk import RealDisk
 from assay.reference_broker.storage.queue_store import LogQueueStore
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from assay.reference_broker.core.queues.store import Headers, NewRecord
+from assay.reference_broker.queues.jobs.store import Headers, NewRecord
 
 START_MS = 1_700_000_000_000
 _PER_MILLISECOND = 100

@@ -1,0 +1,4 @@
+"""Requests as topics and JSON, and the rights that each needs.
+
+Knows everything; nothing here knows it.
+"""

@@ -1,0 +1,68 @@
+"""A message that waits for its time: its id, its record in the log of delayed messages, what is told of it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from assay.reference_broker.queues.jobs.confirms import StoredAs
+from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
+from assay.reference_broker.queues.jobs.store import Headers, LogRecord
+
+DELAY_ID: Final = StoredAs.DELAYED.value
+"""The user property that names a delayed message."""
+_DUE = b"_due"
+_ID_MARK = ":delay:"
+_MAX_DIGITS = 19
+
+
+class DelayedMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that waits for its time. Times are Unix seconds."""
+
+    delay_id: str
+    deliver_at: float
+    published_at: float
+    topic: str
+    publisher: str
+    payload_bytes: int
+    refused: bool
+    """It is due, and the queue refused it for now."""
+
+
+class DelayCounts:
+    """What happened since the engine opened; they only grow."""
+
+    __slots__ = ("cancelled", "fired", "refused", "scheduled", "unreadable")
+
+    def __init__(self) -> None:
+        self.scheduled = self.fired = self.cancelled = self.refused = self.unreadable = 0
+
+
+def delay_id_of(queue: str, offset: int) -> str:
+    return f"{queue}{_ID_MARK}{offset}"
+
+
+def parse_delay_id(queue: str, delay_id: str) -> int:
+    """The offset that a delay id of a queue names. Raises :class:`QueueError` (BAD_ADDRESS)."""
+    named, _, digits = delay_id.rpartition(_ID_MARK)
+    if named and digits.isascii() and digits.isdecimal() and len(digits) <= _MAX_DIGITS:
+        if named == queue:
+            return int(digits)
+        raise QueueError(
+            QueueErrorCode.BAD_ADDRESS, f"the delay id {delay_id[:80]!r} is of another queue than {queue!r}"
+        )
+    raise QueueError(QueueErrorCode.BAD_ADDRESS, f"the delay id {delay_id[:80]!r} is not <queue>{_ID_MARK}<number>")
+
+
+def with_due(headers: Headers, due_ms: int) -> Headers:
+    """The headers of a delayed message's record."""
+    return ((_DUE, b"%d" % due_ms), *headers)
+
+
+def due_of(record: LogRecord) -> int | None:
+    """When the message of a record is due, Unix milliseconds; None for a record that is none."""
+    headers = record.headers
+    if not headers or headers[0][0] != _DUE or not headers[0][1].isdigit():
+        return None
+    return int(headers[0][1])

@@ -1,0 +1,547 @@
+"""Delivery: which message goes to which consumer of a group next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from assay.reference_broker.queues.delivery.fair_turns import FairTurns
+from assay.reference_broker.queues.groups.delivery import Delivery
+from assay.reference_broker.queues.groups.delivery_run import MIN_RUN, DeliverRun, DeliveryRun
+from assay.reference_broker.queues.groups.group import ConsumerGroup
+from assay.reference_broker.queues.groups.pending import (
+    DELIVERED,
+    SETTLED,
+    Consumer,
+    EntryState,
+    GroupPartition,
+    PendingEntry,
+)
+from assay.reference_broker.queues.groups.retry import exhausted_reason
+from assay.reference_broker.queues.jobs.agenda import MAX_WORK
+from assay.reference_broker.queues.jobs.errors import LogError
+from assay.reference_broker.queues.messages.address import receipt_of
+from assay.reference_broker.queues.messages.lanes import LANES, NORMAL, LaneScheduler, PartitionLanes
+from assay.reference_broker.queues.messages.stored_message import StoredMessage
+from assay.reference_broker.routing.remembered import remember
+from assay.reference_broker.routing.topics import matches
+from assay.reference_broker.trace.schema import TraceKind
+
+QUANTUM = 32
+"""Messages of one partition before the next partition of the consumer has its turn."""
+_SKIPS_PER_TURN = 2_048
+"""Expired or unmatched messages passed over before other groups have their turn."""
+_MATCH_CACHE = 16_384
+_MATCHED: dict[tuple[str, str], bool] = {}
+"""Whether a filter of a group matches a routing key, for all groups."""
+_NEVER = float("inf")
+
+
+class Dispatcher:
+    """Delivers for one group."""
+
+    def __init__(self, group: ConsumerGroup) -> None:
+        self._group = group
+        self._skips = 0
+        self._counted = self._in_runs = 0
+        """Deliveries that are counted as work already; and those made in runs since then."""
+        self._has_more = False
+        """The turn had no room for all that could be delivered."""
+        self._consumer_turn = 0
+        """Whose turn it is first, if the last one ended early."""
+        self._place_turn = 0
+        """Deliveries made in turn so far."""
+        self._nonces = group.rng if group.config.receipts else None
+        self._has_runs = self._nonces is None and not group.pattern and group.tracer is None
+        """Deliveries may go out several at once: nothing is to be looked at or told of each."""
+        self._prefix = group.config.name + ":"
+        timeout_s = group.config.delivery_timeout_s
+        self._timeout_s = timeout_s if timeout_s > 0 else _NEVER
+
+    def serve(self, now: float) -> None:
+        """Give every consumer what it has room for, a few messages of each of its partitions in turn."""
+        group = self._group
+        if not group.take_back(now):
+            return
+        if group.rebalance.is_due:
+            group.rebalance.run(now)
+        if group.failure is not None or now < group.stalled_until:
+            return
+        self._skips = 0
+        self._counted, self._in_runs = group.counts.delivered + group.counts.redelivered, 0
+        try:
+            if not group.ordered and len(group.consumers) > 1:
+                self._serve_fairly(now)
+                return
+            self._serve_in_order(now)
+        except LogError:
+            group.stall(now)
+        finally:
+            group.prune_timeouts()
+            if group.slow is not None:
+                group.slow.note(now)
+            agenda = group.agenda
+            self._count_work()
+            agenda.work += (self._skips >> 1) + (len(group.consumers) + len(group.places) >> 6)
+            if self._skips >= _SKIPS_PER_TURN or self._has_more:
+                self._has_more = False
+                agenda.groups_to_serve[group] = None
+
+    def _serve_in_order(self, now: float) -> None:
+        """Consumer by consumer. When the turn has no room for more, the next one begins where this one had to stop."""
+        group = self._group
+        consumers = list(group.consumers.values())
+        if self._consumer_turn:
+            at = self._consumer_turn % len(consumers) if consumers else 0
+            consumers = consumers[at:] + consumers[:at]
+        for served, consumer in enumerate(consumers):
+            if self._is_spent():
+                self._consumer_turn += served
+                return
+            if group.scheduler is None:
+                self._serve_consumer(consumer, now)
+            else:
+                self._serve_by_lanes(consumer, group.scheduler, now)
+        self._consumer_turn = 0
+
+    def _is_spent(self) -> bool:
+        """Whether the turn has no room for more."""
+        self._has_more = has_more = self._count_work() >= MAX_WORK
+        return has_more
+
+    def _count_work(self) -> int:
+        """Count what was delivered since the last time; returns the work of the turn so far."""
+        group = self._group
+        counts, agenda, in_runs = group.counts, group.agenda, self._in_runs
+        delivered = counts.delivered + counts.redelivered
+        # What went out in runs took less.
+        work = agenda.work = agenda.work + delivered - self._counted - (in_runs - (in_runs >> 3))
+        self._counted, self._in_runs = delivered, 0
+        return work
+
+    def _serve_consumer(self, consumer: Consumer, now: float) -> None:
+        limit = consumer.limit
+        at = consumer.next_turn
+        in_turn = consumer.places[at:] + consumer.places[:at]
+        active = [place for place in in_turn if place.waiting or place.cursor < place.partition.visible_end]
+        while active:
+            still_active: list[GroupPartition] = []
+            for place in active:
+                room = limit - consumer.in_flight
+                if consumer.blocked or not consumer.active or room <= 0 or self._is_spent():
+                    # The next time begins where this one had to stop.
+                    consumer.next_turn = consumer.places.index(place) if place in consumer.places else 0
+                    return
+                if self._deliver_some(place, consumer, min(room, QUANTUM), now):
+                    still_active.append(place)
+            active = still_active
+
+    def _serve_fairly(self, now: float) -> None:
+        """Message by message to whoever has the fewest: without an order to keep, all share all partitions."""
+        group = self._group
+        counts = group.counts
+        turns = FairTurns(group.consumers.values())
+        scheduler = group.scheduler
+        if scheduler is not None:
+            self._serve_lanes_fairly(scheduler, turns, now)
+            return
+        count = len(group.places)
+        active = [group.places[(self._place_turn + step) % count] for step in range(count)]
+        at, room = 0, group.agenda.room
+        while active and room > 0 and (consumer := turns.next()) is not None:
+            room -= 1
+            before = counts.delivered + counts.redelivered
+            more = self._deliver_some(active[at], consumer, 1, now)
+            if counts.delivered + counts.redelivered > before:
+                self._note_turn(consumer)
+                at += 1
+            elif not more and consumer.active and not consumer.blocked:
+                del active[at]
+            if at >= len(active):
+                at = 0
+        self._has_more = room <= 0
+
+    def _serve_lanes_fairly(self, scheduler: LaneScheduler, turns: FairTurns, now: float) -> None:
+        """As :meth:`_serve_fairly`, the next message being of the lane that the scheduler says."""
+        group = self._group
+        counts = group.counts
+        dry = [False] * LANES
+        lanes = self._places_by_lane(group.places)
+
+        def waiting_since(lane: int) -> float | None:
+            return self._waiting_since(lanes[lane], now)
+
+        while not self._is_spent() and (consumer := turns.next()) is not None:
+            lane, _ = scheduler.pick(dry, now, waiting_since)
+            if lane < 0:
+                return
+            places = lanes[lane]
+            dry[lane] = True
+            for step in range(len(places)):
+                before = counts.delivered + counts.redelivered
+                more = self._deliver_some(places[(self._place_turn + step) % len(places)], consumer, 1, now)
+                served = counts.delivered + counts.redelivered - before
+                if served:
+                    self._note_turn(consumer)
+                    scheduler.served(lane, served, now)
+                if served or more or not consumer.active or consumer.blocked:
+                    dry[lane] = False
+                    break
+
+    def _note_turn(self, consumer: Consumer) -> None:
+        self._place_turn += 1
+        consumer.served_at = self._place_turn
+
+    @staticmethod
+    def _places_by_lane(places: Sequence[GroupPartition]) -> list[Sequence[GroupPartition]]:
+        """Lane -> its places; partitions without lanes are in the normal one."""
+        return [
+            [place.lanes[lane] for place in places if place.lanes is not None] if lane != NORMAL else places
+            for lane in range(LANES)
+        ]
+
+    def _waiting_since(self, places: Iterable[GroupPartition], now: float) -> float | None:
+        return min((since for place in places if (since := self._ready_since(place, now)) is not None), default=None)
+
+    def _serve_by_lanes(self, consumer: Consumer, scheduler: LaneScheduler, now: float) -> None:
+        """As :meth:`_serve_consumer`: lane by lane as their scheduler says, and within a lane a few of each partition.
+
+        Partitions without lanes are in the normal one.
+        """
+        group = self._group
+        counts = group.counts
+        dry = [False] * LANES
+        places = self._places_by_lane(consumer.places)
+
+        def waiting_since(lane: int) -> float | None:
+            return self._waiting_since(places[lane], now)
+
+        while True:
+            room = consumer.limit - consumer.in_flight
+            if consumer.blocked or not consumer.active or room <= 0 or self._is_spent():
+                return
+            lane, share = scheduler.pick(dry, now, waiting_since)
+            if lane < 0:
+                return
+            before = counts.delivered + counts.redelivered
+            active = places[lane]
+            first = consumer.next_turn % len(active) if active else 0
+            wanted = min(room, share, QUANTUM)
+            dry[lane] = True
+            for step in range(len(active)):
+                # One partition a pick: the next pick begins behind it.
+                at = (first + step) % len(active)
+                more = self._deliver_some(active[at], consumer, wanted, now)
+                served = counts.delivered + counts.redelivered - before
+                if served or more:
+                    consumer.next_turn = at + 1
+                    dry[lane] = False
+                    scheduler.served(lane, served, now)
+                    break
+
+    def _ready_since(self, place: GroupPartition, now: float) -> float | None:
+        """When the message that a place would deliver next came to the queue; None when there is none."""
+        entry = place.first_waiting() if place.waiting else None
+        if entry is not None and entry.deadline <= now:
+            return entry.enqueued_at if entry.enqueued_at != _NEVER else now
+        partition = place.partition
+        offset = place.cursor if partition.lanes is None else partition.lanes.next_in(place.lane, place.cursor)
+        if offset >= partition.visible_end or (entry is not None and place.holds_back):
+            return None
+        stored = partition.get(offset)
+        return stored.enqueued_at if stored is not None else now
+
+    def _deliver_some(self, place: GroupPartition, consumer: Consumer, limit: int, now: float) -> bool:
+        """Up to ``limit`` deliveries from one partition; False when it has no more for now."""
+        if self._group.shared_limit:
+            limit = min(limit, self._group.shared_limit - self._group.in_flight)
+            if limit <= 0:
+                return False
+        while limit > 0 and place.waiting:
+            entry = place.first_waiting()
+            if entry is None or entry.deadline > now:
+                break
+            if self._redeliver(entry, consumer, now):
+                limit -= 1
+            else:
+                self._skips += 1
+                if self._skips >= _SKIPS_PER_TURN:
+                    return False
+            if consumer.blocked or not consumer.active:
+                return False
+        return self._deliver_new(place, consumer, limit, now)
+
+    def _deliver_new(self, place: GroupPartition, consumer: Consumer, limit: int, now: float) -> bool:
+        room = self._group.room_for_new
+        if room < limit:
+            if room <= 0:
+                return False
+            limit = room
+        partition = place.partition
+        cached = partition.cached
+        lanes = partition.lanes
+        if self._has_runs and consumer.deliver_run is not None and lanes is None and limit >= MIN_RUN:
+            limit -= self._deliver_run(place, consumer, consumer.deliver_run, limit, now)
+        while limit > 0:
+            offset = place.cursor
+            if lanes is not None:
+                offset = self._to_lane(place, lanes)
+            if (
+                offset >= partition.visible_end
+                or self._skips >= _SKIPS_PER_TURN
+                or (place.waiting and place.holds_back)
+            ):
+                return False
+            stored = cached.get(offset)
+            if stored is None:
+                loaded = partition.load(offset)
+                if loaded is None or loaded[0] > offset:
+                    self._pass_damage(place, partition.visible_end if loaded is None else loaded[0])
+                    continue
+                stored = loaded[1]
+            if now >= stored.expires_at:
+                self._skips += 1
+                self._group.owner.expire_next(self._group, place, now)
+                continue
+            if self._group.pattern and not self._matches(stored.routing_key):
+                self._skip(place)
+                self._group.counts.unmatched += 1
+                continue
+            if not self._deliver_first(place, stored, consumer, now):
+                return False
+            limit -= 1
+        return True
+
+    def _deliver_run(
+        self, place: GroupPartition, consumer: Consumer, deliver_run: DeliverRun, limit: int, now: float
+    ) -> int:
+        """Deliver several from the cursor on at once; returns how many, 0 when they must go one by one."""
+        group, partition = self._group, place.partition
+        offset = place.cursor
+        if partition.visible_end - offset < MIN_RUN or (place.waiting and place.holds_back):
+            return 0
+        stored: list[StoredMessage] = []
+        for message in map(partition.cached.get, range(offset, min(offset + limit, partition.visible_end))):
+            if message is None or now >= message.expires_at:
+                break
+            stored.append(message)
+        if len(stored) < MIN_RUN:
+            return 0
+        run = DeliveryRun(group.config.name, group.group_id, place.index, offset, stored)
+        count = deliver_run(run)
+        if not count:
+            return 0
+        deadline = now + self._timeout_s
+        entries = [
+            PendingEntry(place, at, 1, consumer, DELIVERED, deadline, now, now, "", message.enqueued_at)
+            for at, message in enumerate(stored[:count], offset)
+        ]
+        end = offset + count
+        place.pending.update(zip(range(offset, end), entries, strict=True))
+        place.cursor = end
+        group.cursor_total += count
+        group.unsettled += count
+        consumer.in_flight += count
+        if group.shared_limit:
+            group.in_flight += count
+        if deadline != _NEVER:
+            group.timeouts += [(deadline, entry) for entry in entries]
+            if deadline < group.wake_at:
+                group.agenda.wake(group, deadline)
+        group.log.add_run(place.number, offset, end, consumer.consumer_id, int(now * 1000))
+        group.counts.delivered += count
+        self._in_runs += count
+        group.agenda.groups_to_write[group] = None
+        return count
+
+    def _to_lane(self, place: GroupPartition, lanes: PartitionLanes) -> int:
+        """Move a cursor to the next message of its lane. What it passes is of other lanes, which count it."""
+        offset = lanes.next_in(place.lane, place.cursor)
+        if place.cursor < offset < place.partition.visible_end:
+            place.cursor = offset
+            self._group.moved[place] = None
+            self._group.agenda.groups_to_write[self._group] = None
+        return offset
+
+    def _deliver_first(self, place: GroupPartition, stored: StoredMessage, consumer: Consumer, now: float) -> bool:
+        """Deliver the message at the cursor; False when the consumer has no room or left."""
+        group = self._group
+        offset = place.cursor
+        entry = PendingEntry(place, offset, 1)
+        entry.enqueued_at = stored.enqueued_at
+        entry.first_delivered_at = now
+        # Everything is in place before the call, since a consumer may settle within it.
+        place.pending[offset] = entry
+        place.cursor = offset + 1
+        group.cursor_total += 1
+        group.unsettled += 1
+        if not self._hand_over(entry, stored, consumer, now):
+            del place.pending[offset]
+            place.cursor = offset
+            group.cursor_total -= 1
+            group.unsettled -= 1
+            return False
+        group.log.add(place.number, offset, consumer.consumer_id, int(now * 1000), 1)
+        if entry.state is not DELIVERED:
+            self._log_what_the_call_did(entry)
+        group.counts.delivered += 1
+        group.agenda.groups_to_write[group] = None
+        return consumer.active
+
+    def _hand_over(self, entry: PendingEntry, stored: StoredMessage, consumer: Consumer, now: float) -> bool:
+        group = self._group
+        place = entry.place
+        offset = entry.offset
+        deadline = now + self._timeout_s
+        entry.state = DELIVERED
+        entry.consumer = consumer
+        entry.deadline = deadline
+        entry.claimed_at = now
+        consumer.in_flight += 1
+        if group.shared_limit:
+            group.in_flight += 1
+        receipt = ""
+        if self._nonces is not None:
+            entry.nonce = self._nonces.getrandbits(64)
+            receipt = receipt_of(group.config.name, place.index, offset, entry.delivery_count, entry.nonce)
+        delivery = Delivery(
+            queue=group.config.name,
+            partition=place.index,
+            offset=offset,
+            message_id=f"{self._prefix}{place.index}:{offset}",
+            group=group.group_id,
+            delivery_count=entry.delivery_count,
+            topic=stored.topic,
+            message=stored.message,
+            receipt=receipt,
+            lane=stored.lane,
+        )
+        if not consumer.deliver(delivery) and entry.state is DELIVERED:
+            consumer.blocked = True
+            consumer.in_flight -= 1
+            if group.shared_limit:
+                group.in_flight -= 1
+            entry.consumer = None
+            return False
+        if deadline != _NEVER:
+            group.timeouts.append((deadline, entry))
+            if deadline < group.wake_at:
+                group.agenda.wake(group, deadline)
+        if group.tracer is not None:
+            group.trace(TraceKind.DELIVERED, entry)
+        return True
+
+    def _redeliver(self, entry: PendingEntry, consumer: Consumer, now: float) -> bool:
+        """Deliver a waiting entry again, or give it up when it has expired, is damaged or was delivered too often."""
+        group = self._group
+        place = entry.place
+        stored = place.partition.get(entry.offset)
+        place.pop_waiting()
+        if stored is None:
+            group.counts.unreadable += 1
+            group.discard(entry, "unreadable")
+            return False
+        if now >= stored.expires_at:
+            group.owner.expire_entry(group, entry, now)
+            return False
+        if group.pattern and not entry.delivery_count and not self._matches(stored.routing_key):
+            # It came to wait before it was the group's turn to look at it.
+            group.counts.unmatched += 1
+            group.remove(entry, None)
+            return False
+        entry.enqueued_at = stored.enqueued_at
+        reason = exhausted_reason(group.config.retry, entry.delivery_count, 0.0)
+        if reason is not None and not group.keeps_exhausted:
+            # Only after a restart: it was to be dead-lettered when the broker stopped.
+            group.dead_letter(entry, reason, now, None)
+            return False
+        due, is_first = entry.deadline, not entry.delivery_count
+        if is_first:
+            entry.first_delivered_at = now
+        entry.delivery_count += 1
+        if not self._hand_over(entry, stored, consumer, now):
+            entry.delivery_count -= 1
+            entry.deadline = due
+            entry.state = EntryState.WAITING
+            place.push_waiting(entry)
+            return False
+        group.log.claim(place.number, entry.offset, consumer.consumer_id, int(now * 1000), entry.delivery_count)
+        if entry.state is not DELIVERED:
+            self._log_what_the_call_did(entry)
+        if is_first:
+            group.counts.delivered += 1
+        else:
+            group.counts.redelivered += 1
+        group.agenda.groups_to_write[group] = None
+        return True
+
+    def take_over(self, entry: PendingEntry, consumer: Consumer, now: float) -> bool:
+        """Deliver to a consumer what another one, or itself, has; False when it took nothing or the message is gone.
+
+        Raises :class:`LogError`.
+        """
+        group = self._group
+        holder, deadline, claimed_at, nonce = entry.consumer, entry.deadline, entry.claimed_at, entry.nonce
+        stored = entry.place.partition.get(entry.offset)
+        if stored is None:
+            group.counts.unreadable += 1
+            group.discard(entry, "unreadable")
+            return False
+        if now >= stored.expires_at:
+            group.owner.expire_entry(group, entry, now)
+            return False
+        entry.enqueued_at = stored.enqueued_at
+        entry.delivery_count += 1
+        if not self._hand_over(entry, stored, consumer, now):
+            entry.delivery_count -= 1
+            entry.consumer, entry.deadline, entry.claimed_at, entry.nonce = holder, deadline, claimed_at, nonce
+            return False
+        if holder is not None:
+            group.let_go(holder, entry.place)
+        group.log.claim(entry.place.number, entry.offset, consumer.consumer_id, int(now * 1000), entry.delivery_count)
+        if entry.state is not DELIVERED:
+            self._log_what_the_call_did(entry)
+        group.counts.redelivered += 1
+        group.counts.claimed += 1
+        group.agenda.groups_to_write[group] = None
+        return True
+
+    def _log_what_the_call_did(self, entry: PendingEntry) -> None:
+        """A settlement within the delivery call: in the log it must follow the delivery."""
+        if entry.state is SETTLED:
+            self._group.log.ack(entry.place.number, entry.offset)
+        elif entry.state is EntryState.WAITING:
+            self._group.log.expire(entry.place.number, entry.offset, int(entry.deadline * 1000))
+
+    # -- passing over --------------------------------------------------------------------------------------------
+
+    def _skip(self, place: GroupPartition) -> None:
+        group = self._group
+        if place.partition.sizes is not None:
+            group.held_bytes -= place.partition.sizes.of(place.cursor)
+        place.cursor += 1
+        self._skips += 1
+        group.cursor_total += 1
+        group.moved[place] = None
+        group.agenda.groups_to_write[group] = None
+
+    def _pass_damage(self, place: GroupPartition, end: int) -> None:
+        group, offset = self._group, place.cursor
+        lost = group.owner.pass_over(group, place, end)
+        group.counts.unreadable += lost
+        if group.tracer is not None:
+            fields: dict[str, str | int] = {
+                "queue": group.config.name,
+                "group": group.group_id,
+                "partition": place.index,
+                "offset": offset,
+                "detail": f"unreadable: {lost} messages",
+            }
+            group.tracer(TraceKind.DISCARDED, fields)
+
+    def _matches(self, routing_key: str) -> bool:
+        key = (self._group.pattern, routing_key)
+        known = _MATCHED.get(key)
+        if known is None:
+            known = matches(*key)
+            remember(_MATCHED, key, known, len(key[0]) + len(routing_key), _MATCH_CACHE)
+        return known

@@ -1,0 +1,43 @@
+"""Whose turn it is where the order of messages does not count: every consumer may have every message."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+from assay.reference_broker.queues.groups.pending import Consumer
+
+
+class FairTurns:
+    """The consumers with room, the one with the fewest unsettled deliveries first.
+
+    Among equals comes who has waited longest since its last delivery, and among new ones who joined first. So no
+    consumer takes a burst while others are idle, and a run repeats exactly.
+    """
+
+    def __init__(self, consumers: Iterable[Consumer]) -> None:
+        self._heap = [
+            (consumer.in_flight, consumer.served_at, joined, consumer)
+            for joined, consumer in enumerate(consumers)
+            if has_room(consumer)
+        ]
+        heapq.heapify(self._heap)
+
+    def next(self) -> Consumer | None:
+        """Who is to get the next message; None when nobody has room."""
+        heap = self._heap
+        while heap:
+            in_flight, served_at, joined, consumer = heap[0]
+            if not has_room(consumer):
+                heapq.heappop(heap)
+            elif consumer.in_flight != in_flight or consumer.served_at != served_at:
+                # It got something, or settled something meanwhile.
+                heapq.heapreplace(heap, (consumer.in_flight, consumer.served_at, joined, consumer))
+            else:
+                return consumer
+        return None
+
+
+def has_room(consumer: Consumer) -> bool:
+    """Whether a consumer can take a delivery now."""
+    return consumer.active and not consumer.blocked and consumer.in_flight < consumer.limit

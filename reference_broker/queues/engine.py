@@ -1,0 +1,621 @@
+"""The durable queue engine: protocol-neutral and sans-IO. One per broker; not thread-safe, except for sync jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from assay.reference_broker.config import GroupStart, QueuesConfig
+from assay.reference_broker.queues.dead_letters.alerts import Alerts
+from assay.reference_broker.queues.delivery import settlement
+from assay.reference_broker.queues.delivery.settle_request import SettleRequest
+from assay.reference_broker.queues.groups.delivery import Delivery, delivery_properties
+from assay.reference_broker.queues.groups.delivery_run import DeliverRun
+from assay.reference_broker.queues.groups.group import ConsumerGroup
+from assay.reference_broker.queues.groups.pending import Consumer, Deliver, Notify
+from assay.reference_broker.queues.groups.subscribe_options import DEFAULT_OPTIONS, SubscribeOptions
+from assay.reference_broker.queues.jobs.agenda import MAX_WORK, Agenda
+from assay.reference_broker.queues.jobs.confirms import Confirm, JointConfirm, Stored, SyncPoint, ignore
+from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode, is_passing, reason_of
+from assay.reference_broker.queues.jobs.store import QueueStore
+from assay.reference_broker.queues.jobs.sync_job import SyncJob
+from assay.reference_broker.queues.messages.address import QueueAddress, Verb, is_dead_letter, parse_address
+from assay.reference_broker.queues.messages.publish_options import TransactionKey
+from assay.reference_broker.queues.operations.group_operations import GroupOperations
+from assay.reference_broker.queues.operations.queue_operations import QueueOperations
+from assay.reference_broker.queues.operations.replay import DeadLetterOperations
+from assay.reference_broker.queues.queue.bindings import Bindings, publish_to_all
+from assay.reference_broker.queues.queue.queue import DurableQueue
+from assay.reference_broker.queues.registry.registry import QueueRegistry
+from assay.reference_broker.queues.transactions.transactions import Transactions
+from assay.reference_broker.routing.message import MESSAGE_OVERHEAD_BYTES, Message, memory_bytes
+from assay.reference_broker.routing.remembered import remember
+from assay.reference_broker.trace.schema import Tracer
+
+_ADDRESS_CACHE = 4_096
+MAX_CONFIRMS = 4_096
+"""Confirms that leave at once when a sync is done; those behind them follow in the next turns."""
+_FIRST_RETRY_S = 0.05
+_LAST_RETRY_S = 2.0
+"""How long a sync that was not tried waits: twice as long each time, up to this."""
+
+
+class Translates(Protocol):
+    """A tenant, whose clients have names of their own for queues."""
+
+    def topic_in(self, topic: str) -> str: ...
+
+
+class QueueEngine(QueueOperations):
+    """All queues of a broker.
+
+    A turn of the driver's loop: commands (:meth:`publish`, :meth:`settle`, ...), :meth:`tick` when
+    :meth:`next_deadline` has come, :meth:`dispatch`, :meth:`take_sync_jobs`; each job is run anywhere and reported by
+    :meth:`sync_done`, after which another turn follows. ``now`` is Unix seconds and never steps back.
+    """
+
+    def __init__(
+        self, config: QueuesConfig, store: QueueStore, rng: random.Random, now: float, tracer: Tracer | None = None
+    ) -> None:
+        """Open and recover every stored and configured queue. Raises :class:`QueueOpenError`, :class:`LogError`."""
+        self._config = config
+        self._store = store
+        self.alerts = Alerts(allow_private=config.alert_allow_private)
+        """Of dead letters; the driver sends them."""
+        self._agenda = self.agenda = Agenda()
+        self._agenda.now = now
+        self._partition_queue = self._agenda.owners
+        self._addresses: dict[str, QueueAddress] = {}
+        self._sync_due_at: float | None = None
+        self._sync_is_due = False
+        self._retries: list[SyncJob] = []
+        """Jobs that the system had no means for. Until they are run again nothing else of their logs is synced."""
+        self._retain_due_at: float | None = None
+        self._to_retain: list[DurableQueue] = []
+        """Of the round that is under way; the next one last."""
+        self._confirming: deque[tuple[Confirm, QueueError | None]] = deque()
+        """What syncs have decided and nobody was told yet, in order."""
+        self._closed = False
+        self.captures: Bindings | None = None
+        """Set while some queue gets messages of ordinary topics: see :meth:`capture`."""
+        self.on_bindings_changed: Callable[[], None] | None = None
+        """Called after it: who gets a topic may be another than before."""
+        self._bindings: Bindings | None = None
+        self._filters: list[tuple[str, tuple[str, ...]]] = []
+        self._registry = QueueRegistry(config, store, self._agenda, self.alerts, rng, tracer, self._queues_changed)
+        self._queues = self._registry.queues
+        self.groups: GroupOperations = GroupOperations(self._queues, self._agenda, self._check_open)
+        self.dead_letters = DeadLetterOperations(self._queues, self._agenda, self.alerts, self._registry.get_or_create)
+        self.transactions = Transactions(config.transactions, store, self._agenda, self._queues)
+        self._agenda.produce = self.transactions.publish
+        self._registry.on_delete = self.transactions.forget_queue
+        self.known = self._registry.known
+        """Bytes that queues remember of how to store messages."""
+        self.memory = self._registry.memory
+        """What queues in memory hold and whether their publishers are to wait; None where that is not limited."""
+        self._registry.open_all(now)
+        self.transactions.recover(now, self._registry.set_aside, self._registry.is_unusable)
+
+    def _queues_changed(self) -> None:
+        """A queue came, changed or went."""
+        self._addresses.clear()
+        if self._retain_due_at is None and any(queue.config.retention.has_limits for queue in self._queues.values()):
+            self._retain_due_at = self._agenda.now
+        filters = [(queue.name, queue.config.topics) for queue in self._queues.values() if queue.config.topics]
+        if filters != self._filters:
+            self._filters = filters
+            self._bindings = Bindings(filters) if filters else None
+            self.captures = self._bindings if self._bindings is not None and self._bindings.has_ordinary else None
+            if self.on_bindings_changed is not None:
+                self.on_bindings_changed()
+
+    def _queue(self, name: str) -> DurableQueue:
+        """An existing queue, or one created now. Raises :class:`QueueError`."""
+        self._check_open()
+        return self._registry.get_or_create(name)
+
+    # -- publishing ----------------------------------------------------------------------------------------------
+
+    def address(self, topic: str) -> QueueAddress:
+        """Where a topic or filter of a queue points to. Raises :class:`QueueError` (BAD_ADDRESS)."""
+        known = self._addresses.get(topic)
+        if known is None:
+            known = parse_address(topic, self._exists)
+            if self._bindings is not None and known.verb is None and not is_dead_letter(known.queue):
+                bound = tuple(name for name in self._bindings.match(topic) if name != known.queue)
+                known = msgspec.structs.replace(known, bound=bound)
+            remember(self._addresses, topic, known, len(topic), _ADDRESS_CACHE)
+        return known
+
+    def _exists(self, name: str) -> bool:
+        return name in self._queues or self._registry.is_unusable(name)
+
+    def publish(
+        self,
+        address: QueueAddress,
+        message: Message,
+        now: float,
+        on_confirmed: Confirm | None = None,
+        on_stored: Stored | None = None,
+    ) -> None:
+        """Enqueue a message.
+
+        Raises :class:`QueueError` when it is refused at once; then ``on_confirmed`` is not called. Otherwise it is
+        called exactly once, later: with None once the message is as durable as its queue promises, or with the error.
+        ``on_stored`` is told before that what the message became and its id. Options travel as user properties of the
+        message: see :mod:`assay.reference_broker.queues.messages.publish_options`.
+        """
+        if address.verb is not None:
+            raise QueueError(QueueErrorCode.BAD_ADDRESS, "a settlement topic takes no messages")
+        if address.bound:
+            self._agenda.cost += len(address.bound)
+            publish_to_all(self.publish, address, message, now, on_confirmed, on_stored)
+            return
+        self._agenda.now = now
+        queue = self._queues.get(address.queue)
+        if queue is None or self._closed:
+            queue = self._queue(address.queue)
+        if self.memory is not None and queue.is_volatile:
+            self.memory.admit(memory_bytes(message), now)
+        queue.publish(address.routing_key, message, now, on_confirmed, on_stored)
+
+    def publish_many(
+        self, address: QueueAddress, messages: Sequence[Message], now: float, on_confirmed: Confirm | None = None
+    ) -> None:
+        """As :meth:`publish` for each, in order, with one confirm: once all are decided, with the first error.
+
+        Faster when the messages have no properties; those without a key then go to partitions in blocks. Never raises:
+        what is refused at once shows in the confirm, and the others are enqueued all the same.
+        """
+        joint = JointConfirm(on_confirmed or ignore)
+        if not self.publish_run(address, messages, now, lambda _: joint.part()):
+            for message in messages:
+                confirm = joint.part()
+                try:
+                    self.publish(address, message, now, confirm)
+                except QueueError as error:
+                    confirm(error)
+        joint.close()
+
+    def publish_run(
+        self,
+        address: QueueAddress,
+        messages: Sequence[Message],
+        now: float,
+        part: Callable[[int], Confirm],
+        *,
+        alike: bool = False,
+    ) -> bool:
+        """Enqueue plain messages that certainly fit, in blocks; False, with nothing done, when they must go singly.
+
+        ``part`` is told the size of each block, in order, and gives its confirm. ``alike``: they differ in their
+        payloads alone, which are of one size.
+        """
+        queue = self._taker_of_runs(address, now)
+        if queue is None or not self._has_memory(queue, messages, alike=alike):
+            return False
+        return queue.publish_run(address.routing_key, messages, now, part, alike=alike)
+
+    def publish_keyed(
+        self, address: QueueAddress, messages: Sequence[Message], now: float, part: Callable[[Sequence[int]], Confirm]
+    ) -> bool:
+        """As :meth:`publish_run` for messages of one topic and publisher with user properties, none of them an option.
+
+        ``part`` is told the positions of the messages that go to one partition, and gives their confirm.
+        """
+        queue = self._taker_of_runs(address, now)
+        if queue is None or not self._has_memory(queue, messages, alike=False):
+            return False
+        return queue.publish_keyed(address.routing_key, messages, now, part)
+
+    def _has_memory(self, queue: DurableQueue, messages: Sequence[Message], *, alike: bool) -> bool:
+        """Whether a run certainly fits into what queues in memory may hold."""
+        if self.memory is None or not queue.is_volatile:
+            return True
+        first, count = messages[0], len(messages)
+        # The others have about as much beside their payloads; an estimate will do until it is counted.
+        size = count * max(memory_bytes(first) - len(first.payload), MESSAGE_OVERHEAD_BYTES)
+        payload_bytes = count * len(first.payload) if alike else sum([len(message.payload) for message in messages])
+        return self.memory.admit_run(size + payload_bytes)
+
+    def _taker_of_runs(self, address: QueueAddress, now: float) -> DurableQueue | None:
+        self._agenda.now = now
+        if self._closed or address.verb is not None or address.bound:
+            return None
+        return self._queues.get(address.queue)
+
+    def is_pressed(self, topic: str, tenant: Translates | None) -> bool:
+        """Whether who publishes to this topic of a queue should wait, since queues in memory hold too much."""
+        if self.memory is None or not self.memory.pressed:
+            return False
+        try:
+            address = self.address(topic if tenant is None else tenant.topic_in(topic))
+        except QueueError:
+            return False
+        queues = [self._queues.get(name) for name in (address.queue, *address.bound)]
+        return any(queue is not None and queue.is_volatile for queue in queues)
+
+    def is_captured(self, topic: str) -> bool:
+        """Whether some queue gets the messages of an ordinary topic."""
+        return self.captures is not None and bool(self.captures.match(topic))
+
+    def capture(self, message: Message, now: float) -> None:
+        """Give a message of an ordinary topic to the queues whose filters match it. Never raises: see ``bindings``."""
+        if self.captures is not None and not self._closed:
+            self._agenda.now = now
+            names = self.captures.match(message.topic)
+            self._agenda.cost += len(names)
+            for name in names:
+                self._queues[name].captures.take(message, now)
+
+    def take_cost(self) -> int:
+        """What commands took beside what they say since it was asked the last time, in messages or the like."""
+        cost, self._agenda.cost = self._agenda.cost, 0
+        return cost
+
+    # -- consuming -----------------------------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        queue: str,
+        *,
+        pattern: str,
+        group: str,
+        consumer_id: str,
+        deliver: Deliver,
+        now: float,
+        options: SubscribeOptions = DEFAULT_OPTIONS,
+        notify: Notify | None = None,
+        heartbeats: bool = False,
+        on_end: Callable[[], None] | None = None,
+        on_slow: Callable[[], None] | None = None,
+        deliver_run: DeliverRun | None = None,
+    ) -> Consumer:
+        """Join a group of a queue; a new group starts where ``options`` say, else as the queue is configured.
+
+        ``heartbeats``: the consumer is bound to no connection; it is removed when it is silent for the session timeout
+        of the queue (see :meth:`GroupOperations.heartbeat`). ``notify`` is told each assignment.
+
+        ``pattern`` filters routing keys (an MQTT filter; empty = all) and makes a group of its own. ``deliver`` is
+        only called by :meth:`dispatch`; it may settle or publish, and returns False when it has no room: the message is
+        kept back until :meth:`resume`. ``deliver_run`` may be called in its place. The same id subscribing again
+        replaces the consumer. ``on_end`` is called when the queue is deleted, ``on_slow`` when it disconnects the
+        consumer for settling nothing. Raises :class:`QueueError`.
+        """
+        self._agenda.now = now
+        found = self._queue(queue)
+        if options.cursor is not None or found.config.group.start is GroupStart.LATEST:
+            # What was published before lies before.
+            found.write_unwritten()
+        joined = found.group(group, pattern, options.cursor)
+        consumer = joined.join(consumer_id, deliver, now, options, notify)
+        if heartbeats:
+            joined.membership.expect_heartbeats(consumer, now)
+        consumer.on_end = on_end
+        consumer.on_slow = on_slow
+        consumer.deliver_run = deliver_run
+        return consumer
+
+    def resume(self, consumer: Consumer, now: float) -> None:
+        """The consumer has room again."""
+        self._agenda.now = now
+        consumer.blocked = False
+        queue = self._queues.get(consumer.queue)
+        if queue is not None and consumer.active and not self._closed:
+            self._agenda.groups_to_serve[queue.groups[consumer.group]] = None
+
+    def unsubscribe(self, consumer: Consumer, now: float) -> None:
+        """Leave the group: what the consumer holds is ready again at once. Twice is fine."""
+        self._agenda.now = now
+        if not self._closed and consumer.active and (queue := self._queues.get(consumer.queue)) is not None:
+            queue.groups[consumer.group].leave(consumer, now)
+            if queue.config.ephemeral and not queue.consumer_count:
+                self._registry.unused(queue, now)
+
+    def settle(
+        self,
+        verb: Verb,
+        *,
+        queue: str,
+        message_id: str | None,
+        partition: int | None,
+        offset: int | None,
+        group: str | None,
+        consumer_id: str | None,
+        reason: str,
+        now: float,
+        on_done: Confirm | None = None,
+    ) -> None:
+        """Settle a delivery, named by ``message_id`` or by ``partition`` and ``offset``.
+
+        ``group`` may be left out when only one group has it pending. ``consumer_id`` must be that of the consumer which
+        holds it; None stands for an administrator. Raises :class:`QueueError` (NOT_PENDING, AMBIGUOUS, BAD_ADDRESS,
+        ...) and then never calls ``on_done``; otherwise ``on_done`` is called exactly once, when the settlement is as
+        durable as the queue promises, or with the error.
+        """
+        self._agenda.now = now
+        found = self._queues.get(queue) if group is not None and not self._closed else None
+        named = found.groups.get(group) if found is not None and group is not None else None
+        groups = self._settling_groups(queue, group) if named is None else (named,)
+        at_partition, at_offset = settlement.place_of(queue, message_id, partition, offset)
+        holder, entry = settlement.find_entry(groups, queue, at_partition, at_offset, consumer_id)
+        settlement.settle(holder, entry, verb, reason, now, on_done)
+
+    def settle_request(
+        self, queue: str, request: SettleRequest, *, consumer_id: str | None, now: float, on_done: Confirm | None = None
+    ) -> None:
+        """Settle what a request names, be it many deliveries; see :func:`settlement.settle_request`.
+
+        ``consumer_id`` as for :meth:`settle`; a receipt is enough by itself, whoever shows it.
+        """
+        self._agenda.now = now
+        groups = self._settling_groups(queue, request.group)
+        if request.generation is not None:
+            self.groups.check_generation(queue, request.group or "", consumer_id or "", request.generation)
+        settlement.settle_request(groups, queue, request, consumer_id, now, on_done, self.transactions.hold)
+
+    def _settling_groups(self, queue: str, group: str | None) -> tuple[ConsumerGroup, ...]:
+        """The groups that a settlement may mean. Raises :class:`QueueError` (CLOSED, UNKNOWN_QUEUE)."""
+        if self._closed:
+            raise QueueError(QueueErrorCode.CLOSED, "the broker is closing")
+        found = self._queues.get(queue)
+        if found is None:
+            raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"there is no queue {queue[:80]!r}")
+        if group is None:
+            return tuple(found.groups.values())
+        named = found.groups.get(group)
+        return () if named is None else (named,)
+
+    def ack_run(
+        self,
+        queue: str,
+        group: str,
+        places: Sequence[tuple[int, int]],
+        consumer_id: str,
+        now: float,
+        begin: Callable[[int], Confirm],
+    ) -> int:
+        """Ack deliveries of one group, named by partition and offset, up to the first that :meth:`settle` must judge.
+
+        Returns how many. ``begin`` is called first with that number, unless it is 0, and gives the confirm of all.
+        """
+        self._agenda.now = now
+        found = self._queues.get(queue)
+        holder = None if found is None or self._closed else found.groups.get(group)
+        if holder is None or holder.failure is not None or now < holder.stalled_until:
+            return 0
+        entries = settlement.held_entries(holder, places, consumer_id)
+        if entries:
+            settlement.ack_many(holder, entries, begin(len(entries)))
+        return len(entries)
+
+    def add_to_transaction(self, key: TransactionKey, queue: str, partition: int, now: float) -> None:
+        """See :meth:`Transactions.add_partition`; creates the queue when there is none. Raises :class:`QueueError`."""
+        self._agenda.now = now
+        self._check_open()
+        self.transactions.check_open(*key)
+        if queue not in self._queues and partition >= (count := self._registry.config_for_use(queue).partitions):
+            raise QueueError(QueueErrorCode.BAD_OPTION, f"{queue!r} will have {count} partitions, from 0 on")
+        self.transactions.add_partition(*key, self._queue(queue), partition)
+
+    def delivery_properties(self, delivery: Delivery) -> tuple[tuple[str, str], ...]:
+        """User properties of a delivery; see the function of that name."""
+        return delivery_properties(delivery)
+
+    # -- turns ---------------------------------------------------------------------------------------------------
+
+    def dispatch(self, now: float) -> None:
+        """Once per turn: write what was published, deliver what can be delivered, write what happened."""
+        agenda = self._agenda
+        agenda.now = now
+        if self._closed:
+            return
+        if self._confirming:
+            self._confirm(MAX_CONFIRMS)
+        if agenda.partitions_to_write:
+            self._write_partitions()
+        if agenda.groups_to_serve:
+            agenda.work = 0
+            served, agenda.groups_to_serve = agenda.groups_to_serve, {}
+            for group in served:
+                if agenda.work >= MAX_WORK:
+                    agenda.groups_to_serve[group] = None
+                else:
+                    group.serve(now)
+            # Deliveries that failed for good went to dead-letter queues, whose confirms settle their sources.
+            self._write_partitions()
+        if agenda.groups_to_write:
+            written, agenda.groups_to_write = agenda.groups_to_write, {}
+            for state in written:
+                state.write(now)
+        if agenda.is_committing or agenda.written_produced:
+            agenda.work = 0
+            self.transactions.step(now)
+            agenda.is_committing = self.transactions.is_busy
+            self._write_partitions()
+        agenda.work = 0
+        if agenda.unsynced and self._sync_due_at is None:
+            self._sync_due_at = now + self._config.sync_interval_s
+
+    def _write_partitions(self) -> None:
+        agenda = self._agenda
+        while agenda.partitions_to_write:
+            partitions, agenda.partitions_to_write = agenda.partitions_to_write, {}
+            for partition in partitions:
+                self._partition_queue[partition].write(partition)
+
+    def next_deadline(self) -> float | None:
+        """When to call :meth:`tick` at the latest; None = never. In the past when work is left for the next turn."""
+        if self._closed:
+            return None
+        if self._agenda.has_immediate_work or self._confirming or self.transactions.has_more:
+            return self._agenda.now
+        times = (
+            self._agenda.next_wake(),
+            self._sync_due_at,
+            self._retain_due_at,
+            self._registry.expire_due_at,
+            self.transactions.next_deadline(),
+            min((job.retry_at for job in self._retries), default=None),
+        )
+        return min((time for time in times if time is not None), default=None)
+
+    def tick(self, now: float) -> None:
+        """Do what has become due: timeouts, retries, dead letters, the periodic sync, retention. Dispatch follows."""
+        agenda = self._agenda
+        agenda.now = now
+        if self._closed:
+            return
+        agenda.work = 0
+        self.transactions.tick(now)
+        for waiting in agenda.due(now):
+            if agenda.work >= MAX_WORK:
+                agenda.wake(waiting, now)
+            else:
+                waiting.pass_time(now)
+        if self._sync_due_at is not None and now >= self._sync_due_at:
+            self._sync_is_due = True
+        if self._registry.expire_due_at is not None and now >= self._registry.expire_due_at:
+            self._registry.expire(now)
+        if self._retain_due_at is not None and now >= self._retain_due_at:
+            self._retain(now)
+
+    def _retain(self, now: float) -> None:
+        """Let queues that have not had their turn in this round apply their retention limits, as many as there is
+        room for."""
+        agenda = self._agenda
+        if not self._to_retain:
+            self._to_retain = [queue for queue in self._queues.values() if queue.config.retention.has_limits][::-1]
+            self._retain_due_at = now
+        while self._to_retain and agenda.work < MAX_WORK:
+            queue = self._to_retain[-1]
+            if self._queues.get(queue.name) is queue:
+                agenda.work += min(MAX_WORK, len(queue.partitions) * (1 + len(queue.groups)) >> 1)
+                if not queue.retain(now):
+                    continue
+            self._to_retain.pop()
+        if not self._to_retain:
+            self._retain_due_at = now + self._config.retention_interval_s
+
+    # -- durability ----------------------------------------------------------------------------------------------
+
+    def take_sync_jobs(self, now: float) -> list[SyncJob]:
+        """Syncs to run now, in any threads; each must be reported by :meth:`sync_done`."""
+        self._agenda.now = now
+        agenda = self._agenda
+        wanted = agenda.awaited_syncs
+        if self._sync_is_due:
+            self._sync_is_due = False
+            self._sync_due_at = None
+            wanted = {**agenda.unsynced, **wanted}
+            agenda.unsynced = {}
+        jobs: list[SyncJob] = []
+        still_awaited: dict[SyncPoint, None] = {}
+        for point in wanted:
+            task = point.start_sync()
+            if task is not None:
+                agenda.unsynced.pop(point, None)
+                jobs.append(SyncJob(point, task))
+            elif point.is_syncing:
+                # What was written since that sync began needs another one.
+                (still_awaited if point.waiting else agenda.unsynced)[point] = None
+        agenda.awaited_syncs = still_awaited
+        if self._registry.removals:
+            jobs += self._registry.removal_jobs()
+        if self._retries:
+            jobs += [job for job in self._retries if job.retry_at <= now]
+            self._retries = [job for job in self._retries if job.retry_at > now]
+        return jobs
+
+    def sync_done(self, job: SyncJob, error: OSError | None, now: float) -> None:
+        """A job ended: the confirms it covers leave. After an error they fail, and so does its log until a restart.
+
+        One that the system had no means for is run again later, and whoever waits for it waits on.
+        """
+        self._agenda.now = now
+        if error is not None and is_passing(error) and job.runs_again:
+            wait_s = min(_LAST_RETRY_S, _FIRST_RETRY_S * 2**job.tries)
+            job.tries = min(job.tries + 1, 30)
+            job.retry_at = now + wait_s
+            self._retries.append(job)
+            text = f"not tried ({error.strerror or error}); tried again in {wait_s:g} s, and confirms wait until then"
+            self._store.note("", job.place or "a job", text)
+            return
+        self._finish(job, error)
+
+    def finish_retries(self, now: float) -> None:
+        """Nobody waits any longer: run what was to be run again, here and now. Blocking."""
+        self._agenda.now = now
+        retries, self._retries = self._retries, []
+        for job in retries:
+            self._finish(job, job.failure())
+
+    def _finish(self, job: SyncJob, error: OSError | None) -> None:
+        point = job.point
+        if error is not None and not isinstance(point, SyncPoint):
+            # Logs tell of their own.
+            self._store.note("", job.place or "a job", f"failed: {reason_of(error)}; nobody waits for it any longer")
+        self._confirming += point.finish_sync(error)
+        self._confirm(MAX_CONFIRMS)
+        if isinstance(point, SyncPoint) and (owner := self._partition_queue.get(point)) is not None:
+            owner.serve_groups()
+
+    def _confirm(self, most: int) -> None:
+        """Tell those who have waited longest what syncs have decided."""
+        confirming, agenda = self._confirming, self._agenda
+        agenda.work = 0
+        for _ in range(min(most, len(confirming))):
+            confirm, failure = confirming.popleft()
+            confirm(failure)
+            if agenda.work >= MAX_WORK:
+                break
+
+    # -- closing -------------------------------------------------------------------------------------------------
+
+    def close(self, now: float) -> None:
+        """Write and sync everything, confirm it, close the logs. Blocking; report running sync jobs before.
+
+        Twice is fine.
+        """
+        if self._closed:
+            return
+        self.finish_retries(now)
+        while self._confirming:
+            self._confirm(MAX_CONFIRMS)
+        coordinator = self.transactions.memory.found
+        # A sync may confirm a dead letter, which settles its source, or let a commit go on: hence more rounds.
+        for is_last in (False, False, True):
+            self._write_partitions()
+            points: list[SyncPoint] = [
+                *self._partition_queue,
+                *(group for queue in self._queues.values() for group in queue.groups.values()),
+                *(() if coordinator is None else (coordinator,)),
+            ]
+            if is_last:
+                self.transactions.close()
+            for group in list(self._agenda.groups_to_write):
+                group.write(now)
+            self._agenda.groups_to_write.clear()
+            self.transactions.step(now)
+            for point in points:
+                task = point.start_sync()
+                if task is not None:
+                    job = SyncJob(point, task)
+                    self._finish(job, job.failure())
+                    while self._confirming:
+                        self._confirm(MAX_CONFIRMS)
+        for removal in self._registry.removal_jobs():
+            with contextlib.suppress(OSError):
+                removal.run()
+        self._closed = self.transactions.closed = True
+        closing = QueueError(QueueErrorCode.CLOSED, "the broker closed before the disk had confirmed")
+        self.transactions.abandon(closing)
+        for point in points:
+            point.abandon(closing)
+            point.close_log()
+        self._store.close()

@@ -1,0 +1,251 @@
+"""Where a group stands in every partition and lane, and how its log learns of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Protocol
+
+from assay.reference_broker.config import Ordering, QueueConfig
+from assay.reference_broker.queues.groups.group_counts import GroupCounts
+from assay.reference_broker.queues.groups.pending import Consumer, EntryState, GroupPartition, PendingEntry
+from assay.reference_broker.queues.jobs.agenda import Agenda
+from assay.reference_broker.queues.jobs.confirms import Confirm, SyncPoint, call_all
+from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
+from assay.reference_broker.queues.jobs.store import CursorRecord, PendingLog, PendingRecord
+from assay.reference_broker.queues.messages.lanes import LaneScheduler
+from assay.reference_broker.queues.partitions.partition import QueuePartition
+from assay.reference_broker.trace.schema import TraceKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+WRITE_RETRY_S = 1.0
+"""After a failed write the group rests this long before it tries again."""
+_SETTLED_PER_TRIM = 1_024
+_TRIM_INTERVAL_S = 1.0
+
+
+class Trimmer(Protocol):
+    """Who frees what groups need no more."""
+
+    def trim(self) -> None:
+        """Free log space that no group needs."""
+
+
+class GroupState(SyncPoint, ABC):
+    """Where a group stands: its log, the places that the log speaks of, and its consumers.
+
+    It is what the parts of a group know of it: what they make it do is abstract here.
+    """
+
+    owner: Trimmer
+
+    def __init__(
+        self,
+        config: QueueConfig,
+        group_id: str,
+        log: PendingLog,
+        partitions: Sequence[QueuePartition],
+        agenda: Agenda,
+        *,
+        confirm_when_synced: bool,
+        volatile: bool,
+    ) -> None:
+        super().__init__(log)
+        self.config = config
+        self.group_id = group_id
+        self.log = log
+        self.agenda = agenda
+        self.ordered = config.ordering is not Ordering.NONE
+        self.consumers: dict[str, Consumer] = {}
+        self.counts = GroupCounts()
+        self.unsettled = 0
+        """Pending entries of all partitions."""
+        self.held_bytes = 0
+        """Bytes of what it has not settled, where the queue limits its bytes."""
+        self.cursor_total = 0
+        """Sum of the cursors of all partitions."""
+        self.wake_at = float("inf")
+        self.stalled_until = 0.0
+        self.moved: dict[GroupPartition, None] = {}
+        """Partitions whose cursor moved without a delivery."""
+        self._confirms: list[Confirm] = []
+        self._confirm_when_synced = confirm_when_synced
+        self._volatile = volatile
+        self._settled_since_trim = 0
+        self._trim_at = 0.0
+        self._counts_bytes = config.max_bytes > 0
+        self.places = [GroupPartition(partition, cursor=0, ordered=self.ordered) for partition in partitions]
+        self.scheduler: LaneScheduler | None = None
+        """Once a partition has lanes."""
+        for place in self.places:
+            if place.partition.lanes is not None:
+                self.open_lanes(place)
+
+    @abstractmethod
+    def pass_time(self, now: float) -> None:
+        """See :class:`Wakeable`."""
+
+    @abstractmethod
+    def serve(self, now: float) -> None:
+        """Deliver what the group's consumers have room for."""
+
+    @property
+    @abstractmethod
+    def generation(self) -> int:
+        """Grows with every consumer that joins or leaves."""
+
+    @abstractmethod
+    def leave(self, consumer: Consumer, now: float) -> None:
+        """Remove a consumer; what it held is ready at once. One that left or was replaced is ignored."""
+
+    @abstractmethod
+    def pending_entry(self, partition: int, offset: int) -> PendingEntry | None:
+        """The entry with a consumer at a place; None when there is none."""
+
+    @abstractmethod
+    def remove(self, entry: PendingEntry, on_done: Confirm | None) -> None:
+        """Settle for good; ``on_done`` is called when that is as durable as the queue promises."""
+
+    @abstractmethod
+    def retry(self, entry: PendingEntry, due: float, now: float, cause: str, on_done: Confirm | None = None) -> None:
+        """A delivery failed: wait for the next, or dead-letter when it was the last."""
+
+    @abstractmethod
+    def wait_again(self, entry: PendingEntry, now: float) -> None:
+        """An entry that is with nobody waits for its next delivery."""
+
+    @abstractmethod
+    def trace(self, kind: TraceKind, entry: PendingEntry, detail: str = "") -> None:
+        """Something happened to an entry."""
+
+    # -- places --------------------------------------------------------------------------------------------------
+
+    @property
+    def every_place(self) -> Sequence[GroupPartition]:
+        """The places of all partitions and lanes."""
+        if self.scheduler is None:
+            return self.places
+        return [lane for place in self.places for lane in place.lanes or (place,)]
+
+    def open_lanes(self, place: GroupPartition) -> None:
+        """The partition has lanes now."""
+        place.open_lanes()
+        if self.scheduler is None:
+            priority = self.config.priority
+            self.scheduler = LaneScheduler(priority.weights, priority.starvation_s, self.agenda.now)
+
+    def low(self, partition: int) -> int:
+        """The lowest offset of a partition that is not settled; at most the end of what is delivered or may be."""
+        place = self.places[partition]
+        if place.lanes is None:
+            return place.committed
+        return min(lane.needed_from for lane in place.lanes)
+
+    def start_at(self, cursors: Sequence[int]) -> None:
+        """A new group: where it begins in each partition."""
+        for place, cursor in zip(self.places, cursors, strict=True):
+            for lane in place.lanes or (place,):
+                lane.cursor = cursor
+                if cursor:
+                    self.log.move_cursor(lane.number, cursor)
+        self.cursor_total = sum(cursors)
+        self.count_what_is_there()
+        self.agenda.groups_to_write[self] = None
+
+    def recount(self) -> None:
+        """Cursors were set anew: count again what depends on them."""
+        self.cursor_total = sum(place.passed for place in self.places)
+        self.held_bytes = 0
+        self.count_what_is_there()
+
+    def count_what_is_there(self) -> None:
+        """Take out what has expired before its turn, and sum up the bytes."""
+        for place in self.every_place:
+            self.cursor_total += len(place.gone())
+        if self._counts_bytes:
+            self.count_bytes()
+
+    def count_bytes(self) -> None:
+        """The queue limits its bytes from now on: sum up what is not settled."""
+        self._counts_bytes = True
+        self.held_bytes = sum(place.partition.unwritten_bytes for place in self.places)
+        self.held_bytes += sum(place.unsettled_bytes() for place in self.every_place)
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def confirm_when_written(self, on_done: Confirm | None) -> None:
+        """Call it once what the log was told so far is as durable as the queue promises."""
+        if on_done is not None:
+            if self.failure is not None:
+                on_done(self.failure)
+                return
+            self._confirms.append(on_done)
+        self.agenda.groups_to_write[self] = None
+
+    def write(self, now: float) -> None:
+        """Write what happened since the last time; settlements are confirmed then, or by the sync that covers them."""
+        for place in self.moved:
+            self.log.move_cursor(place.number, place.cursor)
+        self.moved.clear()
+        confirms, self._confirms = self._confirms, []
+        try:
+            self.log.flush()
+        except LogError as error:
+            if error.sticky:
+                self.fail(str(error))
+            else:
+                self.stall(now)
+            call_all(confirms, QueueError(QueueErrorCode.STORAGE_FAILED, str(error)))
+            return
+        if not self._volatile:
+            self.agenda.unsynced[self] = None
+        if self._confirm_when_synced and confirms and (self.log.needs_sync or self.is_syncing):
+            self.waiting += confirms
+            self.agenda.awaited_syncs[self] = None
+        else:
+            call_all(confirms, None)
+        if self.log.wants_snapshot(self.unsettled):
+            self._begin_snapshot(now)
+        if self.log.continue_snapshot():
+            self.agenda.groups_to_write[self] = None
+        if self._settled_since_trim >= _SETTLED_PER_TRIM or (self._settled_since_trim and now >= self._trim_at):
+            self._settled_since_trim = 0
+            self._trim_at = now + _TRIM_INTERVAL_S
+            self.owner.trim()
+
+    def stall(self, now: float) -> None:
+        """The disk refused something that may work later: rest, then try again."""
+        self.stalled_until = now + WRITE_RETRY_S
+        self.agenda.wake(self, self.stalled_until)
+
+    def finish_sync(self, error: OSError | None) -> list[tuple[Confirm, QueueError | None]]:
+        """See :meth:`SyncPoint.finish_sync`. A snapshot may need another sync even when nothing is written."""
+        finished = super().finish_sync(error)
+        if self.log.needs_sync:
+            self.agenda.unsynced[self] = None
+        elif self.waiting and error is None:
+            # They changed nothing that this sync did not cover.
+            finished += [(confirm, self.failure) for confirm in self.waiting]
+            self.waiting = []
+        return finished
+
+    def _begin_snapshot(self, now: float) -> None:
+        """Replace the log by what is pending now. Entries are only listed here; each turn describes some of them."""
+        cursors = {place.number: CursorRecord(place.cursor, place.committed) for place in self.every_place}
+        entries = [entry for place in self.every_place for entry in place.pending.values()]
+        self.log.begin_snapshot(cursors, _described(entries), int(now * 1000))
+
+
+def _described(entries: Sequence[PendingEntry]) -> Iterator[PendingRecord]:
+    """The entries that are still pending when it is their turn, as they are then."""
+    for entry in entries:
+        if entry.state is not EntryState.SETTLED:
+            yield PendingRecord(
+                entry.place.number,
+                entry.offset,
+                entry.consumer.consumer_id if entry.consumer is not None else "",
+                int(entry.claimed_at * 1000),
+                int(entry.deadline * 1000) if entry.state is EntryState.WAITING else 0,
+                entry.delivery_count,
+            )

@@ -1,0 +1,145 @@
+"""What a consumer asks of its group when it joins: options that travel as user properties of SUBSCRIBE."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import Enum, StrEnum
+from typing import Final
+
+import msgspec
+
+from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
+from assay.reference_broker.queues.messages.durations import parse_time_ms
+
+CURSOR: Final = "cursor"
+ACK_MODE: Final = "ack-mode"
+PREFETCH: Final = "prefetch"
+NOTIFY: Final = "notify"
+
+MAX_PREFETCH: Final = 65_535
+_MAX_DIGITS: Final = 19
+
+
+class AckMode(StrEnum):
+    """Who settles what a consumer gets."""
+
+    EXPLICIT = "explicit"
+    """The consumer, one delivery or commit after the other."""
+    AUTO = "auto"
+    """The broker, every ``auto_commit_interval_s``: what the consumer has received by then."""
+
+
+class CursorKind(Enum):
+    """How a place in a queue is named."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    COMMITTED = "committed"
+    """Where the group is; a new group starts where the queue's configuration says."""
+    OFFSET = "offset"
+    TIME = "time"
+
+
+class CursorPosition(msgspec.Struct, frozen=True, kw_only=True):
+    """A place in a queue, to be looked up in each partition."""
+
+    kind: CursorKind
+    value: int = 0
+    """The offset, or Unix milliseconds."""
+
+
+EARLIEST = CursorPosition(kind=CursorKind.EARLIEST)
+LATEST = CursorPosition(kind=CursorKind.LATEST)
+_NAMED = {
+    "earliest": EARLIEST,
+    "latest": LATEST,
+    "committed": CursorPosition(kind=CursorKind.COMMITTED),
+}
+
+
+class SubscribeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How one consumer consumes. The defaults are those of a consumer that asks for nothing."""
+
+    cursor: CursorPosition | None = None
+    """Where its group begins, should it be new; None = where the queue's configuration says."""
+    ack_mode: AckMode = AckMode.EXPLICIT
+    prefetch: int = 0
+    """Most unsettled deliveries it wants to hold; 0 = as many as the queue allows."""
+    notify: bool = False
+    """Tell it what it is assigned."""
+
+
+DEFAULT_OPTIONS = SubscribeOptions()
+
+
+def parse_cursor(text: str) -> CursorPosition:
+    """``earliest``, ``latest``, ``committed``, an offset, or an RFC 3339 time. Raises :class:`ValueError`."""
+    named = _NAMED.get(text)
+    if named is not None:
+        return named
+    # isdecimal also holds for digits of other scripts.
+    if text.isascii() and text.isdecimal():
+        if len(text) > _MAX_DIGITS:
+            message = f"an offset has at most {_MAX_DIGITS} digits"
+            raise ValueError(message)
+        return CursorPosition(kind=CursorKind.OFFSET, value=int(text))
+    try:
+        return CursorPosition(kind=CursorKind.TIME, value=parse_time_ms(text))
+    except ValueError as error:
+        message = f"a cursor is earliest, latest, committed, an offset or an RFC 3339 time, not {text[:40]!r}"
+        raise ValueError(message) from error
+
+
+def _prefetch(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS and 1 <= int(text) <= MAX_PREFETCH):
+        message = f"it must be a whole number from 1 to {MAX_PREFETCH}, not {text[:40]!r}"
+        raise ValueError(message)
+    return int(text)
+
+
+def _notify(text: str) -> bool:
+    if text not in ("0", "1"):
+        message = f"it must be 0 or 1, not {text[:40]!r}"
+        raise ValueError(message)
+    return text == "1"
+
+
+def _ack_mode(text: str) -> AckMode:
+    try:
+        return AckMode(text)
+    except ValueError as error:
+        message = f"it must be explicit or auto, not {text[:40]!r}"
+        raise ValueError(message) from error
+
+
+_PARSERS: dict[str, Callable[[str], object]] = {
+    CURSOR: parse_cursor,
+    ACK_MODE: _ack_mode,
+    PREFETCH: _prefetch,
+    NOTIFY: _notify,
+}
+
+
+def parse(properties: Iterable[tuple[str, str]]) -> SubscribeOptions:
+    """The options among the user properties; other properties are ignored.
+
+    Raises :class:`QueueError` (BAD_OPTION) for a bad value and for an option that is there twice.
+    """
+    found: dict[str, object] = {}
+    for name, value in properties:
+        parser = _PARSERS.get(name)
+        if parser is None:
+            continue
+        field = name.replace("-", "_")
+        if field in found:
+            raise QueueError(QueueErrorCode.BAD_OPTION, f"the user property {name} is there twice")
+        try:
+            found[field] = parser(value)
+        except ValueError as error:
+            raise QueueError(QueueErrorCode.BAD_OPTION, f"the user property {name}: {error}") from error
+    return msgspec.convert(found, SubscribeOptions) if found else DEFAULT_OPTIONS
+
+
+def lasting(properties: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """The properties that also hold when the session consumes again after a reconnect: all options but the cursor."""
+    return tuple(pair for pair in properties if pair[0] in _PARSERS and pair[0] != CURSOR)

@@ -1,0 +1,326 @@
+"""The limits of one queue: depth and bytes, time to live, retention. What is over them is refused, dropped or moved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from assay.reference_broker.config import Overflow, QueueConfig
+from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
+from assay.reference_broker.queues.jobs.store import RetentionPolicy
+from assay.reference_broker.queues.limits.time_to_live import STEPS, TimeToLive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from assay.reference_broker.queues.dead_letters.undelivered import UndeliveredLetters
+    from assay.reference_broker.queues.groups.contents import QueueContents
+    from assay.reference_broker.queues.groups.group import ConsumerGroup
+    from assay.reference_broker.queues.groups.pending import GroupPartition
+    from assay.reference_broker.queues.jobs.agenda import Agenda
+    from assay.reference_broker.queues.partitions.partition import QueuePartition
+
+QUEUE_FULL = "QUEUE_FULL"
+_TRIM_INTERVAL_S = 1.0
+_LOOKED_AT = 4_096
+"""Places of groups in partitions that one trim looks at."""
+_FREEING_S = 5.0
+"""So long after somebody was refused for want of room, what is settled is freed."""
+_NEVER = float("inf")
+_MORE_DROPS = 8
+"""Messages that one new one may drop beside the one whose room it takes."""
+
+
+class QueueLimits(TimeToLive):
+    """Looks after one queue's limits."""
+
+    def __init__(
+        self,
+        contents: QueueContents,
+        letters: UndeliveredLetters,
+        agenda: Agenda,
+        *,
+        write_unwritten: Callable[[], bool],
+        free_delays: Callable[[], None],
+        volatile: bool,
+    ) -> None:
+        """``write_unwritten`` gives offsets to what this turn has published, and tells whether that was anything;
+        ``free_delays`` frees what the delayed messages of the queue need no more."""
+        super().__init__(contents, letters, agenda)
+        self._write_unwritten = write_unwritten
+        self._free_delays = free_delays
+        self._volatile = volatile
+        self._trimmed_at = float("-inf")
+        self._trim_turn = 0
+        """The partition that was looked at last."""
+        self._to_trim = 0
+        """How many still are to be."""
+        self._free_at = _NEVER
+        self._frees_until = float("-inf")
+        self._retain_turn = 0
+        """The first partition that has not had its turn in this round of retention."""
+        self.dropped = 0
+        """Messages given up for newer ones while the queue had no group."""
+        self.purged = 0
+        """Likewise, purged."""
+        self._retention = _retention_policy(contents.config)
+
+    def reconfigure(self) -> None:
+        """Other limits hold from now on."""
+        self._retention = _retention_policy(self._contents.config)
+
+    # -- depth and bytes -----------------------------------------------------------------------------------------
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of what the slowest group has not settled, or of everything while there is no group."""
+        groups = self._contents.groups
+        return max((group.held_bytes for group in groups.values()), default=self.loose_bytes)
+
+    def add_bytes(self, size: int) -> None:
+        """A message was enqueued, or could not be written (negative)."""
+        self.loose_bytes += size
+        for group in self._contents.groups.values():
+            group.held_bytes += size
+
+    def make_room(self, now: float) -> None:
+        """For one message. Raises :class:`QueueError` (FULL) when there is none."""
+        limit = self._contents.config.max_depth
+        self._agenda.cost += len(self._contents.partitions) * max(1, len(self._contents.groups)) >> 4
+        if self._contents.staying >= limit and now - self._trimmed_at >= _TRIM_INTERVAL_S:
+            self._trimmed_at = now
+            # What it takes is not the turn's but the publisher's.
+            agenda = self._agenda
+            earlier, agenda.work = agenda.work, 0
+            self._pass_expired(now)
+            agenda.cost += agenda.work
+            agenda.work = earlier
+        if self._contents.staying >= limit and not self._drop_oldest(now, None):
+            raise self._refuse(f"the queue {self._contents.name!r} holds {limit} messages, which is its limit")
+        for _ in range(_MORE_DROPS):
+            # The limit was higher once, or a loss of power brought some back.
+            if self._contents.staying < limit or not self._drop_oldest(now, None):
+                break
+
+    def make_byte_room(self, size: int, now: float) -> None:
+        """For a message of so many bytes. Raises :class:`QueueError` (FULL) when there is none."""
+        limit = self._contents.config.max_bytes
+        while limit and self.held_bytes + size > limit:
+            if size > limit or not self._drop_oldest(now, size):
+                name = self._contents.name
+                text = f"the queue {name!r} holds {self.held_bytes} of {limit} bytes, too many for {size} more"
+                raise self._refuse(text)
+
+    def _refuse(self, text: str) -> QueueError:
+        self._contents.refused += 1
+        return QueueError(QueueErrorCode.FULL, text)
+
+    def _drop_oldest(self, now: float, size: int | None) -> bool:
+        """Give up the oldest message that nobody was given, in every group that is over a limit; False = none can go.
+
+        ``size``: bytes of the message to come, which may have none; None when it is the depth that counts.
+        """
+        if self._contents.config.overflow is Overflow.REJECT:
+            return False
+        contents, limits = self._contents, self._contents.config
+        if not contents.groups:
+            return self._drop_loose(now)
+        over = [
+            group
+            for group in contents.groups.values()
+            if (
+                group.held_bytes + size > limits.max_bytes
+                if size is not None
+                else contents.staying_of(group) >= limits.max_depth
+            )
+        ]
+        # A message that is refused in the end must not have cost any group another one.
+        if not all(self._can_drop(group) for group in over):
+            return False
+        for group in over:
+            self._drop_one(group, now)
+        return True
+
+    def _can_drop(self, group: ConsumerGroup) -> bool:
+        if self._drops_to_dead_letters and group.leaving >= min(self._contents.config.max_depth, STEPS):
+            # The dead-letter queue does not take them, so that nothing would become less.
+            return False
+        return self._oldest(group) is not None or (self._write_unwritten() and self._oldest(group) is not None)
+
+    def _drop_one(self, group: ConsumerGroup, now: float) -> None:
+        place = self._oldest(group)
+        if place is None:
+            return
+        if self._drops_to_dead_letters:
+            self.dead_letter_next(group, place, QUEUE_FULL, now)
+        else:
+            offset = place.cursor
+            self.trace_discarded(group, place, offset, "dropped for a newer message")
+            group.counts.dropped += self._pass(group, place, offset + 1)
+            self._contents.left(place.partition, offset)
+
+    @property
+    def _drops_to_dead_letters(self) -> bool:
+        return self._contents.config.overflow is Overflow.DEAD_LETTER_OLDEST and self._contents.config.dead_letters
+
+    def _oldest(self, group: ConsumerGroup) -> GroupPartition | None:
+        """The place whose next message is the oldest that nobody of the group was given."""
+        oldest: tuple[float, GroupPartition] | None = None
+        for place in group.every_place:
+            partition = place.partition
+            end = partition.log.next_offset
+            # Messages of an open transaction, and those behind it, stay until it is decided.
+            stored = self._first(place, end if partition.produced is None else partition.produced.stable_end(end))
+            if stored is not None and (oldest is None or stored.enqueued_at < oldest[0]):
+                oldest = (stored.enqueued_at, place)
+        return oldest[1] if oldest is not None else None
+
+    def _drop_loose(self, now: float) -> bool:
+        self._write_unwritten()
+        found = [
+            (stored.enqueued_at, partition.index, offset, stored)
+            for partition in self._contents.partitions
+            for offset, stored in [self._load(partition, partition.head) or (-1, None)]
+            if stored is not None
+        ]
+        if not found:
+            return False
+        _, index, offset, stored = min(found, key=lambda each: each[:2])
+        partition = self._contents.partitions[index]
+        if self._contents.config.overflow is Overflow.DEAD_LETTER_OLDEST and self._contents.config.dead_letters:
+            if self._letters.waiting >= min(self._contents.config.max_depth, STEPS):
+                return False
+            self._letters.move(partition, offset, stored, QUEUE_FULL, now)
+        else:
+            self.trace_discarded(None, partition, offset, "dropped for a newer message")
+        self.dropped += 1
+        self._leave_loose(partition, offset)
+        self._contents.move_head(partition, offset + 1)
+        return True
+
+    # -- purging -------------------------------------------------------------------------------------------------
+
+    def pass_over(self, group: ConsumerGroup, place: GroupPartition, end: int) -> int:
+        """A group does not get what is in front of an offset; returns how many messages of its lane that are."""
+        return self._pass(group, place, end)
+
+    def purge(self, ends: Mapping[int, int]) -> None:
+        """Nobody gets what is in front of these offsets, by partition."""
+        contents = self._contents
+        for partition in contents.partitions:
+            end = ends[partition.index]
+            if end > partition.head:
+                if not contents.groups:
+                    gone = partition.expiry.gone(partition.head, end) if partition.expiry is not None else []
+                    self.purged += end - partition.head - len(gone)
+                    if partition.sizes is not None:
+                        lost = set(gone)
+                        sizes = partition.sizes
+                        self.loose_bytes -= sum(
+                            sizes.of(offset) for offset in range(partition.head, end) if offset not in lost
+                        )
+                partition.head = end
+                if not contents.groups:
+                    partition.drop_before(contents.departures.free_to(partition))
+
+    # -- retention -----------------------------------------------------------------------------------------------
+
+    def trim(self) -> None:
+        """Free whole segments that every group has settled. Without groups nothing is freed: a first may come."""
+        contents = self._contents
+        if contents.groups:
+            self._to_trim = len(contents.partitions)
+            self._trim_some()
+
+    def free_settled(self, now: float) -> None:
+        """Somebody is refused for want of room: free also what was written last, where nobody needs any of it. A
+        segment that nothing is appended to would never be sealed. It goes once what follows it is on disk.
+        """
+        self._frees_until = now + _FREEING_S
+        self._free_at = now
+        self.arm(now)
+
+    def _seal(self, partition: QueuePartition) -> None:
+        with suppress(LogError):  # which the log has told of
+            partition.log.roll()
+        if partition.log.needs_sync and not self._volatile:
+            self._agenda.unsynced[partition] = None
+
+    def _trim_some(self) -> None:
+        """Of very many places some; the others have their turn at once after others have had theirs."""
+        contents = self._contents
+        is_freeing = self._agenda.now <= self._frees_until
+        groups, partitions = list(contents.groups.values()), contents.partitions
+        count = min(self._to_trim, max(1, _LOOKED_AT // max(1, len(groups))))
+        self._to_trim -= count
+        for _ in range(count if groups or is_freeing else 0):
+            self._trim_turn = (self._trim_turn + 1) % len(partitions)
+            partition = partitions[self._trim_turn]
+            low = min((group.low(partition.index) for group in groups), default=contents.departures.free_to(partition))
+            if is_freeing and low >= partition.log.next_offset > partition.log.start_offset:
+                self._seal(partition)
+            partition.drop_before(low)
+            partition.head = max(partition.head, partition.log.start_offset)
+            if partition.lanes is not None:
+                self._follow(partition)
+        if self._to_trim:
+            self.arm(self._agenda.now)
+
+    def pass_time(self, now: float) -> None:
+        """See :class:`Wakeable`."""
+        if now >= self._free_at:
+            self._to_trim = len(self._contents.partitions)
+            self._free_at = now + _TRIM_INTERVAL_S if now < self._frees_until else _NEVER
+            self._free_delays()
+        if self._to_trim:
+            self._trim_some()
+        super().pass_time(now)
+        if self._free_at != _NEVER:
+            self.arm(self._free_at)
+
+    def _follow(self, partition: QueuePartition) -> None:
+        """Lanes forgot what the log does not keep: a cursor left before it would take it for messages of its lane."""
+        start = partition.log.start_offset
+        for group in self._contents.groups.values():
+            for lane in group.places[partition.index].lanes or ():
+                if lane.cursor < start:
+                    lane.cursor = start
+                    group.moved[lane] = None
+                    self._agenda.groups_to_write[group] = None
+
+    def retain(self, now: float) -> bool:
+        """Apply the retention limits; where the disk fails, later again. False: there are more partitions."""
+        contents, policy = self._contents, self._retention
+        past_groups = self._contents.config.retention.past_groups
+        first, most = self._retain_turn, max(1, _LOOKED_AT // (1 + len(contents.groups)))
+        self._retain_turn = first + most if first + most < len(contents.partitions) else 0
+        for partition in contents.partitions[first : first + most]:
+            low = None if past_groups or not contents.groups else contents.low_watermark(partition.index)
+            needed_from = partition.kept_from(low)
+            try:
+                partition.log.retain(policy, now_ms=int(now * 1000), needed_from=needed_from)
+            except LogError:
+                continue
+            if partition.log.needs_sync and not self._volatile:
+                # What is too old as a whole goes once the segment that follows it is on disk.
+                self._agenda.unsynced[partition] = None
+            start = partition.log.start_offset
+            if start > partition.head:
+                if partition.sizes is not None and not contents.groups:
+                    self.loose_bytes -= sum(partition.sizes.of(offset) for offset in range(partition.head, start))
+                partition.head = start
+            for group in contents.groups.values():
+                place = group.places[partition.index]
+                for lane in place.lanes or (place,):
+                    # A group cannot be given what is not kept any more.
+                    group.counts.expired += self._pass(group, lane, partition.head)
+            partition.forget_before(partition.head)
+        return not self._retain_turn
+
+
+def _retention_policy(config: QueueConfig) -> RetentionPolicy:
+    limits = config.retention
+    return RetentionPolicy(
+        max_bytes=limits.max_bytes, max_age_ms=int(limits.max_age_s * 1000), max_records=limits.max_messages
+    )

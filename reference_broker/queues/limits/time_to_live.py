@@ -1,0 +1,319 @@
+"""The time to live of one queue's messages, and how messages leave groups that never had them.
+
+Messages leave a group in three ways here, all bounded work: the cursor passes those at the front, messages behind a
+live one are marked as gone (:class:`PartitionExpiry`), and those that wait for a retry are discarded. A message in
+flight is never taken away.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from assay.reference_broker.queues.groups.pending import EntryState, PendingEntry
+from assay.reference_broker.queues.jobs.errors import LogError
+from assay.reference_broker.queues.messages.stored_message import HIDDEN
+from assay.reference_broker.trace.schema import TraceKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from assay.reference_broker.queues.dead_letters.undelivered import UndeliveredLetters
+    from assay.reference_broker.queues.groups.contents import QueueContents
+    from assay.reference_broker.queues.groups.group import ConsumerGroup
+    from assay.reference_broker.queues.groups.pending import GroupPartition
+    from assay.reference_broker.queues.jobs.agenda import Agenda
+    from assay.reference_broker.queues.messages.stored_message import StoredMessage
+    from assay.reference_broker.queues.partitions.partition import QueuePartition
+
+TTL_EXPIRED = "TTL_EXPIRED"
+RETRY_S = 1.0
+"""What could not be read is looked at again so much later."""
+STEPS = 4_096
+"""Messages that may be on their way to dead letters which do not take them, and copies of them looked at in one go."""
+_SWEEP_INTERVAL_S = 0.1
+"""Expired messages nobody asks for are let go of this often at most."""
+_NEVER = float("inf")
+
+
+class TimeToLive:
+    """Lets go of what has expired."""
+
+    def __init__(self, contents: QueueContents, letters: UndeliveredLetters, agenda: Agenda) -> None:
+        self._contents = contents
+        self._letters = letters
+        self._agenda = agenda
+        self.wake_at = _NEVER
+        """See :class:`Wakeable`: when something expires."""
+        self.expired = 0
+        """Messages that expired while the queue had no group."""
+        self._group_turn = 0
+        """Which group is looked at first."""
+        self.loose_bytes = 0
+        """Bytes held while there is no group. Only counted with ``max_bytes``, as the groups' are."""
+
+    def arm(self, at: float) -> None:
+        """Something expires then."""
+        self._agenda.wake(self, at)
+
+    def pass_time(self, now: float) -> None:
+        """Let go of what has expired, also while nobody consumes."""
+        next_at = min(self._pass_expired(now), self._expire_within(now), self._expire_waiting(now))
+        if self._agenda.room <= 0:
+            # There is more to do, for which this turn has no room.
+            self.arm(now)
+        elif next_at != _NEVER:
+            self.arm(max(next_at, now + _SWEEP_INTERVAL_S))
+
+    def _pass_expired(self, now: float) -> float:
+        """Pass what is expired at the front; returns when the next will be, or ``now`` when there is more to do."""
+        next_at = _NEVER
+        groups, agenda = self._contents.groups, self._agenda
+        for group in _from(list(groups.values()), self._group_turn):
+            if agenda.room <= 0:
+                return now
+            places = group.every_place
+            agenda.work += len(places) >> 4
+            for place in places:
+                while (
+                    stored := self._first(place, place.partition.visible_end)
+                ) is not None and stored.expires_at <= now:
+                    if agenda.room <= 0:
+                        return now
+                    agenda.work += 1
+                    self.expire_next(group, place, now)
+                if stored is not None:
+                    next_at = min(next_at, stored.expires_at)
+            # Where this ends early, the next time begins with who had no turn.
+            self._group_turn += 1
+        for partition in self._contents.partitions if not groups else ():
+            while (found := self._load(partition, partition.head)) is not None and found[1].expires_at <= now:
+                if agenda.room <= 0:
+                    return now
+                agenda.work += 1
+                self._expire_loose(partition, *found, now)
+                self._contents.move_head(partition, found[0] + 1)
+            if found is not None:
+                next_at = min(next_at, found[1].expires_at)
+        return next_at
+
+    def _expire_within(self, now: float) -> float:
+        """Mark what expired behind messages that live longer."""
+        next_at = _NEVER
+        for partition in self._contents.partitions:
+            expiry = partition.expiry
+            if expiry is None:
+                continue
+            groups = self._contents.groups.values()
+            low = min((group.low(partition.index) for group in groups), default=partition.head)
+            due = expiry.pop_due(now, max(0, self._agenda.room))
+            self._agenda.work += len(due) * (1 + (len(groups) >> 2))
+            for offset in due:
+                if offset < low:
+                    # Settled by everybody long ago.
+                    continue
+                if offset >= partition.visible_end and offset < partition.log.next_offset:
+                    # Not durable yet: nobody was told that it exists.
+                    expiry.add(offset, now + _SWEEP_INTERVAL_S)
+                    continue
+                try:
+                    stored = partition.get(offset)
+                except LogError:
+                    expiry.add(offset, now + RETRY_S)
+                    continue
+                if stored is not None:
+                    self._expire_one(partition, offset, stored, now)
+            next_at = min(next_at, expiry.next_at)
+        return next_at
+
+    def _expire_one(self, partition: QueuePartition, offset: int, stored: StoredMessage, now: float) -> None:
+        expiry = partition.expiry
+        assert expiry is not None
+        if stored is HIDDEN:
+            return
+        groups = self._contents.groups.values()
+        # It comes back for the sake of a group that had it in flight; the others have counted it.
+        was_gone = expiry.is_gone(offset)
+        if not groups and offset >= partition.head and not was_gone:
+            self._expire_loose(partition, offset, stored, now)
+            expiry.mark_gone(offset)
+        letters: list[str] = []
+        for group in groups:
+            home = group.places[partition.index]
+            place = home.lanes[stored.lane] if home.lanes is not None else home
+            if offset < place.cursor:
+                entry = place.pending.get(offset)
+                if entry is not None and entry.state is EntryState.DELIVERED and entry.deadline != _NEVER:
+                    expiry.add(offset, max(entry.deadline, now + _SWEEP_INTERVAL_S))
+                continue
+            if was_gone:
+                continue
+            if self._to_dead_letters:
+                letters.append(group.group_id)
+                group.counts.dead_lettered += 1
+            else:
+                self.trace_discarded(group, place, offset, "expired")
+                group.counts.expired += 1
+            group.cursor_total += 1
+            if partition.sizes is not None:
+                group.held_bytes -= partition.sizes.of(offset)
+            expiry.mark_gone(offset)
+        if letters:
+            self._letters.move(partition, offset, stored, TTL_EXPIRED, now, letters)
+        if not was_gone and expiry.is_gone(offset):
+            self._contents.departures.add(partition, offset, offset + 1)
+
+    def _expire_waiting(self, now: float) -> float:
+        """Discard what waits for a retry that it will not live to see."""
+        left = STEPS
+        for group in _from(list(self._contents.groups.values()), self._group_turn):
+            for place in group.every_place:
+                if not place.waiting or left <= 0 or self._agenda.room <= 0:
+                    continue
+                waiting = [entry for _, _, entry in place.waiting[:left] if entry.state is EntryState.WAITING]
+                left -= len(waiting)
+                self._agenda.work += len(waiting) >> 2
+                for entry in waiting:
+                    try:
+                        stored = place.partition.get(entry.offset)
+                    except LogError:
+                        break
+                    if stored is not None and stored.expires_at <= now:
+                        self.expire_entry(group, entry, now)
+        return _NEVER
+
+    @property
+    def _to_dead_letters(self) -> bool:
+        return self._contents.config.expired_to_dead_letters and self._contents.config.dead_letters
+
+    def expire_entry(self, group: ConsumerGroup, entry: PendingEntry, now: float) -> None:
+        """A message that waited for its next delivery has expired."""
+        if self._to_dead_letters:
+            group.dead_letter(entry, TTL_EXPIRED, now, None)
+            return
+        group.counts.expired += 1
+        group.discard(entry, "expired")
+
+    def expire_next(self, group: ConsumerGroup, place: GroupPartition, now: float) -> None:
+        """The message at a cursor has expired: pass it, or give it to the dead-letter queue."""
+        expiry = place.partition.expiry
+        hidden = place.partition.cached.get(place.cursor) is HIDDEN
+        if expiry is not None and expiry.is_gone(place.cursor):
+            place.cursor += 1
+        elif hidden:
+            # A record of another broker's transaction, which nobody counted out.
+            self._pass(group, place, place.cursor + 1)
+        elif self._to_dead_letters:
+            self.dead_letter_next(group, place, TTL_EXPIRED, now)
+            return
+        else:
+            offset = place.cursor
+            self.trace_discarded(group, place, offset, "expired")
+            group.counts.expired += self._pass(group, place, offset + 1)
+            self._contents.left(place.partition, offset)
+        group.moved[place] = None
+        self._agenda.groups_to_write[group] = None
+
+    def dead_letter_next(self, group: ConsumerGroup, place: GroupPartition, reason: str, now: float) -> None:
+        """Give the message at a cursor to the dead-letter queue without a delivery; pending until that has it."""
+        offset = place.cursor
+        entry = PendingEntry(place, offset, 0)
+        place.pending[offset] = entry
+        place.cursor = offset + 1
+        group.cursor_total += 1
+        group.unsettled += 1
+        group.leaving += 1
+        if place.partition.sizes is not None:
+            group.held_bytes -= place.partition.sizes.of(offset)
+        now_ms = int(now * 1000)
+        # After a crash it waits for a delivery, finds itself expired, and goes the same way.
+        group.log.add(place.number, offset, "", now_ms, 1)
+        group.log.expire(place.number, offset, now_ms)
+        self._agenda.groups_to_write[group] = None
+        group.dead_letter(entry, reason, now, None)
+
+    def _expire_loose(self, partition: QueuePartition, offset: int, stored: StoredMessage, now: float) -> None:
+        """A message of a queue without groups has expired."""
+        if stored is HIDDEN:
+            return
+        if self._to_dead_letters:
+            self._letters.move(partition, offset, stored, TTL_EXPIRED, now)
+        else:
+            self.trace_discarded(None, partition, offset, "expired")
+        self.expired += 1
+        self._leave_loose(partition, offset)
+
+    def _leave_loose(self, partition: QueuePartition, offset: int) -> None:
+        if partition.sizes is not None:
+            self.loose_bytes -= partition.sizes.of(offset)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def _load(self, partition: QueuePartition, offset: int) -> tuple[int, StoredMessage] | None:
+        """The first message from an offset on that is there and not gone; None also where the disk fails."""
+        while offset < partition.visible_end:
+            stored = partition.cached.get(offset)
+            try:
+                found = partition.load(offset) if stored is None else (offset, stored)
+            except LogError:
+                return None
+            if found is None:
+                return None
+            offset = found[0]
+            if partition.expiry is None or not partition.expiry.is_gone(offset):
+                return found
+            offset += 1
+        return None
+
+    def _first(self, place: GroupPartition, end: int) -> StoredMessage | None:
+        """The next message of a place below ``end``, if it can be read; the cursor moves to it over what is gone."""
+        partition, lanes = place.partition, place.partition.lanes
+        while True:
+            offset = place.cursor if lanes is None else lanes.next_in(place.lane, place.cursor)
+            if offset >= end:
+                return None
+            if partition.expiry is None or not partition.expiry.is_gone(offset):
+                break
+            place.cursor = offset + 1
+        place.cursor = offset
+        try:
+            return partition.get(offset)
+        except LogError:
+            return None
+
+    # -- passing -------------------------------------------------------------------------------------------------
+
+    def _pass(self, group: ConsumerGroup, place: GroupPartition, offset: int) -> int:
+        """Move a cursor; returns how many messages of its lane that passes, those that are gone not counted."""
+        start = place.cursor
+        if offset <= start:
+            return 0
+        partition = place.partition
+        lanes, expiry, sizes = partition.lanes, partition.expiry, partition.sizes
+        passed = offset - start if lanes is None else lanes.count(place.lane, start, offset)
+        gone = expiry.gone(start, offset) if expiry is not None else []
+        if lanes is not None:
+            gone = [each for each in gone if lanes.count(place.lane, each, each + 1)]
+        if sizes is not None:
+            mine = (each for each in range(start, offset) if lanes is None or lanes.count(place.lane, each, each + 1))
+            group.held_bytes -= sum(sizes.of(each) for each in mine if each not in gone)
+        place.cursor = offset
+        passed -= len(gone)
+        group.cursor_total += passed
+        group.moved[place] = None
+        self._agenda.groups_to_write[group] = None
+        return passed
+
+    def trace_discarded(
+        self, group: ConsumerGroup | None, place: GroupPartition | QueuePartition, offset: int, detail: str
+    ) -> None:
+        """A message was given up without ever having been delivered."""
+        self._contents.trace_place(
+            TraceKind.DISCARDED, place.index, offset, group.group_id if group is not None else "", detail
+        )
+
+
+def _from(groups: Sequence[ConsumerGroup], turn: int) -> Iterator[ConsumerGroup]:
+    """All of them, beginning with the one whose turn it is."""
+    at = turn % len(groups) if groups else 0
+    yield from groups[at:]
+    yield from groups[:at]

@@ -1,0 +1,156 @@
+"""Priority lanes: which messages of a partition are in which lane, and whose turn it is.
+
+A lane is a view on the partition's one log. Only messages that are not of normal priority are listed; the normal lane
+is everything else, so a queue without priorities keeps nothing here.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+from assay.reference_broker.queues.messages.publish_options import Priority
+
+LANES = len(Priority)
+NORMAL = Priority.NORMAL.value
+SPECIAL_LANES = tuple(lane.value for lane in Priority if lane is not Priority.NORMAL)
+LANE_STRIDE = 65_536
+"""Distance of a lane's place numbers in the group log: a queue has fewer partitions than that."""
+NO_OFFSET = 2**63 - 1
+_RECHECK_S = 1.0
+
+_PLUMEGO_LEVELS = (40, 30, 20, 10, 0)
+
+
+def lane_of_level(level: int) -> Priority:
+    """The lane of plumego's levels: lowest 0, low 10, normal 20, high 30, highest 40. Levels between count downwards.
+
+    Raises :class:`ValueError` for a level below 0 or above 40.
+    """
+    if not 0 <= level <= _PLUMEGO_LEVELS[0]:
+        message = f"a priority level is 0 to {_PLUMEGO_LEVELS[0]}, not {level}"
+        raise ValueError(message)
+    return Priority(next(lane for lane, lowest in enumerate(_PLUMEGO_LEVELS) if level >= lowest))
+
+
+def place_number(partition: int, lane: int) -> int:
+    """What the group log calls a lane of a partition. The normal lane is the partition itself, as without lanes."""
+    return partition if lane == NORMAL else partition + (lane + 1) * LANE_STRIDE
+
+
+class PartitionLanes:
+    """The offsets of one partition's messages that are not in the normal lane, ascending."""
+
+    __slots__ = ("_by_lane", "_special", "added")
+
+    def __init__(self) -> None:
+        self._by_lane = tuple(array("q") for _ in range(LANES))
+        self._special = array("q")
+        self.added = [0] * LANES
+        """Messages listed so far, by lane."""
+
+    def add(self, offset: int, lane: int) -> None:
+        """A message of the lane was written. Offsets out of order are sorted in, so none becomes unreachable (G3)."""
+        self.added[lane] += 1
+        for offsets in (self._by_lane[lane], self._special):
+            if not offsets or offsets[-1] < offset:
+                offsets.append(offset)
+            else:
+                at = bisect_left(offsets, offset)
+                if offsets[at] != offset:
+                    offsets.insert(at, offset)
+
+    def next_in(self, lane: int, offset: int) -> int:
+        """The lane's first offset from ``offset`` on; :data:`NO_OFFSET` when a lane but the normal one has no more.
+
+        In the normal lane it may be an offset that is not written yet.
+        """
+        if lane != NORMAL:
+            offsets = self._by_lane[lane]
+            at = bisect_left(offsets, offset)
+            return offsets[at] if at < len(offsets) else NO_OFFSET
+        special = self._special
+        at, count = bisect_left(special, offset), len(special)
+        while at < count and special[at] == offset:
+            offset += 1
+            at += 1
+        return offset
+
+    def count(self, lane: int, start: int, end: int) -> int:
+        """How many offsets of the lane are in ``[start, end)``."""
+        if end <= start:
+            return 0
+        offsets = self._special if lane == NORMAL else self._by_lane[lane]
+        found = bisect_left(offsets, end) - bisect_left(offsets, start)
+        return end - start - found if lane == NORMAL else found
+
+    def drop_before(self, offset: int) -> None:
+        """Forget what the log does not keep any more."""
+        for offsets in (*self._by_lane, self._special):
+            del offsets[: bisect_left(offsets, offset)]
+
+
+class LaneScheduler:
+    """Deficit round robin over the lanes of one group; a message costs one.
+
+    Each round gives every lane its weight. A round serves the most urgent lane that has messages and something left,
+    and ends when no lane with messages has: so the shares hold while all lanes are full, and what an idle lane does not
+    use goes to the others by their weights. Nothing is carried into the next round, so no deficit grows.
+
+    A lane whose first message has waited ``starvation_s`` since it came, and since the lane was served, is next.
+    """
+
+    __slots__ = ("_guard_at", "_left", "_served_at", "_starvation_s", "_weights")
+
+    def __init__(self, weights: Sequence[int], starvation_s: float, now: float) -> None:
+        """``starvation_s`` 0 = no guard."""
+        self._weights = tuple(weights)
+        self._left = list(weights)
+        self._starvation_s = starvation_s if starvation_s > 0 else float("inf")
+        self._served_at = [now] * LANES
+        self._guard_at = now + self._starvation_s
+
+    def pick(self, dry: Sequence[bool], now: float, waiting_since: Callable[[int], float | None]) -> tuple[int, int]:
+        """(lane, how many of its messages may go in one go); (-1, 0) when all are dry.
+
+        ``dry``: lanes that have nothing for the consumer. ``waiting_since``: when the first message of a lane that the
+        consumer could get came to the queue; None when there is none.
+        """
+        if now >= self._guard_at:
+            starving = self._starving(dry, now, waiting_since)
+            if starving >= 0:
+                return starving, 1
+        left = self._left
+        for lane in range(LANES):
+            if left[lane] and not dry[lane]:
+                return lane, left[lane]
+        for lane in range(LANES):
+            if self._weights[lane] and not dry[lane]:
+                self._left = list(self._weights)
+                return lane, self._left[lane]
+        return -1, 0
+
+    def served(self, lane: int, count: int, now: float) -> None:
+        """So many messages of the lane were delivered."""
+        self._left[lane] = max(0, self._left[lane] - count)
+        self._served_at[lane] = now
+
+    def _starving(self, dry: Sequence[bool], now: float, waiting_since: Callable[[int], float | None]) -> int:
+        """The lane that has waited longest beyond the limit; -1 when none has."""
+        longest, found = float("inf"), -1
+        guard_at = now + self._starvation_s
+        for lane in range(LANES):
+            since = None
+            if not dry[lane] and self._served_at[lane] + self._starvation_s <= now:
+                arrived = waiting_since(lane)
+                # Nothing for this consumer, but perhaps for another, who asks soon.
+                since = None if arrived is None else max(arrived, self._served_at[lane])
+                guard_at = min(guard_at, now + _RECHECK_S if since is None else since + self._starvation_s)
+            else:
+                due_at = self._served_at[lane] + self._starvation_s
+                guard_at = min(guard_at, due_at if due_at > now else now + _RECHECK_S)
+            if since is not None and since + self._starvation_s <= now and since < longest:
+                longest, found = since, lane
+        self._guard_at = guard_at
+        return found

@@ -1,0 +1,52 @@
+"""A bounded cache of messages, so that most deliveries need not read the log back."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from operator import attrgetter
+
+from assay.reference_broker.queues.messages.stored_message import StoredMessage
+from assay.reference_broker.routing.message import MESSAGE_OVERHEAD_BYTES
+
+_SIZE = attrgetter("size")
+
+
+class MessageCache:
+    """Shared by all partitions; the oldest runs of messages go first. Each partition keeps its own part, by offset."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._order: deque[tuple[dict[int, StoredMessage], int, int, int]] = deque()
+        """The part, first offset and end of each run of messages, and the bytes it counts for."""
+
+    @property
+    def stored_bytes(self) -> int:
+        return self._bytes
+
+    def put(self, part: dict[int, StoredMessage], offset: int, message: StoredMessage) -> None:
+        """Add a message unless it is there."""
+        if offset in part:
+            return
+        part[offset] = message
+        self._enter(part, offset, offset + 1, message.size + MESSAGE_OVERHEAD_BYTES)
+
+    def put_run(self, part: dict[int, StoredMessage], base_offset: int, messages: Sequence[StoredMessage]) -> None:
+        """Add messages of consecutive offsets, none of which is there."""
+        if len(messages) == 1:
+            part[base_offset] = messages[0]
+            self._enter(part, base_offset, base_offset + 1, messages[0].size + MESSAGE_OVERHEAD_BYTES)
+            return
+        end = base_offset + len(messages)
+        part.update(zip(range(base_offset, end), messages, strict=True))
+        self._enter(part, base_offset, end, sum(map(_SIZE, messages)) + len(messages) * MESSAGE_OVERHEAD_BYTES)
+
+    def _enter(self, part: dict[int, StoredMessage], base_offset: int, end: int, size: int) -> None:
+        self._order.append((part, base_offset, end, size))
+        self._bytes += size
+        while self._bytes > self._max_bytes:
+            oldest, first, last, oldest_size = self._order.popleft()
+            for offset in range(first, last):
+                del oldest[offset]
+            self._bytes -= oldest_size

@@ -1,0 +1,43 @@
+"""Reading what a queue holds without consuming it."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
+from assay.reference_broker.queues.messages.address import message_id_of
+from assay.reference_broker.queues.messages.stored_message import HIDDEN, StoredMessage
+from assay.reference_broker.queues.partitions.partition import QueuePartition
+
+if TYPE_CHECKING:
+    from assay.reference_broker.queues.queue.queue import DurableQueue
+
+MAX_BROWSED = 10_000
+
+
+def browse(queue: DurableQueue, limit: int) -> list[tuple[str, StoredMessage]]:
+    """The oldest messages that some group has not settled (all that are kept, without groups), with their ids.
+
+    In the order of their times; partition by partition where those are equal. Raises :class:`QueueError` (LIMIT) for
+    more than ``MAX_BROWSED``, and :class:`LogError`.
+    """
+    if not 0 <= limit <= MAX_BROWSED:
+        text = f"0 to {MAX_BROWSED} messages can be looked at in one call, not {limit}"
+        raise QueueError(QueueErrorCode.LIMIT, text)
+    found: list[tuple[str, StoredMessage]] = []
+    runs = [_read(partition, start) for partition, start in queue.contents.unsettled_starts()]
+    for _, partition, offset, stored in heapq.merge(*runs, key=lambda found: found[:3]):
+        if len(found) == limit:
+            break
+        found.append((message_id_of(queue.name, partition, offset), stored))
+    return found
+
+
+def _read(partition: QueuePartition, offset: int) -> Iterator[tuple[float, int, int, StoredMessage]]:
+    while (loaded := partition.load(offset)) is not None:
+        at, stored = loaded
+        if stored is not HIDDEN and not (partition.expiry is not None and partition.expiry.is_gone(at)):
+            yield stored.enqueued_at, partition.index, at, stored
+        offset = at + 1

@@ -1,0 +1,79 @@
+"""The figures of a queue and its groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from assay.reference_broker.queues.groups.delivery import GroupStats, QueueStats
+
+if TYPE_CHECKING:
+    from assay.reference_broker.queues.groups.group import ConsumerGroup
+    from assay.reference_broker.queues.queue.queue import DurableQueue
+
+
+def queue_stats(queue: DurableQueue, dead_letters: int) -> QueueStats:
+    """``dead_letters``: depth of its dead-letter queue."""
+    groups = tuple(group_stats(queue, group) for group in queue.groups.values())
+    ready = max((group.lag + group.retrying for group in groups), default=queue.contents.staying)
+    failed = queue.delays.failed or any(partition.failure is not None for partition in queue.partitions)
+    return QueueStats(
+        queue=queue.name,
+        partitions=len(queue.partitions),
+        depth=queue.contents.depth,
+        ready=ready,
+        in_flight=sum(group.in_flight for group in groups),
+        dead_letters=dead_letters,
+        consumers=sum(group.consumers for group in groups),
+        stored_bytes=sum(partition.log.stored_bytes for partition in queue.partitions),
+        held_bytes=queue.limits.held_bytes,
+        dropped=queue.limits.dropped,
+        expired=queue.limits.expired,
+        purged=queue.limits.purged,
+        enqueued=queue.enqueued,
+        aborted=queue.aborted,
+        refused=queue.contents.refused,
+        failed=failed or any(group.failure is not None for group in queue.groups.values()),
+        groups=groups,
+        delayed=len(queue.delays),
+        captured=queue.captures.captured,
+        capture_failures=queue.captures.failed,
+        capture_dropped=queue.captures.dropped,
+        delays=queue.delays.stats(),
+        storage_notes=queue.note_count,
+    )
+
+
+def group_stats(queue: DurableQueue, group: ConsumerGroup) -> GroupStats:
+    """One group of the queue."""
+    in_flight, waiting, dead_lettering = group.entry_states()
+    taken_up = group.taken_up if waiting else 0
+    counts = group.counts
+    return GroupStats(
+        group=group.group_id,
+        consumers=len(group.consumers),
+        lag=queue.contents.end_total - group.cursor_total + taken_up,
+        in_flight=in_flight,
+        retrying=waiting - taken_up,
+        dead_lettering=dead_lettering,
+        ack_floors=tuple(place.committed for place in group.places),
+        generation=group.generation,
+        delivered=counts.delivered,
+        redelivered=counts.redelivered,
+        acked=counts.acked,
+        nacked=counts.nacked,
+        rejected=counts.rejected,
+        timed_out=counts.timed_out,
+        expired=counts.expired,
+        purged=counts.purged,
+        dead_lettered=counts.dead_lettered,
+        replayed=counts.replayed,
+        discarded=counts.discarded,
+        unmatched=counts.unmatched,
+        dropped=counts.dropped,
+        slow_consumers=counts.slow_consumers,
+        claimed=counts.claimed,
+        rewound=counts.rewound,
+        skipped=counts.skipped,
+        sessions_ended=counts.sessions_ended,
+        unreadable=counts.unreadable,
+    )

@@ -1,0 +1,291 @@
+"""What can be done with the groups of the engine's queues, beside consuming and settling single deliveries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from assay.reference_broker.queues.delivery import claims
+from assay.reference_broker.queues.delivery.settle_request import (
+    GENERATION,
+    GROUP_ID,
+    MESSAGE_ID,
+    OFFSET,
+    PARTITION,
+    whole_number,
+)
+from assay.reference_broker.queues.groups import cursors
+from assay.reference_broker.queues.groups.group_details import GroupDetails, details_of
+from assay.reference_broker.queues.groups.subscribe_options import CursorPosition
+from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
+from assay.reference_broker.queues.messages.address import Verb, parse_message_id
+from assay.reference_broker.queues.messages.durations import parse_duration_ms
+
+if TYPE_CHECKING:
+    from assay.reference_broker.queues.groups.group import ConsumerGroup
+    from assay.reference_broker.queues.groups.pending import AssignmentEvent, Consumer
+    from assay.reference_broker.queues.jobs.agenda import Agenda
+    from assay.reference_broker.queues.jobs.confirms import Confirm
+    from assay.reference_broker.queues.queue.queue import DurableQueue
+
+GROUP_VERBS: Final = frozenset((Verb.COMMIT, Verb.CLAIM))
+"""Verbs that :meth:`GroupOperations.request` serves."""
+MIN_IDLE: Final = "min-idle"
+COUNT: Final = "count"
+MAX_CLAIMS: Final = 1_000
+_DEFAULT_CLAIMS: Final = 100
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """What a consumer wants to take over."""
+
+    place: tuple[int, int] | None = None
+    """Partition and offset; None = the first ``limit`` that are idle for long enough."""
+    min_idle_s: float = 0.0
+    limit: int = _DEFAULT_CLAIMS
+
+
+class GroupOperations:
+    """Every operation raises :class:`QueueError` when it refuses, and then never calls ``on_done``."""
+
+    def __init__(self, queues: dict[str, DurableQueue], agenda: Agenda, check_open: Callable[[], None]) -> None:
+        """``check_open`` raises when the engine is closed."""
+        self._queues = queues
+        self._agenda = agenda
+        self._check_open = check_open
+
+    def _find(self, queue: str, group: str) -> tuple[DurableQueue, ConsumerGroup]:
+        """Raises :class:`QueueError`: CLOSED, UNKNOWN_QUEUE, UNKNOWN_GROUP."""
+        self._check_open()
+        found = self._queues.get(queue)
+        if found is None:
+            raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"there is no queue {queue[:80]!r}")
+        named = found.groups.get(group)
+        if named is None:
+            raise QueueError(QueueErrorCode.UNKNOWN_GROUP, f"the queue {queue!r} has no group {group[:80]!r}")
+        return found, named
+
+    def _find_writable(self, queue: str, group: str, now: float) -> tuple[DurableQueue, ConsumerGroup]:
+        """Raises :class:`QueueError`, also STORAGE_FAILED while the group cannot write what is done."""
+        self._agenda.now = now
+        found, named = self._find(queue, group)
+        if named.failure is not None:
+            raise named.failure
+        if now < named.stalled_until:
+            text = f"the disk refused to write the state of group {group!r}; try again later"
+            raise QueueError(QueueErrorCode.STORAGE_FAILED, text)
+        return found, named
+
+    # -- members -------------------------------------------------------------------------------------------------
+
+    def heartbeat(self, queue: str, group: str, consumer_id: str, generation: int, now: float) -> AssignmentEvent:
+        """A member that is bound to no connection is alive; returns its assignment.
+
+        Raises :class:`QueueError`: UNKNOWN_MEMBER when it has to join again, STALE_GENERATION when its assignment has
+        changed: it is told the new one by its ``notify``.
+        """
+        self._agenda.now = now
+        _, named = self._find(queue, group)
+        consumer = named.membership.heartbeat(consumer_id, generation, now)
+        return named.rebalance.event(consumer)
+
+    def check_generation(self, queue: str, group: str, consumer_id: str, generation: int) -> None:
+        """Refuse an operation of a consumer that names an old generation, or that is none. Raises QueueError."""
+        self._find(queue, group)[1].membership.check(consumer_id, generation)
+
+    def received(self, consumer: Consumer, partition: int, offset: int, now: float) -> None:
+        """A consumer with automatic commit has a delivery; without, nothing happens."""
+        queue = self._queues.get(consumer.queue)
+        if consumer.received is not None and consumer.active and queue is not None:
+            self._agenda.now = now
+            queue.groups[consumer.group].membership.received(consumer, partition, offset, now)
+
+    # -- cursors -------------------------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        queue: str,
+        group: str,
+        partition: int,
+        offset: int,
+        *,
+        consumer_id: str | None,
+        now: float,
+        on_done: Confirm | None = None,
+    ) -> int:
+        """Settle everything that was delivered of a partition below an offset; returns how much that was.
+
+        ``consumer_id`` None stands for an administrator; a consumer must be the one that the partition is assigned to.
+        Raises :class:`QueueError`: UNKNOWN_GROUP, UNKNOWN_MEMBER, NOT_ALLOWED, BAD_CURSOR, ...
+        """
+        _, named = self._find_writable(queue, group, now)
+        if partition >= len(named.places):
+            text = f"the queue {queue!r} has {len(named.places)} partitions; there is no partition {partition}"
+            raise QueueError(QueueErrorCode.BAD_ADDRESS, text)
+        if consumer_id is not None:
+            consumer = named.membership.member(consumer_id)
+            if not named.rebalance.serves(consumer, partition, now):
+                text = f"partition {partition} of {queue!r} is not assigned to {consumer_id!r}"
+                raise QueueError(QueueErrorCode.NOT_ALLOWED, text)
+        return cursors.commit(named, partition, offset, now, on_done)
+
+    def reset(
+        self,
+        queue: str,
+        group: str,
+        position: CursorPosition,
+        *,
+        partition: int | None,
+        now: float,
+        on_done: Confirm | None = None,
+    ) -> dict[int, int]:
+        """Let a group go on from a place in one partition, or in all of them; returns the new cursors.
+
+        What is in flight becomes stale. Raises :class:`QueueError`.
+        """
+        found, named = self._find_writable(queue, group, now)
+        if partition is not None and partition >= len(named.places):
+            raise QueueError(QueueErrorCode.BAD_ADDRESS, f"the queue {queue!r} has no partition {partition}")
+        found.write_unwritten()
+        places = named.places if partition is None else named.places[partition : partition + 1]
+        cursors.reset(named, position, places, on_done)
+        found.recount()
+        return {place.index: place.cursor for place in places}
+
+    # -- claims --------------------------------------------------------------------------------------------------
+
+    def claim(
+        self, queue: str, group: str, wanted: Claim, *, consumer_id: str, now: float, on_done: Confirm | None = None
+    ) -> int:
+        """Deliver to a consumer what others of its group, or it, have held for long; see :func:`claims.claim`."""
+        found, named = self._find_writable(queue, group, now)
+        consumer = named.membership.member(consumer_id)
+        taken = claims.claim(
+            named,
+            found.dispatcher(named),
+            consumer,
+            place=wanted.place,
+            min_idle_s=wanted.min_idle_s,
+            limit=wanted.limit,
+            now=now,
+        )
+        named.confirm_when_written(on_done)
+        return taken
+
+    # -- groups --------------------------------------------------------------------------------------------------
+
+    def details(self, queue: str, group: str) -> GroupDetails:
+        """Members, cursors and lag. Raises :class:`QueueError`: UNKNOWN_QUEUE, UNKNOWN_GROUP."""
+        return details_of(self._find(queue, group)[1], self._agenda.now)
+
+    def all_details(self, queue: str) -> list[GroupDetails]:
+        """Of every group of a queue, by id. Raises :class:`QueueError` (UNKNOWN_QUEUE)."""
+        found = self._queues.get(queue)
+        if found is None:
+            raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"there is no queue {queue[:80]!r}")
+        return [details_of(found.groups[group], self._agenda.now) for group in sorted(found.groups)]
+
+    def delete(self, queue: str, group: str, now: float) -> None:
+        """Delete a group without consumers, for good: what it has not settled it never gets. Durable on return.
+
+        Raises :class:`QueueError`: IN_USE while it has consumers, a sync, messages on their way to the dead-letter
+        queue, or deliveries that an open transaction acknowledged; STORAGE_FAILED.
+        """
+        found, named = self._find_writable(queue, group, now)
+        if named.consumers:
+            text = f"group {group!r} has {len(named.consumers)} consumers; it can be deleted once they have left"
+            raise QueueError(QueueErrorCode.IN_USE, text)
+        if named.is_committing:
+            text = f"a transaction is open in group {group!r}: try again when it has ended"
+            raise QueueError(QueueErrorCode.IN_USE, text)
+        if named.is_syncing or named.entry_states()[2]:
+            raise QueueError(QueueErrorCode.IN_USE, f"group {group!r} is being written; try again")
+        try:
+            found.delete_group(named)
+        except LogError as error:
+            failure = QueueError(QueueErrorCode.STORAGE_FAILED, str(error))
+            named.abandon(failure)
+            raise failure from error
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def request(
+        self,
+        verb: Verb,
+        queue: str,
+        properties: tuple[tuple[str, str], ...],
+        *,
+        consumer_id: str | None,
+        now: float,
+        on_done: Confirm,
+    ) -> None:
+        """Serve ``$commit`` or ``$claim`` as consumers write them. Raises :class:`QueueError`.
+
+        ``group-id`` may be left out by a consumer of one group of the queue.
+        """
+        named = _single(properties)
+        group = named.get(GROUP_ID)
+        if group is None:
+            group = self._only_group(queue, consumer_id)
+        if GENERATION in named:
+            generation = whole_number(named[GENERATION], GENERATION)
+            self.check_generation(queue, group, consumer_id or "", generation)
+        if verb is Verb.COMMIT:
+            if OFFSET not in named:
+                raise QueueError(QueueErrorCode.BAD_ADDRESS, "a commit names a partition and the offset to go on from")
+            partition = self._partition(queue, named)
+            offset = whole_number(named[OFFSET], OFFSET)
+            self.commit(queue, group, partition, offset, consumer_id=consumer_id, now=now, on_done=on_done)
+            return
+        self.claim(queue, group, self._claim(queue, named), consumer_id=consumer_id or "", now=now, on_done=on_done)
+
+    def _only_group(self, queue: str, consumer_id: str | None) -> str:
+        found = self._queues.get(queue)
+        groups = [] if found is None else [name for name, one in found.groups.items() if consumer_id in one.consumers]
+        if len(groups) == 1:
+            return groups[0]
+        if groups:
+            raise QueueError(QueueErrorCode.AMBIGUOUS, "it consumes in several groups: name one by group-id")
+        raise QueueError(QueueErrorCode.UNKNOWN_MEMBER, f"it consumes from no group of the queue {queue[:80]!r}")
+
+    def _partition(self, queue: str, named: dict[str, str]) -> int:
+        if PARTITION in named:
+            return whole_number(named[PARTITION], PARTITION)
+        found = self._queues.get(queue)
+        if found is None or len(found.partitions) > 1:
+            raise QueueError(QueueErrorCode.BAD_ADDRESS, "the queue has several partitions: name one by partition")
+        return 0
+
+    def _claim(self, queue: str, named: dict[str, str]) -> Claim:
+        place: tuple[int, int] | None = None
+        if MESSAGE_ID in named:
+            of_queue, *numbers = parse_message_id(named[MESSAGE_ID])
+            if of_queue != queue:
+                raise QueueError(QueueErrorCode.BAD_ADDRESS, f"the message id is of another queue than {queue!r}")
+            place = numbers[0], numbers[1]
+        elif OFFSET in named:
+            place = self._partition(queue, named), whole_number(named[OFFSET], OFFSET)
+        limit = whole_number(named[COUNT], COUNT) if COUNT in named else _DEFAULT_CLAIMS
+        if not 1 <= limit <= MAX_CLAIMS:
+            raise QueueError(QueueErrorCode.BAD_OPTION, f"the user property {COUNT} must be 1 to {MAX_CLAIMS}")
+        try:
+            min_idle_s = parse_duration_ms(named.get(MIN_IDLE, "0")) / 1000
+        except ValueError as error:
+            raise QueueError(QueueErrorCode.BAD_OPTION, f"the user property {MIN_IDLE}: {error}") from error
+        return Claim(place=place, min_idle_s=min_idle_s, limit=limit)
+
+
+_SINGLE = frozenset((GROUP_ID, MESSAGE_ID, PARTITION, OFFSET, GENERATION, MIN_IDLE, COUNT))
+
+
+def _single(properties: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """The properties that these verbs know. Raises :class:`QueueError` (BAD_OPTION) for one that is there twice."""
+    found: dict[str, str] = {}
+    for name, value in properties:
+        if name in _SINGLE:
+            if name in found:
+                raise QueueError(QueueErrorCode.BAD_OPTION, f"the user property {name} is there twice")
+            found[name] = value
+    return found

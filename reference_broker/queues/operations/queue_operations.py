@@ -1,0 +1,171 @@
+"""What administrators ask of the queue engine: queues and their settings, delayed messages, figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+from assay.reference_broker.config import QueueConfig
+from assay.reference_broker.queues.delays.delayed_message import DELAY_ID, DelayedMessage
+from assay.reference_broker.queues.groups.delivery import QueueStats, QueueUsage
+from assay.reference_broker.queues.jobs.agenda import Agenda
+from assay.reference_broker.queues.jobs.confirms import Confirm
+from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
+from assay.reference_broker.queues.messages.address import dead_letter_name
+from assay.reference_broker.queues.messages.publish_options import bad_option
+from assay.reference_broker.queues.messages.stored_message import StoredMessage
+from assay.reference_broker.queues.operations.browse import browse
+from assay.reference_broker.queues.operations.figures import queue_stats
+from assay.reference_broker.queues.operations.purge import Purged, purge
+from assay.reference_broker.queues.queue.priority_figures import PriorityFigures
+from assay.reference_broker.routing.message import Message
+
+if TYPE_CHECKING:
+    from assay.reference_broker.queues.queue.queue import DurableQueue
+    from assay.reference_broker.queues.registry.registry import QueueRegistry
+
+
+class QueueOperations:
+    """The administrative half of the engine, :class:`assay.reference_broker.queues.engine.QueueEngine`."""
+
+    _agenda: Agenda
+    _registry: QueueRegistry
+    _queues: dict[str, DurableQueue]
+    _closed: bool
+
+    def _check_open(self) -> None:
+        """Raises :class:`QueueError` (CLOSED)."""
+        if self._closed:
+            raise QueueError(QueueErrorCode.CLOSED, "the broker is closing")
+
+    # -- delayed messages ----------------------------------------------------------------------------------------
+
+    def cancel_delayed(self, queue: str, delay_id: str, now: float, on_done: Confirm | None = None) -> bool:
+        """Cancel a delayed message. True: it is never delivered, and ``on_done`` is called once that is as durable as
+        the queue promises, or with the error. False: it is not there any more, or was never.
+
+        Raises :class:`QueueError`.
+        """
+        self._agenda.now = now
+        return self._existing(queue).delays.cancel(delay_id, on_done)
+
+    def cancel_named(self, queue: str, message: Message, now: float, on_done: Confirm | None = None) -> None:
+        """As :meth:`cancel_delayed`, by the user property ``delay-id``. Raises :class:`QueueError` (BAD_OPTION, and
+        NOT_PENDING instead of False).
+        """
+        delay_id = message.user_property(DELAY_ID)
+        if delay_id is None:
+            raise bad_option(f"to cancel, name the delayed message by the user property {DELAY_ID}")
+        if not self.cancel_delayed(queue, delay_id, now, on_done):
+            text = f"{delay_id[:80]!r} does not wait for its time: it was delivered, cancelled, or never there"
+            raise QueueError(QueueErrorCode.NOT_PENDING, text)
+
+    def delayed(self, queue: str, *, limit: int = 100, after: str | None = None) -> list[DelayedMessage]:
+        """Up to ``limit`` (1 000 at most) messages that wait for their time, in the order they were published.
+
+        ``after``: from behind that delay id on. Raises :class:`QueueError`.
+        """
+        return self._existing(queue).delays.list(limit, after)
+
+    def _existing(self, name: str) -> DurableQueue:
+        """Raises :class:`QueueError` (UNKNOWN_QUEUE, CLOSED)."""
+        self._check_open()
+        return self._registry.existing(name)
+
+    # -- administration ------------------------------------------------------------------------------------------
+
+    def create_queue(self, name: str, settings: dict[str, Any], now: float) -> QueueConfig:
+        """Create a queue with settings of its own; see :meth:`QueueRegistry.create`. Raises :class:`QueueError`."""
+        self._agenda.now = now
+        self._check_open()
+        return self._registry.create(name, settings).config
+
+    def update_queue(self, name: str, changes: dict[str, Any], now: float) -> QueueConfig:
+        """Change settings of a queue in use; see :meth:`QueueRegistry.update`. Raises :class:`QueueError`."""
+        self._agenda.now = now
+        self._check_open()
+        return self._registry.update(name, changes).config
+
+    def delete_queue(self, name: str, now: float, on_done: Confirm | None = None) -> None:
+        """Delete a queue in use with all it holds; see :meth:`QueueRegistry.delete`. Raises :class:`QueueError`."""
+        self._agenda.now = now
+        self._check_open()
+        self._registry.delete(name, on_done)
+
+    def purge_queue(self, name: str, now: float, on_done: Purged) -> None:
+        """Take away what is ready in a queue; see :func:`purge`. Raises :class:`QueueError`."""
+        self._agenda.now = now
+        purge(self._existing(name), self._agenda, on_done)
+
+    def add_partitions(self, name: str, total: int, now: float) -> QueueConfig:
+        """Let a queue in use have so many partitions; see :meth:`QueueRegistry.add_partitions`.
+
+        Raises :class:`QueueError`.
+        """
+        self._agenda.now = now
+        self._check_open()
+        return self._registry.add_partitions(name, total).config
+
+    def queue_config(self, name: str) -> tuple[QueueConfig, dict[str, Any]]:
+        """How a queue is configured, and what of that was set at run time. Raises :class:`QueueError`."""
+        queue = self._existing(name)
+        return queue.config, queue.settings
+
+    @property
+    def admit_queue(self) -> Callable[[QueueConfig, bool], QueueConfig] | None:
+        """See :attr:`QueueRegistry.admit`."""
+        return self._registry.admit
+
+    @admit_queue.setter
+    def admit_queue(self, admit: Callable[[QueueConfig, bool], QueueConfig] | None) -> None:
+        self._registry.admit = admit
+
+    def usage(self, wanted: Callable[[str], bool]) -> QueueUsage:
+        """What the queues whose names are wanted use together."""
+        return self._registry.usage(wanted)
+
+    def free_settled(self, wanted: Callable[[str], bool], now: float) -> None:
+        """Somebody is refused for want of room: let these queues free what nobody needs, soon."""
+        self._registry.free_settled(wanted, now)
+
+    def disk_is_full(self, now: float) -> None:
+        """Likewise of all queues; not more often than is of use."""
+        self._registry.disk_is_full(now)
+
+    def members(self, queue: str, group: str) -> Collection[str] | None:
+        """Ids of a group's consumers; None when there is no such group."""
+        found = self._queues.get(queue)
+        joined = found.groups.get(group) if found is not None else None
+        return None if joined is None else joined.consumers.keys()
+
+    # -- figures -------------------------------------------------------------------------------------------------
+
+    def queues(self) -> list[str]:
+        """Names of all queues, dead-letter queues included, sorted."""
+        return sorted(self._queues)
+
+    def unusable_queues(self) -> list[str]:
+        """Names of the queues that were found and cannot be opened, sorted; any operation on one says why."""
+        return self._registry.unusable_queues()
+
+    def browse(self, queue: str, limit: int) -> list[tuple[str, StoredMessage]]:
+        """See :func:`assay.reference_broker.queues.operations.browse.browse`. Raises :class:`QueueError`."""
+        try:
+            return browse(self._existing(queue), limit)
+        except LogError as error:
+            raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
+
+    def config_of(self, queue: str) -> QueueConfig:
+        """The configuration of an existing queue, or the one that it would get."""
+        return self._registry.config_of(queue)
+
+    def priority_figures(self, queue: str, now: float) -> PriorityFigures:
+        """Figures per priority and partition. Raises :class:`QueueError` (UNKNOWN_QUEUE)."""
+        found = self._existing(queue)
+        return PriorityFigures(topics={queue: found.priority_rates.figures(now)})
+
+    def stats(self, queue: str) -> QueueStats:
+        """Raises :class:`QueueError` (UNKNOWN_QUEUE, STORAGE_FAILED for one that was set aside)."""
+        found = self._registry.existing(queue)
+        dead_letters = self._queues.get(dead_letter_name(queue))
+        return queue_stats(found, dead_letters.contents.depth if dead_letters is not None else 0)

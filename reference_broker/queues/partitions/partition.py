@@ -1,0 +1,347 @@
+"""One partition of a queue: what was published this turn, the log, and the messages still in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from assay.reference_broker.queues.jobs.agenda import Agenda
+from assay.reference_broker.queues.jobs.confirms import Confirm, SyncPoint, call_all, ignore
+from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
+from assay.reference_broker.queues.jobs.store import NewRecord, PartitionLog
+from assay.reference_broker.queues.messages.lanes import NORMAL, PartitionLanes
+from assay.reference_broker.queues.messages.message_cache import MessageCache
+from assay.reference_broker.queues.messages.stored_message import HIDDEN, MessageCodec, StoredMessage
+from assay.reference_broker.queues.partitions.expiry import MessageSizes, PartitionExpiry
+from assay.reference_broker.queues.partitions.producers import PartitionProducers
+
+_READ_AHEAD = 128
+
+
+class _Unwritten:
+    """What was published to a partition in this turn."""
+
+    __slots__ = ("confirms", "messages", "records", "told", "transactional", "unlisted")
+
+    def __init__(self) -> None:
+        self.records: list[NewRecord] = []
+        self.messages: list[StoredMessage] = []
+        self.confirms: list[Confirm] = []
+        self.told: list[tuple[int, Callable[[int, int], None]]] | None = None
+        """Who is told partition and offset of a message, by its position."""
+        self.unlisted = False
+        """Some message is to be listed in the partition's lanes, or as expiring."""
+        self.transactional = False
+        """Some of the records belong to a transaction, or end one."""
+
+
+class QueuePartition(SyncPoint):
+    """Collects what is published in a turn and writes it as one batch.
+
+    There are many partitions, and most are idle: an empty one holds as few objects as possible.
+    """
+
+    __slots__ = (
+        "_agenda",
+        "_cache",
+        "_codec",
+        "_confirm_when_synced",
+        "_on_confirmed",
+        "_unwritten",
+        "_volatile",
+        "cached",
+        "expiry",
+        "head",
+        "index",
+        "lanes",
+        "log",
+        "produced",
+        "sizes",
+        "unreadable",
+        "visible_end",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        log: PartitionLog,
+        codec: MessageCodec,
+        cache: MessageCache,
+        agenda: Agenda,
+        *,
+        confirm_when_synced: bool,
+        volatile: bool,
+        on_confirmed: Callable[[int, int, StoredMessage], None] | None = None,
+    ) -> None:
+        """``on_confirmed`` is told the partition, offset and message of each confirm, for the trace."""
+        super().__init__(log)
+        self.index = index
+        self.log = log
+        self.cached: dict[int, StoredMessage] = {}
+        self.visible_end = log.next_offset
+        """Messages below it may be delivered: those that are as durable as their confirm says, and in front of every
+        open transaction."""
+        self.produced: PartitionProducers | None = None
+        """Producers and transactions; None as long as there never was one."""
+        self.head = log.start_offset
+        """Nobody gets messages below it who has not got them yet; see :meth:`DurableQueue.move_head`."""
+        self.unreadable = 0
+        self.lanes: PartitionLanes | None = None
+        """Once a message was not of normal priority."""
+        self._codec = codec
+        self._cache = cache
+        self._agenda = agenda
+        self._confirm_when_synced = confirm_when_synced
+        self._volatile = volatile
+        self._on_confirmed = on_confirmed
+        self.expiry: PartitionExpiry | None = None
+        """Once a message had a time to live of its own."""
+        self.sizes: MessageSizes | None = None
+        """Of the messages, where the queue limits its bytes."""
+        self._unwritten: _Unwritten | None = None
+        if log.next_offset > log.start_offset and not volatile:
+            agenda.unsynced[self] = None
+
+    @property
+    def unwritten(self) -> int:
+        """Messages that :meth:`write` will write."""
+        return 0 if self._unwritten is None else len(self._unwritten.records)
+
+    def _begin(self) -> _Unwritten:
+        self._agenda.partitions_to_write[self] = None
+        self._unwritten = _Unwritten()
+        return self._unwritten
+
+    def add(self, record: NewRecord, message: StoredMessage, confirm: Confirm | None) -> None:
+        """Enqueue; :meth:`write` writes it."""
+        unwritten = self._unwritten
+        if unwritten is None:
+            # As _begin: one call less for a message that is alone in its turn.
+            self._agenda.partitions_to_write[self] = None
+            unwritten = self._unwritten = _Unwritten()
+        unwritten.records.append(record)
+        unwritten.messages.append(message)
+        unwritten.confirms.append(confirm or ignore)
+
+    def list_next(self) -> None:
+        """The message added next is not of normal priority, or has a time to live of its own."""
+        (self._unwritten or self._begin()).unlisted = True
+
+    @property
+    def unwritten_bytes(self) -> int:
+        return sum(message.size for message in self._unwritten.messages) if self._unwritten is not None else 0
+
+    def tell_place(self, told: Callable[[int, int], None]) -> None:
+        """Call it with partition and offset of the message added last, once that is written, before the confirm."""
+        unwritten = self._unwritten or self._begin()
+        if unwritten.told is None:
+            unwritten.told = []
+        unwritten.told.append((len(unwritten.records) - 1, told))
+
+    def mark_last(self, header: tuple[bytes, bytes]) -> None:
+        """The record added last gets a header more."""
+        records = (self._unwritten or self._begin()).records
+        timestamp_ms, key, value, headers = records[-1]
+        records[-1] = NewRecord(timestamp_ms, key, value, (*headers, header))
+
+    def add_marked(
+        self, record: NewRecord, message: StoredMessage, confirm: Confirm | None, *, transactional: bool
+    ) -> int:
+        """As :meth:`add` for a producer's record, or one that ends a transaction; returns the offset it will get."""
+        self.add(record, message, confirm)
+        unwritten = self._unwritten
+        assert unwritten is not None
+        unwritten.transactional |= transactional
+        return self.log.next_offset + len(unwritten.records) - 1
+
+    def add_run(self, records: list[NewRecord], messages: list[StoredMessage], confirm: Confirm) -> None:
+        """Enqueue many, which are confirmed together."""
+        unwritten = self._unwritten or self._begin()
+        unwritten.records += records
+        unwritten.messages += messages
+        unwritten.confirms += [ignore] * (len(messages) - 1)
+        unwritten.confirms.append(confirm)
+
+    def write(self) -> tuple[int, list[StoredMessage], list[StoredMessage]]:
+        """Append what collected as one batch; returns its first offset and the messages, and which were refused: all
+        or none.
+        """
+        unwritten, self._unwritten = self._unwritten, None
+        if unwritten is None:
+            return 0, [], []
+        messages, confirms = unwritten.messages, unwritten.confirms
+        append = self.log.append
+        try:
+            if unwritten.transactional:
+                base_offset = append(unwritten.records, transactional=True)
+            else:
+                base_offset = append(unwritten.records)
+        except LogError as error:
+            if error.sticky:
+                self.fail(str(error))
+            call_all(confirms, QueueError(QueueErrorCode.STORAGE_FAILED, str(error)))
+            return 0, [], messages
+        if unwritten.told is not None:
+            for position, tell in unwritten.told:
+                tell(self.index, base_offset + position)
+        if self._on_confirmed is not None:
+            confirms = [
+                self._traced(confirm, self._on_confirmed, offset, message)
+                for offset, (confirm, message) in enumerate(zip(confirms, messages, strict=True), base_offset)
+            ]
+        self._cache.put_run(self.cached, base_offset, messages)
+        if unwritten.unlisted:
+            for offset, message in enumerate(messages, base_offset):
+                self.list_message(offset, message)
+        if self.sizes is not None:
+            for offset, message in enumerate(messages, base_offset):
+                self.sizes.put(offset, message.size)
+        if not self._volatile:
+            self._agenda.unsynced[self] = None
+        if self.produced is not None:
+            self._agenda.written_produced[self] = None
+        if self._confirm_when_synced:
+            self.waiting += confirms
+            self._agenda.awaited_syncs[self] = None
+        else:
+            if self.produced is None:
+                self.visible_end = base_offset + len(messages)
+            else:
+                self.show()
+            call_all(confirms, None)
+        return base_offset, messages, []
+
+    def open_expiry(self) -> PartitionExpiry:
+        """From now on the partition remembers messages that nobody gets."""
+        if self.expiry is None:
+            self.expiry = PartitionExpiry()
+        return self.expiry
+
+    def open_lanes(self) -> PartitionLanes:
+        """From now on the partition has lanes."""
+        if self.lanes is None:
+            self.lanes = PartitionLanes()
+        return self.lanes
+
+    def list_message(self, offset: int, message: StoredMessage) -> None:
+        """Remember what is special about a message."""
+        if message.lane != NORMAL:
+            self.open_lanes().add(offset, message.lane)
+        if message.message.expires_at:
+            self.open_expiry().add(offset, message.expires_at)
+
+    def scan(self, found: Callable[[int, StoredMessage], None]) -> None:
+        """At opening: every readable message, oldest first. Raises :class:`LogError`."""
+        at = self.log.start_offset
+        while records := self.log.read(at, _READ_AHEAD):
+            for record in records:
+                try:
+                    message = self._codec.decode(record)
+                except ValueError as error:
+                    self.log.report(record.offset, f"no message ({error}); skipped")
+                else:
+                    found(record.offset, message)
+            at = records[-1].offset + 1
+
+    @property
+    def gone_count(self) -> int:
+        """Messages from the head on that expired before their turn, and records that nobody gets."""
+        return len(self.expiry.gone(self.head, self.log.next_offset)) if self.expiry is not None else 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of the messages that :attr:`head` and :attr:`gone_count` leave; 0 where sizes are not kept."""
+        if self.sizes is None:
+            return 0
+        gone = self.expiry.gone(self.head, self.log.next_offset) if self.expiry is not None else ()
+        return self.sizes.total(self.head) - sum(map(self.sizes.of, gone))
+
+    def forget_before(self, offset: int) -> None:
+        """What is below the offset is kept no more."""
+        if self.lanes is not None:
+            self.lanes.drop_before(offset)
+        if self.expiry is not None:
+            self.expiry.drop_before(offset)
+        if self.sizes is not None:
+            self.sizes.drop_before(offset)
+        if self.produced is not None:
+            self.produced.forget_below(offset)
+
+    def _traced(
+        self, confirm: Confirm, trace: Callable[[int, int, StoredMessage], None], offset: int, message: StoredMessage
+    ) -> Confirm:
+        def traced(error: QueueError | None) -> None:
+            if error is None:
+                trace(self.index, offset, message)
+            confirm(error)
+
+        return traced
+
+    def finish_sync(self, error: OSError | None) -> list[tuple[Confirm, QueueError | None]]:
+        """See :meth:`SyncPoint.finish_sync`; messages that are durable now become visible."""
+        finished = super().finish_sync(error)
+        if self._confirm_when_synced:
+            self.show()
+        return finished
+
+    def show(self) -> None:
+        """Let be delivered what may be delivered now."""
+        end = self.log.durable_offset if self._confirm_when_synced else self.log.next_offset
+        self.visible_end = end if self.produced is None else self.produced.stable_end(end)
+
+    def drop_before(self, offset: int) -> None:
+        """Nobody needs what is below the offset any more; what a start has to read stays."""
+        self.log.drop_before(offset if self.produced is None else min(offset, self.produced.covered))
+        self.forget_before(self.log.start_offset)
+
+    def kept_from(self, needed_from: int | None) -> int | None:
+        """What retention must keep, given what groups need."""
+        if self.produced is None:
+            return needed_from
+        return self.produced.covered if needed_from is None else min(needed_from, self.produced.covered)
+
+    def load(self, offset: int) -> tuple[int, StoredMessage] | None:
+        """Read the first message at or after an offset back; None when there is none. Raises :class:`LogError`."""
+        first: tuple[int, StoredMessage] | None = None
+        at = offset
+        while first is None and at < self.visible_end:
+            records = self.log.read(at, _READ_AHEAD)
+            if not records:
+                break
+            for record in records:
+                try:
+                    message = self._codec.decode(record)
+                except ValueError as error:
+                    # The checksum was right, so another program wrote it; skipping shows in the unreadable count.
+                    self.log.report(record.offset, f"no message ({error}); skipped")
+                    continue
+                if message.expires_at < 0.0:
+                    message = self._judged(record.offset, message)
+                if self.expiry is not None and message is not HIDDEN and self.expiry.is_gone(record.offset):
+                    # It left before a restart: whoever comes to it passes it, as what has expired.
+                    message.expires_at = 0.0
+                self._cache.put(self.cached, record.offset, message)
+                if first is None:
+                    first = (record.offset, message)
+            at = records[-1].offset + 1
+        return first
+
+    def _judged(self, offset: int, message: StoredMessage) -> StoredMessage:
+        """A message that belongs to a transaction, if that was committed or is open still; otherwise nothing."""
+        if message is HIDDEN or self.produced is None or self.produced.is_aborted(offset):
+            return HIDDEN
+        message.expires_at = -message.expires_at
+        return message
+
+    def get(self, offset: int) -> StoredMessage | None:
+        """The message at exactly that offset; None when it is damaged or gone. Raises :class:`LogError`."""
+        message = self.cached.get(offset)
+        if message is None and (loaded := self.load(offset)) is not None and loaded[0] == offset:
+            message = loaded[1]
+        return message
+
+    def abandon(self, error: QueueError) -> None:
+        """See :meth:`SyncPoint.abandon`."""
+        unwritten, self._unwritten = self._unwritten, None
+        if unwritten is not None:
+            call_all(unwritten.confirms, error)
+        super().abandon(error)

@@ -1,0 +1,396 @@
+"""What goes into a durable queue: where a message goes, whether there is room, and what is known of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from assay.reference_broker.config import Durability, Ordering
+from assay.reference_broker.queues.groups.contents import QueueContents
+from assay.reference_broker.queues.jobs.agenda import Agenda
+from assay.reference_broker.queues.jobs.confirms import Confirm, Stored, StoredAs
+from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
+from assay.reference_broker.queues.jobs.store import NewRecord, QueueFiles
+from assay.reference_broker.queues.limits.limits import QueueLimits
+from assay.reference_broker.queues.messages.address import message_id_of
+from assay.reference_broker.queues.messages.control_records import RecordMark, mark_headers
+from assay.reference_broker.queues.messages.lanes import NORMAL
+from assay.reference_broker.queues.messages.partitioner import PARTITION_KEY, Partitioner
+from assay.reference_broker.queues.messages.publish_options import Priority, PublishOptions, bad_option, parse, with_ttl
+from assay.reference_broker.queues.messages.stored_message import (
+    HIDDEN,
+    MessageCodec,
+    StoredMessage,
+    is_plain,
+    message_bytes,
+)
+from assay.reference_broker.queues.partitions.partition import QueuePartition
+from assay.reference_broker.queues.partitions.queue_facts import LANES_FACT, TTL_FACT, QueueFacts
+from assay.reference_broker.routing.message import Message
+from assay.reference_broker.routing.remembered import SharedMemory
+
+if TYPE_CHECKING:
+    from assay.reference_broker.queues.delays.delays import Delays
+
+_NEVER = float("inf")
+_new = tuple.__new__
+"""``_new(NewRecord, (...))`` is ``NewRecord(...)`` without a call of Python."""
+_RUN_MESSAGES = 8
+"""Fewer are not worth a block."""
+_BLOCK_MESSAGES = 32
+"""Messages without a key that go to one partition together, at least, when there are enough for several blocks."""
+
+
+class EnqueuePath:
+    """The half of a queue that takes messages.
+
+    The other, :class:`assay.reference_broker.queues.queue.queue.DurableQueue`, opens the partitions, and has the groups
+    and the limits. A base class, and no object of its own, so that a message costs no call more.
+    """
+
+    limits: QueueLimits
+    delays: Delays
+
+    def __init__(
+        self, contents: QueueContents, files: QueueFiles, agenda: Agenda, rng: random.Random, known: SharedMemory
+    ) -> None:
+        self.contents = contents
+        config = self.config = contents.config
+        self.name = config.name
+        self.partitions = contents.partitions
+        self.groups = contents.groups
+        self._files = files
+        self._facts = QueueFacts(files)
+        self._partitioner = Partitioner(config.partitioner, rng, known)
+        self._agenda = agenda
+        self._codec = MessageCodec(config.name, config.message_ttl_s, known)
+        self._confirm_when_synced = config.durability is Durability.FSYNC and not files.volatile
+        self._has_priorities = config.priority.enabled and config.ordering is not Ordering.STRICT
+        self._counts_bytes = config.max_bytes > 0
+        self._room = 0
+        """Messages that certainly still fit; depth is only counted again when it is used up."""
+
+    def forget_known(self) -> None:
+        """It is gone: what it remembers of how to store messages is nobody's."""
+        self._partitioner.cache.let_go()
+        self._codec.let_go()
+
+    @property
+    def room(self) -> int:
+        """See :class:`DelayTarget`."""
+        return self.config.max_depth - self.contents.staying
+
+    def publish(
+        self,
+        routing_key: str,
+        message: Message,
+        now: float,
+        on_confirmed: Confirm | None,
+        on_stored: Stored | None = None,
+    ) -> None:
+        """Enqueue; written with the rest of the turn.
+
+        Raises :class:`QueueError` (TOO_LARGE, FULL, STORAGE_FAILED, BAD_OPTION).
+        """
+        properties = message.user_properties
+        size = message_bytes(message) if properties else len(message.payload)
+        options: PublishOptions | None = None
+        if size > self.config.max_message_bytes:
+            self.contents.refused += 1
+            text = f"{size} bytes; the queue {self.name!r} takes at most {self.config.max_message_bytes}"
+            raise QueueError(QueueErrorCode.TOO_LARGE, text)
+        if properties and (options := parse(message)) is not None:
+            if options.ttl_ms is not None:
+                message = with_ttl(message, options.ttl_ms, now)
+            if self._agenda.produce is not None and options.is_produced:
+                self._agenda.produce(self, routing_key, message, options, now, on_confirmed, on_stored)
+                return
+            if self._is_kept(routing_key, message, size, options, now, on_confirmed, on_stored):
+                return
+        partition = self._add(routing_key, message, size, now, on_confirmed, options)
+        if on_stored is not None:
+            self.tell_place(partition, on_stored)
+
+    def _lane(self, priority: Priority) -> int:
+        """The lane of a message. Raises :class:`QueueError` (STORAGE_FAILED)."""
+        if priority is Priority.NORMAL or not self._has_priorities:
+            return NORMAL
+        self._facts.remember(LANES_FACT)
+        return priority.value
+
+    def _add(
+        self,
+        routing_key: str,
+        message: Message,
+        size: int,
+        now: float,
+        on_confirmed: Confirm | None,
+        options: PublishOptions | None = None,
+        mark: RecordMark | None = None,
+    ) -> QueuePartition:
+        """Enqueue whatever its size; returns the partition that it goes to.
+
+        ``mark``: it is from a producer, whose state the caller keeps.
+        """
+        if self._room <= 0:
+            self.limits.make_room(now)
+            self._room = max(1, self.room)
+        key = message.user_property(PARTITION_KEY) if message.user_properties else None
+        if mark is not None:
+            partition = self.partition_for(message, options, mark.producer)
+        elif options is None or options.partition is None:
+            partition = self.partitions[self._partitioner.choose(key, len(self.partitions))]
+        else:
+            partition = self.partitions[self._explicit(options.partition)]
+        if partition.failure is not None:
+            self.contents.refused += 1
+            raise partition.failure
+        if self._counts_bytes:
+            self.limits.make_byte_room(size, now)
+        lane = NORMAL if options is None or options.priority is None else self._lane(options.priority)
+        headers, topic = self._codec.headers(message, routing_key, lane)
+        timestamp_ms = int(now * 1000)
+        enqueued_at = timestamp_ms / 1000
+        expires_at = _NEVER
+        if message.expires_at or self._codec.ttl_s > 0:
+            expires_at = self._codec.expiry(enqueued_at, message.expires_at)
+            if expires_at < self.limits.wake_at:
+                self.limits.arm(expires_at)
+        stored = StoredMessage(message, topic, routing_key, enqueued_at, expires_at, size, lane)
+        if lane != NORMAL or message.expires_at:
+            if message.expires_at:
+                self._facts.remember(TTL_FACT)
+            partition.list_next()
+        if self._counts_bytes:
+            self.limits.add_bytes(size)
+        record = _new(NewRecord, (timestamp_ms, b"" if key is None else key.encode(), message.payload, headers))
+        if mark is None:
+            partition.add(record, stored, on_confirmed)
+        else:
+            marked = record._replace(headers=headers + mark_headers(mark))
+            partition.add_marked(marked, stored, on_confirmed, transactional=mark.transaction is not None)
+        self._room -= 1
+        self.contents.end_total += 1
+        return partition
+
+    def partition_for(self, message: Message, options: PublishOptions | None, producer: int) -> QueuePartition:
+        """Where a producer's message goes: without a choice or a key always to one, so that it can number them.
+
+        Raises :class:`QueueError` (BAD_OPTION).
+        """
+        if options is not None and options.partition is not None:
+            return self.partitions[self._explicit(options.partition)]
+        key = message.user_property(PARTITION_KEY)
+        count = len(self.partitions)
+        return self.partitions[producer % count if key is None else self._partitioner.choose(key, count)]
+
+    def enqueue_marked(
+        self,
+        routing_key: str,
+        message: Message,
+        now: float,
+        on_confirmed: Confirm,
+        options: PublishOptions,
+        mark: RecordMark,
+        on_stored: Stored | None,
+    ) -> None:
+        """Enqueue a producer's message, which was found to fit. Raises :class:`QueueError` (FULL, STORAGE_FAILED)."""
+        partition = self._add(routing_key, message, message_bytes(message), now, on_confirmed, options, mark)
+        if on_stored is not None:
+            self.tell_place(partition, on_stored)
+
+    def add_control(self, partition: QueuePartition, record: NewRecord, confirm: Confirm) -> None:
+        """Enqueue the record that ends a transaction, whatever the limits. It never counts as a message."""
+
+        def told(_index: int, offset: int) -> None:
+            if partition.produced is not None:
+                partition.produced.hide(offset)
+            self.contents.end_total += 1
+            self.hide(partition, (offset,))
+
+        partition.add_marked(record, HIDDEN, confirm, transactional=True)
+        partition.tell_place(told)
+
+    def hide(self, partition: QueuePartition, offsets: Iterable[int]) -> None:
+        """Records that nobody gets, and that count for no group: control records, and what was aborted."""
+        expiry = partition.open_expiry()
+        for offset in offsets:
+            if offset < partition.log.start_offset or expiry.is_gone(offset):
+                continue
+            lanes = partition.lanes
+            stored = partition.cached.get(offset)
+            if stored is not None:
+                partition.cached[offset] = HIDDEN
+            expiry.mark_gone(offset)
+            for group in self.groups.values():
+                home = group.places[partition.index]
+                place = home
+                if lanes is not None:
+                    place = next(lane for lane in home.lanes or (home,) if lanes.count(lane.lane, offset, offset + 1))
+                if offset >= place.cursor:
+                    group.cursor_total += 1
+                    if partition.sizes is not None:
+                        group.held_bytes -= partition.sizes.of(offset)
+            if not self.groups and partition.sizes is not None and offset >= partition.head:
+                self.limits.loose_bytes -= partition.sizes.of(offset)
+
+    def _explicit(self, partition: int) -> int:
+        """Raises :class:`QueueError` (BAD_OPTION)."""
+        if partition >= len(self.partitions):
+            self.contents.refused += 1
+            raise bad_option(f"there is no partition {partition}: {self.name!r} has {len(self.partitions)}, from 0 on")
+        return partition
+
+    def tell_place(self, partition: QueuePartition, on_stored: Stored) -> None:
+        def told(index: int, offset: int) -> None:
+            on_stored(StoredAs.MESSAGE, message_id_of(self.name, index, offset))
+
+        partition.tell_place(told)
+
+    def _is_kept(
+        self,
+        routing_key: str,
+        message: Message,
+        size: int,
+        options: PublishOptions,
+        now: float,
+        on_confirmed: Confirm | None,
+        on_stored: Stored | None,
+    ) -> bool:
+        """Whether the message waits for its time now. Raises :class:`QueueError`."""
+        if options.partition is not None:
+            self._explicit(options.partition)
+        try:
+            return self.delays.take(routing_key, message, size, options, now, on_confirmed, on_stored)
+        except QueueError:
+            self.contents.refused += 1
+            raise
+
+    def enqueue_due(
+        self,
+        routing_key: str,
+        message: Message,
+        size: int,
+        now: float,
+        confirm: Confirm,
+        options: PublishOptions | None,
+    ) -> QueuePartition:
+        """See :class:`DelayTarget`."""
+        return self._add(routing_key, message, size, now, confirm, options)
+
+    def enqueue_dead_letter(self, routing_key: str, message: Message, size: int, now: float, on_done: Confirm) -> None:
+        """Take a dead letter, whatever its size. Raises :class:`QueueError` (FULL, STORAGE_FAILED)."""
+        self._add(routing_key, message, size, now, on_done)
+
+    def publish_run(
+        self,
+        routing_key: str,
+        messages: Sequence[Message],
+        now: float,
+        part: Callable[[int], Confirm],
+        *,
+        alike: bool = False,
+    ) -> bool:
+        """See :meth:`QueueEngine.publish_run`."""
+        count = len(messages)
+        limit = self.config.max_message_bytes
+        if count < _RUN_MESSAGES:
+            return False
+        some = messages[:1] if alike else messages
+        if not all(map(is_plain, some)) or max([len(message.payload) for message in some]) > limit:
+            return False
+        if not self._takes_run(count):
+            return False
+        timestamp_ms = int(now * 1000)
+        enqueued_at = timestamp_ms / 1000
+        expires_at = self._codec.expiry(enqueued_at, 0.0)
+        if expires_at < self.limits.wake_at:
+            self.limits.arm(expires_at)
+        headers = self._codec.headers
+        size = self._block_size(count)
+        blocks = -(-count // size)
+        first = self._partitioner.choose(None, len(self.partitions))
+        for block in range(blocks):
+            some = messages[block * size : (block + 1) * size]
+            if alike:
+                header, topic = headers(some[0], routing_key)
+                bytes_each = len(some[0].payload)
+                records = [_new(NewRecord, (timestamp_ms, b"", message.payload, header)) for message in some]
+                stored = [
+                    StoredMessage(message, topic, routing_key, enqueued_at, expires_at, bytes_each) for message in some
+                ]
+            else:
+                records, stored = [], []
+                previous = some[0]
+                header, topic = headers(previous, routing_key)
+                for message in some:
+                    payload = message.payload
+                    if message.topic != previous.topic or message.publisher != previous.publisher:
+                        previous = message
+                        header, topic = headers(message, routing_key)
+                    records.append(_new(NewRecord, (timestamp_ms, b"", payload, header)))
+                    stored.append(StoredMessage(message, topic, routing_key, enqueued_at, expires_at, len(payload)))
+            partition = self.partitions[(first + block) % len(self.partitions)]
+            partition.add_run(records, stored, part(len(some)))
+        self._room -= count
+        self.contents.end_total += count
+        return True
+
+    def _takes_run(self, count: int) -> bool:
+        """Whether so many messages can be enqueued without a look at what each does to the limits."""
+        if self._counts_bytes:
+            return False
+        if count > self._room:
+            self._room = self.config.max_depth - self.contents.depth
+            if count > self._room:
+                return False
+        return all(partition.failure is None for partition in self.partitions)
+
+    def _block_size(self, count: int) -> int:
+        """How many of so many messages without a key go to one partition together."""
+        return -(-count // max(1, min(len(self.partitions), count // _BLOCK_MESSAGES)))
+
+    def publish_keyed(
+        self, routing_key: str, messages: Sequence[Message], now: float, part: Callable[[Sequence[int]], Confirm]
+    ) -> bool:
+        """See :meth:`QueueEngine.publish_keyed`."""
+        count, partitions = len(messages), len(self.partitions)
+        known = list(map(self._codec.describe, [message.user_properties for message in messages]))
+        sizes = [each.size + len(message.payload) for each, message in zip(known, messages, strict=True)]
+        if max(sizes) > self.config.max_message_bytes or not self._takes_run(count):
+            return False
+        chosen = self._partitioner.of_keys([each.key for each in known], partitions)
+        if None in chosen:
+            chosen = self._deal(chosen)
+        timestamp_ms = int(now * 1000)
+        enqueued_at = timestamp_ms / 1000
+        expires_at = self._codec.expiry(enqueued_at, 0.0)
+        if expires_at < self.limits.wake_at:
+            self.limits.arm(expires_at)
+        first = messages[0]
+        common, topic = self._codec.headers(
+            Message(topic=first.topic, payload=b"", publisher=first.publisher), routing_key
+        )
+        runs: dict[int | None, tuple[list[int], list[NewRecord], list[StoredMessage]]] = {}
+        for position, (index, message, each, size) in enumerate(zip(chosen, messages, known, sizes, strict=True)):
+            run = runs.get(index)
+            if run is None:
+                run = runs[index] = [], [], []
+            run[0].append(position)
+            run[1].append(_new(NewRecord, (timestamp_ms, each.key_bytes, message.payload, common + each.headers)))
+            run[2].append(StoredMessage(message, topic, routing_key, enqueued_at, expires_at, size))
+        for index, (positions, records, stored) in runs.items():
+            assert index is not None
+            self.partitions[index].add_run(records, stored, part(positions))
+        self._room -= count
+        self.contents.end_total += count
+        return True
+
+    def _deal(self, chosen: Sequence[int | None]) -> list[int | None]:
+        """Choose for those without a key, in blocks."""
+        partitions = len(self.partitions)
+        size = self._block_size(chosen.count(None))
+        first = self._partitioner.choose(None, partitions)
+        turns = (at // size for at in range(len(chosen)))
+        return [(first + next(turns)) % partitions if index is None else index for index in chosen]

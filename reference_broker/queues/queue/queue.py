@@ -1,0 +1,482 @@
+"""One durable queue: its partitions, its consumer groups, and its limits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from assay.reference_broker.config import Ordering, QueueConfig
+from assay.reference_broker.queues.dead_letters.alerts import Alerts
+from assay.reference_broker.queues.dead_letters.dead_letters import alert_of, dead_letter_message
+from assay.reference_broker.queues.dead_letters.undelivered import DeadLetterTarget, UndeliveredLetters
+from assay.reference_broker.queues.delays.delays import Delays
+from assay.reference_broker.queues.delivery import settlement
+from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
+from assay.reference_broker.queues.groups.contents import QueueContents
+from assay.reference_broker.queues.groups.cursors import starting_cursors
+from assay.reference_broker.queues.groups.group import ConsumerGroup
+from assay.reference_broker.queues.groups.pending import GroupPartition, PendingEntry
+from assay.reference_broker.queues.groups.subscribe_options import EARLIEST, CursorPosition
+from assay.reference_broker.queues.groups.take_up import inherit
+from assay.reference_broker.queues.jobs.agenda import Agenda
+from assay.reference_broker.queues.jobs.confirms import Confirm, SyncPoint
+from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
+from assay.reference_broker.queues.jobs.store import QueueFiles, SyncTask
+from assay.reference_broker.queues.limits.limits import QueueLimits
+from assay.reference_broker.queues.messages.address import MARK_GROUP, check_group_name, is_dead_letter, message_id_of
+from assay.reference_broker.queues.messages.message_cache import MessageCache
+from assay.reference_broker.queues.messages.partitioner import Partitioner
+from assay.reference_broker.queues.messages.stored_message import HIDDEN, StoredMessage
+from assay.reference_broker.queues.partitions.departures import Departures
+from assay.reference_broker.queues.partitions.expiry import MessageSizes
+from assay.reference_broker.queues.partitions.partition import QueuePartition
+from assay.reference_broker.queues.queue.bindings import Captures
+from assay.reference_broker.queues.queue.enqueue_path import EnqueuePath
+from assay.reference_broker.queues.queue.priority_figures import PriorityRates
+from assay.reference_broker.routing.remembered import SharedMemory
+from assay.reference_broker.routing.topics import TopicError, validate_filter
+from assay.reference_broker.trace.schema import TraceKind, Tracer
+
+
+class DurableQueue(EnqueuePath):
+    """The whole queue; implements :class:`assay.reference_broker.queues.groups.group.GroupOwner`."""
+
+    def __init__(
+        self,
+        config: QueueConfig,
+        files: QueueFiles,
+        *,
+        cache: MessageCache,
+        known: SharedMemory,
+        agenda: Agenda,
+        dead_letter_target: DeadLetterTarget,
+        alerts: Alerts,
+        tracer: Tracer | None,
+        rng: random.Random,
+        now: float,
+    ) -> None:
+        """Open the partitions and groups. Raises :class:`LogError`."""
+        super().__init__(QueueContents(config, tracer), files, agenda, rng, known)
+        self.admit_group: Callable[[], None] = lambda: None
+        """Asked before a group is created; raises :class:`QueueError` where there is no room for more."""
+        self._dispatchers: dict[ConsumerGroup, Dispatcher] = {}
+        self.enqueued = 0
+        self.volatile = files.volatile
+        self.has_producers = False
+        """Some partition remembers producers."""
+        self.aborted = 0
+        """Messages of transactions that were aborted."""
+        self.captures = Captures(self.name, self.publish)
+        self._dead_letter_target = dead_letter_target
+        self._alerts = alerts
+        self._rng = rng
+        self.is_volatile = files.volatile
+        """It is kept in memory."""
+        self.priority_rates = PriorityRates(self.contents)
+        self.undelivered = UndeliveredLetters(self.contents, agenda, dead_letter_target, self.alert)
+        self.limits = QueueLimits(
+            self.contents,
+            self.undelivered,
+            agenda,
+            write_unwritten=self.write_unwritten,
+            free_delays=lambda: self.delays.free_settled(),
+            volatile=files.volatile,
+        )
+        self._cache = cache
+        self._known = known
+        self.partitions += [self._open_partition(index) for index in range(config.partitions)]
+        self._facts.restore_purge(self.partitions)
+        self.departures = self.contents.departures = Departures(files, agenda, self.partitions)
+        for partition in self.partitions:
+            self._look_through(partition)
+        self.contents.end_total = sum(partition.log.next_offset for partition in self.partitions)
+        for stored in files.groups():
+            self._open_group(stored.group, stored.pattern).recover(now)
+        for group in self.groups.values():
+            for place in group.every_place:
+                # The broker may have stopped before the group itself had written it down.
+                self.pass_over(group, place, place.partition.head)
+        self.delays = Delays(self, files, self._codec, agenda, now, confirm_when_synced=self._confirm_when_synced)
+        if self.contents.depth:
+            self.limits.arm(now)
+        self._room = config.max_depth - self.contents.depth
+
+    def _open_partition(self, index: int) -> QueuePartition:
+        """Raises :class:`LogError`."""
+        return QueuePartition(
+            index,
+            self._files.open_partition(index),
+            self._codec,
+            self._cache,
+            self._agenda,
+            confirm_when_synced=self._confirm_when_synced,
+            volatile=self._files.volatile,
+            on_confirmed=None if self.contents.tracer is None else self._trace_confirmed,
+        )
+
+    def _look_through(self, partition: QueuePartition) -> None:
+        """List what is special about the stored messages, where anything is. Raises :class:`LogError`."""
+        if self._counts_bytes:
+            partition.sizes = MessageSizes(partition.log.start_offset)
+        if self._facts.has_lanes:
+            partition.open_lanes()
+        if not (self._facts.of_messages or self._counts_bytes):
+            return
+
+        def found(offset: int, stored: StoredMessage) -> None:
+            partition.list_message(offset, stored)
+            if partition.sizes is not None:
+                partition.sizes.put(offset, stored.size)
+
+        partition.scan(found)
+        if partition.sizes is not None:
+            self.limits.loose_bytes += partition.kept_bytes
+
+    def remember_producers(self, index: int) -> None:
+        """A partition gets its first producer. Durable on return. Raises :class:`QueueError` (STORAGE_FAILED)."""
+        self._facts.remember_producers(index)
+
+    def had_producers(self, index: int) -> bool:
+        """Whether a partition ever had producers."""
+        return self._facts.had_producers(index)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What was configured at run time."""
+        return self._files.settings
+
+    def remember_purge(self, ends: dict[int, int]) -> None:
+        """Nobody gets what is in front of these offsets, by partition. Raises :class:`LogError`."""
+        self._files.update_description(purged=ends)
+
+    @property
+    def points(self) -> tuple[SyncPoint, ...]:
+        """Every open log."""
+        return (*self.partitions, *self.groups.values(), *self.delays.points, *self.departures.points)
+
+    @property
+    def note_count(self) -> int:
+        """See :attr:`QueueFiles.note_count`."""
+        return self._files.note_count
+
+    def removal(self) -> SyncTask:
+        """See :meth:`QueueFiles.removal`."""
+        return self._files.removal()
+
+    @property
+    def consumer_count(self) -> int:
+        return sum(len(group.consumers) for group in self.groups.values())
+
+    def add_partitions(self, total: int) -> list[QueuePartition]:
+        """Have so many partitions, durably on return, and share them out; returns the new ones.
+
+        What is stored stays where it is; a key may lead to another partition from now on. Raises :class:`LogError`.
+        """
+        self._files.update_description(partitions=total, settings={**self.settings, "partitions": total})
+        self.config = self.contents.config = msgspec.structs.replace(self.config, partitions=total)
+        self.limits.reconfigure()
+        added = [self._open_partition(index) for index in range(len(self.partitions), total)]
+        for partition in added:
+            self._look_through(partition)
+            self.contents.end_total += partition.log.next_offset
+            self.partitions.append(partition)
+        for group in self.groups.values():
+            group.add_partitions(added, self.config)
+        self._room = 0
+        return added
+
+    def reconfigure(self, config: QueueConfig, settings: dict[str, Any]) -> None:
+        """Change what may change while the queue is in use. Raises :class:`LogError`, with nothing changed."""
+        self._files.update_description(settings=settings)
+        if config.partitioner is not self.config.partitioner:
+            self._partitioner.cache.let_go()
+            self._partitioner = Partitioner(config.partitioner, self._rng, self._known)
+        if config.max_bytes and not self._counts_bytes:
+            self.count_bytes()
+        self.config = self.contents.config = config
+        self._codec.ttl_s = config.message_ttl_s
+        self.limits.reconfigure()
+        self.limits.arm(self._agenda.now)
+        self._has_priorities = config.priority.enabled and config.ordering is not Ordering.STRICT
+        for group in self.groups.values():
+            group.reconfigure(config)
+            self._dispatchers[group] = Dispatcher(group)
+        self._room = 0
+        self.serve_groups()
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def write(self, partition: QueuePartition) -> None:
+        """Write what was published to a partition since the last time, and have it delivered."""
+        had_lanes = partition.lanes is not None
+        unwritten_bytes = partition.unwritten_bytes if self._counts_bytes else 0
+        base_offset, messages, refused = partition.write()
+        if partition.lanes is not None and not had_lanes:
+            for group in self.groups.values():
+                group.open_lanes(group.places[partition.index])
+        self.enqueued += len(messages)
+        if partition.produced is not None:
+            self.enqueued -= messages.count(HIDDEN)
+        if refused:
+            count = len(refused) - refused.count(HIDDEN)
+            self.contents.refused += count
+            self.contents.end_total -= count
+            if self._counts_bytes:
+                self.limits.add_bytes(-unwritten_bytes)
+            # The disk may be full: what is settled makes room for the next.
+            self.trim()
+        if self.contents.tracer is not None:
+            for offset, stored in enumerate(messages, base_offset):
+                self._trace(TraceKind.ENQUEUED, partition.index, offset, stored)
+        if self.groups and not self._confirm_when_synced:
+            self.serve_groups()
+
+    def write_unwritten(self) -> bool:
+        """Write what this turn has published so far, so that it has offsets; False when that is nothing."""
+        waiting = [partition for partition in self.partitions if partition.unwritten]
+        for partition in waiting:
+            self._agenda.partitions_to_write.pop(partition, None)
+            self.write(partition)
+        return bool(waiting)
+
+    def _trace(self, kind: TraceKind, partition: int, offset: int, stored: StoredMessage) -> None:
+        if self.contents.tracer is not None and stored is not HIDDEN:
+            fields: dict[str, str | int] = {
+                "queue": self.name,
+                "partition": partition,
+                "offset": offset,
+                "message_id": message_id_of(self.name, partition, offset),
+                "client_id": stored.message.publisher,
+                "topic": stored.message.topic,
+            }
+            self.contents.tracer(kind, fields)
+
+    def _trace_confirmed(self, partition: int, offset: int, stored: StoredMessage) -> None:
+        self._trace(TraceKind.CONFIRMED, partition, offset, stored)
+
+    def serve_groups(self) -> None:
+        """Something may be deliverable."""
+        for group in self.groups.values():
+            if group.consumers:
+                self._agenda.groups_to_serve[group] = None
+
+    # -- groups --------------------------------------------------------------------------------------------------
+
+    def group(self, group: str, pattern: str, position: CursorPosition | None = None) -> ConsumerGroup:
+        """The group of that name and routing-key filter, created when it is new. Raises :class:`QueueError`.
+
+        A new group starts at ``position``; None = where the queue's configuration says.
+        A filter makes a group of its own, ``<group>@<filter>``, since each group has one cursor per partition.
+        """
+        check_group_name(group)
+        pattern = "" if pattern == "#" else pattern
+        if pattern:
+            try:
+                validate_filter(pattern)
+            except TopicError as error:
+                raise QueueError(QueueErrorCode.BAD_ADDRESS, str(error)) from error
+        group_id = f"{group}@{pattern}" if pattern else group
+        existing = self.groups.get(group_id)
+        if existing is not None:
+            if existing.pattern != pattern:
+                text = f"the group id {group_id!r} is taken by a group with the filter {existing.pattern!r}"
+                raise QueueError(QueueErrorCode.BAD_ADDRESS, text)
+            return existing
+        count = len(self.groups) - (MARK_GROUP in self.groups)
+        if count >= self.config.max_groups:
+            text = f"the queue {self.name!r} has {count} consumer groups, which is the limit (max_groups)"
+            raise QueueError(QueueErrorCode.LIMIT, text)
+        self.admit_group()
+        starts = starting_cursors(self.contents, position)
+        try:
+            created = self._open_group(group_id, pattern)
+        except LogError as error:
+            raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
+        if others := is_dead_letter(self.name) and list(self.groups.values())[:-1]:
+            starts = [max(start, min(other.low(index) for other in others)) for index, start in enumerate(starts)]
+        created.start_at(starts)
+        if others:
+            inherit(created, others, self._agenda.now)
+            self.retire_mark()
+        self._room = 0
+        return created
+
+    def mark_without_groups(self) -> None:
+        """See to it that there is a group, if only the broker's own, that remembers what is gone.
+
+        Raises :class:`QueueError` (STORAGE_FAILED).
+        """
+        self.retire_mark()
+        if self.groups:
+            return
+        starts = [partition.head for partition in self.partitions]
+        try:
+            self._open_group(MARK_GROUP, "").start_at(starts)
+        except LogError as error:
+            raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
+        self._room = 0
+
+    def retire_mark(self) -> None:
+        """The broker's own group is not needed beside another. Where it cannot go now it goes later."""
+        mark = self.groups.get(MARK_GROUP)
+        if mark is None or len(self.groups) == 1 or mark.is_syncing or mark.entry_states()[2]:
+            return
+        with suppress(LogError):
+            self.delete_group(mark)
+
+    def _open_group(self, group_id: str, pattern: str) -> ConsumerGroup:
+        group = ConsumerGroup(
+            self,
+            self.config,
+            group_id,
+            pattern,
+            self._files.open_group(group_id, pattern),
+            self.partitions,
+            self._agenda,
+            self.contents.tracer,
+            rng=self._rng,
+            confirm_when_synced=self._confirm_when_synced,
+            volatile=self._files.volatile,
+        )
+        self.groups[group_id] = group
+        self._dispatchers[group] = Dispatcher(group)
+        return group
+
+    def pass_over(self, group: ConsumerGroup, place: GroupPartition, end: int) -> int:
+        """See :class:`GroupOwner`."""
+        return self.limits.pass_over(group, place, end)
+
+    def left(self, partition: QueuePartition, offset: int) -> None:
+        """See :class:`GroupOwner`."""
+        self.contents.left(partition, offset)
+
+    def delete_group(self, group: ConsumerGroup) -> None:
+        """Delete a group that has no consumers and no sync under way. Raises :class:`LogError`.
+
+        With the last one goes what it had settled, but for as much as the limits let a group to come have of it. Of
+        dead letters the broker's own group remembers it.
+        """
+        starts: list[int] = []
+        if len(self.groups) == 1 and is_dead_letter(self.name) and group.group_id != MARK_GROUP:
+            mark = self._open_group(MARK_GROUP, "")
+            mark.start_at([group.low(partition.index) for partition in self.partitions])
+            inherit(mark, [group], self._agenda.now)
+            mark.write(self._agenda.now)
+        elif len(self.groups) == 1:
+            starts = starting_cursors(self.contents, EARLIEST)
+        # Who waits for a settlement is told that, too: it holds, since the group is gone.
+        group.write(self._agenda.now)
+        self._agenda.forget(group)
+        del self.groups[group.group_id]
+        del self._dispatchers[group]
+        group.close_log()
+        for partition, start in zip(self.partitions, starts, strict=False):
+            self.contents.move_head(partition, start)
+        self.departures.flush()
+        self._files.remove_group(group.group_id)
+        group.confirm_waiting()
+        self.trim()
+        self.recount()
+
+    def dispatcher(self, group: ConsumerGroup) -> Dispatcher:
+        return self._dispatchers[group]
+
+    def recount(self) -> None:
+        """Groups moved: what room there is has to be counted again."""
+        self._room = 0
+
+    def serve(self, group: ConsumerGroup, now: float) -> None:
+        """Deliver what the group's consumers have room for."""
+        self._dispatchers[group].serve(now)
+
+    # -- dead letters --------------------------------------------------------------------------------------------
+
+    def dead_letter(
+        self, group: ConsumerGroup, entry: PendingEntry, reason: str, now: float, on_done: Confirm | None
+    ) -> None:
+        """Append to the dead-letter queue; the entry is settled once that is durable, so at least once."""
+        self._agenda.work += 1
+        if not self.config.dead_letters:
+            group.counts.discarded += 1
+            group.discard(entry, f"{reason}; the queue keeps no dead letters", on_done)
+            return
+
+        stored: StoredMessage | None = None
+
+        def moved(error: QueueError | None) -> None:
+            if error is None:
+                group.dead_lettered(entry, reason, on_done)
+                if stored is not None:
+                    self.alert(entry, stored, reason, self._agenda.now)
+                return
+            group.dead_letter_failed(entry, reason)
+            if on_done is not None:
+                on_done(error)
+
+        try:
+            stored = entry.place.partition.get(entry.offset)
+        except LogError as error:
+            moved(QueueError(QueueErrorCode.STORAGE_FAILED, str(error)))
+            return
+        if stored is None:
+            group.counts.unreadable += 1
+            group.discard(entry, "unreadable", on_done)
+            return
+        message = dead_letter_message(self.name, group.group_id, entry, stored, reason, now)
+        try:
+            target = self._dead_letter_target()
+            target.enqueue_dead_letter(stored.routing_key, message, stored.size, now, moved)
+        except QueueError as error:
+            moved(error)
+
+    def alert(self, entry: PendingEntry, stored: StoredMessage, reason: str, now: float) -> None:
+        """Tell the web hook, if there is one, of a dead letter that is safe."""
+        config = self.config.dead_letter
+        if config.alert_webhook:
+            alert = alert_of(self.name, entry, stored, reason, now)
+            self._alerts.add(
+                config.alert_webhook, alert, attempts=config.alert_attempts, timeout_s=config.alert_timeout_s
+            )
+
+    # -- limits --------------------------------------------------------------------------------------------------
+
+    def expire_next(self, group: ConsumerGroup, place: GroupPartition, now: float) -> None:
+        """See :meth:`GroupOwner.expire_next`."""
+        self.limits.expire_next(group, place, now)
+
+    def expire_entry(self, group: ConsumerGroup, entry: PendingEntry, now: float) -> None:
+        """See :meth:`GroupOwner.expire_entry`."""
+        self.limits.expire_entry(group, entry, now)
+
+    def pass_time(self, group: ConsumerGroup, now: float) -> None:
+        """See :class:`GroupOwner`."""
+        settlement.pass_time(group, now)
+
+    def trim(self) -> None:
+        """See :meth:`QueueLimits.trim`."""
+        self.limits.trim()
+
+    def retain(self, now: float) -> bool:
+        """See :meth:`QueueLimits.retain`."""
+        self._room = 0
+        return self.limits.retain(now)
+
+    def count_bytes(self) -> None:
+        """From now on; the stored messages are looked through. Raises :class:`LogError`."""
+        self._counts_bytes = True
+        for partition in self.partitions:
+            partition.sizes = _sizes_of(partition)
+        self.limits.loose_bytes = sum(partition.kept_bytes + partition.unwritten_bytes for partition in self.partitions)
+        for group in self.groups.values():
+            group.count_bytes()
+
+
+def _sizes_of(partition: QueuePartition) -> MessageSizes:
+    """Of the stored messages, in bytes. Raises :class:`LogError`."""
+    sizes = MessageSizes(partition.log.start_offset)
+    partition.scan(lambda offset, stored: sizes.put(offset, stored.size))
+    return sizes

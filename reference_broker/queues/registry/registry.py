@@ -1,0 +1,483 @@
+"""The queues of a broker: which there are, how each is configured, and how they come, change and go.
+
+How a queue is configured, each over the one before: the profile, ``defaults``, the ``templates`` that fit its name, its
+entry among the ``configured``, and what was set at run time, which is stored with the queue.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from assay.reference_broker.config import (
+    ConfigError,
+    Durability,
+    Ordering,
+    QueueConfig,
+    QueuesConfig,
+    merged_settings,
+    queue_defaults,
+    with_settings,
+)
+from assay.reference_broker.queues.dead_letters.alerts import Alerts
+from assay.reference_broker.queues.dead_letters.dead_letters import dead_letter_config
+from assay.reference_broker.queues.groups.delivery import QueueUsage
+from assay.reference_broker.queues.jobs.agenda import Agenda
+from assay.reference_broker.queues.jobs.confirms import Confirm
+from assay.reference_broker.queues.jobs.errors import (
+    LogError,
+    QueueError,
+    QueueErrorCode,
+    QueueOpenError,
+    raise_if_not_tried,
+)
+from assay.reference_broker.queues.jobs.store import QueueStore, RecoveryNote
+from assay.reference_broker.queues.jobs.sync_job import SyncJob
+from assay.reference_broker.queues.messages.address import (
+    DEAD_LETTER_PREFIX,
+    check_queue_name,
+    dead_letter_name,
+    is_dead_letter,
+)
+from assay.reference_broker.queues.messages.message_cache import MessageCache
+from assay.reference_broker.queues.queue.queue import DurableQueue
+from assay.reference_broker.queues.registry.memory_limit import MemoryLimit
+from assay.reference_broker.queues.registry.removal import Removal, check_removable
+from assay.reference_broker.routing.remembered import SharedMemory
+from assay.reference_broker.trace.schema import TraceKind, Tracer
+
+CACHE_BYTES: Final = 32 * 1024 * 1024
+MAX_KNOWN_BYTES: Final = 64 * 1024 * 1024
+MAX_PARTITIONS: Final = 1_024
+_FREE_INTERVAL_S: Final = 1.0
+"""Between looks for what can be freed on a disk that is nearly full."""
+MAX_SETTINGS_BYTES: Final = 16 * 1024
+FIXED: Final = ("durability", "compression", "ordering", "ephemeral")
+"""Settings that a queue keeps for life, since what is stored depends on them."""
+
+
+class QueueRegistry:
+    """All queues by their engine name; :attr:`queues` is only to be read."""
+
+    def __init__(
+        self,
+        config: QueuesConfig,
+        store: QueueStore,
+        agenda: Agenda,
+        alerts: Alerts,
+        rng: random.Random,
+        tracer: Tracer | None,
+        on_change: Callable[[], None],
+    ) -> None:
+        """``on_change`` is called whenever a queue came, changed or went."""
+        self._config = config
+        self._store = store
+        self._agenda = agenda
+        self._alerts = alerts
+        self._rng = rng
+        self._tracer = tracer
+        if tracer is not None:
+            store.on_note = self._trace_note
+        self._freed_at = float("-inf")
+        store.on_full = self._refused_by_disk
+        self._on_change = on_change
+        self.on_delete: Callable[[DurableQueue], None] | None = None
+        """Told of each queue that goes, while its logs are still open."""
+        limit_bytes = config.max_memory_bytes
+        self._cache = MessageCache(min(CACHE_BYTES, limit_bytes // 4) if limit_bytes else CACHE_BYTES)
+        self.known: SharedMemory = SharedMemory(MAX_KNOWN_BYTES)
+        """What the queues remember of how to store messages."""
+        self.memory: MemoryLimit | None = None
+        """What queues in memory hold, where that is limited."""
+        if limit_bytes:
+            self.memory = MemoryLimit(limit_bytes, self._cache, lambda: self.queues.values(), agenda)
+        self._configured = {queue.name for queue in config.configured}
+        self.removals: dict[str, Removal] = {}
+        """Queues that are deleted and whose files are still there."""
+        self._used_at: dict[str, float] = {}
+        """Ephemeral queues, and when each was known to have a consumer; if never, when it was created."""
+        self.expire_due_at: float | None = None
+        """When to call :meth:`expire`."""
+        self.queues: dict[str, DurableQueue] = {}
+        self.admit: Callable[[QueueConfig, bool], QueueConfig] | None = None
+        """Asked about a queue that is about to be created, and whether that is by use; may change it, or refuse."""
+
+    def open_all(self, now: float) -> None:
+        """Open and recover every stored and configured queue.
+
+        One that cannot be opened is set aside, and the others go on: its name is not free, whoever wants something of
+        it gets an error, and its files stay as they are. Raises :class:`QueueOpenError` when the configuration is to
+        blame.
+        """
+        stored = {queue.name: queue for queue in self._store.stored_queues()}
+        for name in dict.fromkeys([queue.name for queue in self._config.configured] + list(stored)):
+            found = stored.get(name)
+            if self._store.unusable(name) is not None:
+                continue
+            try:
+                check_queue_name(name)
+                config = self._config_of(name, {})
+            except QueueError as error:
+                if name in self._configured:
+                    raise QueueOpenError(error.text) from error
+                self.set_aside(name, error.text)
+                continue
+            if found is not None:
+                try:
+                    config = self._with_partitions(self._config_of(name, found.settings), found.partitions)
+                except QueueError as error:
+                    self.set_aside(name, f"its settings in queue.json: {error.text}")
+                    continue
+            try:
+                self._open(config, None, now)
+            except LogError as error:
+                raise_if_not_tried(error)
+                self.set_aside(name, str(error))
+
+    def set_aside(self, name: str, problem: str) -> None:
+        """Nothing is done any more with a queue that cannot be opened, or be relied on; only at opening."""
+        self._store.set_aside(name, problem)
+        queue = self.queues.pop(name, None)
+        if queue is not None:
+            queue.forget_known()
+        kept = {point for other in self.queues.values() for point in other.points}
+        dropped = self._agenda.forget_others(kept)
+        for point in {*dropped, *(() if queue is None else queue.points)}:
+            point.close_log()
+        self._used_at.pop(name, None)
+        self._on_change()
+
+    def unusable_queues(self) -> list[str]:
+        """See :meth:`QueueStore.unusable_queues`."""
+        return self._store.unusable_queues()
+
+    def is_unusable(self, name: str) -> bool:
+        """Whether a queue was set aside."""
+        return self._store.unusable(name) is not None
+
+    def _check_usable(self, name: str) -> None:
+        """Raises :class:`QueueError` (STORAGE_FAILED) for a queue that was set aside."""
+        problem = self._store.unusable(name)
+        if problem is not None:
+            text = f"the queue {name[:80]!r} cannot be used: {problem}"
+            raise QueueError(QueueErrorCode.STORAGE_FAILED, text)
+
+    # -- configurations ------------------------------------------------------------------------------------------
+
+    def config_of(self, name: str) -> QueueConfig:
+        """The configuration of an existing queue, or the one that it would get."""
+        found = self.queues.get(name)
+        return found.config if found is not None else self._config_of(name, {})
+
+    def _config_of(self, name: str, settings: dict[str, Any]) -> QueueConfig:
+        """Raises :class:`QueueError` (BAD_OPTION)."""
+        try:
+            if is_dead_letter(name) and name not in self._configured:
+                config = dead_letter_config(queue_defaults(self._config, name[len(DEAD_LETTER_PREFIX) :]))
+            else:
+                config = queue_defaults(self._config, name)
+            if settings:
+                config = with_settings(config, settings)
+        except ConfigError as error:
+            raise QueueError(QueueErrorCode.BAD_OPTION, str(error)) from error
+        if config.ephemeral:
+            config = msgspec.structs.replace(config, durability=Durability.MEMORY)
+        return config
+
+    def _with_partitions(self, config: QueueConfig, stored: int) -> QueueConfig:
+        """A queue cannot have fewer partitions than it was created with. Raises :class:`QueueOpenError`."""
+        if stored == config.partitions:
+            return config
+        if config.ordering is Ordering.STRICT:
+            text = f"the queue {config.name!r} is stored with {stored} partitions: strict ordering needs one"
+            raise QueueOpenError(text)
+        if config.name in self._configured and config.partitions < stored:
+            text = (
+                f"the queue {config.name!r} is stored with {stored} partitions but configured with "
+                f"{config.partitions}: partitions can be added, not removed"
+            )
+            raise QueueOpenError(text)
+        return config if config.name in self._configured else msgspec.structs.replace(config, partitions=stored)
+
+    # -- coming --------------------------------------------------------------------------------------------------
+
+    def _open(self, config: QueueConfig, settings: dict[str, Any] | None, now: float) -> DurableQueue:
+        """Raises :class:`LogError`."""
+        queue = DurableQueue(
+            config,
+            self._store.open_queue(config, settings),
+            cache=self._cache,
+            known=self.known,
+            agenda=self._agenda,
+            dead_letter_target=lambda: self.dead_letter_queue(config.name),
+            alerts=self._alerts,
+            tracer=self._tracer,
+            rng=self._rng,
+            now=now,
+        )
+        self.queues[config.name] = queue
+        queue.admit_group = self._check_group_room
+        for partition in queue.partitions:
+            self._agenda.owners[partition] = queue
+        self._trace_recovery(queue)
+        if config.ephemeral:
+            self.unused(queue, now)
+        self._on_change()
+        return queue
+
+    def _trace_recovery(self, queue: DurableQueue) -> None:
+        if self._tracer is None:
+            return
+        if queue.contents.depth or queue.groups:
+            detail = f"{queue.contents.depth} messages, {len(queue.groups)} groups"
+            self._tracer(TraceKind.RECOVERED, {"queue": queue.name, "detail": detail})
+
+    def _trace_note(self, note: RecoveryNote) -> None:
+        if self._tracer is not None:
+            self._tracer(TraceKind.RECOVERED, {"queue": note.queue, "detail": f"{note.place}: {note.problem}"})
+
+    def _create(self, name: str, settings: dict[str, Any], *, by_use: bool = False) -> DurableQueue:
+        self._check_usable(name)
+        if name in self.removals:
+            text = f"the queue {name[:80]!r} is being deleted: try again later"
+            raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, text)
+        config = self._admitted(self._config_of(name, settings), by_use=by_use)
+        try:
+            return self._open(config, settings, self._agenda.now)
+        except LogError as error:
+            raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
+
+    def _admitted(self, config: QueueConfig, *, by_use: bool) -> QueueConfig:
+        """Raises :class:`QueueError` (QUOTA)."""
+        return config if self.admit is None else self.admit(config, by_use)
+
+    def config_for_use(self, name: str) -> QueueConfig:
+        """What a queue would be that is created by use. Raises :class:`QueueError`."""
+        check_queue_name(name)
+        return self._admitted(self._config_of(name, {}), by_use=True)
+
+    def dead_letter_queue(self, origin: str) -> DurableQueue:
+        """Not counted against ``max_queues``: a message that must be dead-lettered cannot wait for room."""
+        name = dead_letter_name(origin)
+        existing = self.queues.get(name)
+        return existing if existing is not None else self._create(name, {})
+
+    def get_or_create(self, name: str) -> DurableQueue:
+        """An existing queue, or one created now. Raises :class:`QueueError`."""
+        queue = self.queues.get(name)
+        if queue is not None:
+            return queue
+        self._check_usable(name)
+        origin_exists = is_dead_letter(name) and name[len(DEAD_LETTER_PREFIX) :] in self.queues
+        if not self._config.auto_create and not origin_exists:
+            text = f"there is no queue {name[:80]!r}, and auto_create is off"
+            raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, text)
+        if not origin_exists:
+            self._check_room(self._config_of(name, {}).partitions)
+        check_queue_name(name)
+        return self._create(name, {}, by_use=True)
+
+    def _check_room(self, partitions: int) -> None:
+        """For a queue of so many. Raises :class:`QueueError` (LIMIT)."""
+        self._check_partition_room(partitions)
+        count = sum(
+            not is_dead_letter(existing) or existing[len(DEAD_LETTER_PREFIX) :] not in self.queues
+            for existing in self.queues
+        )
+        if count >= self._config.max_queues:
+            text = f"there are {count} queues, which is the limit (queues.max_queues)"
+            raise QueueError(QueueErrorCode.LIMIT, text)
+
+    def _check_partition_room(self, more: int) -> None:
+        count = sum(len(queue.partitions) for queue in self.queues.values())
+        if count + more > self._config.max_partitions:
+            text = f"there are {count} partitions, and {more} more are over the limit (queues.max_partitions)"
+            raise QueueError(QueueErrorCode.LIMIT, text)
+
+    def _check_group_room(self) -> None:
+        count = sum(len(queue.groups) for queue in self.queues.values())
+        if count >= self._config.max_groups:
+            text = f"there are {count} consumer groups, which is the limit (queues.max_groups)"
+            raise QueueError(QueueErrorCode.LIMIT, text)
+
+    def create(self, name: str, settings: dict[str, Any]) -> DurableQueue:
+        """Create a queue with run-time settings, durably on return; one that is there with the same is left alone.
+
+        Raises :class:`QueueError` (EXISTS, BAD_OPTION, BAD_ADDRESS, LIMIT, STORAGE_FAILED).
+        """
+        check_queue_name(name)
+        settings = merged_settings({}, settings)
+        _check_size(settings)
+        existing = self.queues.get(name)
+        if existing is not None:
+            if self._config_of(name, settings) == existing.config:
+                return existing
+            text = f"the queue {name[:80]!r} is there with another configuration: change that, or delete the queue"
+            raise QueueError(QueueErrorCode.EXISTS, text)
+        self._check_room(self._config_of(name, settings).partitions)
+        return self._create(name, settings)
+
+    def _refused_by_disk(self) -> None:
+        self.disk_is_full(self._agenda.now)
+
+    def disk_is_full(self, now: float) -> None:
+        """Let every queue free what nobody needs; not more often than is of use."""
+        if now >= self._freed_at + _FREE_INTERVAL_S:
+            self._freed_at = now
+            self.free_settled(lambda _: True, now)
+
+    def free_settled(self, wanted: Callable[[str], bool], now: float) -> None:
+        """Somebody is refused for want of room: let these queues free what nobody needs, soon."""
+        for name, queue in self.queues.items():
+            if wanted(name):
+                queue.limits.free_settled(now)
+
+    def usage(self, wanted: Callable[[str], bool]) -> QueueUsage:
+        """What the queues whose names are wanted use."""
+        queues = [queue for name, queue in self.queues.items() if wanted(name)]
+        plain = [queue for queue in queues if not is_dead_letter(queue.name)]
+        return QueueUsage(
+            queues=len(plain),
+            partitions=sum(len(queue.partitions) for queue in plain),
+            groups=sum(len(queue.groups) for queue in plain),
+            stored_bytes=sum(
+                sum(partition.log.stored_bytes for partition in queue.partitions) + queue.delays.stored_bytes
+                for queue in queues
+            ),
+        )
+
+    # -- changing ------------------------------------------------------------------------------------------------
+
+    def existing(self, name: str) -> DurableQueue:
+        """Raises :class:`QueueError` (UNKNOWN_QUEUE)."""
+        found = self.queues.get(name)
+        if found is None:
+            self._check_usable(name)
+            raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"there is no queue {name[:80]!r}")
+        return found
+
+    def update(self, name: str, changes: dict[str, Any]) -> DurableQueue:
+        """Change run-time settings of a queue in use, durably on return; None takes a setting back to the file's.
+
+        Raises :class:`QueueError` (UNKNOWN_QUEUE, BAD_OPTION, NOT_ALLOWED, STORAGE_FAILED), with nothing changed.
+        """
+        queue = self.existing(name)
+        settings = merged_settings(queue.settings, changes)
+        _check_size(settings)
+        config = self._config_of(name, settings)
+        if "partitions" in changes and config.partitions != queue.config.partitions:
+            text = "partitions are added by an operation of their own, and cannot be taken away"
+            raise QueueError(QueueErrorCode.NOT_ALLOWED, text)
+        config = msgspec.structs.replace(config, partitions=queue.config.partitions)
+        if (config.max_bytes > 0) != (queue.config.max_bytes > 0):
+            text = "whether a queue counts bytes is fixed for its life: max_bytes cannot become 0, or stop being 0"
+            raise QueueError(QueueErrorCode.NOT_ALLOWED, text)
+        for field in FIXED:
+            if getattr(config, field) != getattr(queue.config, field):
+                text = f"{field} is fixed for the life of a queue: delete it and create it anew"
+                raise QueueError(QueueErrorCode.NOT_ALLOWED, text)
+        try:
+            queue.reconfigure(config, settings)
+        except LogError as error:
+            raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
+        if config.ephemeral:
+            self._expire_at(self._agenda.now)
+        self._on_change()
+        return queue
+
+    def add_partitions(self, name: str, total: int) -> DurableQueue:
+        """Let a queue in use have more partitions, durably on return.
+
+        Raises :class:`QueueError` (UNKNOWN_QUEUE, BAD_OPTION, NOT_ALLOWED, STORAGE_FAILED).
+        """
+        queue = self.existing(name)
+        count = len(queue.partitions)
+        if queue.config.ordering is Ordering.STRICT:
+            raise QueueError(QueueErrorCode.NOT_ALLOWED, "a queue with strict ordering has one partition")
+        if not count <= total <= MAX_PARTITIONS:
+            text = f"a queue with {count} partitions can have {count} to {MAX_PARTITIONS}, not {total}"
+            raise QueueError(QueueErrorCode.BAD_OPTION, text)
+        if total > count:
+            self._check_partition_room(total - count)
+            try:
+                added = queue.add_partitions(total)
+            except LogError as error:
+                raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
+            for partition in added:
+                self._agenda.owners[partition] = queue
+            self._on_change()
+        return queue
+
+    # -- going ---------------------------------------------------------------------------------------------------
+
+    def delete(self, name: str, on_done: Confirm | None) -> None:
+        """Delete a queue in use with all it holds. At once it is gone; ``on_done`` is called when its files are, too.
+
+        Consumers are told, and whoever waits for a confirm gets an error. A queue that the file configures comes back,
+        empty, with the next start. Raises :class:`QueueError` (UNKNOWN_QUEUE, NOT_ALLOWED).
+        """
+        queue = self.existing(name)
+        queue.write_unwritten()
+        check_removable(queue)
+        removal = Removal(queue, self._agenda, on_done)
+        removal.on_removed = lambda: self._removed(name)
+        self.removals[name] = removal
+        del self.queues[name]
+        queue.forget_known()
+        if self.on_delete is not None:
+            self.on_delete(queue)
+        self._used_at.pop(name, None)
+        self._on_change()
+        for consumer in removal.consumers:
+            if consumer.on_end is not None:
+                consumer.on_end()
+            consumer.end()
+
+    def _removed(self, name: str) -> None:
+        del self.removals[name]
+
+    def removal_jobs(self) -> list[SyncJob]:
+        """Removals that can begin now."""
+        return [removal.start() for removal in self.removals.values() if removal.is_ready]
+
+    # -- ephemeral queues ----------------------------------------------------------------------------------------
+
+    def unused(self, queue: DurableQueue, now: float) -> None:
+        """An ephemeral queue may have lost its last consumer, or has none yet."""
+        self._used_at[queue.name] = now
+        self._expire_at(now + queue.config.expires_after_s)
+
+    def _expire_at(self, at: float) -> None:
+        if self.expire_due_at is None or at < self.expire_due_at:
+            self.expire_due_at = at
+
+    def expire(self, now: float) -> None:
+        """Delete ephemeral queues that were unused for their time, and what they dead-lettered."""
+        self.expire_due_at = None
+        for name, used_at in list(self._used_at.items()):
+            queue = self.queues[name]
+            at = used_at + queue.config.expires_after_s
+            if queue.consumer_count:
+                self._used_at[name] = now
+                at = now + queue.config.expires_after_s
+            if at > now:
+                self._expire_at(at)
+                continue
+            try:
+                self.delete(name, None)
+            except QueueError:
+                self.unused(queue, now)
+                continue
+            letters = dead_letter_name(name)
+            if letters in self.queues and letters not in self._configured:
+                self.delete(letters, None)
+
+
+def _check_size(settings: dict[str, Any]) -> None:
+    """Raises :class:`QueueError` (BAD_OPTION)."""
+    if len(msgspec.json.encode(settings)) > MAX_SETTINGS_BYTES:
+        text = f"the settings of a queue take at most {MAX_SETTINGS_BYTES} bytes of JSON"
+        raise QueueError(QueueErrorCode.BAD_OPTION, text)

@@ -1,0 +1,127 @@
+"""Queues that go: consumers are told, whoever waits is answered, then the storage is removed.
+
+At once the queue is gone for everybody. Its logs are closed when no sync of them is running, and a job of its own takes
+the files away. Until that is done there is no new queue of that name, so one that is created later starts empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from assay.reference_broker.queues.jobs.agenda import Agenda
+from assay.reference_broker.queues.jobs.confirms import Confirm, SyncPoint
+from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
+from assay.reference_broker.queues.jobs.sync_job import SyncJob
+
+if TYPE_CHECKING:
+    from assay.reference_broker.queues.groups.pending import Consumer
+    from assay.reference_broker.queues.queue.queue import DurableQueue
+
+_AGENDA_NAMES: Final = ("agenda", "_agenda")
+
+
+def check_removable(queue: DurableQueue) -> None:
+    """A transaction that wrote to the queue, or acknowledged in it, must end first.
+
+    Raises :class:`QueueError` (NOT_ALLOWED).
+    """
+    written = any(
+        partition.produced is not None
+        and partition.produced.stable_end(partition.log.next_offset) < partition.log.next_offset
+        for partition in queue.partitions
+    )
+    if written or any(group.is_committing for group in queue.groups.values()):
+        text = f"a transaction is open in the queue {queue.name[:80]!r}: try again when it has ended"
+        raise QueueError(QueueErrorCode.NOT_ALLOWED, text)
+
+
+class Removal:
+    """Implements :class:`assay.reference_broker.queues.jobs.sync_job.JobPoint`: the end of one queue."""
+
+    def __init__(self, queue: DurableQueue, agenda: Agenda, on_done: Confirm | None) -> None:
+        """Cut the queue off. ``on_done`` is called once nothing of it is left, or with the error."""
+        self.queue = queue
+        self.on_removed: Callable[[], None] = _nothing
+        """Called as soon as the files are gone, before ``on_done``."""
+        self.started = False
+        self._on_done = on_done
+        self._points: tuple[SyncPoint, ...] = queue.points
+        self.consumers: list[Consumer] = [
+            consumer for group in queue.groups.values() for consumer in group.consumers.values()
+        ]
+        gone = QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"the queue {queue.name[:80]!r} was deleted")
+        for consumer in self.consumers:
+            consumer.active = False
+        for group in queue.groups.values():
+            if group in agenda.groups_to_write:
+                # So that nobody waits for a write that never comes.
+                group.write(agenda.now)
+            group.consumers.clear()
+        self._cut_off(agenda)
+        for point in self._points:
+            point.failure = point.failure or gone
+            point.abandon(gone)
+
+    def _cut_off(self, agenda: Agenda) -> None:
+        """Whatever the queue's parts have still to do goes to an agenda that nobody looks at."""
+        queue, store = self.queue, self.queue.delays.store
+        parts: list[object] = [queue, queue.limits, queue.undelivered, queue.delays, queue.departures, *self._points]
+        if store is not None:
+            parts.append(store)
+        agenda.forget_all(self._points, parts)
+        nowhere = Agenda()
+        nowhere.now = agenda.now
+        for part in parts:
+            for name in _AGENDA_NAMES:
+                if hasattr(part, name):
+                    setattr(part, name, nowhere)
+
+    @property
+    def is_ready(self) -> bool:
+        """Nothing is running in its logs, and nothing was begun."""
+        return not self.started and not any(point.is_syncing for point in self._points)
+
+    def start(self) -> SyncJob:
+        """Close the logs; the job removes the files."""
+        self.started = True
+        for point in self._points:
+            point.close_log()
+        return SyncJob(self, self.queue.removal())
+
+    def finish_sync(self, error: OSError | None) -> list[tuple[Confirm, QueueError | None]]:
+        """See :class:`JobPoint`."""
+        failure: QueueError | None = None
+        if error is None:
+            self.on_removed()
+            self._take_apart()
+        else:
+            text = (
+                f"the files of {self.queue.name[:80]!r} cannot be removed: {error.strerror or error}; "
+                "restart the broker once the disk is repaired"
+            )
+            failure = QueueError(QueueErrorCode.STORAGE_FAILED, text)
+        return [] if self._on_done is None else [(self._on_done, failure)]
+
+    def _take_apart(self) -> None:
+        """Nobody asks the queue anything any more: without cycles it is gone at once, however much it held."""
+        for group in self.queue.groups.values():
+            for place in group.every_place:
+                place.pending.clear()
+            vars(group).clear()
+        for part in (
+            self.queue,
+            self.queue.contents,
+            self.queue.limits,
+            self.queue.undelivered,
+            self.queue.delays,
+            *self.queue.partitions,
+        ):
+            getattr(part, "__dict__", {}).clear()
+        self._points = ()
+        self.consumers.clear()
+        self.on_removed = _nothing
+
+
+def _nothing() -> None:
+    """What is called unless somebody asked for more."""

@@ -1,0 +1,4 @@
+"""Producers with numbers, and transactions over several queues.
+
+Knows ``queue`` and below.
+"""

@@ -1,0 +1,187 @@
+"""GoQueue's small files: indexes, delay index, committed offsets, and where the partitions are."""
+
+from __future__ import annotations
+
+import random
+import struct
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from assay.reference_broker.storage.disk import Disk, RealDisk
+from assay.reference_broker.storage.memory_disk import MemoryDisk
+from assay.reference_broker.storage_tools.foreign.goqueue_files import (
+    DelayEntry,
+    DelayState,
+    GoQueueFileError,
+    GroupOffsets,
+    PartitionOffset,
+    TopicOffsets,
+    decode_delay_index,
+    decode_index,
+    decode_offsets,
+    decode_time_index,
+    encode_delay_index,
+    encode_index,
+    encode_offsets,
+    file_name,
+    find_partitions,
+    parse_file_name,
+)
+from assay.sim.disk import SimDisk
+
+
+def test_names() -> None:
+    assert file_name(67_108_864) == "00000000000067108864.log"
+    assert file_name(7, ".timeindex") == "00000000000000000007.timeindex"
+    assert parse_file_name("00000000000067108864.log") == 67_108_864
+    for other in ("67108864.log", "00000000000067108864.index", "00000000000067108864", "0000000000006710886x.log"):
+        assert parse_file_name(other) is None
+
+
+def test_index_entries_are_pairs_of_big_endian_numbers() -> None:
+    data = bytes.fromhex("0000000000000005000000000000000000000000000000090000000000001234")
+    assert decode_index(data) == [(5, 0), (9, 0x1234)]
+    assert encode_index([(5, 0), (9, 0x1234)]) == data
+    assert decode_time_index(encode_index([(-5, 1), (-9, 2)])) == [(-5, 1), (-9, 2)]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"x", bytes(17), struct.pack(">qqqq", 5, 0, 5, 1), struct.pack(">qqqq", 5, 9, 6, 9), struct.pack(">qq", -1, 0)],
+)
+def test_a_damaged_index_is_refused(data: bytes) -> None:
+    with pytest.raises(GoQueueFileError):
+        decode_index(data)
+
+
+@pytest.mark.parametrize(("first", "second"), [(-1, 0), (0, -1)])
+def test_no_index_begins_below_zero(first: int, second: int) -> None:
+    """A timestamp may lie before 1970; an offset or a position may not."""
+    data = struct.pack(">qq", first, second)
+    with pytest.raises(GoQueueFileError, match="negative"):
+        decode_index(data)
+    if second < 0:
+        with pytest.raises(GoQueueFileError, match="negative"):
+            decode_time_index(data)
+    else:
+        assert decode_time_index(data) == [(first, second)]
+    assert decode_index(struct.pack(">qq", 0, 0)) == [(0, 0)]
+    assert decode_index(b"") == decode_time_index(b"") == []
+
+
+def test_a_time_index_must_grow_in_offsets() -> None:
+    with pytest.raises(GoQueueFileError, match="does not grow"):
+        decode_time_index(struct.pack(">qqqq", 5, 3, 6, 3))
+
+
+def test_the_delay_index_has_its_layout_and_its_count_is_not_trusted() -> None:
+    entries = [
+        DelayEntry(7, 1_700_000_000_000_000_000, 2, DelayState.PENDING),
+        DelayEntry(7, -1, 3, DelayState.EXPIRED),
+    ]
+    data = encode_delay_index(entries)
+    expected = b"GQDL" + bytes.fromhex("000100000000000000000002")
+    for offset, deliver_at, partition, state in entries:
+        expected += offset.to_bytes(8, "big") + deliver_at.to_bytes(8, "big", signed=True)
+        expected += partition.to_bytes(4, "big") + state.to_bytes(4, "big") + bytes(8)
+    assert data == expected
+    assert list(decode_delay_index(data).entries) == entries
+    for claimed in (0, 1, 2**63):
+        changed = decode_delay_index(data[:8] + claimed.to_bytes(8, "big") + data[16:] + b"torn")
+        assert list(changed.entries) == entries
+        assert (changed.claimed_count, changed.torn_bytes) == (claimed, 4)
+
+
+@pytest.mark.parametrize(
+    "damage", [(0, b"X"), (5, b"\x02"), (16, b"\xff"), (32, b"\xff"), (39, b"\x04"), (36, b"\xff")]
+)
+def test_a_damaged_delay_index_is_refused(damage: tuple[int, bytes]) -> None:
+    data = bytearray(encode_delay_index([DelayEntry(7, 1, 2, DelayState.PENDING)]))
+    data[damage[0] : damage[0] + 1] = damage[1]
+    with pytest.raises(GoQueueFileError):
+        decode_delay_index(bytes(data))
+    with pytest.raises(GoQueueFileError):
+        decode_delay_index(bytes(data[:15]))
+
+
+def test_committed_offsets_as_goqueue_writes_them() -> None:
+    data = b"""{"group_id": "g", "topics": {"orders": {"topic": "orders", "partitions": {
+        "0": {"partition": 0, "offset": 1523, "committed_at": "2026-01-03T12:00:00.123456789Z", "metadata": "c1"},
+        "11": {"partition": 11, "offset": 0, "committed_at": "0001-01-01T00:00:00Z", "metadata": ""}}}},
+        "generation": 5, "updated_at": "2026-01-03T13:00:00+01:00", "added_later": true}"""
+    offsets = decode_offsets(data)
+    assert offsets.topics["orders"].partitions[0].offset == 1_523
+    assert offsets.topics["orders"].partitions[0].committed_at == datetime(2026, 1, 3, 12, 0, 0, 123_457, tzinfo=UTC)
+    assert (offsets.generation, offsets.topics["orders"].partitions[11].metadata) == (5, "")
+    assert decode_offsets(encode_offsets(offsets)) == offsets
+
+
+def test_committed_offsets_are_written_with_goqueues_names() -> None:
+    when = datetime(2026, 1, 3, tzinfo=UTC)
+    partition = PartitionOffset(partition=4, offset=9, committed_at=when, metadata="m")
+    topic = TopicOffsets(topic="t", partitions={4: partition})
+    encoded = encode_offsets(GroupOffsets(group_id="g", topics={"t": topic}, generation=1, updated_at=when))
+    assert b"".join(encoded.split()) == (
+        b'{"group_id":"g","topics":{"t":{"topic":"t","partitions":{"4":{"partition":4,"offset":9,'
+        b'"committed_at":"2026-01-03T00:00:00Z","metadata":"m"}}}},"generation":1,"updated_at":"2026-01-03T00:00:00Z"}'
+    )
+    assert encoded.startswith(b'{\n  "group_id"')
+
+
+def committed(*, partition: int, offset: int, key: int) -> bytes:
+    when = datetime(2026, 1, 3, tzinfo=UTC)
+    entry = PartitionOffset(partition=partition, offset=offset, committed_at=when)
+    topics = {"t": TopicOffsets(topic="t", partitions={key: entry})}
+    return encode_offsets(GroupOffsets(group_id="g", topics=topics, generation=1, updated_at=when))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b'{"group_id": "g", "topics": {}, "generation": "5", "updated_at": "2026-01-03T13:00:00Z"}',
+        committed(partition=1, offset=2, key=0),
+        committed(partition=1, offset=-2, key=1),
+    ],
+)
+def test_damaged_committed_offsets_are_refused(data: bytes) -> None:
+    with pytest.raises(GoQueueFileError):
+        decode_offsets(data)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.binary(max_size=200), prefix=st.sampled_from([b"", b"GQDL\x00\x01\x00\x00", b'{"group_id"']))
+def test_random_bytes_give_an_answer_or_the_right_error(data: bytes, prefix: bytes) -> None:
+    for decode in (decode_index, decode_time_index, decode_delay_index, decode_offsets):
+        try:
+            decode(prefix + data)
+        except GoQueueFileError as error:
+            assert str(error)
+
+
+@pytest.mark.parametrize("kind", ["memory", "real", "simulated"])
+def test_partitions_are_found(kind: str, tmp_path: Path) -> None:
+    disks: dict[str, Disk] = {
+        "memory": MemoryDisk(),
+        "real": RealDisk(tmp_path),
+        "simulated": SimDisk(random.Random(1)),
+    }
+    disk = disks[kind]
+    for path in ("logs/orders/10", "logs/orders/2", "logs/empty/0", "logs/odd/x", "offsets/g"):
+        disk.make_folder(path)
+    for path in (
+        "logs/orders/10/00000000000000000000.log",
+        "logs/orders/2/00000000000000000007.log",
+        "logs/odd/x/00000000000000000007.log",
+        "logs/README",
+        "logs/orders/3",
+        "offsets/g/offsets.json",
+    ):
+        disk.open(path, create=True).close()
+    assert find_partitions(disk) == [("orders", 2, "logs/orders/2"), ("orders", 10, "logs/orders/10")]
