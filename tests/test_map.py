@@ -1,0 +1,55 @@
+"""ARCHITECTURE.md is a map: what it names is there, and what is there has its line."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXT = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+WALKS = TEXT[TEXT.index("## A message, from socket") : TEXT.index("## Seams")]
+NAMES = sorted(set(re.findall(r"`([a-z_]+(?:\.\w+)+)`", WALKS)))
+
+
+def _resolve(name: str) -> object:
+    """The object of a dotted name below the broker or one of the parts. Raises ImportError or AttributeError."""
+    parts = name.split(".")
+    for package in ("assay.reference_broker", "assay"):
+        for length in range(len(parts), 0, -1):
+            try:
+                found: object = importlib.import_module(".".join((package, *parts[:length])))
+            except ModuleNotFoundError:
+                continue
+            for attribute in parts[length:]:
+                found = getattr(found, attribute)
+            return found
+    raise ImportError(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_of_a_walk_exists(name: str) -> None:
+    assert _resolve(name) is not None
+
+
+def test_the_walks_name_their_steps() -> None:
+    assert len(NAMES) > 30
+    steps = re.findall(r"(?m)^\d+\. .*(?:\n   .*)*", WALKS)
+    assert all("`" in step for step in steps), [step for step in steps if "`" not in step]
+
+
+@pytest.mark.parametrize("name", ["core.no_such_module.f", "queues.engine.QueueEngine.no_such_method"])
+def test_a_step_that_does_not_exist_is_found(name: str) -> None:
+    with pytest.raises((ImportError, AttributeError)):
+        _resolve(name)
+
+
+@pytest.mark.parametrize("folder", ["reference_broker", "reference_broker/queues"])
+def test_every_folder_has_a_line(folder: str) -> None:
+    heading = TEXT.index(f"| `{folder}/` |")
+    table = TEXT[heading : TEXT.index("\n\n", heading)]
+    named = set(re.findall(r"`([a-z_]+)/`", table.split("\n", 1)[1]))
+    there = {path.parent.name for path in (ROOT / folder).glob("*/__init__.py")}
+    assert named == there
