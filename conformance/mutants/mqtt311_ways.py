@@ -13,7 +13,7 @@ from assay.reference_broker.mqtt.inbound import Inbound, _Plan
 def close_fast_lanes(patch: Patch) -> None:
     """Every PUBLISH takes the general way, so that a bug planted there concerns all of them."""
 
-    def renew(self: Inbound, plan: _Plan, frame_bytes: int, qos: int) -> None:
+    def renew(self: Inbound, plan: _Plan, qos: int) -> None:
         plan.epoch, plan.targets = self._broker.tree.epoch, None
 
     patch.replace(Inbound, "_renew", renew)

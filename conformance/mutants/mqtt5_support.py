@@ -21,7 +21,7 @@ Decoder = Callable[[int, Reader, int], Packet]
 def no_fast_lane(patch: Patch) -> None:
     """Every PUBLISH goes the general way, through the broker's state; by itself this changes nothing to be seen."""
 
-    def renew(self: Inbound, plan: inbound._Plan, frame_bytes: int, qos: int) -> None:
+    def renew(self: Inbound, plan: inbound._Plan, qos: int) -> None:
         plan.epoch, plan.targets = self._broker.tree.epoch, None
 
     patch.replace(Inbound, "_renew", renew)

@@ -1,8 +1,9 @@
-"""PUBLISH from a client: the publish flow's receiving half (5.0 section 4.3), with two fast lanes.
+"""PUBLISH from a client: the publish flow's receiving half (5.0 section 4.3), with fast lanes.
 
 Packets that start with the same bytes (header, length, topic) form a run, which is found by comparing prefixes. A run
 whose receivers may all get the packets as they are, but for packet ids, is forwarded as one block: see ``runs``.
-Everything else takes the general way, one packet at a time.
+Packets of any topics and sizes that reach the same receivers at QoS 0 are forwarded as one block, too: the very bytes,
+or, published at QoS 1, without their packet ids. Everything else takes the general way, one packet at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from assay.reference_broker.mqtt.outgoing import check_response_topic, message_f
 from assay.reference_broker.mqtt.packets import V5, Publish
 from assay.reference_broker.mqtt.publish_acks import ACK_STARTS, PublishAcks
 from assay.reference_broker.mqtt.queue_lanes import QueueLanes
-from assay.reference_broker.mqtt.wire_types import decode_string
+from assay.reference_broker.mqtt.wire_types import decode_string, encode_variable_integer
 from assay.reference_broker.queues import QueueError, QueueErrorCode
 from assay.reference_broker.queues.admin.admin import is_admin_topic
 from assay.reference_broker.queues.admin.transaction_topics import is_transaction_topic
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from assay.reference_broker.mqtt.connection import MqttConnection
 
 _MAX_PLANS = 1_024
+_MAX_BLOCK = 4_096
+"""Packets of different topics and sizes that are forwarded in one go."""
 MAX_PLAN_BYTES = 1024 * 1024
 """What the plans of one connection may take in memory; then they are made anew."""
 _PLAN_BYTES = 512
@@ -46,21 +49,38 @@ _RECEIVER_BYTES = 16
 ALIAS_BYTES = 128
 """What a topic alias takes beside its topic."""
 _UNLIMITED_BYTES = 1 << 32
+_QOS_0_STARTS = [b"\x30" + encode_variable_integer(length) for length in range(16_384)]
+"""The fixed header of a PUBLISH at QoS 0, by its remaining length."""
 _QUEUE_START = QUEUE_PREFIX.encode()
 
 
 class _Plan:
-    """How PUBLISH packets with one prefix are served. ``targets`` is None where they must go the general way."""
+    """How PUBLISH packets of one topic and QoS are served. ``targets`` is None where they must go the general way."""
 
-    __slots__ = ("as_it_is", "epoch", "is_queue", "overhead_bytes", "route", "sessions_epoch", "targets", "topic")
+    __slots__ = (
+        "epoch",
+        "is_lowered",
+        "is_queue",
+        "is_refused",
+        "max_frame_bytes",
+        "overhead_bytes",
+        "route",
+        "sessions_epoch",
+        "targets",
+        "topic",
+    )
 
-    def __init__(self, topic: str, *, as_it_is: bool) -> None:
+    def __init__(self, topic: str) -> None:
         self.topic = topic
         self.is_queue = topic[:1] == "$" and is_queue_topic(topic)
         self.overhead_bytes = 0
         """What its messages take in memory beside their payloads; 0 = not known yet."""
-        self.as_it_is = as_it_is
-        """The bytes may go to others: their remaining length is in its shortest form, which 3.1.1 does not demand."""
+        self.is_refused = False
+        """The general way says so."""
+        self.max_frame_bytes = 0
+        """Larger packets go the general way."""
+        self.is_lowered = False
+        """Published at QoS 1, and every receiver was granted QoS 0."""
         self.epoch = self.sessions_epoch = -1
         self.route: Route | None = None
         self.targets: list[MqttConnection] | None = None
@@ -74,6 +94,16 @@ class _Targets(NamedTuple):
     qos: int
     max_frame_bytes: int
     targets: list[MqttConnection] | None
+    is_lowered: bool
+
+
+class _Block(NamedTuple):
+    """Packets that stand one behind the other, and where the parts of each are."""
+
+    topics: list[int]
+    """Where its topic begins, with its length."""
+    topic_ends: list[int]
+    ends: list[int]
 
 
 class Inbound(PublishAcks):
@@ -87,7 +117,8 @@ class Inbound(PublishAcks):
         self._max_payload_bytes = connection.broker.config.limits.max_payload_bytes or _UNLIMITED_BYTES
         self._aliases: dict[int, str] = {}
         self._alias_bytes = 0
-        self._plans: dict[bytes, _Plan] = {}
+        self._plans: tuple[dict[bytes, _Plan], ...] = ({}, {}, {})
+        """By QoS, then by the bytes of the topic."""
         self._plan_bytes = 0
         self._plan_room = 0
         """What is left of these."""
@@ -119,7 +150,8 @@ class Inbound(PublishAcks):
 
     def forget(self) -> None:
         """As :class:`Rememberer`: forget the plans."""
-        self._plans.clear()
+        for plans in self._plans:
+            plans.clear()
         self._plan_bytes = self._plan_room = 0
         self._last_targets = None
 
@@ -162,23 +194,37 @@ class Inbound(PublishAcks):
             self._on_publish(packet, now)
             return end
         # From here on: no DUP, no RETAIN, no properties.
-        prefix = data[start:topic_end] if qos or not five else data[start:payload_at]
-        plan = self._plans.get(prefix)
+        topic_bytes = data[body + 2 : topic_end]
+        plan = self._plans[qos].get(topic_bytes)
         if plan is None:
-            plan = self._new_plan(prefix, body - start, data[body + 2 : topic_end], qos)
+            plan = self._new_plan(topic_bytes, qos)
         stride = end - start
         if plan.epoch != self._broker.tree.epoch:
-            self._renew(plan, stride, qos)
+            self._renew(plan, qos)
         targets = plan.targets
-        if targets is not None:
-            if not qos:
+        # A remaining length that is not in its shortest form, which 3.1.1 does not demand, does not go to others.
+        if targets is not None and stride <= plan.max_frame_bytes and (body - start == 2 or data[body - 1]):
+            if plan.is_lowered:
+                if not self._pending_acks and (run_end := self._forward_lowered(data, start, plan, five)):
+                    return run_end
+            elif not qos:
+                prefix = data[start:payload_at]
                 last = len(data) - stride
                 run_end = end
                 while run_end <= last and data.startswith(prefix, run_end):
                     run_end += stride
-                self._forward(data, start, run_end, stride, end - payload_at, targets)
+                count = (run_end - start) // stride
+                payload_bytes = count * (end - payload_at)
+                if run_end < len(data) and data[run_end] == 0x30:
+                    block = self._block(data, run_end, 0x30, plan, five)
+                    if block.ends:
+                        count += len(block.ends)
+                        payload_bytes += sum(block.ends) - sum(block.topic_ends) - five * len(block.ends)
+                        run_end = block.ends[-1]
+                self._forward(data[start:run_end], count, payload_bytes, targets)
                 return run_end
-            if data is not self.refused or start >= self.refused_end:
+            elif data is not self.refused or start >= self.refused_end:
+                prefix = data[start:topic_end]
                 # A longer run than any window takes is not looked for.
                 last = min(len(data) - stride, start + MAX_PACKET_ID * stride)
                 run_end = end
@@ -189,32 +235,92 @@ class Inbound(PublishAcks):
                         return run_end
                     self.refused, self.refused_end = data, run_end
         elif plan.is_queue and qos == 1:
+            prefix = data[start:topic_end]
             run_end = self._queue_lanes.on_publish_run(plan.topic, data, start, end, topic_end, payload_at, prefix, now)
             if run_end:
                 return run_end
         self._on_plain(plan, qos, data, topic_end, payload_at, end, now)
         return end
 
-    def _forward(
-        self, data: bytes, start: int, end: int, stride: int, payload_bytes: int, targets: list[MqttConnection]
-    ) -> None:
-        """QoS 0: the very bytes."""
-        count = (end - start) // stride
+    def _block(self, data: bytes, position: int, header: int, plan: _Plan, five: bool) -> _Block:
+        """Packets from ``position`` on, of any topics and sizes, that this plan's receivers get as they get its own:
+        those that start with ``header``, have no properties, and whose plans are known."""
+        size, epoch, targets, is_lowered = len(data), self._broker.tree.epoch, plan.targets, plan.is_lowered
+        plan_of = self._plans[header >> 1 & 3].get
+        id_bytes = 2 if header & 6 else 0
+        topics: list[int] = []
+        topic_ends: list[int] = []
+        ends: list[int] = []
+        while size - position > 4 and data[position] == header and len(ends) < _MAX_BLOCK:
+            body = position + 2
+            length = data[position + 1]
+            if length >= 0x80:
+                digit = data[body]
+                body += 1
+                if not 0 < digit < 0x80:
+                    # Longer than 16 383 bytes, or not in its shortest form.
+                    break
+                length = length & 0x7F | digit << 7
+            end = body + length
+            if end > size or length < 2:
+                break
+            topic_end = body + 2 + (data[body] << 8 | data[body + 1])
+            if topic_end + id_bytes + five > end:
+                break
+            other = plan_of(data[body + 2 : topic_end])
+            if (
+                other is None
+                or other.epoch != epoch
+                or end - position > other.max_frame_bytes
+                or (other.targets is not targets and other.targets != targets)
+                or other.is_lowered is not is_lowered
+                or (five and data[topic_end + id_bytes])
+            ):
+                break
+            topics.append(body)
+            topic_ends.append(topic_end)
+            ends.append(end)
+            position = end
+        self._broker.work += len(ends) >> 4
+        return _Block(topics, topic_ends, ends)
+
+    def _forward_lowered(self, data: bytes, start: int, plan: _Plan, five: bool) -> int:
+        """QoS 1 to receivers that were granted QoS 0: the bytes without packet ids.
+
+        Returns where that ended; 0: nothing was done, take the general way.
+        """
+        assert plan.targets is not None
+        topics, topic_ends, ends = self._block(data, start, 0x32, plan, five)
+        ids = [data[at : at + 2] for at in topic_ends]
+        count = ids.index(b"\0\0") if b"\0\0" in ids else len(ids)
+        if not count:
+            return 0
+        parts: list[bytes] = []
+        payload_bytes = 0
+        for topic_at, topic_end, end in zip(topics[:count], topic_ends, ends, strict=False):
+            parts += (_QOS_0_STARTS[end - topic_at - 2], data[topic_at:topic_end], data[topic_end + 2 : end])
+            payload_bytes += end - topic_end
+        self._forward(b"".join(parts), count, payload_bytes - (2 + five) * count, plan.targets)
+        self.acknowledge(runs.acknowledgements(ACK_STARTS[1], b"".join(ids[:count])), count)
+        return ends[count - 1]
+
+    def _forward(self, block: bytes, count: int, payload_bytes: int, targets: list[MqttConnection]) -> None:
+        """QoS 0: ``count`` packets with so many bytes of payload, to all of these."""
         traffic = self._traffic
         traffic.publishes_received += count
-        traffic.payload_bytes_received += count * payload_bytes
+        traffic.payload_bytes_received += payload_bytes
         self._broker.published += count
         if targets:
-            run = data[start:end]
             dropped = traffic.dropped
             for target in targets:
-                target.forward(run, count)
+                target.forward(block, count)
             receivers = len(targets)
             if receivers >= 32:
                 self._broker.work += receivers >> 5
             sent = count * receivers - (traffic.dropped - dropped)
             traffic.publishes_sent += sent
-            traffic.payload_bytes_sent += sent * payload_bytes
+            # Who has no room loses the whole block.
+            traffic.payload_bytes_sent += sent // count * payload_bytes
 
     def _forward_run(self, plan: _Plan, qos: int, run: bytes, stride: int, id_at: int, payload_at: int) -> bool:
         """QoS 1 and 2: the bytes with packet ids of the receiver's. False: nothing was done, take the general way."""
@@ -269,28 +375,26 @@ class Inbound(PublishAcks):
         self.acknowledge(runs.acknowledgements(ACK_STARTS[qos], ids), count * (qos == 1))
         return True
 
-    def _new_plan(self, prefix: bytes, header_bytes: int, topic_bytes: bytes, qos: int) -> _Plan:
+    def _new_plan(self, topic_bytes: bytes, qos: int) -> _Plan:
         topic = decode_string(topic_bytes, self._connection.version)
         self.check_topic(topic)
         if qos:
             self._check_flags(qos, retain=False)
-        if len(self._plans) >= _MAX_PLANS:
+        if sum(map(len, self._plans)) >= _MAX_PLANS:
             self._forget_plans()
-        shortest = header_bytes == 2 or prefix[header_bytes - 1] != 0
-        plan = _Plan(topic, as_it_is=shortest)
+        plan = _Plan(topic)
         if len(topic) >= self._max_levels and self.is_too_deep(topic):
-            # The general way refuses it.
-            plan.as_it_is = plan.is_queue = False
+            plan.is_refused, plan.is_queue = True, False
         # Its key and its topic, whose characters may take four bytes each.
-        size = _PLAN_BYTES + 5 * len(prefix)
+        size = _PLAN_BYTES + 5 * len(topic_bytes)
         if size <= self._plan_room:
             self._plan_room -= size
         else:
             self._remember_plan(size)
-        self._plans[prefix] = plan
+        self._plans[qos][topic_bytes] = plan
         return plan
 
-    def _renew(self, plan: _Plan, frame_bytes: int, qos: int) -> None:
+    def _renew(self, plan: _Plan, qos: int) -> None:
         """Find out whether packets of this plan may be forwarded as they are, and to whom."""
         connection = self._connection
         tree = self._broker.tree
@@ -302,10 +406,10 @@ class Inbound(PublishAcks):
             return  # only subscriptions that do not concern this topic have changed
         plan.route, plan.sessions_epoch = route, tree.sessions_epoch
         plan.targets = None
-        if self._broker.tracer is not None or plan.topic[0] == "$" or frame_bytes > self._max_payload_bytes:
+        if self._broker.tracer is not None or plan.topic[0] == "$":
             # The general way looks at the payload itself.
             return
-        if not plan.as_it_is or self._broker.engine.is_captured(plan.topic):
+        if plan.is_refused or self._broker.engine.is_captured(plan.topic):
             return
         if connection.grants is not None and not connection.grants.may_publish(plan.topic):
             return
@@ -313,17 +417,22 @@ class Inbound(PublishAcks):
             return
         last = self._last_targets
         if (
-            last is not None
-            and last.entries is route.entries
-            and last.sessions_epoch == tree.sessions_epoch
-            and last.qos == qos
-            and frame_bytes <= last.max_frame_bytes
+            last is None
+            or last.entries is not route.entries
+            or last.sessions_epoch != tree.sessions_epoch
+            or last.qos != qos
         ):
-            # Topics that nobody has sent before mostly go where others of their kind went.
-            plan.targets = last.targets
-            return
+            last = self._last_targets = self._targets_of(route, qos)
+        # Topics that nobody has sent before mostly go where others of their kind went.
+        plan.targets, plan.max_frame_bytes, plan.is_lowered = last.targets, last.max_frame_bytes, last.is_lowered
+
+    def _targets_of(self, route: Route, qos: int) -> _Targets:
+        """Who gets packets of a route as they are."""
+        connection = self._connection
+        sessions_epoch = self._broker.tree.sessions_epoch
         targets: list[MqttConnection] = []
-        max_frame_bytes = self._max_payload_bytes
+        max_frame_bytes = min(self._max_payload_bytes, self._config.max_packet_bytes)
+        lowered = 0
         for merged in route.entries:
             entry = merged.own if merged.session is connection.session else merged
             if entry is None:
@@ -332,21 +441,20 @@ class Inbound(PublishAcks):
             if (
                 target is None
                 or entry.identifiers
-                or entry.qos < qos
+                or (entry.qos < qos and qos == 2)
                 or not isinstance(target, type(connection))
                 or target.version != connection.version
             ):
-                # Nor do others of its kind go as they are, of whatever size.
-                self._last_targets = _Targets(route.entries, tree.sessions_epoch, qos, self._max_payload_bytes, None)
-                return
-            if target.max_packet_out < frame_bytes:
-                return
+                return _Targets(route.entries, sessions_epoch, qos, 0, None, False)
+            lowered += entry.qos < qos
             targets.append(target)
             max_frame_bytes = min(max_frame_bytes, target.max_packet_out)
+        if lowered not in (0, len(targets)) or (lowered and connection in targets):
+            # To who publishes them, acknowledgements and messages come in turn.
+            return _Targets(route.entries, sessions_epoch, qos, 0, None, False)
         if targets:
             self._remember_plan(_RECEIVER_BYTES * len(targets))
-        plan.targets = targets
-        self._last_targets = _Targets(route.entries, tree.sessions_epoch, qos, max_frame_bytes, targets)
+        return _Targets(route.entries, sessions_epoch, qos, max_frame_bytes, targets, bool(lowered))
 
     # -- the general way -----------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ def check_connection(connection: MqttConnection, *, inherited: int = 0) -> None:
     alias_bytes = sum(text_bytes(topic) + ALIAS_BYTES for topic in connection.inbound._aliases.values())
     _require(alias_bytes == connection.inbound._alias_bytes, "alias bytes miscounted", f"{alias_bytes}")
     _require(aliases <= config.topic_alias_maximum, "bound: aliases", f"{aliases} aliases")
-    plans = len(connection.inbound._plans)
+    plans = sum(map(len, connection.inbound._plans))
     _require(plans <= _MAX_PLANS, "bound: plans", f"{plans} plans")
     unconfirmed = connection.inbound.unconfirmed
     most = 4 * config.receive_maximum + _ACKS_OF_ONE_SEND
