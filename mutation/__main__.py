@@ -37,7 +37,8 @@ errors = WholeConsole(stderr=True)
 
 def main(
     modules: Annotated[
-        list[str] | None, typer.Argument(help="Modules or folders of reference_broker; default: mqtt, core, storage.")
+        list[str] | None,
+        typer.Argument(help="Modules or folders of reference_broker; default: all but server and tools."),
     ] = None,
     sample: Annotated[int, typer.Option(min=0, help="How many mutants to draw by chance; 0 = all.")] = 300,
     seed: Annotated[int | None, typer.Option(help="Seed of the draw; default: a new one, which is shown.")] = None,

@@ -19,7 +19,13 @@ from mutation.reach import Reach, digest
 from mutation.tree import ROOT, StoppedError, Tree, copied_tree
 from mutation.warm import Preload
 
-DEFAULT_MODULES = ("reference_broker/mqtt", "reference_broker/core", "reference_broker/storage")
+DEFAULT_MODULES = (
+    "reference_broker/mqtt",
+    "reference_broker/core",
+    "reference_broker/routing",
+    "reference_broker/queues",
+    "reference_broker/storage",
+)
 EQUIVALENTS = Path(__file__).with_name("equivalents.toml")
 
 

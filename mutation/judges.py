@@ -21,7 +21,15 @@ from mutation.reach import Check, Part, Reach
 from mutation.tree import ROOT, Ended, Tree
 from mutation.warm import PYTEST_OPTIONS, Preload
 
-UNIT_FOLDERS = ("tests/core", "tests/mqtt", "tests/storage", "tests/storage_tools", "tests/server")
+UNIT_FOLDERS = (
+    "tests/routing",
+    "tests/queues",
+    "tests/core",
+    "tests/mqtt",
+    "tests/storage",
+    "tests/storage_tools",
+    "tests/server",
+)
 _SLOW = ("tests/mqtt/quirks",)
 """Tests that run whole suites: other judges do that."""
 _TESTS_AT_ONCE = 300
@@ -34,7 +42,7 @@ _COMMAND = ("-m", "assay.cli")
 _CASES = ("-m", "mutation.black_box", "cases")
 _SUITES = ("mqtt311", "mqtt5", "queue")
 _LIVES = 100
-_PACKAGES = ("reference_broker", "conformance", "faults", "sim")
+_PACKAGES = ("assay.reference_broker", "assay.conformance", "assay.faults", "assay.sim")
 _SCENARIOS = ("crash-restart", "power-loss", "slow-consumer", "flaky-network")
 
 

@@ -30,7 +30,7 @@ class Planted(NamedTuple):
     """A module with a bug in it."""
 
     path: str
-    """Of the unchanged module, absolute."""
+    """Of the unchanged module as it is imported, absolute: through the link in ``assay/``."""
     module: str
     """Its dotted name."""
     source: str
@@ -42,7 +42,7 @@ class Planted(NamedTuple):
 
 def dotted(module: str) -> str:
     """The name by which the module at a path from the root is imported."""
-    return module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    return "assay." + module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def read(path: Path) -> Planted:

@@ -67,7 +67,7 @@ class Record(msgspec.Struct, kw_only=True):
 _IMPORT = Part(
     judge="import",
     name="import",
-    arguments=("-c", "from mutation.warm import import_all; import_all('reference_broker')"),
+    arguments=("-c", "from mutation.warm import import_all; import_all('assay.reference_broker')"),
     contexts=True,
 )
 """What is executed at import, in a context without a check."""

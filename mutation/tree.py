@@ -67,7 +67,7 @@ class Tree:
         self._warm: subprocess.Popen[bytes] | None = None
         self._closed = False
         # Times of change are kept, so that what is compiled stays good.
-        shutil.copytree(ROOT, self.root, ignore=shutil.ignore_patterns(*_LEFT_OUT))
+        shutil.copytree(ROOT, self.root, symlinks=True, ignore=shutil.ignore_patterns(*_LEFT_OUT))
         (self.root / "sitecustomize.py").write_text(_AT_START, encoding="utf-8")
         self.scratch.mkdir()
 
@@ -119,7 +119,9 @@ class Tree:
         """Commands of :meth:`run` have the mutant within the block."""
         path = self.root / mutant.module
         source = mutant.apply(path.read_text(encoding="utf-8"))
-        Planted(path=str(path), module=dotted(mutant.module), source=source).write(self._mutant)
+        Planted(path=str(self.root / "assay" / mutant.module), module=dotted(mutant.module), source=source).write(
+            self._mutant
+        )
         self._ran_at_import = ran_at_import
         try:
             yield
