@@ -37,7 +37,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
                     changes.add((before, value.value))
             super().__setattr__(name, value)
 
-    for found in pkgutil.iter_modules(queues.__path__, f"{queues.__name__}."):
+    for found in pkgutil.walk_packages(queues.__path__, f"{queues.__name__}."):
         module = importlib.import_module(found.name)
         if getattr(module, "PendingEntry", None) is PendingEntry:
             monkeypatch.setattr(module, "PendingEntry", WatchedEntry)

@@ -12,9 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from assay.conformance.booking import settle
 from assay.conformance.case import Case, load_cases
-from assay.conformance.engine import Engine, Outcome, RunOptions
+from assay.conformance.engine import Engine, RunOptions
 from assay.conformance.targets import RunningTarget, load_target, probe, running
 from assay.conformance.targets.model import Endpoint
 from assay.reference_broker.broker import Broker
@@ -54,10 +53,13 @@ async def _judge(names: Sequence[str], case_ids: Iterable[str], *, patience_s: f
         endpoint = Endpoint(host=broker.host, port=broker.port)
         capabilities = await asyncio.to_thread(probe, target, endpoint)
         engine = Engine(RunningTarget(target, endpoint), capabilities, RunOptions(patience_s=patience_s))
-        outcomes = await engine.run_all([CASES[name] for name in case_ids], lambda _outcome: None)
-    # Each by itself: a case that another one blocks has seen the quirk as well.
-    alone = [settle([outcome])[0].result for outcome in outcomes]
-    return {result.case: result.verdict for result in alone}
+        return await _each_by_itself(engine, [CASES[name] for name in case_ids])
+
+
+async def _each_by_itself(engine: Engine, cases: Iterable[Case]) -> Verdicts:
+    """A case that another one would block has seen the quirk as well."""
+    outcomes = await asyncio.gather(*map(engine.run, cases))
+    return {outcome.result.case: outcome.result.verdict for outcome in outcomes}
 
 
 def _own(quirks: Iterable[Quirk]) -> set[str]:
@@ -143,11 +145,10 @@ def test_mosquitto_and_its_imitation_get_the_same_verdicts() -> None:
     with running(target) as broker:
         engine = Engine(broker, probe(target, broker.endpoint), RunOptions(patience_s=PATIENCE_S))
 
-        async def both() -> tuple[list[Outcome], Verdicts]:
-            return await asyncio.gather(engine.run_all(chosen, lambda _outcome: None), imitation)
+        async def both() -> tuple[Verdicts, Verdicts]:
+            return await asyncio.gather(_each_by_itself(engine, chosen), imitation)
 
-        outcomes, imitated = asyncio.run(both())
-    real = {outcome.result.case: settle([outcome])[0].result.verdict for outcome in outcomes}
+        real, imitated = asyncio.run(both())
     for case in _own(quirks):
         assert imitated[case] is real[case], case
     # What else it does against mere recommendations is not imitated.
