@@ -69,11 +69,15 @@ def limit(processor_s: int) -> None:
 
 
 def import_all(*packages: str) -> None:
-    """The packages, with all their modules."""
+    """The packages, with all their modules but those that need an extra which is not installed."""
     for package in packages:
         for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
             if not module.name.endswith("__main__"):
-                importlib.import_module(module.name)
+                try:
+                    importlib.import_module(module.name)
+                except ModuleNotFoundError as error:
+                    if (error.name or "").startswith("assay"):
+                        raise
 
 
 def _preload(preload: Preload) -> list[FunctionType]:

@@ -33,7 +33,7 @@ QUICKLY = settings(max_examples=60, deadline=None, suppress_health_check=[Health
 
 def result(case: str, verdict: CaseVerdict, detail: str = "") -> CaseResult:
     return CaseResult(
-        case=case, title="t", spec="s", area="a", clauses=[], level="MUST", verdict=verdict, detail=detail
+        case=case, title="t", spec="mqtt5", area="a", clauses=[], level="MUST", verdict=verdict, detail=detail
     )
 
 

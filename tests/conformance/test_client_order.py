@@ -19,6 +19,7 @@ class Context:
 
     def __init__(self) -> None:
         self.transcript = Transcript()
+        self.settled: dict[tuple[str, str, int], int] = {}
 
     def look_at(self, _connection: object, _packet: Packet) -> None:
         """No case that asks for it."""
@@ -27,6 +28,9 @@ class Context:
         """Nothing to clean up."""
 
     def is_foreign(self, *_asked: object) -> bool:
+        return False
+
+    def is_forgiven(self, *_asked: object) -> bool:
         return False
 
 

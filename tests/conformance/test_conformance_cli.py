@@ -216,7 +216,7 @@ def test_what_failed_is_accepted_by_a_baseline_compared_and_run_again(tmp_path: 
     names = f"{PING},mqtt311/connect/first-packet-must-be-connect"
     done = invoke("run", "--target", str(broken), "-k", names, "--out", str(first), "--write-baseline", str(known))
     assert done.exit_code == 1, done.output
-    assert "1 entries" in done.output
+    assert "1 known failure(s)" in done.output
     accepted = invoke("run", "--target", str(broken), "-k", names, "--baseline", str(known))
     assert accepted.exit_code == 0, accepted.output
     assert "xfail" in accepted.output

@@ -15,7 +15,7 @@ from assay.sim.queue_model.resetting import reset
 
 EXAMPLES = int(os.environ.get("ASSAY_QUEUE_EXAMPLES", "200"))
 ORACLE_LINES = 400
-TRANSACTION_LINES = 200
+TRANSACTION_LINES = 215
 
 
 def test_the_oracle_is_small_and_knows_nothing_of_the_engine() -> None:

@@ -60,7 +60,7 @@ def test_the_suite_does_not_shrink() -> None:
 
 
 def test_every_variation_and_every_bug_is_named_by_a_case() -> None:
-    named = {name for case in CASES.values() for name in (case.mutant, case.near_miss)}
+    named = {name for case in CASES.values() for name in (case.mutant, case.near_miss, *case.kills)}
     assert [name for name in all_mutants() if name.startswith("v5-") and name not in named] == []
 
 
