@@ -18,7 +18,7 @@ from assay.reference_broker.queues.jobs.confirms import Confirm, Stored, ignore
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
 from assay.reference_broker.queues.messages.address import QueueAddress
 from assay.reference_broker.queues.queue import bindings
-from assay.reference_broker.queues.queue.bindings import Bindings, Captures
+from assay.reference_broker.queues.queue.bindings import Bindings, Captures, Publish
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.queue_store import LogQueueFiles, LogQueueStore
 
@@ -77,23 +77,23 @@ def own_only(patch: Patch) -> None:
 @mutant("queue-confirms-for-one-of-all", "a publish to several queues is confirmed when the first has it")
 def for_one(patch: Patch) -> None:
     def make(original: Callable[..., None]) -> Callable[..., None]:
-        def publish(
-            self: QueueEngine,
+        def publish_to_all(
+            publish: Publish,
             address: QueueAddress,
             message: Message,
             now: float,
             on_confirmed: Confirm | None,
             on_stored: Stored | None,
         ) -> None:
-            self.publish(msgspec.structs.replace(address, bound=()), message, now, on_confirmed, on_stored)
+            publish(msgspec.structs.replace(address, bound=()), message, now, on_confirmed, on_stored)
             for name in address.bound:
                 routing_key, copy = bindings.bound_copy(name, message)
                 try:
-                    self.publish(QueueAddress(queue=name, routing_key=routing_key, verb=None), copy, now, ignore)
+                    publish(QueueAddress(queue=name, routing_key=routing_key, verb=None), copy, now, ignore, None)
                 except QueueError:
                     continue
 
-        return publish
+        return publish_to_all
 
     patch.wrap(engine, "publish_to_all", make)
 
