@@ -201,8 +201,12 @@ def late_wills(patch: Patch) -> None:
             if not publishing:
                 return original(self, message)
 
+            before = self.get(message.topic)
+
             def later(_now: float) -> None:
-                original(self, message)
+                # What was retained meanwhile is the newer message.
+                if self.get(message.topic) is before:
+                    original(self, message)
 
             publishing[0].timers.schedule(publishing[0].now + _A_MOMENT_S, later)
             return True
