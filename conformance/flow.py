@@ -91,9 +91,11 @@ class Flow:
     def arrives(self, name: str, connection: object, client_id: str, packet: Publish) -> None:
         """A client gets a message on a topic of this case."""
         key = (packet.topic, hash(packet.payload))
-        self._reached[client_id, key] += 1
         if not self._sent[key]:
+            # Not counted either: a broker may invent any number of them.
             self._changed = self._changed or f"{name}: nobody published {describe(packet)}"
+            return
+        self._reached[client_id, key] += 1
         by_will = self._wills[key] * sum(matches(pattern(asked), key[0]) for asked in self.filters_of(client_id))
         most = self._due[client_id, key] + by_will
         if packet.dup or not most:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 _MAX_PLANS = 1_024
 _MAX_BLOCK = 4_096
 """Packets of different topics and sizes that are forwarded in one go."""
+_COMPARED_RECEIVERS = 32
+"""Longer lists of receivers are not compared for each packet: they are the same where it is one list."""
 MAX_PLAN_BYTES = 1024 * 1024
 """What the plans of one connection may take in memory; then they are made anew."""
 _PLAN_BYTES = 512
@@ -246,6 +248,8 @@ class Inbound(PublishAcks):
         """Packets from ``position`` on, of any topics and sizes, that this plan's receivers get as they get its own:
         those that start with ``header``, have no properties, and whose plans are known."""
         size, epoch, targets, is_lowered = len(data), self._broker.tree.epoch, plan.targets, plan.is_lowered
+        assert targets is not None
+        is_compared = len(targets) <= _COMPARED_RECEIVERS
         plan_of = self._plans[header >> 1 & 3].get
         id_bytes = 2 if header & 6 else 0
         topics: list[int] = []
@@ -272,7 +276,7 @@ class Inbound(PublishAcks):
                 other is None
                 or other.epoch != epoch
                 or end - position > other.max_frame_bytes
-                or (other.targets is not targets and other.targets != targets)
+                or (other.targets is not targets and not (is_compared and other.targets == targets))
                 or other.is_lowered is not is_lowered
                 or (five and data[topic_end + id_bytes])
             ):

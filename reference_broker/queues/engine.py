@@ -160,7 +160,7 @@ class QueueEngine(QueueOperations):
         queue = self._queues.get(address.queue)
         if queue is None or self._closed:
             queue = self._queue(address.queue)
-        if self.memory is not None and queue.is_volatile:
+        if self.memory is not None and queue.volatile:
             self.memory.admit(memory_bytes(message), now)
         queue.publish(address.routing_key, message, now, on_confirmed, on_stored)
 
@@ -215,7 +215,7 @@ class QueueEngine(QueueOperations):
 
     def _has_memory(self, queue: DurableQueue, messages: Sequence[Message], *, alike: bool) -> bool:
         """Whether a run certainly fits into what queues in memory may hold."""
-        if self.memory is None or not queue.is_volatile:
+        if self.memory is None or not queue.volatile:
             return True
         first, count = messages[0], len(messages)
         # The others have about as much beside their payloads; an estimate will do until it is counted.
@@ -238,7 +238,7 @@ class QueueEngine(QueueOperations):
         except QueueError:
             return False
         queues = [self._queues.get(name) for name in (address.queue, *address.bound)]
-        return any(queue is not None and queue.is_volatile for queue in queues)
+        return any(queue is not None and queue.volatile for queue in queues)
 
     def is_captured(self, topic: str) -> bool:
         """Whether some queue gets the messages of an ordinary topic."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from unittest import mock
 
 import pytest
@@ -317,6 +317,27 @@ def test_a_block_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert life.node.state.work - before >= 200 >> 5
 
 
+@pytest.mark.parametrize(("receivers", "blocks"), [(3, 1), (4, 6)])
+def test_many_receivers_are_not_compared_for_each_packet(
+    monkeypatch: pytest.MonkeyPatch, receivers: int, blocks: int
+) -> None:
+    """Two topics reach the same clients by filters of their own: a long list of these is not gone through each time."""
+    monkeypatch.setattr(inbound, "_COMPARED_RECEIVERS", 3)
+    life = Life(4)
+    for number in range(receivers):
+        client = life.connect(f"c{number}")
+        life.subscribe(client, "a", 0)
+        life.subscribe(client, "b", 0)
+        life.clients.append(client)
+    frames = _encoded(4, [("ab"[number % 2], 0, number, "") for number in range(6)])
+    life.send(frames[:2])
+    with mock.patch.object(Inbound, "_forward", autospec=True, side_effect=Inbound._forward) as forward:
+        outputs = life.send([b"".join(frames)])[0]
+    assert forward.call_count == blocks
+    assert isinstance(outputs, list)
+    assert outputs[1:] == [b"".join(frames)] * receivers
+
+
 def test_looking_for_blocks_is_linear() -> None:
     """Packets that form no block, since an unknown topic stands between any two, are looked at twice at most."""
     life = _life(4, [("#", 0, 0, None)])
@@ -333,9 +354,3 @@ def test_looking_for_blocks_is_linear() -> None:
     with mock.patch.object(Inbound, "_block", counted):
         life.send([b"".join(frames)])
     assert looked_at <= 2 * len(frames)
-
-
-def test_the_ends_of_packets_are_known() -> None:
-    """The test cuts where packets end; otherwise it would prove nothing of packets one by one."""
-    frames = _encoded(5, [(topic, 1, 3, "") for topic in TOPICS])
-    assert list(accumulate(map(len, frames)))[-1] == len(b"".join(frames))

@@ -66,6 +66,7 @@ class DurableQueue(EnqueuePath):
         self._dispatchers: dict[ConsumerGroup, Dispatcher] = {}
         self.enqueued = 0
         self.volatile = files.volatile
+        """It is kept in memory."""
         self.has_producers = False
         """Some partition remembers producers."""
         self.aborted = 0
@@ -74,8 +75,6 @@ class DurableQueue(EnqueuePath):
         self._dead_letter_target = dead_letter_target
         self._alerts = alerts
         self._rng = rng
-        self.is_volatile = files.volatile
-        """It is kept in memory."""
         self.priority_rates = PriorityRates(self.contents)
         self.undelivered = UndeliveredLetters(self.contents, agenda, dead_letter_target, self.alert)
         self.limits = QueueLimits(

@@ -83,7 +83,7 @@ class MemoryLimit:
         self._counted_at = now
         self._bytes = self._cache.stored_bytes
         for queue in self._queues():
-            if queue.is_volatile:
+            if queue.volatile:
                 self._bytes += _needed_bytes(queue)
 
 
