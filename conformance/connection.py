@@ -250,9 +250,9 @@ class Connection(asyncio.Protocol):
             text = f"{self.name}: the answer came again: {describe(packet)}"
             asked = frozenset({kind.type.name})
             if rule.is_subject_of(self.ctx.case.id, self.ctx.case.clauses):
-                self.answered_again.append(
-                    Incident(rule=Rule.ONCE, shape=asked, text=text, statements=statements, soft=True)
-                )
+                if all(asked != known.shape for known in self.answered_again):
+                    again = Incident(rule=Rule.ONCE, shape=asked, text=text, statements=statements, soft=True)
+                    self.answered_again.append(again)
                 return False
             self.ctx.note_incident(Rule.ONCE, text, asked, statements)
         return True
