@@ -119,16 +119,8 @@ class CutFile:
         self._file.close()
 
 
-def open_log(disk: Disk, notes: list[str] | None = None) -> PendingLogFile:
-    kept = notes if notes is not None else []
-    return PendingLogFile(
-        disk,
-        PATH,
-        group="g",
-        pattern="",
-        volatile=False,
-        note=lambda place, problem: kept.append(f"{place}: {problem}"),
-    )
+def open_log(disk: Disk, note: Callable[[str, str], None] = lambda place, problem: None) -> PendingLogFile:
+    return PendingLogFile(disk, PATH, group="g", pattern="", volatile=False, note=note)
 
 
 def found(log: PendingLogFile) -> State:
@@ -433,7 +425,7 @@ def test_a_snapshot_that_fails_leaves_the_state_and_is_tried_again(action: str, 
 
     notes: list[str] = []
     disk = FailingDisk(inner, fails)
-    life = Life(open_log(disk, notes), 2)
+    life = Life(open_log(disk, lambda place, problem: notes.append(f"{place}: {problem}")), 2)
     for _ in range(STEPS):
         life.step()
     assert found(open_log(inner)) == life.states[-1]
