@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections import Counter
 from importlib import metadata
+from typing import Any
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 _PARTS: dict[str, tuple[str, str]] = {
     "conformance": ("assay.conformance.cli", "Test any MQTT broker against the standards' statements."),
@@ -56,6 +59,38 @@ _EXTRAS = {part: part for part in ("conformance", "sim", "faults", "load", "spar
 """The extra of the package that a part needs."""
 
 
+class _Command(TyperCommand):
+    """Refuses a second value for an option that takes one: the last would win, and nobody be told."""
+
+    def make_parser(self, ctx: Any) -> Any:
+        parser: Any = super().make_parser(ctx)
+        parse = parser.parse_args
+
+        def parse_once(args: list[str]) -> Any:
+            parsed = parse(args)
+            for option, times in Counter(parsed[2]).items():
+                if (
+                    times > 1
+                    and isinstance(option, TyperOption)
+                    and not (option.multiple or option.is_flag or option.count)
+                ):
+                    message = f"takes one value, and was given {times} times"
+                    raise typer.BadParameter(message, ctx=ctx, param=option)
+            return parsed
+
+        parser.parse_args = parse_once
+        return parser
+
+
+def _strict(app: typer.Typer) -> typer.Typer:
+    for command in app.registered_commands:
+        command.cls = _Command
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            _strict(group.typer_instance)
+    return app
+
+
 def build_app(wanted: str | None) -> typer.Typer:
     """The command line; only the part called ``wanted`` is imported, the others show their help line only."""
     app = typer.Typer(
@@ -76,12 +111,12 @@ def build_app(wanted: str | None) -> typer.Typer:
 
     for name, (module, attribute, text) in _COMMANDS.items():
         if name == wanted:
-            app.command(name)(getattr(importlib.import_module(module), attribute))
+            app.command(name, cls=_Command)(getattr(importlib.import_module(module), attribute))
         else:
             app.command(name, help=text)(_placeholder)
     for name, (module, text) in _PARTS.items():
         if name == wanted:
-            app.add_typer(importlib.import_module(module).app, name=name, help=text)
+            app.add_typer(_strict(importlib.import_module(module).app), name=name, help=text)
         else:
             app.add_typer(typer.Typer(help=text), name=name)
     return app

@@ -80,7 +80,10 @@ SpecOption = Annotated[
     ),
 ]
 AreaOption = Annotated[
-    str, typer.Option("--area", help="Only one area, e.g. connect, publish, session.", rich_help_panel=_ONLY)
+    list[str] | None,
+    typer.Option(
+        "--area", help="Only one area, e.g. connect, publish, session; may be given again.", rich_help_panel=_ONLY
+    ),
 ]
 FilterOption = Annotated[
     list[str] | None,
@@ -103,14 +106,14 @@ def _stop(text: str, code: ExitCode) -> typer.Exit:
 
 def _selected(
     spec: list[str] | None,
-    area: str,
+    area: list[str] | None,
     text: list[str] | None,
     exclude: list[str] | None = None,
     only: frozenset[str] | None = None,
 ) -> list[Case]:
     selection = Selection(
         specs=split(*spec or ()),
-        area=area,
+        areas=split(*area or ()),
         names=split(*text or ()),
         exclude=split(*exclude or ()),
         only=only,
@@ -124,7 +127,7 @@ def _selected(
 @app.command("list")
 def list_cases(
     spec: SpecOption = None,
-    area: AreaOption = "",
+    area: AreaOption = None,
     text: FilterOption = None,
     exclude: ExcludeOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
@@ -223,7 +226,7 @@ def _run_cases(plan: RunPlan, cases: list[Case]) -> tuple[Run, ExitCode]:
 
         def stop(signal_name: str) -> None:
             if not current.is_open:
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt(signal_name)
             current.stop(f"the run was stopped by {signal_name}")
             progress.update(task, description=f"stopping after {signal_name}")
 
@@ -231,6 +234,7 @@ def _run_cases(plan: RunPlan, cases: list[Case]) -> tuple[Run, ExitCode]:
             with stopped_by_signals(stop):
                 plugin = run_with_pytest(plan, current, cases)
         except KeyboardInterrupt as error:
+            current.close_unbegun(cases, "the run was stopped before its broker was up", ExitCode.STOPPED)
             raise _stop("the run was stopped before its end", ExitCode.STOPPED) from error
     code = ExitCode.HARNESS if plugin.code is None else plugin.code
     if plugin.unreachable:
@@ -298,7 +302,7 @@ def run(
     ] = None,
     text: FilterOption = None,
     spec: SpecOption = None,
-    area: AreaOption = "",
+    area: AreaOption = None,
     exclude: ExcludeOption = None,
     rerun_failed: Annotated[
         Path | None,
@@ -528,7 +532,7 @@ def _print_transcript(path: Path) -> None:
 def self_check(
     text: FilterOption = None,
     spec: SpecOption = None,
-    area: AreaOption = "",
+    area: AreaOption = None,
     mutant: Annotated[str, typer.Option("--mutant", help="Only this mutant or variation.")] = "",
     out: Annotated[Path | None, typer.Option("--out", help="Folder for result.json.")] = None,
     jobs: Annotated[

@@ -16,6 +16,7 @@ from assay.conformance.explore import life as plan
 from assay.conformance.outcome import TargetUnreachableError
 from assay.conformance.registry import load_statements
 from assay.conformance.report import ExitCode, this_machine, utc_now, write_transcript
+from assay.conformance.signals import stopped_by_signals
 from assay.conformance.targets import ProbeError, Target, TargetError, TargetStartError, hosted_target, load_target
 from assay.reference_broker.trace.integrity import READ_ERRORS, why
 from assay.reference_broker.trace.results import Check, Finding, RunKind, RunResult, Severity, Verdict, write_result
@@ -61,11 +62,12 @@ def explore(
     Lives have all QoS, retained messages, wills, sessions that resume, shared and overlapping subscriptions, limits and
     takeovers; on a target that can be killed or whose clock moves, that too. A finding is shrunk to its shortest form.
 
-    Exit status: 0 nothing was found, 1 something was, 2 wrong usage, 3 the broker cannot be reached.
+    Exit status: 0 nothing was found, 1 something was, 2 wrong usage, 3 the broker cannot be reached, 6 stopped by
+    Ctrl-C or SIGTERM (what was seen until then is told all the same).
 
     For example: assay conformance explore --target mosquitto --examples 500 --out out/explore
     """
-    from assay.conformance.explore.campaign import Campaign, Exploration, replay_once
+    from assay.conformance.explore.campaign import Campaign
 
     recorded = _replay_of(replay) if replay is not None else None
     try:
@@ -81,49 +83,45 @@ def explore(
             files.append(_write(out, judged, len(files) + 1, finding))
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    try:
-        with Progress(*columns, console=errors, transient=True) as progress:
-            task = progress.add_task("lives", total=1 if recorded is not None else examples)
-            with Campaign(
-                judged, report=lambda lives, what: progress.update(task, completed=lives, description=what)
-            ) as campaign:
+    cut, why_cut = ExitCode.OK, ""
+    with Progress(*columns, console=errors, transient=True) as progress:
+        task = progress.add_task("lives", total=1 if recorded is not None else examples)
+        campaign = Campaign(judged, report=lambda lives, what: progress.update(task, completed=lives, description=what))
+        campaign.seed = seed if recorded is None else recorded.seed
+        try:
+            with stopped_by_signals(campaign.interrupt), campaign:
                 if recorded is None:
-                    found = campaign.explore(
+                    campaign.explore(
                         examples, seed, max_findings=most, limit_s=limit_s or float("inf"), on_finding=keep
                     )
                 else:
-                    finding = replay_once(campaign, recorded.life)
-                    if finding is not None:
-                        keep(finding)
-                    found = Exploration(
-                        target=judged.name,
-                        version=campaign.broker.version,
-                        seed=recorded.seed,
-                        lives=1,
-                        steps=len(recorded.life.steps),
-                        duration_s=0.0,
-                        findings=(finding,) if finding is not None else (),
-                        capabilities=campaign.capabilities,
-                    )
-    except (TargetStartError, ProbeError, TargetUnreachableError) as error:
-        raise _stop(f"target {judged.name} cannot be reached: {error}", ExitCode.UNREACHABLE) from error
+                    campaign.replay(recorded.life, recorded.seed, keep)
+        except KeyboardInterrupt as error:
+            cut, why_cut = ExitCode.STOPPED, f"stopped{f' by {error}' if str(error) else ''} before its end"
+        except (TargetStartError, ProbeError, TargetUnreachableError) as error:
+            cut, why_cut = ExitCode.UNREACHABLE, f"target {judged.name} cannot be reached: {error}"
+    found = campaign.so_far()
     counting = [finding for finding in found.findings if finding.counts]
     for number, finding in enumerate(found.findings, 1):
         _print_finding(number, finding.replay, files[number - 1] if files else None, counts=finding.counts)
     rate = f", {found.lives / found.duration_s:.0f} a second" if found.duration_s else ""
-    verdict = "[bold red]FAILED[/]" if counting else "[bold green]PASS[/]"
+    code = ExitCode.FAILED if counting else cut
+    judgement = Verdict.FAIL if counting else Verdict.UNKNOWN if cut else Verdict.PASS
+    verdict = "[bold green]PASS[/]" if code is ExitCode.OK else f"[bold red]{code.name}[/]"
     version = f" {found.version}" if found.version else ""
     console.print(
         f"{verdict}  {judged.name}{version}: {len(counting)} finding(s) in {found.lives} lives of {found.steps} steps"
         f"{rate}, seed {found.seed}",
         soft_wrap=True,
     )
+    if why_cut:
+        errors.print(f"[bold red]error:[/] {escape(why_cut)}", soft_wrap=True)
     if out is not None:
         result = RunResult(
             kind=RunKind.CONFORMANCE,
             name="conformance explore",
-            verdict=Verdict.FAIL if counting else Verdict.PASS,
-            summary=f"{len(counting)} finding(s) in {found.lives} lives",
+            verdict=judgement,
+            summary=f"{len(counting)} finding(s) in {found.lives} lives" + (f"; {why_cut}" if why_cut else ""),
             target=judged.name,
             seed=found.seed,
             started_at=started_at,
@@ -146,7 +144,7 @@ def explore(
                     unit="findings",
                     bound=0.0,
                     relation="==",
-                    verdict=Verdict.FAIL if counting else Verdict.PASS,
+                    verdict=judgement,
                     source="nothing lies outside of what the standards allow",
                 )
             ],
@@ -155,7 +153,7 @@ def explore(
             machine=this_machine(),
         )
         console.print(f"result: {write_result(out, result)}", soft_wrap=True)
-    raise typer.Exit(int(ExitCode.FAILED if counting else ExitCode.OK))
+    raise typer.Exit(int(code))
 
 
 def _write(out: Path, target: Target, number: int, finding: Found) -> Path:

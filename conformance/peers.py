@@ -198,7 +198,9 @@ def judge_peer(
     """Run the cases against one peer. Never raises for what the peer does; ends soon after ``stop`` is set."""
     folder = plan.out / target.name
     if stop is not None and stop.is_set():
-        return PeerOutcome(name=target.name, state=PeerState.STOPPED, message=f"{target.name} was not begun")
+        message = f"{target.name} was not begun"
+        _leave_message(folder, target, message, plan.command)
+        return PeerOutcome(name=target.name, state=PeerState.STOPPED, message=message)
     version, missing = make_ready(target, install=plan.install)
     if missing:
         _leave_message(folder, target, missing, plan.command)

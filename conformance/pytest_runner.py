@@ -41,6 +41,10 @@ class ConformanceFailureError(Exception):
     """A case whose verdict fails the run."""
 
 
+def _stopped_by(error: KeyboardInterrupt) -> str:
+    return f"the run was stopped{f' by {error}' if str(error) else ''} before its broker was up"
+
+
 def transcript_text(outcome: Outcome, *, last: int = _SHOWN_TRANSCRIPT_LINES) -> str:
     """The end of a transcript for people."""
     arrows = {"send": "->", "recv": "<-", "event": "--"}
@@ -148,7 +152,11 @@ class ConformancePlugin:
             self.run.__enter__()
         except (TargetStartError, ProbeError) as error:
             self.code, self.unreachable = ExitCode.UNREACHABLE, str(error)
+            self.run.close_unbegun(cases, f"the target cannot be reached: {error}", self.code)
             pytest.exit(f"the target cannot be reached: {error}", returncode=int(ExitCode.UNREACHABLE))
+        except KeyboardInterrupt as error:
+            self.run.close_unbegun(cases, _stopped_by(error), ExitCode.STOPPED)
+            raise
         try:
             if not hasattr(session.config, "workerinput"):
                 self._futures = self.run.submit_all(cases)

@@ -12,7 +12,7 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -36,7 +36,16 @@ from assay.conformance.report import (
     utc_now,
     write_run_result,
 )
-from assay.conformance.targets import SECRETS, ProbeError, RunningTarget, Target, TargetStartError, probe, running
+from assay.conformance.targets import (
+    SECRETS,
+    CapabilityValue,
+    ProbeError,
+    RunningTarget,
+    Target,
+    TargetStartError,
+    probe,
+    running,
+)
 from assay.reference_broker.trace.conformance import BrokerDeath, CaseResult, CaseVerdict, Header
 
 _T = TypeVar("_T")
@@ -121,16 +130,7 @@ class Run:
             self.broker = self._own.enter_context(running(plan.target))
             capabilities = probe(self.broker.target, self.broker.endpoint)
             self.engine = Engine(self.broker, capabilities, plan.options, reproduce=plan.reproduce)
-            self.header = Header(
-                target=plan.target.name,
-                target_version=self.broker.version,
-                started_at=utc_now(),
-                suite_version=suite_version(),
-                seed=plan.options.seed,
-                capabilities={name: value for name, value in capabilities.items() if name not in SECRETS},
-                machine=this_machine(),
-                left_out=plan.left_out,
-            )
+            self.header = self._header(self.broker.version, capabilities)
             if plan.report is not None:
                 self._writer = stack.enter_context(ReportWriter(plan.report, plan.folder))
                 self._writer.begin(self.header, clauses(load_cases().values()))
@@ -151,6 +151,36 @@ class Run:
     ) -> None:
         self.is_open = False
         self._stack.close()
+
+    def _header(self, version: str, capabilities: Mapping[str, CapabilityValue]) -> Header:
+        return Header(
+            target=self.plan.target.name,
+            target_version=version,
+            started_at=utc_now(),
+            suite_version=suite_version(),
+            seed=self.plan.options.seed,
+            capabilities={name: value for name, value in capabilities.items() if name not in SECRETS},
+            machine=this_machine(),
+            left_out=self.plan.left_out,
+        )
+
+    def close_unbegun(self, cases: Sequence[Case], reason: str, code: ExitCode) -> None:
+        """The report of a run that ended before its broker was up, in place of a former one: no case has a verdict.
+
+        Does nothing to a run that has begun.
+        """
+        if self._submitted or self.results:
+            return
+        self.stopped = reason
+        self.header = self._header("", {})
+        self.results = [blank_result(case, CaseVerdict.NOT_RUN, f"no verdict: {reason}") for case in cases]
+        if self.plan.report is None:
+            return
+        with ReportWriter(self.plan.report, self.plan.folder) as writer:
+            writer.begin(self.header, clauses(load_cases().values()))
+            for result in self.results:
+                writer.add(Outcome(result=result))
+            self._close(writer, code)
 
     def stop(self, reason: str) -> None:
         """End the run from any thread: cases without a verdict become ``not_run``, so that every future ends soon."""
@@ -396,16 +426,19 @@ class Run:
         target = self.plan.target
         code = exit_code(self.results, target.required, target.optional, self.deaths, stopped=bool(self.stopped))
         if self._writer is not None:
-            write_run_result(
-                self._writer.folder,
-                self.header,
-                self.results,
-                clauses(load_cases().values()),
-                self._writer.finish(code, self.deaths),
-                report=self._writer.path,
-                command=self.plan.command,
-            )
+            self._close(self._writer, code)
         return code
+
+    def _close(self, writer: ReportWriter, code: ExitCode) -> None:
+        write_run_result(
+            writer.folder,
+            self.header,
+            self.results,
+            clauses(load_cases().values()),
+            writer.finish(code, self.deaths),
+            report=writer.path,
+            command=self.plan.command,
+        )
 
 
 def expectation_of(detail: str) -> str:

@@ -39,7 +39,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """What the user asked for; empty fields select everything."""
 
     specs: tuple[str, ...] = ()
-    area: str = ""
+    areas: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     """Ids, patterns of ids (``mqtt5/*/will-*``), or texts that an id holds."""
     exclude: tuple[str, ...] = ()
@@ -73,9 +73,10 @@ def select(cases: Mapping[str, Case], selection: Selection) -> list[Case]:
             message = f"unknown specification {spec!r}: use {', '.join(SPECS)}"
             raise SelectionError(message)
     areas = sorted({case.area for case in cases.values()})
-    if selection.area and selection.area not in areas:
-        message = f"unknown area {selection.area!r}: use {', '.join(areas)}"
-        raise SelectionError(message)
+    for area in selection.areas:
+        if area not in areas:
+            message = f"unknown area {area!r}: use {', '.join(areas)}"
+            raise SelectionError(message)
     for name in (*selection.names, *selection.exclude):
         if not any(is_named(name, case_id, cases) for case_id in cases):
             code = ExitCode.NOTHING_SELECTED if name in selection.names else ExitCode.USAGE
@@ -85,7 +86,7 @@ def select(cases: Mapping[str, Case], selection: Selection) -> list[Case]:
         case
         for case_id, case in cases.items()
         if (not selection.specs or case.spec in selection.specs)
-        and (not selection.area or case.area == selection.area)
+        and (not selection.areas or case.area in selection.areas)
         and (not selection.names or any(is_named(name, case_id, cases) for name in selection.names))
         and not any(is_named(name, case_id, cases) for name in selection.exclude)
         and (selection.only is None or case_id in selection.only)

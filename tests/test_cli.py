@@ -45,6 +45,22 @@ def test_an_unknown_command_is_a_usage_error() -> None:
     assert "no-such-part" in finished.stderr
 
 
+@pytest.mark.parametrize(
+    "command", [("serve", "--config"), ("conformance", "run", "--target"), ("conformance", "self-check", "--mutant")]
+)
+def test_a_second_value_does_not_silently_win_over_the_first(command: tuple[str, ...]) -> None:
+    *part, option = command
+    finished = run(*part, option, "one", option, "two")
+    assert finished.returncode == 2
+    assert "given 2 times" in finished.stderr
+
+
+def test_options_that_take_several_values_and_flags_may_be_repeated() -> None:
+    finished = run("conformance", "list", "--json", "--json", "--area", "ping", "--area", "auth", "-k", "a", "-k", "e")
+    assert finished.returncode == 0, finished.stderr
+    assert {line.split('"id":"')[1].split("/")[1] for line in finished.stdout.splitlines()} == {"ping", "auth"}
+
+
 @pytest.mark.parametrize("command", ["serve", "report", "demo", "hash-password"])
 def test_every_command_of_this_environment_explains_itself(command: str) -> None:
     finished = run(command, "--help")

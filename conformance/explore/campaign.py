@@ -20,7 +20,16 @@ from assay.conformance.explore.rules import Rule, ViolationError
 from assay.conformance.explore.shrink import shrink
 from assay.conformance.nursery import Nursery
 from assay.conformance.outcome import TargetUnreachableError
-from assay.conformance.targets import CapabilityValue, Endpoint, RunningTarget, Target, TargetStartError, probe, running
+from assay.conformance.targets import (
+    CapabilityValue,
+    Endpoint,
+    ProbeError,
+    RunningTarget,
+    Target,
+    TargetStartError,
+    probe,
+    running,
+)
 from assay.reference_broker.trace.conformance import WireLine
 
 SHRINK_S = 40.0
@@ -108,9 +117,35 @@ class Campaign:
         self._stack = ExitStack()
         self._over_at = float("inf")
         self.lives = self.steps = 0
+        self.seed = 0
+        self._began = time.monotonic()
+        self._findings: list[Finding] = []
+        self._found: tuple[Life, ViolationError, list[WireLine]] | None = None
+        """Seen by the search that is under way, and neither shrunk nor repeated yet."""
+        self.version = ""
+        self._signal, self._may_be_cut = "", False
         self.capabilities: dict[str, CapabilityValue] = {}
         self.broker: RunningTarget
         self.player: Player
+
+    def interrupt(self, signal_name: str) -> None:
+        """Of a signal: raise ``KeyboardInterrupt`` at once within a life or a start, else where the next one begins.
+
+        What is between them, Hypothesis above all, is not made to be cut.
+        """
+        self._signal = signal_name
+        if self._may_be_cut:
+            raise KeyboardInterrupt(signal_name)
+
+    @contextmanager
+    def _cut_by_signals(self) -> Iterator[None]:
+        self._may_be_cut = True
+        try:
+            if self._signal:
+                raise KeyboardInterrupt(self._signal)
+            yield
+        finally:
+            self._may_be_cut = False
 
     def __enter__(self) -> Campaign:
         self._start()
@@ -121,8 +156,9 @@ class Campaign:
 
     def _start(self) -> None:
         """A broker in the state of its first start. Raises :class:`TargetStartError`, :class:`ProbeError`."""
-        with ExitStack() as stack:
+        with ExitStack() as stack, self._cut_by_signals():
             self.broker = stack.enter_context(broker_of(self.target, self.mutant, self._nursery))
+            self.version = self.broker.version
             self.capabilities = probe(self.broker.target, self.broker.endpoint)
             if not self.capabilities.get("persistence", False) and not self.target.is_ours:
                 self.capabilities["restart"] = False
@@ -154,7 +190,8 @@ class Campaign:
     def play(self, life: Life) -> None:
         """Raises :class:`ViolationError`; a broker that is gone is one, and is replaced."""
         try:
-            self.player.play(life)
+            with self._cut_by_signals():
+                self.player.play(life)
         except TargetUnreachableError as error:
             if self.target.start is None:
                 raise
@@ -175,39 +212,65 @@ class Campaign:
         """Play so many lives, or as many as the time allows. Each finding ends a search; the next passes over it.
 
         One that does not count, since a busy machine may explain it, is no reason to stop or to pass over its like.
+        What :meth:`so_far` says holds after an interruption, too.
 
         Raises :class:`TargetStartError`, :class:`ProbeError`, :class:`TargetUnreachableError`.
         """
-        began = time.monotonic()
-        self._over_at = began + limit_s
-        findings: list[Finding] = []
-        known: set[tuple[str, int]] = set()
-        while self.lives < examples:
-            finding = self._search(examples - self.lives, seed + len(findings), known)
-            if finding is None:
-                break
-            findings.append(finding)
-            on_finding(finding)
-            counting = sum(each.counts for each in findings)
-            if counting >= max_findings or len(findings) - counting >= MAX_DOUBTS:
-                break
+        self._begin(seed, limit_s)
+        try:
+            self._search_all(examples, max_findings, on_finding)
+        except (KeyboardInterrupt, TargetStartError, ProbeError, TargetUnreachableError):
+            if self._found is not None:
+                self._note(self._as_seen(*self._found, seed + len(self._findings)), on_finding)
+            raise
+        return self.so_far()
+
+    def replay(self, life: Life, seed: int, on_finding: Callable[[Finding], None]) -> Exploration:
+        """Play one life; what is outside the model is its only finding. Raises as :meth:`explore` does."""
+        self._begin(seed, float("inf"))
+        self.lives, self.steps = 1, len(life.steps)
+        try:
+            self.play(life)
+        except ViolationError as error:
+            self._note(self._as_seen(life, error, self.player.transcript(), seed, repeated=True), on_finding)
+        return self.so_far()
+
+    def so_far(self) -> Exploration:
+        """What was played and seen until now."""
         return Exploration(
             target=self.target.name,
-            version=self.broker.version,
-            seed=seed,
+            version=self.version,
+            seed=self.seed,
             lives=self.lives,
             steps=self.steps,
-            duration_s=time.monotonic() - began,
-            findings=tuple(findings),
+            duration_s=time.monotonic() - self._began,
+            findings=tuple(self._findings),
             capabilities=self.capabilities,
         )
 
+    def _begin(self, seed: int, limit_s: float) -> None:
+        self.seed, self._began = seed, time.monotonic()
+        self._over_at = self._began + limit_s
+
+    def _note(self, finding: Finding, on_finding: Callable[[Finding], None]) -> None:
+        self._findings.append(finding)
+        on_finding(finding)
+
+    def _search_all(self, examples: int, most: int, on_finding: Callable[[Finding], None]) -> None:
+        known: set[tuple[str, int]] = set()
+        while self.lives < examples:
+            finding = self._search(examples - self.lives, self.seed + len(self._findings), known)
+            if finding is None:
+                break
+            self._note(finding, on_finding)
+            counting = sum(each.counts for each in self._findings)
+            if counting >= most or len(self._findings) - counting >= MAX_DOUBTS:
+                break
+
     def _search(self, examples: int, seed: int, known: set[tuple[str, int]]) -> Finding | None:
         """Play until something new is found; its smallest form."""
-        found: tuple[Life, ViolationError, list[WireLine]] | None = None
 
         def attempt(life: Life) -> None:
-            nonlocal found
             if time.monotonic() > self._over_at:
                 raise _TimeIsUpError
             self.lives += 1
@@ -216,9 +279,9 @@ class Campaign:
             try:
                 self.play(life)
             except ViolationError as error:
-                if error.key in known or found is not None:
+                if error.key in known or self._found is not None:
                     return
-                found = life, error, self.player.transcript()
+                self._found = life, error, self.player.transcript()
                 raise
 
         run = settings(
@@ -233,6 +296,7 @@ class Campaign:
         # Hypothesis plays a life that failed once more, to report it; what was noted says all.
         with contextlib.suppress(ViolationError, Flaky, _TimeIsUpError):
             run()
+        found = self._found
         if found is None:
             return None
         finding = self._confirmed(*self._shrunk(*found), seed)
@@ -240,6 +304,7 @@ class Campaign:
             finding = self._confirmed(*found, seed)
         if finding.counts:
             known.add(found[1].key)
+        self._found = None
         return finding
 
     def _shrunk(
@@ -279,6 +344,11 @@ class Campaign:
                 if again.key == error.key:
                     error, transcript, repeated = again, self.player.transcript(), True
                     break
+        return self._as_seen(life, error, transcript, seed, repeated=repeated)
+
+    def _as_seen(
+        self, life: Life, error: ViolationError, transcript: list[WireLine], seed: int, *, repeated: bool = False
+    ) -> Finding:
         replay = Replay(
             target=self.target.name,
             rule=error.rule.label,
@@ -289,22 +359,3 @@ class Campaign:
             life=life,
         )
         return Finding(replay=replay, transcript=tuple(transcript), repeated=repeated, waited=error.waited)
-
-
-def replay_once(campaign: Campaign, life: Life) -> Finding | None:
-    """Play a life; what is outside the model, or None."""
-    try:
-        campaign.play(life)
-    except ViolationError as error:
-        replay = Replay(
-            target=campaign.target.name,
-            rule=error.rule.label,
-            version=error.version,
-            clauses=error.clauses,
-            text=error.text,
-            seed=0,
-            life=life,
-        )
-        transcript = tuple(campaign.player.transcript())
-        return Finding(replay=replay, transcript=transcript, repeated=True, waited=error.waited)
-    return None

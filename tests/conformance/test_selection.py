@@ -54,11 +54,12 @@ def test_every_id_selects_itself_alone() -> None:
 
 
 def test_conditions_are_met_together() -> None:
-    both = ids(specs=("mqtt311", "mqtt5"), area="ping")
+    both = ids(specs=("mqtt311", "mqtt5"), areas=("ping",))
     assert {case_id.split("/")[0] for case_id in both} == {"mqtt311", "mqtt5"}
     assert {case_id.split("/")[1] for case_id in both} == {"ping"}
-    assert ids(specs=("mqtt311",), area="ping") == [case_id for case_id in both if case_id.startswith("mqtt311/")]
-    left = ids(specs=("mqtt311", "mqtt5"), area="ping", exclude=(both[0], "silence"))
+    assert ids(specs=("mqtt311",), areas=("ping",)) == [case_id for case_id in both if case_id.startswith("mqtt311/")]
+    assert set(ids(areas=("ping", "auth"))) == {*both, *ids(areas=("auth",))}
+    left = ids(specs=("mqtt311", "mqtt5"), areas=("ping",), exclude=(both[0], "silence"))
     assert left == [case_id for case_id in both[1:] if "silence" not in case_id]
     assert ids(only=frozenset(both[:2])) == both[:2]
     assert split("a, b", "c,", "") == ("a", "b", "c")
@@ -68,7 +69,7 @@ def test_conditions_are_met_together() -> None:
     ("fields", "code", "text"),
     [
         ({"specs": ("mqtt9",)}, ExitCode.USAGE, "unknown specification 'mqtt9'"),
-        ({"area": "nowhere"}, ExitCode.USAGE, "unknown area"),
+        ({"areas": ("ping", "nowhere")}, ExitCode.USAGE, "unknown area"),
         ({"names": ("ping", "nothing-like-it")}, ExitCode.NOTHING_SELECTED, "'nothing-like-it'"),
         (
             {"names": ("mqtt311/ping/every-pingreq-is-answred",)},

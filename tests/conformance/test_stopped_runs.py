@@ -34,10 +34,13 @@ def target_file(folder: Path, command: tuple[str, ...]) -> Path:
     return path
 
 
-def started(out: Path, target: Path) -> subprocess.Popen[str]:
-    code = "from assay.conformance.cli import app; app()"
-    names = f"{QUICK},{SILENCE}"
-    command = [sys.executable, "-c", code, "run", "--target", str(target), "-k", names, "--out", str(out)]
+def started(out: Path, target: Path, part: str = "run", *arguments: str) -> subprocess.Popen[str]:
+    code = (
+        "from assay.conformance.cli import app; from assay.conformance.explore.campaign import Campaign;"
+        "Campaign.__init__.__kwdefaults__['shrink_s'] = 0.0; app()"
+    )
+    chosen = arguments or ("-k", f"{QUICK},{SILENCE}")
+    command = [sys.executable, "-c", code, part, "--target", str(target), *chosen, "--out", str(out)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -73,11 +76,14 @@ def test_a_signal_closes_the_report_and_ends_the_broker(tmp_path: Path, number: 
     assert all(is_gone(pid) for pid in brokers)
 
 
-def test_a_signal_before_the_broker_answers_ends_it_too(tmp_path: Path) -> None:
-    begun = tmp_path / "begun"
-    code = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(600)"
-    command = ("{python}", "-c", code)
-    run = started(tmp_path / "out", target_file(tmp_path, command))
+NEVER_UP = "import pathlib, time; pathlib.Path({begun!r}).touch(); time.sleep(600)"
+
+
+def stopped_before_it_is_up(folder: Path, part: str, *arguments: str) -> str:
+    """What a command prints that is ended while its broker has begun and does not answer."""
+    begun = folder / "begun"
+    target = target_file(folder, ("{python}", "-c", NEVER_UP.format(begun=str(begun))))
+    run = started(folder / "out", target, part, *arguments)
     deadline = time.monotonic() + WAIT_S
     while not begun.exists():
         assert time.monotonic() < deadline
@@ -88,6 +94,63 @@ def test_a_signal_before_the_broker_answers_ends_it_too(tmp_path: Path) -> None:
     assert run.returncode == ExitCode.STOPPED, output
     assert brokers
     assert all(is_gone(pid) for pid in brokers)
+    return output
+
+
+def check_report_without_verdicts(out: Path, code: ExitCode, reason: str) -> None:
+    header, *lines, footer = read_report(out / "report.jsonl")
+    assert isinstance(header, Header)
+    results = [line for line in lines if isinstance(line, CaseResult)]
+    assert {(result.case, result.verdict) for result in results} == {
+        (name, CaseVerdict.NOT_RUN) for name in (QUICK, SILENCE)
+    }
+    assert all(reason in result.detail for result in results)
+    assert isinstance(footer, Footer)
+    assert footer.exit_code == code
+    assert read_result(out / "result.json").verdict is Verdict.UNKNOWN
+
+
+def test_a_signal_before_the_broker_answers_ends_it_too_and_leaves_a_report(tmp_path: Path) -> None:
+    former = tmp_path / "out" / "report.jsonl"
+    former.parent.mkdir()
+    former.write_text("of another run\n", encoding="utf-8")
+    stopped_before_it_is_up(tmp_path, "run")
+    check_report_without_verdicts(tmp_path / "out", ExitCode.STOPPED, "stopped by SIGTERM before its broker was up")
+
+
+def test_a_broker_that_does_not_start_leaves_a_report(tmp_path: Path) -> None:
+    run = started(tmp_path / "out", target_file(tmp_path, ("{python}", "-c", "raise SystemExit(7)")))
+    output, _ = run.communicate(timeout=WAIT_S)
+    assert run.returncode == ExitCode.UNREACHABLE, output
+    check_report_without_verdicts(tmp_path / "out", ExitCode.UNREACHABLE, "it ended with status 7")
+
+
+def test_lives_that_are_stopped_before_the_first_say_so(tmp_path: Path) -> None:
+    output = stopped_before_it_is_up(tmp_path, "explore", "--seed", "77")
+    assert "stopped by SIGTERM" in output
+    assert "0 lives" in output
+    assert "seed 77" in output
+    assert read_result(tmp_path / "out" / "result.json").verdict is Verdict.UNKNOWN
+
+
+def test_lives_that_are_stopped_tell_what_was_found_until_then(tmp_path: Path) -> None:
+    out, target = tmp_path / "out", tmp_path / "broken.toml"
+    command = ["{python}", "-m", "assay.conformance.adapter", "--mutant", "v5-retain-as-published-ignored"]
+    target.write_text(f"name = 'broken'\n[start]\ncommand = {command!r}\nport_from = 'stdout'\n", encoding="utf-8")
+    run = started(out, target, "explore", "--seed", "78", "--examples", "1000000")
+    deadline = time.monotonic() + WAIT_S
+    while not (kept := list(out.glob("broken-1-*.json"))):
+        assert time.monotonic() < deadline
+        assert run.poll() is None, run.communicate()
+        time.sleep(0.02)  # for another process; what it writes is all that can be seen of it
+    run.terminate()
+    output, _ = run.communicate(timeout=WAIT_S)
+    assert run.returncode == ExitCode.FAILED, output
+    assert "stopped by SIGTERM" in output
+    assert "retain-flag" in output
+    assert str(kept[0]) in output.replace("\n", "")
+    assert "seed 78" in output
+    assert read_result(out / "result.json").verdict is Verdict.FAIL
 
 
 def test_the_time_limit_ends_a_run_with_what_it_has(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from assay.conformance.explore.campaign import MAX_DOUBTS, Campaign, Finding
 from assay.conformance.explore.life import Life
 from assay.conformance.explore.rules import Rule, ViolationError
 from assay.conformance.nursery import Nursery
+from assay.conformance.outcome import TargetUnreachableError
 from assay.conformance.targets import load_target
 
 SEED = 3
@@ -93,3 +94,23 @@ def test_a_search_in_which_nothing_comes_again_has_an_end(nursery: Nursery) -> N
         found = campaign.explore(1_000, SEED)
     assert len(found.findings) == MAX_DOUBTS
     assert not any(each.counts for each in found.findings)
+
+
+@pytest.mark.parametrize("cut", [KeyboardInterrupt(), TargetUnreachableError("it is gone")])
+def test_a_finding_that_is_being_shrunk_is_not_lost(nursery: Nursery, cut: BaseException) -> None:
+    class Hasty(Campaign):
+        def play(self, life: Life) -> None:
+            raise ViolationError(Rule.RETAIN_FLAG, 5, "it came with RETAIN 1")
+
+        def _shrunk(self, *_found: Any) -> Any:
+            raise cut
+
+    kept: list[Finding] = []
+    with Hasty(load_target("reference"), nursery=nursery) as campaign:
+        with pytest.raises(type(cut)):
+            campaign.explore(5, SEED, on_finding=kept.append)
+        found = campaign.so_far()
+    assert [(each.replay.rule, each.counts, each.repeated) for each in found.findings] == [("retain-flag", True, False)]
+    assert list(found.findings) == kept
+    assert found.lives
+    assert found.seed == SEED
