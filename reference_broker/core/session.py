@@ -217,8 +217,13 @@ class OutgoingRun:
         self.qos = qos
         self.make = make
         self.left = count
-        self.size = size + count * HOLDER_BYTES
+        self.size = self.held_bytes(count, size)
         self.state = WAIT_PUBACK if qos < 2 else WAIT_PUBREC
+
+    @staticmethod
+    def held_bytes(count: int, size: int) -> int:
+        """What so many take in memory that have ``size`` bytes as they are sent."""
+        return size + count * HOLDER_BYTES
 
     def message_for(self, packet_id: int) -> Message:
         return self.make(packet_id)

@@ -48,8 +48,8 @@ class Outbound:
         self._traffic.dropped += count
 
     def can_send_run(self, count: int, size: int) -> int:
-        """As :meth:`Session.can_send_run`."""
-        return self._connection.active_session.can_send_run(count, size)
+        """As :meth:`Session.can_send_run`, for packets of ``size`` bytes in all."""
+        return self._connection.active_session.can_send_run(count, OutgoingRun.held_bytes(count, size))
 
     def send_run(
         self, topic: str, qos: int, run: bytes, stride: int, id_at: int, payload_at: int, first: int, publisher: str
