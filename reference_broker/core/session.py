@@ -201,7 +201,7 @@ class OutgoingDeliveries:
 class OutgoingRun:
     """``count`` messages sent as one block under consecutive packet ids: one object for all of them.
 
-    ``make`` builds the message of an id again, should it have to be resent, from ``size`` bytes.
+    ``make`` builds the message of an id again, should it have to be resent; they take ``size`` bytes in memory.
     """
 
     __slots__ = ("left", "make", "qos", "size", "state")
@@ -217,13 +217,8 @@ class OutgoingRun:
         self.qos = qos
         self.make = make
         self.left = count
-        self.size = self.held_bytes(count, size)
+        self.size = size
         self.state = WAIT_PUBACK if qos < 2 else WAIT_PUBREC
-
-    @staticmethod
-    def held_bytes(count: int, size: int) -> int:
-        """What so many take in memory that have ``size`` bytes as they are sent."""
-        return size + count * HOLDER_BYTES
 
     def message_for(self, packet_id: int) -> Message:
         return self.make(packet_id)

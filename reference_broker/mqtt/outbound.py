@@ -12,13 +12,18 @@ from assay.reference_broker.mqtt.packets import V5, V311, Acknowledgement, Packe
 from assay.reference_broker.mqtt.queue_deliveries import DeliveryEncoder
 from assay.reference_broker.queues import Delivery
 from assay.reference_broker.queues.groups.delivery_run import DeliveryRun
-from assay.reference_broker.routing.message import Message
+from assay.reference_broker.routing.message import HOLDER_BYTES, Message
 
 if TYPE_CHECKING:
     from assay.reference_broker.mqtt.connection import MqttConnection
 
 _FINISHED_BY = {PacketType.PUBACK: WAIT_PUBACK, PacketType.PUBCOMP: OutgoingState.WAIT_PUBCOMP}
 _PUBREL_START = b"\x62\x02"
+
+
+def _held_bytes(count: int, size: int) -> int:
+    """What a run of so many packets, of ``size`` bytes in all, takes in memory."""
+    return size + count * HOLDER_BYTES
 
 
 class Outbound:
@@ -49,7 +54,7 @@ class Outbound:
 
     def can_send_run(self, count: int, size: int) -> int:
         """As :meth:`Session.can_send_run`, for packets of ``size`` bytes in all."""
-        return self._connection.active_session.can_send_run(count, OutgoingRun.held_bytes(count, size))
+        return self._connection.active_session.can_send_run(count, _held_bytes(count, size))
 
     def send_run(
         self, topic: str, qos: int, run: bytes, stride: int, id_at: int, payload_at: int, first: int, publisher: str
@@ -62,7 +67,8 @@ class Outbound:
             return Message(topic=topic, payload=payload, qos=qos, publisher=publisher)
 
         count = len(run) // stride
-        self._connection.active_session.start_run(first, count, OutgoingRun(qos, make, count, len(run)))
+        held_bytes = _held_bytes(count, len(run))
+        self._connection.active_session.start_run(first, count, OutgoingRun(qos, make, count, held_bytes))
         self._connection.send(runs.with_ids(run, stride, id_at, runs.packet_id_bytes(first, count)))
 
     def send_publish(
