@@ -96,6 +96,7 @@ PLAINEST: dict[Rule, frozenset[str]] = {
     Rule.CONTENT: frozenset({"mqtt311/publish/qos-0-arrives-unchanged", "mqtt5/publish/payload-and-topic-unchanged"})
     | _in_both("publish/many-in-a-row-arrive-once"),
     Rule.COPIES: _in_both("publish/many-in-a-row-arrive-once"),
+    Rule.ORDER: frozenset({"mqtt311/order/messages-of-a-topic-keep-their-order", "mqtt5/qos/order-is-kept"}),
     Rule.STAYS_OPEN: _in_both("connect/many-in-a-row-are-served"),
     Rule.ONCE: frozenset(
         {

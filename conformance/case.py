@@ -35,7 +35,7 @@ import msgspec
 
 from assay.conformance.connection import Connection, Transcript
 from assay.conformance.flow import Flow
-from assay.conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
+from assay.conformance.outcome import CaseFailureError, ClientFaultError, TargetUnreachableError, UnsupportedError
 from assay.conformance.rules import Incident, Rule, StepFailureError, shape
 from assay.conformance.targets import PRIVATE, CapabilityValue, Endpoint, ProbeError, TargetStartError, Tls, handshake
 from assay.conformance.websocket import WebSocketConnection
@@ -401,7 +401,7 @@ class CaseContext:
             self.flow.subscribes(client_id, packet)
             self._asked |= {"shared" for entry in packet.subscriptions if entry.filter.startswith("$share/")}
         elif isinstance(packet, Publish):
-            self.flow.publishes(packet, topic or packet.topic, times)
+            self.flow.publishes(packet, topic or packet.topic, times, client_id)
             self.is_timed |= packet.properties.message_expiry_interval is not None
             if not packet.topic.startswith(MARKER_PREFIX):
                 self._last_publish = packet
@@ -543,6 +543,21 @@ class CaseContext:
         """Note what a client got; called for every message."""
         if self._token in packet.topic and self.case.spec != "queue":
             self.flow.arrives(connection.name, connection, connection.client_id, packet)
+
+    async def read_on(self) -> None:
+        """Of a case that has failed on its messages: await those that others have overtaken, as long as one waits."""
+        reading = [connection for connection in self._connections if not connection.closed]
+        while reading and self.flow.misses_an_earlier_one():
+            for connection in list(reading):
+                try:
+                    packet = await connection.receive("a message that others have overtaken")
+                    if isinstance(packet, Publish):
+                        with contextlib.suppress(ClientFaultError):  # the case may have left others unacknowledged
+                            await connection.acknowledge(packet)
+                except CaseFailureError:
+                    packet = None
+                if packet is None:
+                    reading.remove(connection)
 
     def other_reasons(self) -> list[Incident]:
         """Why a case that fails may have failed: requests without answers, connections and messages that went wrong."""

@@ -25,6 +25,7 @@ from assay.conformance.rules import (
     Rule,
     StepFailureError,
     malformed,
+    no_marker,
     request_shape,
     was_asked,
 )
@@ -61,14 +62,12 @@ if TYPE_CHECKING:
 _P = TypeVar("_P", bound=Packet)
 _MAX_INBOX_PACKETS = 100_000
 _MAX_STRANGE_LINES = 200
-"""Of what is not for the client, or comes behind what cannot be read, a transcript holds so many lines of a connection:
-a broker that sends everything to everybody has no end of them."""
+"""Of a connection in a transcript, of what is not for its client, or comes behind what cannot be read."""
 FIRST_FAILURE_CODE = 0x80
 _LEAST_WAIT_S = 1.0
 """A wait that the limit of the case cut shorter than this fails nobody."""
 _SMALL_BUFFER_BYTES = 4_096
 _END_AFTER_MALFORMED_S = 1.0
-
 
 _ANSWERS_ONCE = frozenset(kind for kinds in ANSWERED_ONCE.values() for kind in kinds)
 _BESIDE_PUBREL: tuple[type[Packet], ...] = (Publish, *_ANSWERS_ONCE)
@@ -257,10 +256,14 @@ class Connection(asyncio.Protocol):
             self.ctx.note_incident(Rule.ONCE, text, asked, statements)
         return True
 
+    @property
+    def _was_cut(self) -> bool:  # by the broker, while it lived on, though the client had broken no rule
+        return self.closed and not self._left and not self.sent_raw and self.life == self.ctx.lives
+
     def other_reasons(self) -> list[Incident]:
         """What went wrong here; a case that fails may have failed for that."""
         found = list(self.answered_again)
-        if self.closed and not self._left and not self.sent_raw and self.life == self.ctx.lives:
+        if self._was_cut:
             text = f"{self.name}: the broker ended the connection"
             found.append(Incident(rule=Rule.STAYS_OPEN, text=text, soft=True))
         return found + self._unanswered()
@@ -537,9 +540,7 @@ class Connection(asyncio.Protocol):
     def _missing(self, kind: type[Packet], text: str) -> CaseFailureError:
         if self._passed_over.startswith(f"{kind.type.name}:"):
             return StepFailureError(malformed(self._passed_over, self.version, f"{self.name}: {text}"))
-        rule = ANSWERS.get(kind)
-        if kind is Pubrel and Pubrec not in self._sent:
-            rule = Rule.PUBREL_AGAIN
+        rule = Rule.PUBREL_AGAIN if kind is Pubrel and Pubrec not in self._sent else ANSWERS.get(kind)
         if rule is None or not was_asked(rule, self._sent):
             return CaseFailureError(f"{self.name}: {text}")
         return self.step_failed(rule, text, soft=kind is Publish)
@@ -657,13 +658,11 @@ class Connection(asyncio.Protocol):
         except StepFailureError:
             raise
         except CaseFailureError as error:
-            raise self._no_marker(str(error), qos) from error
+            raise no_marker(str(error), qos) from error
         if packet is None:
-            raise self._no_marker(f"{self.name}: expected the marker; the broker ended the connection", qos)
+            text = f"{self.name}: expected the marker; the broker ended the connection"
+            raise no_marker(text, qos, cut=self._was_cut)
         return packet
-
-    def _no_marker(self, text: str, qos: int) -> StepFailureError:
-        return StepFailureError(Incident(rule=Rule.DELIVERY, shape=frozenset({f"qos {qos}"} if qos else ()), text=text))
 
     async def expect_nothing(self, *, before: float = math.inf) -> None:
         """Nothing may be waiting: the next packet after a PINGREQ must be its PINGRESP.

@@ -444,6 +444,13 @@ class Engine:
         return str(problem), silent == _SILENT_HANDSHAKES
 
 
+async def _other_reasons(ctx: CaseContext) -> list[Incident]:
+    with contextlib.suppress(TimeoutError, TargetUnreachableError):
+        async with ctx.time_limit(ctx.limit_s):
+            await ctx.read_on()
+    return ctx.other_reasons()
+
+
 async def _judge(case: Case, ctx: CaseContext) -> tuple[CaseVerdict, str]:
     """Run the function of a case: verdict and detail, before ``expect_fail``."""
     try:
@@ -453,12 +460,14 @@ async def _judge(case: Case, ctx: CaseContext) -> tuple[CaseVerdict, str]:
             raise StepFailureError(ctx.answered_again)
     except StepFailureError as error:
         incident = error.incident
-        ctx.incidents.append(incident)
+        ctx.incidents += (incident, *await _other_reasons(ctx))
+        if incident.rule is Rule.CONTENT and ctx.flow.disorder:  # another message was due, and has come since
+            incident = Incident(rule=Rule.ORDER, text=ctx.flow.disorder)
+            ctx.incidents.insert(0, incident)
         about = incident.soft or incident.rule.is_subject_of(case.id, case.clauses)
-        ctx.incidents += ctx.other_reasons()
         return CaseVerdict.FAIL if about else CaseVerdict.BLOCKED, str(error)
     except CaseFailureError as error:
-        ctx.incidents += ctx.other_reasons()
+        ctx.incidents += await _other_reasons(ctx)
         return CaseVerdict.FAIL, str(error)
     except UnsupportedError as error:
         return CaseVerdict.UNSUPPORTED, str(error)

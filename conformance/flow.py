@@ -35,7 +35,11 @@ class Flow:
         self._wanted: Counter[tuple[str, _Key]] = Counter()
         """Who should get which message how often, by what was subscribed to when it was published."""
         self._packets: dict[_Key, Publish] = {}
-        self._changed = self._copied = ""
+        self._lines: dict[_Key, tuple[str, int, int]] = {}
+        """Who published a message at which QoS, and after how many others; of one that was published once."""
+        self._last: dict[tuple[object, ...], int] = {}
+        """Of each line of messages that must come in order, the latest that came."""
+        self._changed = self._copied = self.disorder = ""
 
     def filters_of(self, client_id: str) -> set[str]:
         """All that a client has ever subscribed to."""
@@ -60,9 +64,10 @@ class Flow:
                 if entry.retain_handling == 0 and matches(entry.filter, key[0]):
                     self._wants(client_id, key, newest)
 
-    def publishes(self, packet: Publish, topic: str, times: int = 1) -> None:
+    def publishes(self, packet: Publish, topic: str, times: int = 1, publisher: str = "") -> None:
         """A client publishes; ``topic``: where an alias stands for it."""
         key = self._note(topic, packet.payload, is_retained=packet.retain, times=times)
+        self._lines[key] = publisher, packet.qos, len(self._lines)
         for client_id, filters in self._filters.items():
             matching = [name for name in filters if matches(pattern(name), topic)]
             self._due[client_id, key] += times * len(matching)  # a copy for each of several that overlap is allowed
@@ -96,6 +101,7 @@ class Flow:
             self._changed = self._changed or f"{name}: nobody published {describe(packet)}"
             return
         self._reached[client_id, key] += 1
+        self._order(name, connection, client_id, packet)
         by_will = self._wills[key] * sum(matches(pattern(asked), key[0]) for asked in self.filters_of(client_id))
         most = self._due[client_id, key] + by_will
         if packet.dup or not most:
@@ -105,9 +111,40 @@ class Flow:
             times = self._sent[key]
             self._copied = self._copied or f"{name}: {describe(packet)} came again, and was published {times} time(s)"
 
+    def _order(self, name: str, connection: object, client_id: str, packet: Publish) -> None:
+        """Messages of one client, topic and QoS come in the order of their publication, where one subscription asks."""
+        key = (packet.topic, hash(packet.payload))
+        asked = [name for name in self.filters_of(client_id) if matches(pattern(name), packet.topic)]
+        if packet.dup or packet.retain or self._sent[key] > 1 or len(asked) != 1 or asked[0].startswith(SHARE):
+            return
+        publisher, qos, place = self._lines.get(key, ("", 0, -1))
+        line = (connection, packet.topic, publisher, qos, packet.qos)
+        if place < self._last.get(line, place):
+            self.disorder = self.disorder or f"{name}: {describe(packet)} came behind one that was published later"
+        else:
+            self._last[line] = place
+
+    def misses_an_earlier_one(self) -> bool:
+        """Whether a client has a message, and not yet one that was published before it."""
+        newest: dict[tuple[object, ...], int] = {}
+        for (client_id, key), times in self._reached.items():
+            if times and key in self._lines:
+                publisher, qos, place = self._lines[key]
+                line = (client_id, key[0], publisher, qos)
+                newest[line] = max(place, newest.get(line, place))
+        for (client_id, key), times in self._wanted.items():
+            if self._reached[client_id, key] < times and key in self._lines:
+                publisher, qos, place = self._lines[key]
+                if place < newest.get((client_id, key[0], publisher, qos), place):
+                    return True
+        return False
+
     def reasons(self) -> list[Incident]:
-        """Why a case that fails may have failed: messages that were changed, came too often, or did not come."""
+        """Why a case that fails may have failed: messages that were changed, came too often, in another order, or did
+        not come."""
         found = []
+        if self.disorder:
+            found.append(Incident(rule=Rule.ORDER, text=self.disorder, soft=True))
         if self._changed:
             found.append(Incident(rule=Rule.CONTENT, text=self._changed, soft=True))
         if self._copied:

@@ -233,6 +233,13 @@ class StepFailureError(CaseFailureError):
         self.incident = incident
 
 
+def no_marker(text: str, qos: int, *, cut: bool = False) -> StepFailureError:
+    """A marker, a message like any other, did not come; ``cut``: as its client lost the connection by no fault."""
+    if cut:
+        return StepFailureError(Incident(rule=Rule.STAYS_OPEN, text=text))
+    return StepFailureError(Incident(rule=Rule.DELIVERY, shape=frozenset({f"qos {qos}"} if qos else ()), text=text))
+
+
 _CODES = {
     "CONNACK": ("3.2.2-6", "3.2.2-8"),
     "SUBACK": ("3.9.3-2", "3.9.3-2"),

@@ -6,6 +6,7 @@ What they do to messages keeps to all other rules: identifiers are free, windows
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 
 from assay.conformance.explore.topics import matches
 from assay.conformance.mutants import Patch, mutant
-from assay.conformance.mutants.output_order import frames_of
+from assay.conformance.mutants.output_order import frames_of, send_by_lanes, topic_of
 from assay.conformance.wire import MalformedPacketError, Publish, decode_packet, encode
 from assay.reference_broker.core.retained import RetainedStore
 from assay.reference_broker.core.session import Session
@@ -26,6 +27,7 @@ _RETAIN, _DUP, _QOS = 0x01, 0x08, 0x06
 _SOME = 0.3
 _FEW = 0.05
 _ENDED = 0.02
+_OVERTAKEN_S = 0.15
 _FIRST_READS = 4
 
 
@@ -127,6 +129,20 @@ def keeps_retained(patch: Patch) -> None:
 @mutant("confused-pings", "PINGREQ has two answers")
 def two_answers(patch: Patch) -> None:
     _output(patch, lambda frame, _version: frame * 2 if frame[0] >> 4 == PacketType.PINGRESP else frame)
+
+
+@mutant("confused-order", "of the messages of a topic every other one is overtaken by the next")
+def other_order(patch: Patch) -> None:
+    counted: WeakKeyDictionary[MqttConnection, Counter[bytes]] = WeakKeyDictionary()
+
+    def lane(connection: MqttConnection, frame: bytes) -> tuple[object, float]:
+        topic = topic_of(frame)
+        counts = counted.setdefault(connection, Counter())
+        counts[topic] += 1
+        late = bool(topic) and counts[topic] % 2 == 1
+        return late, _OVERTAKEN_S if late else 0.0
+
+    send_by_lanes(patch, lane)
 
 
 @mutant("confused-ends-some", "one connection of fifty ends, without a word, at one of its first packets")

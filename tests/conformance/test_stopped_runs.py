@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,25 @@ def started(out: Path, target: Path, part: str = "run", *arguments: str) -> subp
     )
     chosen = arguments or ("-k", f"{QUICK},{SILENCE}")
     command = [sys.executable, "-c", code, part, "--target", str(target), *chosen, "--out", str(out)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    _begun.append(run)
+    return run
+
+
+_begun: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_outlives_a_test() -> Iterator[None]:
+    """Not even one that failed before it had stopped its run."""
+    yield
+    while _begun:
+        run = _begun.pop()
+        if run.poll() is None:
+            for pid in children_of(run.pid):
+                os.kill(pid, signal.SIGKILL)
+            run.kill()
+            run.wait(WAIT_S)
 
 
 def wait_for_result(report: Path) -> None:

@@ -12,6 +12,7 @@ from assay.conformance.wire import Puback, Pubcomp, Publish, Pubrec, Pubrel, des
     clauses=("MQTT-4.6.0-5", "MQTT-4.6.0-6"),
     requires=("qos1",),
     mutant="v3-deliveries-swapped",
+    kills=("confused-order",),
     near_miss="v3-one-packet-at-a-time",
 )
 async def same_order(ctx: CaseContext) -> None:

@@ -311,6 +311,7 @@ async def lower_qos(ctx: CaseContext) -> None:
     clauses=("MQTT-4.6.0-5", "MQTT-4.6.0-6"),
     requires=("qos1", "qos2"),
     mutant="v5-deliveries-swapped",
+    kills=("confused-order",),
     near_miss="v5-writes-in-pieces",
 )
 async def order(ctx: CaseContext) -> None:
