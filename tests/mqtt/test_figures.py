@@ -298,7 +298,8 @@ class Life:
         assert stats["consumers"] == sum(len(group.members) for group in self.groups.values())
         assert stats["ready"] == max((each["lag"] + each["retrying"] for each in figures.values()), default=left)
         assert (stats["enqueued"], stats["refused"]) == (self.taken, self.refused)
-        assert stats["partitions"] == self.partitions
+        assert (stats["partitions"], stats["failed"], stats["delayed"]) == (self.partitions, False, 0)
+        assert not any(stats[count] for count in ("dropped", "expired", "purged", "aborted", "held_bytes", "captured"))
         assert stats["dead_letters"] == self.letters + sum(
             group.counts["dead_lettered"] for group in self.groups.values()
         )

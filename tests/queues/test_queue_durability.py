@@ -303,6 +303,32 @@ def test_a_failed_sync_of_group_state_stops_the_group_only(bench_with: BenchWith
     assert (broken.values, healthy.values) == (["a"], ["a", "b"])
 
 
+@pytest.mark.parametrize("part", ["partitions/1", "g.pel.log", "delays"])
+def test_the_figures_say_that_a_part_failed_whichever_it_is(bench_with: BenchWith, part: str) -> None:
+    disk = FailingDisk()
+    bench = bench_with(disk, partitions=2)
+    consumer = bench.consumer()
+    for place in "01":
+        bench.publish(place, user_properties=(("partition", place),))
+    bench.publish("later", user_properties=(("delay", "1s"),))
+    bench.turn()
+    assert not bench.engine.stats("q").failed
+    disk.fail_sync = part
+    outcomes = [
+        bench.publish("more", user_properties=(("partition", "1"),)),
+        bench.publish("later, too", user_properties=(("delay", "1s"),)),
+        consumer.ack(consumer.got[0]),
+    ]
+    bench.turn()
+    assert [outcome.failed for outcome in outcomes] == [
+        name == part for name in ("partitions/1", "delays", "g.pel.log")
+    ]
+    assert bench.engine.stats("q").failed
+    disk.fail_sync = ""
+    bench.restart()
+    assert not bench.engine.stats("q").failed
+
+
 def test_a_dead_letter_that_cannot_be_written_leaves_the_message_pending(bench_with: BenchWith) -> None:
     disk = FailingDisk()
     bench = bench_with(disk)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
 import pytest
 
+from assay.reference_broker.config import BrokerConfig, QueuesConfig
+from assay.reference_broker.node import BrokerNode
+from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.disk import DirectoryInUseError, RealDisk
 
 
@@ -32,6 +36,29 @@ def test_files(tmp_path: Path) -> None:
     assert disk.exists("a/other")
     disk.remove("a/other")
     assert not disk.exists("a/other")
+
+
+def test_who_is_not_of_the_group_reads_no_file(tmp_path: Path) -> None:
+    """What messages say is for the broker's user, and for its group to read: never more than the umask leaves."""
+    for umask, mode in ((0, 0o640), (0o027, 0o640), (0o077, 0o600)):
+        before = os.umask(umask)
+        try:
+            config = BrokerConfig(queues=QueuesConfig(defaults={"partitions": 1}))
+            node = BrokerNode(config, RealDisk(tmp_path / f"{umask}"), random.Random(1), 1.0)
+            engine = node.engine
+            engine.subscribe("q", pattern="", group="g", consumer_id="c", deliver=lambda _: True, now=1.0)
+            engine.publish(engine.address("$queue/q"), Message(topic="$queue/q", payload=b"x"), 1.0)
+            engine.transactions.init_producer("app", 1.0, lambda error, identity: None)
+            node.tick(1.0)
+            for job in node.take_sync_jobs(1.0):
+                job.run()
+                node.sync_done(job, None, 1.0)
+            node.close(1.0)
+        finally:
+            os.umask(before)
+        files = [path for path in (tmp_path / f"{umask}").rglob("*") if path.is_file()]
+        assert len(files) > 5
+        assert {path.stat().st_mode & 0o777 for path in files} == {mode}
 
 
 def test_a_write_the_system_takes_in_pieces_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

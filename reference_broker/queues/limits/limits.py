@@ -168,10 +168,7 @@ class QueueLimits(TimeToLive):
         """The place whose next message is the oldest that nobody of the group was given."""
         oldest: tuple[float, GroupPartition] | None = None
         for place in group.every_place:
-            partition = place.partition
-            end = partition.log.next_offset
-            # Messages of an open transaction, and those behind it, stay until it is decided.
-            stored = self._first(place, end if partition.produced is None else partition.produced.stable_end(end))
+            stored = self._first(place, _settled_end(place.partition))
             if stored is not None and (oldest is None or stored.enqueued_at < oldest[0]):
                 oldest = (stored.enqueued_at, place)
         return oldest[1] if oldest is not None else None
@@ -181,7 +178,7 @@ class QueueLimits(TimeToLive):
         found = [
             (stored.enqueued_at, partition.index, offset, stored)
             for partition in self._contents.partitions
-            for offset, stored in [self._load(partition, partition.head) or (-1, None)]
+            for offset, stored in [self._load(partition, partition.head, _settled_end(partition)) or (-1, None)]
             if stored is not None
         ]
         if not found:
@@ -324,3 +321,9 @@ def _retention_policy(config: QueueConfig) -> RetentionPolicy:
     return RetentionPolicy(
         max_bytes=limits.max_bytes, max_age_ms=int(limits.max_age_s * 1000), max_records=limits.max_messages
     )
+
+
+def _settled_end(partition: QueuePartition) -> int:
+    """Where what may be dropped ends: messages of an open transaction, and those behind it, stay till it is decided."""
+    end = partition.log.next_offset
+    return end if partition.produced is None else partition.produced.stable_end(end)

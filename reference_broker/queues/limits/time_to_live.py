@@ -86,7 +86,9 @@ class TimeToLive:
             # Where this ends early, the next time begins with who had no turn.
             self._group_turn += 1
         for partition in self._contents.partitions if not groups else ():
-            while (found := self._load(partition, partition.head)) is not None and found[1].expires_at <= now:
+            while (found := self._load(partition, partition.head, partition.visible_end)) is not None and found[
+                1
+            ].expires_at <= now:
                 if agenda.room <= 0:
                     return now
                 agenda.work += 1
@@ -248,9 +250,9 @@ class TimeToLive:
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def _load(self, partition: QueuePartition, offset: int) -> tuple[int, StoredMessage] | None:
-        """The first message from an offset on that is there and not gone; None also where the disk fails."""
-        while offset < partition.visible_end:
+    def _load(self, partition: QueuePartition, offset: int, end: int) -> tuple[int, StoredMessage] | None:
+        """The first message from an offset to ``end`` that is there and not gone; None also where the disk fails."""
+        while offset < end:
             stored = partition.cached.get(offset)
             try:
                 found = partition.load(offset) if stored is None else (offset, stored)
