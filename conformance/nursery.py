@@ -54,7 +54,7 @@ class _Life:
         self._nursery, self._mutant, self._folder = nursery, mutant, folder
         self._has_config = target.start is not None and CONFIG_FILE in target.start.files
         text = target.start.files[CONFIG_FILE] if target.start is not None and self._has_config else ""
-        self._settings = _merged(yaml.safe_load(text) or {}, settings)
+        self._settings = _merged(_merged(yaml.safe_load(text) or {}, nursery.settings), settings)
         self.log = folder.with_suffix(".log")
         self.websocket_port = 0
         self._pid = 0
@@ -93,9 +93,12 @@ def _start_process() -> subprocess.Popen[str]:
 class Nursery:
     """A context manager around the forking process; :meth:`broker` may be called from many threads."""
 
-    def __init__(self, start_process: Callable[[], subprocess.Popen[str]] = _start_process) -> None:
-        """``start_process`` starts what forks brokers."""
+    def __init__(
+        self, start_process: Callable[[], subprocess.Popen[str]] = _start_process, settings: Settings | None = None
+    ) -> None:
+        """``start_process`` starts what forks brokers; all of them have these ``settings``, before those of a case."""
         self._start_process = start_process
+        self.settings = settings or {}
         self._stack = ExitStack()
         self._talking = threading.Lock()
         self._numbers = itertools.count()

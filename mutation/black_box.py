@@ -34,6 +34,12 @@ from assay.conformance.targets import ProbeError, Target, TargetStartError, load
 from assay.reference_broker.trace.conformance import CaseVerdict
 
 _BROKERS_AT_ONCE = 8
+_ON_DISK = {
+    "data_dir": "{dir}",
+    "queues": {"segment_bytes": 4_096, "segment_age_s": 5},
+    "sessions": {"segment_bytes": 16_384},
+}
+"""Of every broker: what no case restarts is written, sealed, indexed and read back all the same."""
 _LIFE_PATIENCE_S = 2.0
 
 
@@ -83,7 +89,7 @@ def _target() -> Target:
 def _nursery() -> Nursery:
     """It must be entered before there are threads: its process is a fork of this one."""
     _target()  # two threads that read it at once, the first ever, ended the process (seen with msgspec 0.22)
-    return Nursery(lambda: cast("subprocess.Popen[str]", _Forked()))
+    return Nursery(lambda: cast("subprocess.Popen[str]", _Forked()), _ON_DISK)
 
 
 def _end(said: str) -> NoReturn:

@@ -115,6 +115,39 @@ async def message_size(ctx: CaseContext) -> None:
 
 
 @case(
+    "queue/limits/a-burst-drops-the-oldest",
+    clauses=("Q-LIMIT-04", "Q-LIMIT-13"),
+    requires=("queues",),
+    mutant="queue-bursts-drop-nothing",
+    near_miss="queue-one-batch-per-message",
+    settings={"data_dir": "{dir}", **_with(max_depth=3, overflow="drop_oldest", partitions=1)},
+)
+async def burst_drops_oldest(ctx: CaseContext) -> None:
+    """A full queue gives up its oldest messages also for those that come with them in one write.
+
+    Depth 3, and nobody consumes yet. Eight messages are published in one write, as far as the broker lets so many be
+    unconfirmed: each is accepted, and a consumer gets the last three.
+    """
+    queue = new_queue(ctx)
+    publisher = await ctx.connect(version=5, name="publisher")
+    window = publisher.connack.properties.receive_maximum or 8
+    packets = [
+        Publish(topic=f"$queue/{queue}", payload=b"%d" % number, qos=1, packet_id=publisher.next_packet_id())
+        for number in range(8)
+    ]
+    for first in range(0, 8, window):
+        some = packets[first : first + window]
+        publisher.send(*some)
+        for _ in some:
+            puback = await publisher.expect(Puback)
+            ctx.must(puback.reason_code < 0x80, f"publisher: expected each message to be taken; seen {puback}")
+    consumer = await consume(ctx, queue)
+    for payload in (b"5", b"6", b"7"):
+        await settle(ctx, consumer, queue, "ack", await consumer.expect_publish(payload=payload))
+    await consumer.expect_nothing()
+
+
+@case(
     "queue/limits/drop-oldest",
     clauses=("Q-LIMIT-04", "Q-LIMIT-05"),
     requires=("queues",),

@@ -1,0 +1,39 @@
+"""Planted bugs that show in the long run: in what comes back from the disk after a death, and in what is counted."""
+
+from __future__ import annotations
+
+from assay.conformance.mutants import Patch, mutant
+from assay.conformance.mutants.queue_engine import after
+from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
+from assay.reference_broker.queues.limits import limits
+from assay.reference_broker.queues.messages.lanes import NORMAL
+from assay.reference_broker.queues.messages.stored_message import MessageCodec, StoredMessage
+
+
+@mutant("queue-content-type-lost-on-disk", "what is read back from the disk has no content type any more")
+def content_type_lost(patch: Patch) -> None:
+    def forget(stored: StoredMessage, *_args: object) -> None:
+        stored.message.content_type = None
+
+    after(patch, MessageCodec, "_decode", forget)
+
+
+@mutant("queue-priority-lost-on-disk", "what is read back from the disk has the normal priority")
+def priority_lost(patch: Patch) -> None:
+    def forget(stored: StoredMessage, *_args: object) -> None:
+        stored.lane = NORMAL
+
+    after(patch, MessageCodec, "_decode", forget)
+
+
+@mutant("queue-redeliveries-count-twice", "the figures of a group count each redelivery as two")
+def redeliveries_twice(patch: Patch) -> None:
+    def count(_result: object, self: Dispatcher, *_args: object) -> None:
+        self._group.counts.redelivered += 1
+
+    after(patch, Dispatcher, "_redeliver", count)
+
+
+@mutant("queue-bursts-drop-nothing", "a full queue gives up only what is on disk already, and refuses a burst")
+def bursts_drop_nothing(patch: Patch) -> None:
+    patch.replace(limits, "_settled_end", lambda partition: partition.visible_end)
