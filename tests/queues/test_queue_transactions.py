@@ -19,6 +19,7 @@ from assay.reference_broker.storage.memory_disk import MemoryDisk
 from assay.reference_broker.storage.queue_store import LogQueueStore
 from tests.queues.actor import Actor
 from tests.queues.conftest import Outcome, QueueBench
+from tests.queues.failing_disk import FailingDisk
 
 # -- transactions ----------------------------------------------------------------------------------------------------
 
@@ -299,20 +300,32 @@ def test_a_queue_goes_once_its_transactions_have_ended_and_leaves_nothing(durabl
     assert [consumer.values for consumer in consumers] == [["d", "e"], ["before", "c"]]
 
 
-def test_a_queue_that_was_added_and_is_deleted_fails_the_transaction(durable: QueueBench) -> None:
-    actor = Actor(durable)
+@pytest.mark.parametrize("why", ["its queue is deleted", "a message is lost"])
+def test_a_commit_that_is_refused_ends_the_transaction(bench_with: Callable[..., QueueBench], why: str) -> None:
+    """What it wrote is never seen, and neither its producer nor what is behind it waits for its timeout."""
+    disk = FailingDisk()
+    bench = bench_with(disk)
+    actor = Actor(bench)
+    consumer, _ = bench.consumer(queue="r"), bench.publish("before", "$queue/q")
+    bench.turn()
     transaction = actor.begin()
     actor.publish("a", transaction, topic="$queue/r")
-    durable.turn()
-    key = TransactionKey(*actor.identity, transaction)
-    durable.engine.add_to_transaction(key, "q", 0, durable.now)
-    durable.engine.delete_queue("q", durable.now)
-    durable.turn()
-    with pytest.raises(QueueError, match="the queue 'q' was deleted"):
-        actor.commit(transaction)
-    consumer = durable.consumer(queue="r")
-    durable.turn()
+    bench.publish("behind", "$queue/r")
+    bench.turn()
     assert consumer.values == []
+    if why == "its queue is deleted":
+        key = TransactionKey(*actor.identity, transaction)
+        bench.engine.add_to_transaction(key, "q", 0, bench.now)
+        bench.engine.delete_queue("q", bench.now)
+    else:
+        disk.fail_sync = "queues/q/partitions"
+        actor.publish("lost", transaction, topic="$queue/q")
+    bench.turn()
+    with pytest.raises(QueueError, match="was deleted" if why == "its queue is deleted" else "was lost"):
+        actor.commit(transaction)
+    bench.turn()
+    assert consumer.values == ["behind"]
+    assert actor.begin() != transaction
 
 
 # -- limits ----------------------------------------------------------------------------------------------------------
