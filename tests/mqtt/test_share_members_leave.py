@@ -368,3 +368,25 @@ def test_random_lives_of_a_share(make_world: type[World], seed: int, version: in
     for _ in range(80):
         life.step()
         life.check()
+
+
+@pytest.mark.parametrize("left", ["$share/g/t/+", "$share/h/u/+"])
+def test_who_leaves_one_share_keeps_what_waits_for_the_others(world: World, left: str) -> None:
+    """Of three subscriptions one ends: of what waits only its messages go to the other member of both shares."""
+    client = member(world, "a", window=1)
+    subscribe(client, share="$share/h/u/+")
+    subscribe(client, share="v")
+    publisher = world.connect("p")
+    topics = ["v", *["t/x", "u/x", "v"] * 3]
+    for number, topic in enumerate(topics):
+        publisher.send(p.Publish(topic=topic, payload=b"%d" % number, qos=1, packet_id=number + 1))
+    other = member(world, "b")
+    subscribe(other, share="$share/h/u/+")
+    client.send(p.Unsubscribe(packet_id=2, topic_filters=(left,)))
+    moved = [number for number, topic in enumerate(topics) if topic[0] == left[-3]]
+    assert numbers(other) == moved
+    got = []
+    while came := numbers(client):
+        got += came
+        acknowledge(client)
+    assert got == [number for number in range(len(topics)) if number not in moved]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 from assay.reference_broker.queues.jobs.errors import LogError
 from assay.reference_broker.queues.jobs.store import CursorRecord, PendingRecord
+from assay.reference_broker.storage import pending_log
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from assay.reference_broker.storage.pending_codec import encode_header
@@ -116,6 +117,38 @@ def test_a_snapshot_follows_ten_thousand_operations_and_two_per_entry() -> None:
         assert log.wants_snapshot(0) == wanted
     assert log.wants_snapshot(5_000)
     assert not log.wants_snapshot(5_001)
+
+
+def test_operations_are_counted_exactly_also_by_who_reads_them_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs and ranges by their offsets, whatever the flushes; a snapshot follows as many of them, and no fewer."""
+    disk = MemoryDisk()
+    log = open_log(disk)
+    steps: list[tuple[int, Callable[[], object]]] = [
+        (1, lambda: log.add(0, 0, "c", 7, 1)),
+        (5, lambda: log.add_run(0, 1, 6, "c", 7)),
+        (1, lambda: log.ack(0, 3)),
+        (4, lambda: log.ack_all(0, (0, 1, 2, 4))),
+        (2, lambda: log.ack_all(1, (10, 1_000))),
+        (7, lambda: log.ack_many(0, ((20, 25), (30, 32)))),
+        (1, lambda: log.claim(0, 5, "d", 8, 2)),
+        (1, lambda: log.expire(0, 5, 9)),
+        (1, lambda: log.move_cursor(1, 2_000)),
+    ]
+    total = 0
+    for flushes in (True, False):
+        for count, step in steps:
+            step()
+            total += count
+            if flushes:
+                log.flush()
+        log.flush()
+        for again in (log, open_log(disk)):
+            while again.needs_sync:
+                sync(again)
+            for most, wants in ((total, True), (total + 1, False)):
+                monkeypatch.setattr(pending_log, "SNAPSHOT_OPERATIONS", most)
+                assert again.wants_snapshot(0) == wants
+                assert not again.wants_snapshot(total)
 
 
 def test_no_snapshot_before_names_are_durable_nor_while_one_is_under_way() -> None:
