@@ -390,3 +390,5 @@ def test_who_leaves_one_share_keeps_what_waits_for_the_others(world: World, left
         got += came
         acknowledge(client)
     assert got == [number for number in range(len(topics)) if number not in moved]
+    acknowledge(other)
+    assert world.node.state.held.used == 0, "what is done takes no memory"
