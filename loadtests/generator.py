@@ -10,8 +10,9 @@ import gc
 import os
 import selectors
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -34,6 +35,10 @@ MAX_BURST_PER_TURN = 256
 PROGRESS_EVERY_S = 0.25
 KEEP_ALIVE_EVERY_S = 0.25
 """How often to look whether a broker that imposes a keep alive (1 s at least) must hear of a client."""
+
+LOOKS_PER_DRAIN = 8
+DRAINS_MAX = 10
+"""A broker that goes on delivering gets so many times the drain timeout."""
 
 Progress = Callable[[float, int, int], None]
 """Called with seconds since the start, messages handed out, messages in all."""
@@ -258,6 +263,28 @@ async def _barriers(clients: Sequence[LoadClient]) -> None:
             await client.ping()
 
 
+async def until_drained(
+    ledger: Ledger, schedule_s: float, drain_timeout_s: float, wait: Callable[[float], Awaitable[None]]
+) -> None:
+    """Until all has come, or for so long nothing more has: what a busy machine makes late is not lost.
+
+    ``wait`` returns after so many seconds, or as soon as the ledger is done.
+    """
+    await wait(schedule_s)
+    quiet = 0
+    for _ in range(DRAINS_MAX * LOOKS_PER_DRAIN):
+        before = ledger.outstanding
+        if ledger.done.is_set() or quiet == LOOKS_PER_DRAIN:
+            return
+        await wait(drain_timeout_s / LOOKS_PER_DRAIN)
+        quiet = 0 if ledger.outstanding < before else quiet + 1
+
+
+async def _wait_for(done: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(done.wait(), seconds)
+
+
 async def drive(profile: Profile, endpoint: Endpoint, *, seed: int, progress: Progress | None = None) -> Recording:
     """Run a profile against a broker. Raises :class:`LoadClientError` or :class:`OSError` when it cannot connect, and
     :class:`UnsupportedError` when the broker shows that it lacks what a workload needs.
@@ -294,9 +321,8 @@ async def drive(profile: Profile, endpoint: Endpoint, *, seed: int, progress: Pr
             cpu_started = time.process_time()
             tick()
             timetable.fire()
-            timeout_s = LEAD_S + profile.phases.total_s + profile.drain_timeout_s
-            with suppress(TimeoutError):
-                await asyncio.wait_for(ledger.done.wait(), timeout_s)
+            schedule_s = LEAD_S + profile.phases.total_s
+            await until_drained(ledger, schedule_s, profile.drain_timeout_s, partial(_wait_for, ledger.done))
             timetable.stop()
             cpu_s = time.process_time() - cpu_started
             if ledger.unsupported:

@@ -231,7 +231,9 @@ def result_of(
 ) -> RunResult:
     """The verdict of a run. Artefacts are named, not written. What was ``left_out`` neither helps nor harms."""
     found = findings(run.profile, run.tallies, run.recording)
-    judged = checks(run.profile, run.tallies, run.samples, run.groups, run.state)
+    null = {} if run.baseline is None else run.baseline.percentiles
+    null_ms = {key: figure.p99_us / 1_000 for key, figure in null.items()}
+    judged = checks(run.profile, run.tallies, run.samples, run.groups, run.state, null_ms)
     verdicts = [check.verdict for check in judged]
     if any(finding.severity is Severity.SAFETY for finding in found) or run.recording.ledger.failures:
         verdicts.append(Verdict.FAIL)

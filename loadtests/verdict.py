@@ -1,13 +1,16 @@
 """What a load run says: loss, repetition, order, rate, latency targets, and whether the generator may judge at all.
 
-The generator is judged too: a miss that its own lateness, or too little headroom, may explain is ``unknown``; a larger
-miss stands, and so does a met bound, since latency counts from the intended time and includes the generator's delay.
-What was due and never answered counts as the worst (:mod:`assay.reference_broker.trace.judgement`).
+The generator and the machine are judged too: a miss that the generator's own lateness or too little headroom may
+explain, or a machine on which a broker that does nothing is as slow, is ``unknown``; a larger miss stands, and so does
+a met bound, since latency counts from the intended time and includes all delay. What was due and never answered counts
+as the worst (:mod:`assay.reference_broker.trace.judgement`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -106,15 +109,15 @@ class SteadyP99(msgspec.Struct, frozen=True, kw_only=True):
     """The generator's own delay of these very samples, 99th percentile."""
 
 
-def steady_p99(group: Samples, phases: Phases) -> SteadyP99:
-    """Of one workload and operation; with nothing answered it lies anywhere."""
+def steady_p99(group: Samples, phases: Phases, null_ms: float = 0.0) -> SteadyP99:
+    """Of one workload and operation; with nothing answered it lies anywhere. ``null_ms``: p99 of the null broker."""
     due = in_phase(group, phases, "steady")
     known = answered(due)
     late_us = due.lateness_us[due.status != UNSENT]
     missing = len(due.seq) - len(known.seq)
     delay_ms = max(0.0, _percentile(late_us, 99) / 1_000) if len(late_us) else 0.0
     measured = quantile_bounds(np.sort(known.latency_us / 1_000).tolist(), missing, P99)
-    bounds = without_delay(measured, delay_ms)
+    bounds = without_delay(measured, max(delay_ms, null_ms))
     return SteadyP99(bounds=bounds, count=len(known.seq), missing=missing, delay_ms=delay_ms)
 
 
@@ -304,8 +307,10 @@ def _rate(load: Load, samples: list[Samples], profile: Profile, state: Generator
     )
 
 
-def latency_check(target: LatencyTarget, load: Load, groups: dict[Key, Samples], phases: Phases) -> Check | None:
-    """One target against one workload; None where it does not apply."""
+def latency_check(
+    target: LatencyTarget, load: Load, groups: dict[Key, Samples], phases: Phases, null_ms: Mapping[Key, float]
+) -> Check | None:
+    """One target against one workload; None where it does not apply. ``null_ms``: what a null broker needed, p99."""
     key = (load.name, target.operation, load.qos)
     applies = not target.workloads or load.name in target.workloads
     if not applies or (target.operation is LatencyOperation.PUBLISH_TO_ACK and load.qos == 0):
@@ -316,7 +321,7 @@ def latency_check(target: LatencyTarget, load: Load, groups: dict[Key, Samples],
     p99 = SteadyP99(bounds=exactly(math.nan), count=0, missing=0, delay_ms=0.0)
     value = None
     if group is not None:
-        p99 = steady_p99(group, phases)
+        p99 = steady_p99(group, phases, null_ms.get(key, 0.0))
         known = answered(in_phase(group, phases, "steady")).latency_us
         value = round(_percentile(known, 99) / 1_000, 3) if len(known) else None
     verdict = verdict_within("<", target.p99_ms, p99.bounds) if p99.count else Verdict.UNKNOWN
@@ -324,7 +329,8 @@ def latency_check(target: LatencyTarget, load: Load, groups: dict[Key, Samples],
     if not p99.count:
         reason = f"none of {p99.missing:,} due in the steady phase was answered" if p99.missing else "nothing was due"
     elif verdict is Verdict.UNKNOWN:
-        reason = explain(p99.bounds, "ms", count=p99.count, missing=p99.missing, delay=p99.delay_ms)
+        delays = {"delay": p99.delay_ms, "null": null_ms.get(key, 0.0)}
+        reason = explain(p99.bounds, "ms", count=p99.count, missing=p99.missing, **delays)
     return Check(
         name=f"{key_name(key)}, p99",
         value=value,
@@ -344,14 +350,15 @@ def checks(
     samples: list[Samples],
     groups: dict[Key, Samples],
     state: GeneratorState,
+    null_ms: Mapping[Key, float] = MappingProxyType({}),
 ) -> list[Check]:
-    """Every check of the broker, workload by workload."""
+    """Every check of the broker, workload by workload. ``null_ms``: p99 of a broker that does nothing, in this run."""
     found = []
     for load, counts in zip(profile.workloads, tallies, strict=True):
         found += _counts(load, counts)
         found.append(_rate(load, samples, profile, state))
         for target in profile.targets:
-            check = latency_check(target, load, groups, profile.phases)
+            check = latency_check(target, load, groups, profile.phases, null_ms)
             if check is not None:
                 found.append(check)
     return found

@@ -147,6 +147,7 @@ def analyse(
     outcome.measured = msgspec.structs.replace(
         outcome.measured,
         generator_ceiling_per_s=_generator_ceiling(sources, outcome.measured),
+        null_p99_us=null_figures(sources, outcome.measured),
         messages_lost=outcome.lost,
         histories_drained=bool(outcome.counts) and not outcome.reasons and not _damaged(outcome, "history"),
     )
@@ -285,15 +286,31 @@ def _figures(samples: DataFrame, subjects: DataFrame, selection: Selection, exac
     return [msgspec.convert(row.asDict(), OperationFigures) for row in table.collect()]
 
 
+def _metric_of(sources: SourceFiles, run_id: str, name: str) -> object:
+    """What a run says of itself in its ``result.json``; None where it says nothing."""
+    path = sources.results.get(run_id)
+    try:
+        return read_result(path).metrics.get(name) if path is not None else None
+    except READ_ERRORS:
+        return None
+
+
+def null_figures(sources: SourceFiles, measured: Measured) -> dict[tuple[str, str, str], float]:
+    """What the same load needed with a broker that does nothing, by run, workload and operation."""
+    found = {}
+    for one in (one for figures in measured.figures.values() for one in figures):
+        name = f"null broker, {one.workload}: {one.operation.replace('_', ' ')}, p99_us"
+        value = _metric_of(sources, one.run_id, name)
+        if isinstance(value, int | float):
+            found[one.run_id, one.workload, one.operation] = float(value)
+    return found
+
+
 def _generator_ceiling(sources: SourceFiles, measured: Measured) -> float | None:
     """The least ceiling of the load runs that are judged; ``None`` when one of them measured none."""
     ceilings = []
     for run_id in sorted({one.run_id for figures in measured.figures.values() for one in figures}):
-        path = sources.results.get(run_id)
-        try:
-            ceiling = read_result(path).metrics.get(GENERATOR_CEILING) if path is not None else None
-        except READ_ERRORS:
-            ceiling = None
+        ceiling = _metric_of(sources, run_id, GENERATOR_CEILING)
         if not isinstance(ceiling, int | float):
             return None
         ceilings.append(float(ceiling))

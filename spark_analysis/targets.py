@@ -141,6 +141,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """By what was selected; one for each subject."""
     generator_ceiling_per_s: float | None = None
     """What the load generator reaches with a broker that does nothing; the least of the folder's load runs."""
+    null_p99_us: dict[tuple[str, str, str], float] = {}
+    """By run, workload and operation: what that took with a broker that does nothing, in the same run."""
     messages_lost: int | None = None
     """``None`` without a history."""
     histories_drained: bool = False
@@ -264,16 +266,16 @@ def _judge_known(
 
 
 def _judge_latency(target: Target, one: OperationFigures, measured: Measured) -> _Answer:
-    del measured
     if one.p99_us is None:
         return _unknown(f"none of {one.missing} due were answered", None, one.subject())
     late_ms = max(0.0, (one.late_us or 0.0) / 1000)
     high = math.inf if one.p99_high_us is None else one.p99_high_us / 1000
-    bounds = without_delay(Bounds(low=one.p99_low_us / 1000, high=high), late_ms)
+    null_ms = measured.null_p99_us.get((one.run_id, one.workload, one.operation), 0.0) / 1000
+    bounds = without_delay(Bounds(low=one.p99_low_us / 1000, high=high), max(late_ms, null_ms))
     return _Answer(
         value=one.p99_us / 1000,
         verdict=verdict_within(target.relation, target.bound, bounds),
-        reason=explain(bounds, "ms", count=one.count, missing=one.missing, delay=late_ms),
+        reason=explain(bounds, "ms", count=one.count, missing=one.missing, delay=late_ms, null=null_ms),
         subject=one.subject(),
     )
 

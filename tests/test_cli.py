@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from assay import cli, demo
-from assay.reference_broker.trace.results import RunKind, RunResult, Verdict, write_result
+from assay.reference_broker.trace.results import Check, RunKind, RunResult, Verdict, write_result
 
 WAIT_S = 60.0
 
@@ -110,6 +110,37 @@ def test_a_steps_verdict_is_its_results(tmp_path: Path) -> None:
     write_result(tmp_path / "there", RunResult(kind=RunKind.SIM, name="n", verdict=Verdict.UNKNOWN, summary="nothing"))
     step = demo.Step(name="fine", title="t", arguments=("--version",), folder="there")
     assert demo.run_step(step, tmp_path).verdict is Verdict.UNKNOWN
+
+
+def _check(unit: str, verdict: Verdict, name: str = "n") -> Check:
+    return Check(name=name, value=1.0, unit=unit, bound=0.0, relation="<", verdict=verdict, source="s")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "checks", "is_well"),
+    [
+        (Verdict.UNKNOWN, [_check("messages", Verdict.PASS), _check("ms", Verdict.UNKNOWN)], True),
+        (
+            Verdict.UNKNOWN,
+            [_check("messages", Verdict.PASS), _check("x", Verdict.UNKNOWN, "generator: headroom")],
+            True,
+        ),
+        (Verdict.UNKNOWN, [_check("messages", Verdict.UNKNOWN), _check("ms", Verdict.UNKNOWN)], False),
+        (Verdict.FAIL, [_check("messages", Verdict.PASS), _check("ms", Verdict.FAIL)], False),
+        (Verdict.UNKNOWN, [_check("ms", Verdict.UNKNOWN)], False),
+        (Verdict.UNKNOWN, [], False),
+        (Verdict.PASS, [], True),
+    ],
+)
+def test_latencies_that_a_busy_machine_leaves_open_end_no_demo_as_failed(
+    tmp_path: Path, verdict: Verdict, checks: list[Check], is_well: bool
+) -> None:
+    result = RunResult(kind=RunKind.LOAD, name="n", verdict=verdict, summary="", checks=checks)
+    write_result(tmp_path / "there", result)
+    step = demo.Step(name="fine", title="t", arguments=("--version",), folder="there")
+    outcome = demo.run_step(step, tmp_path)
+    assert outcome.is_well is is_well
+    assert outcome.verdict is verdict, "it is told as it is"
 
 
 def test_every_deciding_step_names_a_folder_of_its_own(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ A figure passes when its worst explanation holds the bound, fails when even the 
 
 * samples that were due and never answered. The worst explanation counts them as slower than everything measured, the
   most favourable as faster. So a p99 can only pass where at least 99 % of what was due was answered.
-* the generator's own delay, which is part of every latency. The most favourable explanation takes it off.
+* the delay of the generator and of the machine, which is part of every latency. The most favourable explanation takes
+  it off: the generator's own, or as much as a broker that does nothing needed for the same in the same run, if that is
+  more.
 """
 
 from __future__ import annotations
@@ -87,12 +89,14 @@ def without_delay(figure: Bounds, delay: float) -> Bounds:
     return Bounds(low=max(0.0, figure.low - max(0.0, delay)), high=figure.high)
 
 
-def explain(figure: Bounds, unit: str, *, count: int, missing: int, delay: float) -> str:
-    """Why the figure is not known exactly, as one phrase; empty when it is."""
+def explain(figure: Bounds, unit: str, *, count: int, missing: int, delay: float, null: float = 0.0) -> str:
+    """Why the figure is not known exactly, as one phrase; empty when it is. ``null``: what a null broker needed."""
     parts = []
     if missing:
         parts.append(f"{count:,} of {count + missing:,} due were answered")
-    if delay > 0:
+    if null > delay:
+        parts.append(f"a broker that does nothing needed {null:.3g} {unit} (p99) on this machine")
+    elif delay > 0:
         parts.append(f"the generator itself was {delay:.3g} {unit} late (p99)")
     if not parts:
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 
 from assay.conformance.targets import Endpoint, running
 from assay.loadtests import null_broker
-from assay.loadtests.generator import run_generator
+from assay.loadtests.generator import run_generator, until_drained
+from assay.loadtests.ledger import Ledger, PublisherLog
 from assay.loadtests.profile import Profile, parse_profile
 from assay.loadtests.recorder import Samples, collect
 from assay.loadtests.runner import run_load
@@ -125,6 +127,41 @@ def test_a_lossy_queue_fails(tmp_path: Path) -> None:
     assert result.verdict is Verdict.FAIL
     assert (_check(result, "tasks: lost") or 0) > 0
     assert result.metrics["drained"] == "false"
+
+
+def _drained(arrivals_s: list[float], never: int = 0) -> tuple[int, float]:
+    """What is outstanding, and the time, when a drain of 1 s ends behind a schedule of 5 s, with messages that come
+    at these times and some that never do."""
+    log = PublisherLog(
+        name="w-p0",
+        number=0,
+        workload="w",
+        qos=0,
+        copies=1,
+        settles=False,
+        intended_ns=np.zeros(len(arrivals_s) + never, dtype=np.int64),
+        protocol="mqtt5",
+    )
+    ledger = Ledger(b"12345678", [log])
+    now_s = 0.0
+
+    async def wait(seconds: float) -> None:
+        nonlocal now_s
+        come = sum(now_s < at_s <= now_s + seconds for at_s in arrivals_s)
+        now_s += seconds
+        ledger.complete(come)
+
+    asyncio.run(until_drained(ledger, 5.0, 1.0, wait))
+    return ledger.outstanding, now_s
+
+
+def test_what_still_comes_is_not_lost() -> None:
+    """On a busy machine a backlog took longer than the drain timeout, and what came behind that was called lost."""
+    assert _drained([1.0, 2.0]) == (0, 5.0)
+    assert _drained([5.0 + 0.5 * number for number in range(12)])[0] == 0
+    assert _drained([1.0, 5.9], never=2) == (2, 7.0), "one timeout behind the last arrival"
+    assert _drained([1.0], never=1) == (1, 6.0)
+    assert _drained([5.0 + 0.5 * number for number in range(100)])[1] == 15.0, "ten timeouts at most"
 
 
 def _record(profile: Profile, *arguments: str) -> dict[LatencyOperation, Samples]:

@@ -28,13 +28,14 @@ from assay.reference_broker.trace.results import (
 )
 from assay.reference_broker.trace.schema import LatencySample, OpKind, OpType, TraceEvent, TraceHeader, TraceKind
 from assay.spark_analysis import analyse as analysis_module
-from assay.spark_analysis.analyse import GENERATOR_CEILING, Outcome, analyse, verdict_of
+from assay.spark_analysis.analyse import GENERATOR_CEILING, Outcome, analyse, null_figures, verdict_of
 from assay.spark_analysis.charts import open_analysis
 from assay.spark_analysis.cli import app
 from assay.spark_analysis.delivery import RunCounts
 from assay.spark_analysis.exit_status import ExitStatus
 from assay.spark_analysis.notebook import NotebookError, execute_notebook, notebook_text, with_parameters
-from assay.spark_analysis.sources import SourceReport
+from assay.spark_analysis.sources import SourceFiles, SourceReport
+from assay.spark_analysis.targets import Measured, OperationFigures, Selection
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -104,6 +105,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def result(spark: SparkSession, folder: Path) -> RunResult:
     del spark  # analyse borrows the open session
     return analyse(folder)
+
+
+def test_what_a_null_broker_needed_is_read_where_the_load_run_says_it(tmp_path: Path) -> None:
+    figures = "null broker, tasks: publish to ack, p99_us"
+    write_result(
+        tmp_path, RunResult(kind=RunKind.LOAD, name="n", verdict=Verdict.PASS, summary="", metrics={figures: 700.0})
+    )
+    one = OperationFigures(
+        operation="publish_to_ack",
+        run_id="load",
+        workload="tasks",
+        count=1,
+        p99_us=1.0,
+        offered_per_s=None,
+        completed_per_s=None,
+    )
+    other = msgspec.structs.replace(one, operation="publish_to_deliver")
+    seen = Measured(figures={Selection(): [one, other]})
+    sources = SourceFiles(folder=tmp_path, results={"load": tmp_path / "result.json"})
+    assert null_figures(sources, seen) == {("load", "tasks", "publish_to_ack"): 700.0}
 
 
 def test_the_result_is_written_and_fails_for_what_was_planted(result: RunResult, folder: Path) -> None:

@@ -94,6 +94,17 @@ def test_latency(changes: dict[str, float | None], verdict: Verdict, reason: str
     assert check.subject == "workload tasks, queue q, mqtt5 [load/smoke]"
 
 
+@pytest.mark.parametrize(
+    ("null_us", "verdict"), [(19_000.0, Verdict.FAIL), (21_000.0, Verdict.UNKNOWN), (100.0, Verdict.FAIL)]
+)
+def test_a_machine_on_which_nobody_is_faster_excuses_a_miss(null_us: float, verdict: Verdict) -> None:
+    slow = measured(PUBLISH, p99(30_000.0))
+    null = {("load/smoke", "tasks", "publish_to_ack"): null_us, ("load/smoke", "other", "publish_to_ack"): 1e6}
+    check = judge(PUBLISH, msgspec.structs.replace(slow, null_p99_us=null))
+    assert check.verdict is verdict
+    assert ("a broker that does nothing needed 21 ms" in check.reason) == (verdict is Verdict.UNKNOWN)
+
+
 def test_one_queue_is_judged_at_a_time_and_the_worst_decides() -> None:
     slow = {**p99(30_000.0), "queue": "slow"}
     check = judge(PUBLISH, measured(PUBLISH, {}, slow, p99(1.0)))
