@@ -15,6 +15,7 @@ from assay.reference_broker.queues.jobs.store import NewRecord
 from assay.reference_broker.queues.queue.queue import DurableQueue
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.log import SegmentedLog
+from assay.reference_broker.storage.pending_log import PendingLogFile
 
 Original = Callable[..., Any]
 
@@ -87,3 +88,28 @@ def burst_shares_a_buffer(patch: Patch) -> None:
         return append
 
     patch.wrap(SegmentedLog, "append", make)
+
+
+@mutant("queue-burst-repeats-a-message", "of plain messages that come together the last is stored as the one before it")
+def repeats_a_message(patch: Patch) -> None:
+    def make(original: Original) -> Original:
+        def publish_run(
+            self: DurableQueue, routing_key: str, messages: Sequence[Message], *rest: Any, **more: Any
+        ) -> bool:
+            shared = [*messages[:-1], messages[max(0, len(messages) - 2)]]
+            return bool(original(self, routing_key, shared, *rest, **more))
+
+        return publish_run
+
+    patch.wrap(DurableQueue, "publish_run", make)
+
+
+@mutant("queue-burst-settlements-unwritten", "of acknowledgements that come together the log gets the last only")
+def settlements_unwritten(patch: Patch) -> None:
+    def make(original: Original) -> Original:
+        def ack_all(self: PendingLogFile, partition: int, offsets: Any) -> None:
+            original(self, partition, list(offsets)[-1:])
+
+        return ack_all
+
+    patch.wrap(PendingLogFile, "ack_all", make)
