@@ -15,14 +15,14 @@ import msgspec
 from assay.reference_broker.auth import Authenticator, PasswordCheck
 from assay.reference_broker.config import BrokerConfig, Durability, QueuesConfig, ServerReferenceConfig
 from assay.reference_broker.config_files import read_named_files
-from assay.reference_broker.core.broker_state import BrokerState
 from assay.reference_broker.core.rates import ArrivalRates, arrival_key
-from assay.reference_broker.core.session_journal import SessionJournal
-from assay.reference_broker.core.session_records import RecordError, read_state
-from assay.reference_broker.core.session_restore import restore
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.farewell import reference_reason
-from assay.reference_broker.mqtt.phase import Phase
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.error_packets import reference_reason
+from assay.reference_broker.mqtt.connections.phase import Phase
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+from assay.reference_broker.mqtt.sessions.session_journal import SessionJournal
+from assay.reference_broker.mqtt.sessions.session_records import RecordError, read_state
+from assay.reference_broker.mqtt.sessions.session_restore import restore
 from assay.reference_broker.queues import LogError, QueueEngine, QueueError, SyncJob
 from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.queues.jobs.errors import raise_if_not_tried

@@ -17,9 +17,9 @@ from contextlib import suppress
 from typing import NamedTuple, Protocol, cast
 
 from assay.reference_broker.config import BrokerConfig, Durability, QueueConfig, QueuesConfig, SessionsConfig
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.codec import decode_packet, encode_packet
-from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.codec import decode_packet, encode_packet
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueOpenError
 from assay.reference_broker.storage import pending_log

@@ -7,7 +7,7 @@ from functools import partial
 from types import TracebackType
 
 from assay.reference_broker.config import BrokerConfig
-from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.queues import SyncJob
 from assay.reference_broker.trace.schema import Tracer

@@ -9,9 +9,9 @@ import hmac
 
 import pytest
 
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.codec import decode_packet
-from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.codec import decode_packet
 
 
 class ScramClient:

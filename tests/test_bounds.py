@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from assay.reference_broker.config import BrokerConfig, ListenerConfig, QueueConfig, TenantConfig, WebSocketConfig
-from assay.reference_broker.core.sys_topics import figure_names
+from assay.reference_broker.mqtt.sessions.sys_topics import figure_names
 from assay.reference_broker.queues import GroupStats, QueueStats
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -231,10 +231,10 @@ def test_the_core_reads_no_clock_and_draws_no_randomness_of_its_own(folder: str)
 
 
 PARTS_OF_ONE = {
-    "reference_broker.mqtt.connection": "handlers are the connection's, and change it",
-    "reference_broker.core.broker_state": "its parts change it",
-    "reference_broker.core.session": "subscriptions lead to sessions, and sessions have subscriptions",
-    "reference_broker.mqtt.inbound": "its lanes go on where it stopped",
+    "reference_broker.mqtt.connections.connection": "handlers are the connection's, and change it",
+    "reference_broker.mqtt.sessions.broker_state": "its parts change it",
+    "reference_broker.mqtt.sessions.session": "subscriptions lead to sessions, and sessions have subscriptions",
+    "reference_broker.mqtt.connections.inbound": "its lanes go on where it stopped",
     "conformance.case": "connections write in the transcript of their case",
     "conformance.engine": "what is booked is an outcome",
 }

@@ -17,10 +17,10 @@ from assay.conformance.explore.topics import matches
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.output_order import frames_of, send_by_lanes, topic_of
 from assay.conformance.wire import MalformedPacketError, Publish, decode_packet, encode
-from assay.reference_broker.core.retained import RetainedStore
-from assay.reference_broker.core.session import Session
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.packets import PacketType
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.sessions.retained import RetainedStore
+from assay.reference_broker.mqtt.sessions.session import Session
+from assay.reference_broker.mqtt.wire.packets import PacketType
 
 _SEED = 12
 _RETAIN, _DUP, _QOS = 0x01, 0x08, 0x06

@@ -15,18 +15,19 @@ import msgspec
 
 from assay.conformance.mutants import Patch, variation
 from assay.conformance.mutants.output_order import FIRST_S, is_kept, send_by_lanes, topic_of
-from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
-from assay.reference_broker.core.message_paths import MessagePaths
-from assay.reference_broker.core.retained import RetainedStore
 from assay.reference_broker.core.routing import SharedGroup, Subscription, SubscriptionTree
-from assay.reference_broker.core.session import MAX_PACKET_ID, Session
-from assay.reference_broker.mqtt import connection as connection_module
-from assay.reference_broker.mqtt import farewell, handlers, publish_acks
-from assay.reference_broker.mqtt.codec import encode_acknowledgement, encode_packet
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.errors import ProtocolError, Reason
-from assay.reference_broker.mqtt.packets import Acknowledgement, Packet, PacketType, Unsuback
-from assay.reference_broker.mqtt.phase import Phase
+from assay.reference_broker.mqtt.connections import connection as connection_module
+from assay.reference_broker.mqtt.connections import error_packets as farewell
+from assay.reference_broker.mqtt.connections import handlers, publish_acks
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.phase import Phase
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.mqtt.sessions.message_paths import MessagePaths
+from assay.reference_broker.mqtt.sessions.retained import RetainedStore
+from assay.reference_broker.mqtt.sessions.session import MAX_PACKET_ID, Session
+from assay.reference_broker.mqtt.wire.codec import encode_acknowledgement, encode_packet
+from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason
+from assay.reference_broker.mqtt.wire.packets import Acknowledgement, Packet, PacketType, Unsuback
 from assay.reference_broker.routing.message import Message
 
 _SLOW_S = (0.03, 0.15)

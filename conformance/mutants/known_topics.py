@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from assay.conformance.mutants import Patch, mutant
-from assay.reference_broker.core.message_paths import MessagePaths
-from assay.reference_broker.core.retained import RetainedStore
 from assay.reference_broker.core.routing import Route, SharedGroup, Subscription, SubscriptionTree
+from assay.reference_broker.mqtt.sessions.message_paths import MessagePaths
+from assay.reference_broker.mqtt.sessions.retained import RetainedStore
 from assay.reference_broker.routing.message import Message
 
 

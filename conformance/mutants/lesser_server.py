@@ -7,13 +7,13 @@ from collections.abc import Callable
 import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
-from assay.reference_broker.core.broker_state import BrokerState, SubscribeOutcome
 from assay.reference_broker.core.routing import Subscription
-from assay.reference_broker.mqtt import handlers, handshake
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.errors import ProtocolError, Reason
-from assay.reference_broker.mqtt.inbound import Inbound
-from assay.reference_broker.mqtt.packets import (
+from assay.reference_broker.mqtt.connections import handlers, handshake
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.inbound import Inbound
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, SubscribeOutcome
+from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason
+from assay.reference_broker.mqtt.wire.packets import (
     V311,
     Connect,
     Properties,

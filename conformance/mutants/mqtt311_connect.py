@@ -8,14 +8,15 @@ from collections.abc import Callable
 import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
-from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
-from assay.reference_broker.core.session import Session, SessionConnection
-from assay.reference_broker.mqtt import codec, handlers, handshake
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.errors import ProtocolError, Reason
-from assay.reference_broker.mqtt.packets import V5, V311, Connack, Connect, Packet, PacketType, Pingreq, Publish
-from assay.reference_broker.mqtt.phase import Phase
-from assay.reference_broker.mqtt.wire_types import Reader
+from assay.reference_broker.mqtt.connections import handlers, handshake
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.phase import Phase
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.mqtt.sessions.session import Session, SessionConnection
+from assay.reference_broker.mqtt.wire import codec
+from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason
+from assay.reference_broker.mqtt.wire.packets import V5, V311, Connack, Connect, Packet, PacketType, Pingreq, Publish
+from assay.reference_broker.mqtt.wire.wire_types import Reader
 from assay.reference_broker.routing.message import Message
 
 _CONNECT_PATIENCE_S = 1.0

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from assay.conformance.mutants import Patch, mutant
-from assay.reference_broker.mqtt import connection as connection_module
-from assay.reference_broker.mqtt import handlers
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.errors import ProtocolError
-from assay.reference_broker.mqtt.packets import Connack, Packet, PacketType, Pingresp, Suback, Unsuback
-from assay.reference_broker.mqtt.wire_types import Reader
+from assay.reference_broker.mqtt.connections import connection as connection_module
+from assay.reference_broker.mqtt.connections import handlers
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.wire.errors import ProtocolError
+from assay.reference_broker.mqtt.wire.packets import Connack, Packet, PacketType, Pingresp, Suback, Unsuback
+from assay.reference_broker.mqtt.wire.wire_types import Reader
 
 _Decode = Callable[[int, bytes, int, int, int], Packet]
 _FLAGS = {PacketType.PUBREL: 2, PacketType.SUBSCRIBE: 2, PacketType.UNSUBSCRIBE: 2}

@@ -11,14 +11,14 @@ from assay.conformance.mutants import Patch, mutant, variation
 from assay.conformance.mutants.mqtt311_connect import with_request
 from assay.conformance.mutants.mqtt311_ways import close_fast_lanes
 from assay.conformance.wire import Decoder
-from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
-from assay.reference_broker.core.message_paths import is_queue_topic
-from assay.reference_broker.core.session import Session
-from assay.reference_broker.mqtt import handshake
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.errors import ProtocolError
-from assay.reference_broker.mqtt.inbound import Inbound
-from assay.reference_broker.mqtt.packets import V5, Connack
+from assay.reference_broker.mqtt.connections import handshake
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.inbound import Inbound
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.mqtt.sessions.message_paths import is_queue_topic
+from assay.reference_broker.mqtt.sessions.session import Session
+from assay.reference_broker.mqtt.wire.errors import ProtocolError
+from assay.reference_broker.mqtt.wire.packets import V5, Connack
 from assay.reference_broker.routing.message import Message
 
 _SUBACK = b"\x90"

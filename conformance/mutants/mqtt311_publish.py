@@ -10,16 +10,18 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.conformance.mutants.mqtt311_ways import close_fast_lanes
-from assay.reference_broker.core.broker_state import BrokerState
-from assay.reference_broker.core.message_paths import is_queue_topic
-from assay.reference_broker.core.retained import RetainedStore
 from assay.reference_broker.core.routing import Route, RouteEntry, Subscription, SubscriptionTree
-from assay.reference_broker.core.session import Outgoing, Session, SessionConnection
-from assay.reference_broker.mqtt import codec, handlers, runs
-from assay.reference_broker.mqtt.inbound import Inbound
-from assay.reference_broker.mqtt.outbound import Outbound
-from assay.reference_broker.mqtt.packets import Packet, PacketType, Publish
-from assay.reference_broker.mqtt.wire_types import Reader
+from assay.reference_broker.mqtt.batches import runs
+from assay.reference_broker.mqtt.connections import handlers
+from assay.reference_broker.mqtt.connections.inbound import Inbound
+from assay.reference_broker.mqtt.connections.outbound import Outbound
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+from assay.reference_broker.mqtt.sessions.message_paths import is_queue_topic
+from assay.reference_broker.mqtt.sessions.retained import RetainedStore
+from assay.reference_broker.mqtt.sessions.session import Outgoing, Session, SessionConnection
+from assay.reference_broker.mqtt.wire import codec
+from assay.reference_broker.mqtt.wire.packets import Packet, PacketType, Publish
+from assay.reference_broker.mqtt.wire.wire_types import Reader
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.topics import has_wildcard
 

@@ -8,12 +8,12 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.mqtt311_connect import with_request
-from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
-from assay.reference_broker.core.session import Released, Session, SessionConnection, Will
-from assay.reference_broker.mqtt import handshake
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.errors import ProtocolError
-from assay.reference_broker.mqtt.packets import WillFields
+from assay.reference_broker.mqtt.connections import handshake
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.mqtt.sessions.session import Released, Session, SessionConnection, Will
+from assay.reference_broker.mqtt.wire.errors import ProtocolError
+from assay.reference_broker.mqtt.wire.packets import WillFields
 from assay.reference_broker.routing.message import Message
 
 _Resume = Callable[[Session, float], None]

@@ -9,14 +9,15 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.conformance.mutants.mqtt311_ways import replace_text_decoder, walk_with_flaws
-from assay.reference_broker.core.broker_state import BrokerState, SubscribeOutcome
 from assay.reference_broker.core.routing import Subscription
-from assay.reference_broker.core.session import Session
-from assay.reference_broker.mqtt import codec, handlers
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.errors import malformed
-from assay.reference_broker.mqtt.outbound import Outbound
-from assay.reference_broker.mqtt.packets import (
+from assay.reference_broker.mqtt.connections import handlers
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.outbound import Outbound
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, SubscribeOutcome
+from assay.reference_broker.mqtt.sessions.session import Session
+from assay.reference_broker.mqtt.wire import codec
+from assay.reference_broker.mqtt.wire.errors import malformed
+from assay.reference_broker.mqtt.wire.packets import (
     V5,
     Packet,
     PacketType,
@@ -25,7 +26,7 @@ from assay.reference_broker.mqtt.packets import (
     SubscriptionRequest,
     Unsubscribe,
 )
-from assay.reference_broker.mqtt.wire_types import Reader, decode_string
+from assay.reference_broker.mqtt.wire.wire_types import Reader, decode_string
 from assay.reference_broker.routing.topics import TopicError, matches, validate_filter
 
 _OnSubscribe = Callable[[MqttConnection, Subscribe, float], None]

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from assay.conformance.mutants import Patch
 from assay.reference_broker.core.routing import SubscriptionTree, _Node
-from assay.reference_broker.mqtt import inbound, wire_types
-from assay.reference_broker.mqtt.inbound import Inbound, _Plan
+from assay.reference_broker.mqtt.connections import inbound
+from assay.reference_broker.mqtt.connections.inbound import Inbound, _Plan
+from assay.reference_broker.mqtt.wire import wire_types
 
 
 def close_fast_lanes(patch: Patch) -> None:

@@ -9,11 +9,12 @@ import msgspec
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.conformance.mutants.mqtt5_support import change_sent, rewrite_frames
 from assay.reference_broker.auth import ScramError, ScramServer, ScramState
-from assay.reference_broker.mqtt import enhanced_auth, handshake
-from assay.reference_broker.mqtt.codec import encode_packet
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.errors import ProtocolError, Reason
-from assay.reference_broker.mqtt.packets import (
+from assay.reference_broker.mqtt.connections import enhanced_auth, handshake
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.phase import Phase
+from assay.reference_broker.mqtt.wire.codec import encode_packet
+from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason
+from assay.reference_broker.mqtt.wire.packets import (
     V5,
     Auth,
     Connack,
@@ -24,7 +25,6 @@ from assay.reference_broker.mqtt.packets import (
     Pingresp,
     Properties,
 )
-from assay.reference_broker.mqtt.phase import Phase
 
 _TEXT = "an explanation for people"
 Send = Callable[[MqttConnection, Reason, bytes | None], None]

@@ -9,14 +9,16 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.mqtt5_support import change_connect, rewrite_frames
-from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest, SubscribeOutcome
 from assay.reference_broker.core.routing import Subscription
-from assay.reference_broker.core.session import Session, SessionConnection
-from assay.reference_broker.mqtt import codec, handlers, handshake
-from assay.reference_broker.mqtt.codec import decode_packet
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.errors import ProtocolError, Reason
-from assay.reference_broker.mqtt.packets import (
+from assay.reference_broker.mqtt.connections import handlers, handshake
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.phase import Phase
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest, SubscribeOutcome
+from assay.reference_broker.mqtt.sessions.session import Session, SessionConnection
+from assay.reference_broker.mqtt.wire import codec
+from assay.reference_broker.mqtt.wire.codec import decode_packet
+from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason
+from assay.reference_broker.mqtt.wire.packets import (
     V5,
     V311,
     Connack,
@@ -28,8 +30,7 @@ from assay.reference_broker.mqtt.packets import (
     Publish,
     SubscriptionRequest,
 )
-from assay.reference_broker.mqtt.phase import Phase
-from assay.reference_broker.mqtt.wire_types import Reader
+from assay.reference_broker.mqtt.wire.wire_types import Reader
 from assay.reference_broker.routing.message import Message
 
 _VERSION_AT = 6

@@ -9,11 +9,14 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.mqtt5_support import ignore_flags, no_fast_lane, tolerate
-from assay.reference_broker.mqtt import codec, connection, farewell, handlers, inbound, properties, wire_types
-from assay.reference_broker.mqtt.codec import encode_packet
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.errors import MalformedPacketError, ProtocolError
-from assay.reference_broker.mqtt.packets import (
+from assay.reference_broker.mqtt.connections import connection, handlers, inbound
+from assay.reference_broker.mqtt.connections import error_packets as farewell
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.phase import Phase
+from assay.reference_broker.mqtt.wire import codec, properties, wire_types
+from assay.reference_broker.mqtt.wire.codec import encode_packet
+from assay.reference_broker.mqtt.wire.errors import MalformedPacketError, ProtocolError
+from assay.reference_broker.mqtt.wire.packets import (
     NO_PROPERTIES,
     V5,
     Auth,
@@ -29,9 +32,8 @@ from assay.reference_broker.mqtt.packets import (
     Unsuback,
     Unsubscribe,
 )
-from assay.reference_broker.mqtt.phase import Phase
-from assay.reference_broker.mqtt.properties import Kind, Rule, read_properties
-from assay.reference_broker.mqtt.wire_types import Reader, decode_string
+from assay.reference_broker.mqtt.wire.properties import Kind, Rule, read_properties
+from assay.reference_broker.mqtt.wire.wire_types import Reader, decode_string
 
 _UNKNOWN_PROPERTY = 0x7E
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.wire import Decoder
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.packets import V5, PacketType
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.wire.packets import V5, PacketType
 
 _LONGEST_IN_ONE_BYTE = 0x7F
 _CAUTIOUS_FROM = 120

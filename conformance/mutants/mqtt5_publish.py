@@ -10,14 +10,15 @@ import msgspec
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.mqtt5_support import no_fast_lane, rewrite_frames
 from assay.reference_broker.core.routing import RouteEntry, Subscription, SubscriptionTree, _Node
-from assay.reference_broker.core.session import Session
-from assay.reference_broker.mqtt import inbound, outgoing
-from assay.reference_broker.mqtt.codec import encode_publish
-from assay.reference_broker.mqtt.errors import ProtocolError, Reason
-from assay.reference_broker.mqtt.inbound import Inbound, _Plan
-from assay.reference_broker.mqtt.outbound import Outbound
-from assay.reference_broker.mqtt.outgoing import PublishEncoder, message_from
-from assay.reference_broker.mqtt.packets import V5, PacketType, Properties, Publish
+from assay.reference_broker.mqtt.connections import inbound
+from assay.reference_broker.mqtt.connections.inbound import Inbound, _Plan
+from assay.reference_broker.mqtt.connections.outbound import Outbound
+from assay.reference_broker.mqtt.sessions.session import Session
+from assay.reference_broker.mqtt.wire import publish_encoder as outgoing
+from assay.reference_broker.mqtt.wire.codec import encode_publish
+from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason
+from assay.reference_broker.mqtt.wire.packets import V5, PacketType, Properties, Publish
+from assay.reference_broker.mqtt.wire.publish_encoder import PublishEncoder, message_from
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.topics import validate_topic
 

@@ -11,14 +11,14 @@ import msgspec
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.mqtt5_support import change_connect, change_sent
 from assay.conformance.mutants.mqtt311_publish import always_identifier_one
-from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
-from assay.reference_broker.core.session import Outgoing, Session, SessionConnection
-from assay.reference_broker.mqtt import handlers
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.errors import ProtocolError
-from assay.reference_broker.mqtt.inbound import Inbound
-from assay.reference_broker.mqtt.outbound import Outbound
-from assay.reference_broker.mqtt.packets import Connect, Properties, Publish, Suback, Unsuback
+from assay.reference_broker.mqtt.connections import handlers
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.inbound import Inbound
+from assay.reference_broker.mqtt.connections.outbound import Outbound
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.mqtt.sessions.session import Outgoing, Session, SessionConnection
+from assay.reference_broker.mqtt.wire.errors import ProtocolError
+from assay.reference_broker.mqtt.wire.packets import Connect, Properties, Publish, Suback, Unsuback
 from assay.reference_broker.queues import QueueError
 from assay.reference_broker.routing.message import Message
 

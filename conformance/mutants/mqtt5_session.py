@@ -10,13 +10,13 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from assay.conformance.mutants import Patch, mutant
-from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
-from assay.reference_broker.core.session import Outgoing, Released, Session, SessionConnection
-from assay.reference_broker.mqtt import handlers
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.inbound import Inbound
-from assay.reference_broker.mqtt.outbound import Outbound
-from assay.reference_broker.mqtt.packets import Acknowledgement, Disconnect
+from assay.reference_broker.mqtt.connections import handlers
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.inbound import Inbound
+from assay.reference_broker.mqtt.connections.outbound import Outbound
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.mqtt.sessions.session import Outgoing, Released, Session, SessionConnection
+from assay.reference_broker.mqtt.wire.packets import Acknowledgement, Disconnect
 from assay.reference_broker.queues import Delivery
 from assay.reference_broker.routing.message import Message
 

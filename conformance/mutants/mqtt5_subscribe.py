@@ -10,14 +10,15 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.mqtt5_support import change_sent, no_fast_lane
-from assay.reference_broker.core.broker_state import BrokerState, SubscribeOutcome
-from assay.reference_broker.core.retained import RetainedStore
 from assay.reference_broker.core.routing import RouteEntry, SharedGroup, Subscription, SubscriptionTree, _Node
-from assay.reference_broker.core.session import Outgoing, Session, SharedOutgoing
-from assay.reference_broker.mqtt import codec, handlers
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.outbound import Outbound
-from assay.reference_broker.mqtt.packets import Acknowledgement, Suback, Subscribe, SubscriptionRequest, Unsuback
+from assay.reference_broker.mqtt.connections import handlers
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.outbound import Outbound
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, SubscribeOutcome
+from assay.reference_broker.mqtt.sessions.retained import RetainedStore
+from assay.reference_broker.mqtt.sessions.session import Outgoing, Session, SharedOutgoing
+from assay.reference_broker.mqtt.wire import codec
+from assay.reference_broker.mqtt.wire.packets import Acknowledgement, Suback, Subscribe, SubscriptionRequest, Unsuback
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.topics import TopicError, has_wildcard, matches, split_shared, validate_filter
 

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from assay.conformance.mutants import Patch
-from assay.reference_broker.mqtt import codec, connection, handshake, inbound
-from assay.reference_broker.mqtt.codec import decode_packet
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.errors import ProtocolError
-from assay.reference_broker.mqtt.inbound import Inbound
-from assay.reference_broker.mqtt.packets import Connect, Packet, PacketType
-from assay.reference_broker.mqtt.wire_types import Reader
+from assay.reference_broker.mqtt.connections import connection, handshake, inbound
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.inbound import Inbound
+from assay.reference_broker.mqtt.wire import codec
+from assay.reference_broker.mqtt.wire.codec import decode_packet
+from assay.reference_broker.mqtt.wire.errors import ProtocolError
+from assay.reference_broker.mqtt.wire.packets import Connect, Packet, PacketType
+from assay.reference_broker.mqtt.wire.wire_types import Reader
 
 _P = TypeVar("_P")
 Decoder = Callable[[int, Reader, int], Packet]

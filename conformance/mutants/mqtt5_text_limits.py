@@ -22,8 +22,8 @@ from assay.conformance.wire import (
     encode,
 )
 from assay.conformance.wire.packets import Properties
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.packets import V5
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.wire.packets import V5
 
 _TEXT = "an explanation that is longer than the whole packet would otherwise be, and of no use to anybody"
 _KINDS = (Connack, Puback, Pubrec, Pubrel, Pubcomp, Suback, Unsuback, Disconnect)

@@ -9,17 +9,18 @@ import msgspec
 
 from assay.conformance.mutants import Patch, variation
 from assay.conformance.mutants.mqtt5_support import no_fast_lane
-from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest, SubscribeOutcome
-from assay.reference_broker.core.retained import RetainedStore
 from assay.reference_broker.core.routing import Route, RouteEntry, SharedGroup, Subscription, SubscriptionTree
-from assay.reference_broker.core.session import Session, SharedOutgoing
-from assay.reference_broker.mqtt import farewell, handlers, handshake
-from assay.reference_broker.mqtt.codec import encode_acknowledgement, encode_packet
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.errors import ProtocolError, Reason
-from assay.reference_broker.mqtt.inbound import Inbound
-from assay.reference_broker.mqtt.outbound import Outbound
-from assay.reference_broker.mqtt.packets import (
+from assay.reference_broker.mqtt.connections import error_packets as farewell
+from assay.reference_broker.mqtt.connections import handlers, handshake
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.inbound import Inbound
+from assay.reference_broker.mqtt.connections.outbound import Outbound
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest, SubscribeOutcome
+from assay.reference_broker.mqtt.sessions.retained import RetainedStore
+from assay.reference_broker.mqtt.sessions.session import Session, SharedOutgoing
+from assay.reference_broker.mqtt.wire.codec import encode_acknowledgement, encode_packet
+from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason
+from assay.reference_broker.mqtt.wire.packets import (
     V5,
     Acknowledgement,
     Connack,
@@ -34,7 +35,7 @@ from assay.reference_broker.mqtt.packets import (
     SubscriptionRequest,
     Unsuback,
 )
-from assay.reference_broker.mqtt.wire_types import encode_string, encode_variable_integer
+from assay.reference_broker.mqtt.wire.wire_types import encode_string, encode_variable_integer
 from assay.reference_broker.queues import QueueError
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.server import running

@@ -10,16 +10,16 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.mqtt5_support import no_fast_lane
-from assay.reference_broker.core.broker_state import BrokerState, SubscribeOutcome
 from assay.reference_broker.core.routing import SharedGroup, Subscription
-from assay.reference_broker.core.session import Outgoing, Released, Session, SessionConnection
-from assay.reference_broker.mqtt import handshake
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.errors import ProtocolError
-from assay.reference_broker.mqtt.inbound import Inbound
-from assay.reference_broker.mqtt.outbound import Outbound
-from assay.reference_broker.mqtt.packets import Connect, Publish
-from assay.reference_broker.mqtt.wire_types import encode_string, encode_variable_integer
+from assay.reference_broker.mqtt.connections import handshake
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.inbound import Inbound
+from assay.reference_broker.mqtt.connections.outbound import Outbound
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, SubscribeOutcome
+from assay.reference_broker.mqtt.sessions.session import Outgoing, Released, Session, SessionConnection
+from assay.reference_broker.mqtt.wire.errors import ProtocolError
+from assay.reference_broker.mqtt.wire.packets import Connect, Publish
+from assay.reference_broker.mqtt.wire.wire_types import encode_string, encode_variable_integer
 from assay.reference_broker.queues import Delivery
 from assay.reference_broker.routing.message import Message
 

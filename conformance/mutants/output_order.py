@@ -14,8 +14,8 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from assay.conformance.mutants import Patch
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.packets import PacketType
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.wire.packets import PacketType
 
 FIRST_S = -1.0
 """Late by less than nothing: ahead of all that leaves in the same turn."""

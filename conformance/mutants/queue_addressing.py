@@ -8,9 +8,9 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.config import QueuesConfig
-from assay.reference_broker.core.broker_state import BrokerState
-from assay.reference_broker.core.session import Session
-from assay.reference_broker.mqtt.inbound import Inbound
+from assay.reference_broker.mqtt.connections.inbound import Inbound
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.queues.dead_letters import dead_letters
 from assay.reference_broker.queues.delivery import dispatcher
 from assay.reference_broker.queues.engine import QueueEngine

@@ -11,7 +11,7 @@ import msgspec
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker import config as config_module
 from assay.reference_broker.config import ConfigError, QueueConfig
-from assay.reference_broker.core.queue_admin import Confirm, QueueAdmin
+from assay.reference_broker.mqtt.sessions.queue_admin import Confirm, QueueAdmin
 from assay.reference_broker.queues.admin import admin
 from assay.reference_broker.queues.admin.admin import ListRequest, QueueNames
 from assay.reference_broker.queues.admin.admin_request import AdminRequest

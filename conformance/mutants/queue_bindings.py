@@ -10,8 +10,8 @@ import msgspec
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker import config as config_module
 from assay.reference_broker.config import QueueConfig
-from assay.reference_broker.core.broker_state import BrokerState
-from assay.reference_broker.core.session import Session
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.queues import engine
 from assay.reference_broker.queues.engine import QueueEngine
 from assay.reference_broker.queues.jobs.confirms import Confirm, Stored, ignore

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from assay.conformance.mutants import Patch, mutant
-from assay.reference_broker.mqtt.property_runs import PropertyRun, PropertyRunReader
-from assay.reference_broker.mqtt.queue_deliveries import DeliveryEncoder
+from assay.reference_broker.mqtt.batches.property_runs import PropertyRun, PropertyRunReader
+from assay.reference_broker.mqtt.batches.queue_deliveries import DeliveryEncoder
 from assay.reference_broker.queues.engine import QueueEngine
 from assay.reference_broker.queues.groups.delivery_run import DeliveryRun
 from assay.reference_broker.queues.jobs.confirms import Confirm

@@ -10,7 +10,7 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.config import Assignor, RebalanceProtocol
-from assay.reference_broker.core import broker_state
+from assay.reference_broker.mqtt.sessions import broker_state
 from assay.reference_broker.queues.delivery import claims
 from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
 from assay.reference_broker.queues.groups import cursors, group_details, subscribe_options

@@ -9,7 +9,7 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.config import GroupConfig
-from assay.reference_broker.core.broker_state import BrokerState
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
 from assay.reference_broker.queues.dead_letters.undelivered import UndeliveredLetters
 from assay.reference_broker.queues.engine import QueueEngine
 from assay.reference_broker.queues.groups.delivery import Delivery

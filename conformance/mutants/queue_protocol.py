@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from assay.conformance.mutants import Patch, mutant
-from assay.reference_broker.core.broker_state import BrokerState
-from assay.reference_broker.core.session import Session
-from assay.reference_broker.mqtt import queue_deliveries
+from assay.reference_broker.mqtt.batches import queue_deliveries
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.queues import engine
 from assay.reference_broker.queues.delivery import settlement
 from assay.reference_broker.queues.engine import QueueEngine

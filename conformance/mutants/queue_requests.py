@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from assay.conformance.mutants import Patch, mutant
-from assay.reference_broker.core.broker_state import BrokerState
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
 from assay.reference_broker.queues.engine import QueueEngine
 from assay.reference_broker.queues.groups.delivery import Delivery
 from assay.reference_broker.queues.messages.address import QueueAddress

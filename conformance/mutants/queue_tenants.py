@@ -9,12 +9,12 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.config import TenantConfig
-from assay.reference_broker.core import transaction_requests
-from assay.reference_broker.core.broker_state import BrokerState
 from assay.reference_broker.core.rates import TokenBucket
-from assay.reference_broker.core.session import Session
 from assay.reference_broker.core.tenants import Tenant, Tenants
-from assay.reference_broker.mqtt import administration
+from assay.reference_broker.mqtt.connections import administration
+from assay.reference_broker.mqtt.sessions import transaction_requests
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.queues.limits.limits import QueueLimits
 from assay.reference_broker.queues.messages.address import DEAD_LETTER_PREFIX, QUEUE_PREFIX
 from assay.reference_broker.routing.message import Message

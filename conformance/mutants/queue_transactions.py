@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from assay.conformance.mutants import Patch, mutant
-from assay.reference_broker.core import transaction_requests
+from assay.reference_broker.mqtt.sessions import transaction_requests
 from assay.reference_broker.queues.delivery import settle_request
 from assay.reference_broker.queues.groups.pending import EntryState
 from assay.reference_broker.queues.messages.address import Verb

@@ -8,13 +8,13 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.mqtt311_publish import _defer_qos_2
-from assay.reference_broker.core.broker_state import BrokerState, SubscribeOutcome
 from assay.reference_broker.core.routing import Subscription
-from assay.reference_broker.core.session import Session, Will
-from assay.reference_broker.mqtt import handlers, handshake
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.errors import ProtocolError
-from assay.reference_broker.mqtt.packets import SubscriptionRequest, WillFields
+from assay.reference_broker.mqtt.connections import handlers, handshake
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, SubscribeOutcome
+from assay.reference_broker.mqtt.sessions.session import Session, Will
+from assay.reference_broker.mqtt.wire.errors import ProtocolError
+from assay.reference_broker.mqtt.wire.packets import SubscriptionRequest, WillFields
 
 _FIRST_FAILURE = 0x80
 

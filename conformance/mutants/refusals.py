@@ -8,13 +8,14 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.conformance.mutants.mqtt5_support import change_sent
-from assay.reference_broker.core.broker_state import BrokerState, SubscribeOutcome
 from assay.reference_broker.core.routing import Subscription
-from assay.reference_broker.core.session import Session
-from assay.reference_broker.mqtt import codec, handlers, handshake, inbound
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.errors import ProtocolError, Reason
-from assay.reference_broker.mqtt.packets import (
+from assay.reference_broker.mqtt.connections import handlers, handshake, inbound
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, SubscribeOutcome
+from assay.reference_broker.mqtt.sessions.session import Session
+from assay.reference_broker.mqtt.wire import codec
+from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason
+from assay.reference_broker.mqtt.wire.packets import (
     NO_PROPERTIES,
     V5,
     V311,
@@ -25,8 +26,8 @@ from assay.reference_broker.mqtt.packets import (
     Suback,
     SubscriptionRequest,
 )
-from assay.reference_broker.mqtt.properties import read_properties
-from assay.reference_broker.mqtt.wire_types import Reader
+from assay.reference_broker.mqtt.wire.properties import read_properties
+from assay.reference_broker.mqtt.wire.wire_types import Reader
 from assay.reference_broker.queues import QueueError, QueueErrorCode
 
 _NO_SUCH_CODE = 6

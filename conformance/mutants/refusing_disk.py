@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from assay.conformance.mutants import Patch, mutant, variation
-from assay.reference_broker.core import message_paths
+from assay.reference_broker.mqtt.sessions import message_paths
 from assay.reference_broker.queues import engine
 from assay.reference_broker.queues.jobs import confirms
 from assay.reference_broker.queues.jobs.store import NewRecord

@@ -12,12 +12,17 @@ from msgspec.structs import replace
 
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker import node
-from assay.reference_broker.core import session_journal, session_records, session_restore
-from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
 from assay.reference_broker.core.routing import Subscription
-from assay.reference_broker.core.session import Session, Will
-from assay.reference_broker.core.session_journal import Change, Entry, KeptSession, SessionJournal
-from assay.reference_broker.core.session_records import StoredMessage, StoredSession, StoredState, StoredSubscription
+from assay.reference_broker.mqtt.sessions import session_journal, session_records, session_restore
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.mqtt.sessions.session import Session, Will
+from assay.reference_broker.mqtt.sessions.session_journal import Change, Entry, KeptSession, SessionJournal
+from assay.reference_broker.mqtt.sessions.session_records import (
+    StoredMessage,
+    StoredSession,
+    StoredState,
+    StoredSubscription,
+)
 from assay.reference_broker.queues.jobs.store import NewRecord
 from assay.reference_broker.storage.session_store import SessionStore
 

@@ -9,14 +9,15 @@ from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 from assay.conformance.mutants import Patch, mutant, variation
-from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
-from assay.reference_broker.core.session import InFlight, Outgoing, Released, Session, SessionConnection
-from assay.reference_broker.mqtt import handlers, runs
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.errors import ProtocolError
-from assay.reference_broker.mqtt.inbound import Inbound
-from assay.reference_broker.mqtt.outbound import Outbound
-from assay.reference_broker.mqtt.packets import Disconnect, PacketType, Publish
+from assay.reference_broker.mqtt.batches import runs
+from assay.reference_broker.mqtt.connections import handlers
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.inbound import Inbound
+from assay.reference_broker.mqtt.connections.outbound import Outbound
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.mqtt.sessions.session import InFlight, Outgoing, Released, Session, SessionConnection
+from assay.reference_broker.mqtt.wire.errors import ProtocolError
+from assay.reference_broker.mqtt.wire.packets import Disconnect, PacketType, Publish
 
 Connect: TypeAlias = Callable[[BrokerState, SessionConnection, ConnectRequest, float], tuple[Session, bool]]
 OnRun: TypeAlias = Callable[[Outbound, PacketType, bytes, float], None]

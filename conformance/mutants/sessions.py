@@ -12,11 +12,11 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker import node
-from assay.reference_broker.core import session_restore
-from assay.reference_broker.core.session_journal import Change, Entry, KeptSession, SessionJournal
-from assay.reference_broker.core.session_records import ENTRY, INBOUND, PROGRESS, SESSION, StoredState
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.held_output import HeldOutput
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.output_gate import OutputGate
+from assay.reference_broker.mqtt.sessions import session_restore
+from assay.reference_broker.mqtt.sessions.session_journal import Change, Entry, KeptSession, SessionJournal
+from assay.reference_broker.mqtt.sessions.session_records import ENTRY, INBOUND, PROGRESS, SESSION, StoredState
 from assay.reference_broker.queues.jobs.store import NewRecord
 from assay.reference_broker.storage import session_store
 from assay.reference_broker.storage.session_store import SessionStore
@@ -73,7 +73,7 @@ def released_by_any_sync(patch: Patch) -> None:
     def make(original: Callable[..., bool]) -> Callable[..., bool]:
         return lambda self, _turn: original(self, 2**62)
 
-    patch.wrap(HeldOutput, "release", make)
+    patch.wrap(OutputGate, "release", make)
 
 
 @mutant("sessions-receiver-not-told", "a delivery leaves before the packet id under which it goes is on disk")

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.restart_sessions import _on_reading
-from assay.reference_broker.core.session import Session
-from assay.reference_broker.core.session_records import StoredMessage, StoredState
+from assay.reference_broker.mqtt.sessions.session import Session
+from assay.reference_broker.mqtt.sessions.session_records import StoredMessage, StoredState
 
 _SMALL_WINDOW_BYTES = 1_000_000
 _FULL_BYTES = 800_000

@@ -9,7 +9,7 @@ import random
 
 from assay.conformance.mutants import Patch, variation
 from assay.conformance.mutants.output_order import Lane, send_by_lanes
-from assay.reference_broker.mqtt.packets import PacketType
+from assay.reference_broker.mqtt.wire.packets import PacketType
 
 _LATE_S = 3.0
 _UP_TO_S = 4.0

@@ -9,16 +9,16 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.core import routing
-from assay.reference_broker.core.broker_state import BrokerState
 from assay.reference_broker.core.routing import RouteEntry, SharedGroup
-from assay.reference_broker.core.sending import Sending
-from assay.reference_broker.core.session import Session
-from assay.reference_broker.mqtt import connection as connections
-from assay.reference_broker.mqtt import handlers
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.errors import ProtocolError
-from assay.reference_broker.mqtt.inbound import Inbound
-from assay.reference_broker.mqtt.packets import Subscribe
+from assay.reference_broker.mqtt.connections import connection as connections
+from assay.reference_broker.mqtt.connections import handlers
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.inbound import Inbound
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+from assay.reference_broker.mqtt.sessions.sending import Sending
+from assay.reference_broker.mqtt.sessions.session import Session
+from assay.reference_broker.mqtt.wire.errors import ProtocolError
+from assay.reference_broker.mqtt.wire.packets import Subscribe
 
 _Receive = Callable[[MqttConnection, bytes, float], None]
 _UNREAD_BYTES = 1_000_000

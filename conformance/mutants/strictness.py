@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from assay.conformance.mutants import Patch, mutant
-from assay.reference_broker.mqtt import handlers, handshake, inbound
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.errors import ProtocolError
-from assay.reference_broker.mqtt.packets import Disconnect
+from assay.reference_broker.mqtt.connections import handlers, handshake, inbound
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.wire.errors import ProtocolError
+from assay.reference_broker.mqtt.wire.packets import Disconnect
 from assay.reference_broker.routing.topics import TooManyLevelsError
 
 _Receive = Callable[[MqttConnection, bytes, float], None]

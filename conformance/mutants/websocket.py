@@ -10,7 +10,7 @@ from wsproto import WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Event, Ping, Pong, Request, TextMessage
 
 from assay.conformance.mutants import Patch, mutant, variation
-from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.server import websocket
 from assay.reference_broker.server.websocket import WebSocketPhase, WebSocketServer
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
-from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
-from assay.reference_broker.core.retained import RetainedStore
-from assay.reference_broker.core.session import Session, SessionConnection, Will
-from assay.reference_broker.mqtt import handlers, handshake
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.errors import Reason
-from assay.reference_broker.mqtt.packets import Disconnect, WillFields
+from assay.reference_broker.mqtt.connections import handlers, handshake
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.mqtt.sessions.retained import RetainedStore
+from assay.reference_broker.mqtt.sessions.session import Session, SessionConnection, Will
+from assay.reference_broker.mqtt.wire.errors import Reason
+from assay.reference_broker.mqtt.wire.packets import Disconnect, WillFields
 from assay.reference_broker.routing.message import Message
 
 

@@ -127,7 +127,8 @@ class Grants:
 class AccessControl:
     """The access rules of a broker. They never change: other rules are another object, and remember nothing.
 
-    What was granted by earlier ones is asked again by :class:`assay.reference_broker.core.access_review.AccessReview`.
+    What was granted by earlier ones is asked again by
+    :class:`assay.reference_broker.mqtt.sessions.access_review.AccessReview`.
     """
 
     def __init__(self, config: AclConfig) -> None:

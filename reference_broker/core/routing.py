@@ -16,7 +16,7 @@ from assay.reference_broker.routing.filter_tree import FilterTree
 from assay.reference_broker.routing.message import text_bytes
 
 if TYPE_CHECKING:
-    from assay.reference_broker.core.session import Session
+    from assay.reference_broker.mqtt.sessions.session import Session
 
 MAX_CACHED_ROUTES = 65_536
 MAX_CACHED_ROUTE_BYTES = 64 * 1024 * 1024

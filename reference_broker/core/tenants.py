@@ -33,7 +33,7 @@ from assay.reference_broker.queues.messages.stored_message import message_bytes
 from assay.reference_broker.routing.message import Message, changed
 
 if TYPE_CHECKING:
-    from assay.reference_broker.core.session import Session
+    from assay.reference_broker.mqtt.sessions.session import Session
     from assay.reference_broker.queues import QueueEngine
 
 _USAGE_INTERVAL_S = 1.0

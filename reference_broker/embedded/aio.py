@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 import msgspec
 
 from assay.reference_broker.config import QueueConfig
-from assay.reference_broker.core.broker_state import default_group
 from assay.reference_broker.embedded.errors import QueueExistsError, named
 from assay.reference_broker.embedded.health import DeadLetterStats, HealthSnapshot, health_of
 from assay.reference_broker.embedded.messages import (
@@ -28,6 +27,7 @@ from assay.reference_broker.embedded.replies import REPLIES, Replies, Reply
 from assay.reference_broker.embedded.subscription import MAX_BUFFER, AsyncSubscription, Callback
 from assay.reference_broker.embedded.transaction import AsyncTransaction, Producers
 from assay.reference_broker.embedded.turns import EngineTurns
+from assay.reference_broker.mqtt.sessions.broker_state import default_group
 from assay.reference_broker.queues import QueueError, QueueStats
 from assay.reference_broker.queues.dead_letters.dead_letters import ORIGINAL_QUEUE, REASON
 from assay.reference_broker.queues.messages.address import dead_letter_name

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from assay.reference_broker.core.message_paths import is_queue_topic
 from assay.reference_broker.embedded.messages import ACK_POLICY, ACK_TIMEOUT, AckPolicy, NewMessage, new_message
+from assay.reference_broker.mqtt.sessions.message_paths import is_queue_topic
 from assay.reference_broker.queues import Delivery, QueueError, Verb
 from assay.reference_broker.queues.delivery.settle_request import SettleRequest
 from assay.reference_broker.queues.messages.durations import parse_duration_ms

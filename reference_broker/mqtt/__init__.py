@@ -1,7 +1,7 @@
 """MQTT 3.1.1 and 5.0: packets, connections, and runs of packets that are handled together.
 
-Turns. ``server.tcp`` gets a chunk and calls ``node.receive``; ``mqtt.connection`` frames every whole packet in it and
-keeps the rest. A turn handles at most 1 024 packets or runs of one connection, and as much work beside them
+Turns. ``server.tcp`` gets a chunk and calls ``node.receive``; ``mqtt.connections.connection`` frames every whole packet
+in it and keeps the rest. A turn handles at most 1 024 packets or runs of one connection, and as much work beside them
 (``MAX_WORK``: receivers, filters). What is over stays where it is and gets in line (``state.unfinished``): each turn
 goes on with four that wait, and the next one is due at once; such a client is read no further. A SUBSCRIBE or
 UNSUBSCRIBE of many filters is a row of steps likewise; so are the subscriptions of sessions that ended
@@ -9,20 +9,20 @@ UNSUBSCRIBE of many filters is a row of steps likewise; so are the subscriptions
 what was refused is taken one by one. ``tests/mqtt/test_turn_bounds.py`` counts steps and copies. Who meets a bug of the
 broker is cut, logged, and costs nobody else the turn.
 
-Publishes. ``mqtt.inbound`` takes a PUBLISH (``mqtt.publish_acks``, its base, answers in order and knows the quota).
-Three ways lead on:
+Publishes. ``mqtt.connections.inbound`` takes a PUBLISH (``mqtt.connections.publish_acks``, its base, answers in order
+and knows the quota). Three ways lead on:
 
 - *A run*: packets behind it start with the same bytes (header, length, topic). If every receiver may have them as they
-  are, they are forwarded as one slice; at QoS 1 and 2 with packet ids restamped by strided slices (``mqtt.runs``), and
-  the session remembers the run as one object. The plan who gets them is remembered per prefix and dies with the tree's
-  epoch.
-- *One message*: ``core.message_paths`` asks ``core.routing`` for the (cached) route; each ``core.session`` sends it now
-  or queues it. A cached route is held against the filters that changed since (``core.filter_changes``), found by the
-  topic's own levels; topics that match the same filters share their receivers.
+  are, they are forwarded as one slice; at QoS 1 and 2 with packet ids restamped by strided slices
+  (``mqtt.batches.runs``), and the session remembers the run as one object. The plan who gets them is remembered per
+  prefix and dies with the tree's epoch.
+- *One message*: ``mqtt.sessions.message_paths`` asks ``core.routing`` for the (cached) route; each
+  ``mqtt.sessions.session`` sends it now or queues it. A cached route is held against the filters that changed since
+  (``core.filter_changes``), found by the topic's own levels; topics that match the same filters share their receivers.
 - *A queue message*: ``queues.engine.publish`` collects it for its partition; a topic that ends in ``$ack``, ``$nack``
-  or ``$reject`` is a settlement. ``mqtt.queue_lanes`` takes runs of them as blocks: plain ones, ones with keys and
-  other user properties (``mqtt.property_runs``), and ``$ack``s (``mqtt.ack_runs``); an option of the queue sends a
-  packet the general way.
+  or ``$reject`` is a settlement. ``mqtt.connections.queue_lanes`` takes runs of them as blocks: plain ones, ones with
+  keys and other user properties (``mqtt.batches.property_runs``), and ``$ack``s (``mqtt.batches.ack_runs``); an option
+  of the queue sends a packet the general way.
 
 Queue deliveries travel as QoS 1 PUBLISH packets of the consumer's session, but the session never resends them: when the
 connection ends, the engine takes back what was unsettled and delivers it again, with a higher count. First deliveries

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
-from assay.reference_broker.core.session import Session, SessionConnection
-from assay.reference_broker.mqtt.codec import decode_packet, encode_connect
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.errors import MalformedPacketError, ProtocolError
-from assay.reference_broker.mqtt.packets import V5, V311, Connect
-from assay.reference_broker.mqtt.phase import Phase
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.phase import Phase
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.mqtt.sessions.session import Session, SessionConnection
+from assay.reference_broker.mqtt.wire.codec import decode_packet, encode_connect
+from assay.reference_broker.mqtt.wire.errors import MalformedPacketError, ProtocolError
+from assay.reference_broker.mqtt.wire.packets import V5, V311, Connect
 from assay.reference_broker.quirks.model import Quirk
 
 _FLAGS_AT = 7

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from assay.reference_broker.config import MqttConfig
 from assay.reference_broker.core.budget import MessageBudget
-from assay.reference_broker.core.sending import PORTION
-from assay.reference_broker.core.session import Outgoing, OutgoingState, Session
 from assay.reference_broker.core.traffic import Traffic
-from assay.reference_broker.mqtt.outbound import Outbound
-from assay.reference_broker.mqtt.packets import Acknowledgement, PacketType
-from assay.reference_broker.mqtt.wire_types import MAX_VARIABLE_INTEGER, encode_variable_integer
+from assay.reference_broker.mqtt.connections.outbound import Outbound
+from assay.reference_broker.mqtt.sessions.sending import PORTION
+from assay.reference_broker.mqtt.sessions.session import Outgoing, OutgoingState, Session
+from assay.reference_broker.mqtt.wire.packets import Acknowledgement, PacketType
+from assay.reference_broker.mqtt.wire.wire_types import MAX_VARIABLE_INTEGER, encode_variable_integer
 from assay.reference_broker.queues import Delivery
 from assay.reference_broker.quirks.model import Quirk
 from assay.reference_broker.routing.message import Message

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from assay.reference_broker.core.broker_state import BrokerState, SubscribeOutcome
 from assay.reference_broker.core.routing import Route, Subscription, SubscriptionTree
-from assay.reference_broker.core.session import Session
-from assay.reference_broker.mqtt.codec import frame
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.packets import V311, Packet, PacketType
-from assay.reference_broker.mqtt.phase import Phase
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.phase import Phase
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, SubscribeOutcome
+from assay.reference_broker.mqtt.sessions.session import Session
+from assay.reference_broker.mqtt.wire.codec import frame
+from assay.reference_broker.mqtt.wire.packets import V311, Packet, PacketType
 from assay.reference_broker.queues import QueueError, QueueErrorCode
 from assay.reference_broker.quirks.model import Quirk
 from assay.reference_broker.quirks.subscribing import NOBODYS, with_filters

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from assay.reference_broker.mqtt.codec import decode_packet
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.inbound import Inbound
-from assay.reference_broker.mqtt.packets import V311, PacketType, Pingresp, Publish
-from assay.reference_broker.mqtt.phase import Phase
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.inbound import Inbound
+from assay.reference_broker.mqtt.connections.phase import Phase
+from assay.reference_broker.mqtt.wire.codec import decode_packet
+from assay.reference_broker.mqtt.wire.packets import V311, PacketType, Pingresp, Publish
 from assay.reference_broker.quirks.model import Quirk
 
 _MOSQUITTO = "docs/findings/mqtt.md#eclipse-mosquitto-2011-debian-12"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from typing import ClassVar
 
-from assay.reference_broker.mqtt.codec import decode_packet, encode_acknowledgement
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.inbound import Inbound
-from assay.reference_broker.mqtt.outgoing import message_from
-from assay.reference_broker.mqtt.packets import (
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.inbound import Inbound
+from assay.reference_broker.mqtt.connections.phase import Phase
+from assay.reference_broker.mqtt.wire.codec import decode_packet, encode_acknowledgement
+from assay.reference_broker.mqtt.wire.packets import (
     V311,
     Acknowledgement,
     Connack,
@@ -19,8 +19,8 @@ from assay.reference_broker.mqtt.packets import (
     Publish,
     Unsuback,
 )
-from assay.reference_broker.mqtt.phase import Phase
-from assay.reference_broker.mqtt.wire_types import encode_variable_integer
+from assay.reference_broker.mqtt.wire.publish_encoder import message_from
+from assay.reference_broker.mqtt.wire.wire_types import encode_variable_integer
 from assay.reference_broker.queues import QueueError
 from assay.reference_broker.quirks.model import Quirk
 

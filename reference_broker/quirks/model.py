@@ -7,12 +7,12 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from assay.reference_broker.core.broker_state import BrokerState
 from assay.reference_broker.core.routing import SubscriptionTree
-from assay.reference_broker.core.session import Session
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.inbound import Inbound
-from assay.reference_broker.mqtt.outbound import Outbound
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.inbound import Inbound
+from assay.reference_broker.mqtt.connections.outbound import Outbound
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+from assay.reference_broker.mqtt.sessions.session import Session
 
 _T = TypeVar("_T")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from assay.reference_broker.core.session import Session
-from assay.reference_broker.mqtt import runs
-from assay.reference_broker.mqtt.codec import decode_packet, encode_acknowledgement
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.errors import ProtocolError, Reason, rule_id
-from assay.reference_broker.mqtt.inbound import Inbound
-from assay.reference_broker.mqtt.packets import V5, Acknowledgement, Packet, PacketType, Publish, Subscribe
+from assay.reference_broker.mqtt.batches import runs
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.inbound import Inbound
+from assay.reference_broker.mqtt.sessions.session import Session
+from assay.reference_broker.mqtt.wire.codec import decode_packet, encode_acknowledgement
+from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason, rule_id
+from assay.reference_broker.mqtt.wire.packets import V5, Acknowledgement, Packet, PacketType, Publish, Subscribe
 from assay.reference_broker.quirks.model import Quirk
 from assay.reference_broker.routing.message import Message
 

@@ -9,12 +9,12 @@ from typing import ClassVar
 import msgspec
 
 from assay.reference_broker.config import BrokerConfig
-from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
-from assay.reference_broker.core.session import Session, SessionConnection
-from assay.reference_broker.mqtt.codec import decode_packet
-from assay.reference_broker.mqtt.inbound import Inbound
-from assay.reference_broker.mqtt.outbound import Outbound
-from assay.reference_broker.mqtt.packets import Publish
+from assay.reference_broker.mqtt.connections.inbound import Inbound
+from assay.reference_broker.mqtt.connections.outbound import Outbound
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.mqtt.sessions.session import Session, SessionConnection
+from assay.reference_broker.mqtt.wire.codec import decode_packet
+from assay.reference_broker.mqtt.wire.packets import Publish
 from assay.reference_broker.queues import QueueEngine
 from assay.reference_broker.quirks.model import Quirk
 from assay.reference_broker.routing.message import Message, changed

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import msgspec
 
-from assay.reference_broker.core.broker_state import BrokerState
 from assay.reference_broker.core.routing import Route, Subscription, SubscriptionTree
-from assay.reference_broker.core.session import Session
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.packets import (
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+from assay.reference_broker.mqtt.sessions.session import Session
+from assay.reference_broker.mqtt.wire.packets import (
     V5,
     Packet,
     Suback,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from assay.reference_broker.core.broker_state import BrokerState, ConnectRequest
-from assay.reference_broker.core.session import Session, SessionConnection, Will
-from assay.reference_broker.mqtt.codec import check_reason
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.errors import ProtocolError, Reason
-from assay.reference_broker.mqtt.packets import V5, Connect, Packet, PacketType
-from assay.reference_broker.mqtt.phase import Phase
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.phase import Phase
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.mqtt.sessions.session import Session, SessionConnection, Will
+from assay.reference_broker.mqtt.wire.codec import check_reason
+from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason
+from assay.reference_broker.mqtt.wire.packets import V5, Connect, Packet, PacketType
 from assay.reference_broker.quirks.model import Quirk
 
 _MOSQUITTO = "docs/findings/mqtt.md#eclipse-mosquitto-2011-debian-12"

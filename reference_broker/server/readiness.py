@@ -9,8 +9,8 @@ from typing import TypeVar
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Event, RejectConnection, Request
 
-from assay.reference_broker.mqtt.codec import encode_packet
-from assay.reference_broker.mqtt.packets import V5, Connect, Disconnect
+from assay.reference_broker.mqtt.wire.codec import encode_packet
+from assay.reference_broker.mqtt.wire.packets import V5, Connect, Disconnect
 from assay.reference_broker.server.listeners import ListenerAddress
 from assay.reference_broker.server.websocket import SUBPROTOCOL
 

@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Callable
 from typing import cast
 
-from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.queues import SyncJob
 from assay.reference_broker.server.accepting import Acceptor, bind

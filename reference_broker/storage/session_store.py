@@ -1,7 +1,7 @@
 """The log of sessions and retained messages: one record per key that changed, compacted as it grows.
 
-``sessions/`` holds it as segments, like a partition. :mod:`assay.reference_broker.core.session_records` says what the
-records hold; here they are only keys and values. A record without a value deletes its key.
+``sessions/`` holds it as segments, like a partition. :mod:`assay.reference_broker.mqtt.sessions.session_records` says
+what the records hold; here they are only keys and values. A record without a value deletes its key.
 
 What a turn changed must be found as a whole or not at all. Records that fit one batch are: it has a checksum. Larger
 turns begin with a record that says where they end; one that is found unfinished is undone at the next start, by writing

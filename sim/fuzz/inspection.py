@@ -12,13 +12,13 @@ from math import inf
 
 import msgspec
 
-from assay.reference_broker.core.message_paths import is_queue_topic
-from assay.reference_broker.core.retained import LEVEL_BYTES, RetainedStore
 from assay.reference_broker.core.routing import SubscriptionTree, subscription_bytes
-from assay.reference_broker.core.session import Released, Session, session_bytes
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.inbound import ALIAS_BYTES
-from assay.reference_broker.mqtt.phase import Phase
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.inbound import ALIAS_BYTES
+from assay.reference_broker.mqtt.connections.phase import Phase
+from assay.reference_broker.mqtt.sessions.message_paths import is_queue_topic
+from assay.reference_broker.mqtt.sessions.retained import LEVEL_BYTES, RetainedStore
+from assay.reference_broker.mqtt.sessions.session import Released, Session, session_bytes
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.routing.message import HOLDER_BYTES, Message, memory_bytes, text_bytes
 from assay.sim.fuzz.failure import FuzzFailureError

@@ -21,7 +21,7 @@ from assay.conformance.wire import (
     describe,
     encode,
 )
-from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.queues import SyncJob
 from assay.reference_broker.storage.memory_disk import MemoryDisk

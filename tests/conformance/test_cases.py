@@ -18,7 +18,7 @@ from assay.conformance.registry import (
     load_statements,
 )
 from assay.conformance.targets import CAPABILITIES, load_target, shipped_targets
-from assay.reference_broker.core.broker_state import BrokerState
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
 from assay.reference_broker.trace.conformance import ClauseStatus
 
 CASES = load_cases()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from assay.reference_broker.core.filter_changes import MAX_FILTERS, FilterChanges
 from assay.reference_broker.core.routing import Subscription, SubscriptionTree
-from assay.reference_broker.core.session import Session
+from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.routing.topics import matches
 
 LEVELS = st.sampled_from(["a", "b", "", "c"])

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from assay.reference_broker.config import BrokerConfig
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.codec import decode_packet, encode_packet
-from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.codec import decode_packet, encode_packet
 from assay.reference_broker.node import BrokerNode
 
 START = 1_700_000_000.0

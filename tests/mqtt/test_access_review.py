@@ -10,10 +10,10 @@ import pytest
 from assay.reference_broker.auth import hash_password, scram_credentials
 from assay.reference_broker.auth_scram import METHOD
 from assay.reference_broker.config import BrokerConfig, ConfigError, parse_config
-from assay.reference_broker.core import access_review
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.errors import Reason
-from assay.reference_broker.mqtt.packets import V5, V311
+from assay.reference_broker.mqtt.sessions import access_review
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.errors import Reason
+from assay.reference_broker.mqtt.wire.packets import V5, V311
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.routing.message import memory_bytes
 from assay.reference_broker.storage.memory_disk import MemoryDisk
@@ -282,7 +282,7 @@ def test_a_log_in_that_is_under_way_goes_on_when_the_users_stay(reloaded: Change
 
 
 def p_bytes(packet: p.Packet) -> bytes:
-    from assay.reference_broker.mqtt.codec import encode_packet
+    from assay.reference_broker.mqtt.wire.codec import encode_packet
 
     return encode_packet(packet, V5)
 

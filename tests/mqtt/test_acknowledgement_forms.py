@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.codec import encode_packet
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.codec import encode_packet
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import Client, World

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.reference_broker.mqtt.runs import acknowledgement_run
+from assay.reference_broker.mqtt.batches.runs import acknowledgement_run
 
 STARTS = [b"\x40\x02", b"\x50\x02", b"\x62\x02", b"\x70\x02"]
 

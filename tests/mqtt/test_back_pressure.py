@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from assay.reference_broker.config import BrokerConfig, MqttConfig
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.codec import encode_packet
-from assay.reference_broker.mqtt.properties import Properties
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.codec import encode_packet
+from assay.reference_broker.mqtt.wire.properties import Properties
 from tests.mqtt.conftest import Client, World
 
 HIGH_WATER = 10_000

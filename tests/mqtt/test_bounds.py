@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from assay.reference_broker.config import BrokerConfig, MqttConfig
-from assay.reference_broker.core import broker_state, routing
-from assay.reference_broker.core.retained import LEVEL_BYTES
+from assay.reference_broker.core import routing
 from assay.reference_broker.core.routing import subscription_bytes
-from assay.reference_broker.mqtt import inbound
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.codec import encode_packet
-from assay.reference_broker.mqtt.inbound import ALIAS_BYTES
+from assay.reference_broker.mqtt.connections import inbound
+from assay.reference_broker.mqtt.connections.inbound import ALIAS_BYTES
+from assay.reference_broker.mqtt.sessions import broker_state
+from assay.reference_broker.mqtt.sessions.retained import LEVEL_BYTES
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.codec import encode_packet
 from assay.reference_broker.routing.message import HOLDER_BYTES, Message, memory_bytes
 from tests.mqtt.conftest import Client, World
 

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from assay.reference_broker.config import BrokerConfig, ConfigError, parse_config
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.codec import encode_packet
-from assay.reference_broker.mqtt.errors import Reason
-from assay.reference_broker.mqtt.packets import NO_PROPERTIES, V5, V311, Properties
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.codec import encode_packet
+from assay.reference_broker.mqtt.wire.errors import Reason
+from assay.reference_broker.mqtt.wire.packets import NO_PROPERTIES, V5, V311, Properties
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import Client, World

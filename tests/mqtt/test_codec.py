@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from assay.conformance.wire import packets as wire
 from assay.conformance.wire.packets import PROPERTY_RULES
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.codec import _REASONS, decode_packet, encode_packet
-from assay.reference_broker.mqtt.errors import ProtocolError, Reason
-from assay.reference_broker.mqtt.packets import NO_PROPERTIES, V5, V311, PacketType, Properties
-from assay.reference_broker.mqtt.properties import RULES, WILL, Kind, read_properties
-from assay.reference_broker.mqtt.wire_types import Reader, encode_variable_integer
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.codec import _REASONS, decode_packet, encode_packet
+from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason
+from assay.reference_broker.mqtt.wire.packets import NO_PROPERTIES, V5, V311, PacketType, Properties
+from assay.reference_broker.mqtt.wire.properties import RULES, WILL, Kind, read_properties
+from assay.reference_broker.mqtt.wire.wire_types import Reader, encode_variable_integer
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 BINARY = st.binary(max_size=20)

@@ -16,11 +16,11 @@ from assay.conformance.wire.decode import decode_packet
 from assay.conformance.wire.encode import encode
 from assay.loadtests.packets import split_frames
 from assay.reference_broker.config import BrokerConfig, QueuesConfig
-from assay.reference_broker.core.session import OutgoingDeliveries
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.outgoing import PublishEncoder
-from assay.reference_broker.mqtt.packets import V5
-from assay.reference_broker.mqtt.queue_deliveries import DeliveryEncoder
+from assay.reference_broker.mqtt.batches.queue_deliveries import DeliveryEncoder
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.sessions.session import OutgoingDeliveries
+from assay.reference_broker.mqtt.wire.packets import V5
+from assay.reference_broker.mqtt.wire.publish_encoder import PublishEncoder
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.queues import delivery_properties
 from assay.reference_broker.queues.delivery import dispatcher

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from assay.reference_broker.config import BrokerConfig, Durability, MqttConfig, SessionsConfig
-from assay.reference_broker.core.session import FREE_IDS, ID_BYTES
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.codec import encode_packet
+from assay.reference_broker.mqtt.sessions.session import FREE_IDS, ID_BYTES
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.codec import encode_packet
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 

@@ -9,9 +9,9 @@ import pytest
 
 from assay.conformance.wire import Decoder, MalformedPacketError
 from assay.reference_broker.config import BrokerConfig, Durability, SessionsConfig
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.errors import Reason
-from assay.reference_broker.mqtt.packets import V5, V311, PacketType, Properties
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.errors import Reason
+from assay.reference_broker.mqtt.wire.packets import V5, V311, PacketType, Properties
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 

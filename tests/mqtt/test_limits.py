@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.reference_broker.config import BrokerConfig, ConfigError, LimitsConfig, parse_config
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.codec import encode_packet
-from assay.reference_broker.mqtt.errors import Reason
-from assay.reference_broker.mqtt.packets import V5, V311, PacketType, Properties
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.codec import encode_packet
+from assay.reference_broker.mqtt.wire.errors import Reason
+from assay.reference_broker.mqtt.wire.packets import V5, V311, PacketType, Properties
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import Client, World

@@ -13,10 +13,11 @@ import msgspec
 import pytest
 
 from assay.reference_broker.config import BrokerConfig, MqttConfig, parse_config
-from assay.reference_broker.core import broker_state, routing
-from assay.reference_broker.mqtt import inbound
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.codec import encode_packet
+from assay.reference_broker.core import routing
+from assay.reference_broker.mqtt.connections import inbound
+from assay.reference_broker.mqtt.sessions import broker_state
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.codec import encode_packet
 
 if TYPE_CHECKING:
     from assay.reference_broker.node import BrokerNode

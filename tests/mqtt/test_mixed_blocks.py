@@ -22,9 +22,9 @@ from assay.reference_broker.config import (
     MqttConfig,
     Permission,
 )
-from assay.reference_broker.mqtt import inbound
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.inbound import Inbound, _Plan
+from assay.reference_broker.mqtt.connections import inbound
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.inbound import Inbound, _Plan
 from assay.reference_broker.node import BrokerNode
 
 NOW = 1_700_000_000.0

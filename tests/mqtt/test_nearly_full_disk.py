@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from assay.reference_broker.config import BrokerConfig, Durability, QueuesConfig, SessionsConfig
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.errors import Reason
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.errors import Reason
 from assay.reference_broker.node import BrokerNode
 from assay.sim.disk import DiskProfile, SimDisk
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.routing.topics import matches
 
 if TYPE_CHECKING:

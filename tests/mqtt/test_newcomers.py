@@ -8,8 +8,8 @@ import pytest
 
 from assay.reference_broker.config import AuthConfig, BrokerConfig, MqttConfig, UserConfig
 from assay.reference_broker.core.newcomers import Newcomers
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.codec import encode_packet
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.codec import encode_packet
 from tests.mqtt.conftest import Client, World
 
 _HELLO = encode_packet(p.Connect(version=p.V5, client_id="c"), p.V5)

@@ -8,7 +8,7 @@ import pytest
 
 from assay.reference_broker.auth import MAX_WAITING_CHECKS, hash_password
 from assay.reference_broker.config import AuthConfig, BrokerConfig, UserConfig
-from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.queues import SyncJob
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from assay.conformance.wire import Connect, Properties, Publish, Subscribe, Subs
 from assay.conformance.wire.encode import encode
 from assay.reference_broker.config import AclConfig, AclRuleConfig, BrokerConfig, MqttConfig, Permission, QueuesConfig
 from assay.reference_broker.config_tenants import TenantConfig
-from assay.reference_broker.mqtt import property_runs
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.property_runs import PropertyRunReader
+from assay.reference_broker.mqtt.batches import property_runs
+from assay.reference_broker.mqtt.batches.property_runs import PropertyRunReader
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.queues.jobs.errors import LogError
 from assay.reference_broker.queues.messages.publish_options import OPTION_NAMES
@@ -161,7 +161,7 @@ def test_damaged_runs_end_as_damaged_packets_do(at: int, byte: int) -> None:
     config = _config()
     seen = []
     for lane in (True, False):
-        with mock.patch("assay.reference_broker.mqtt.queue_lanes._FEWEST", 8 if lane else 10**9):
+        with mock.patch("assay.reference_broker.mqtt.connections.queue_lanes._FEWEST", 8 if lane else 10**9):
             seen.append(Life(config).send([bytes(stream)]))
     assert seen[0] == seen[1]
 

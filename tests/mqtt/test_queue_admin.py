@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from assay.reference_broker.config import parse_config
-from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.wire import packets as p
 from tests.mqtt.conftest import Client, World
 
 

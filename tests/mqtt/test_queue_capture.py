@@ -7,7 +7,7 @@ import random
 import pytest
 
 from assay.reference_broker.config import BrokerConfig, parse_config
-from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.queues.jobs.sync_job import SyncJob
 from assay.reference_broker.storage.memory_disk import MemoryDisk

@@ -15,12 +15,12 @@ from assay.conformance.wire.decode import Decoder
 from assay.conformance.wire.encode import encode
 from assay.reference_broker.config import AclConfig, AclRuleConfig, BrokerConfig, MqttConfig, Permission, QueuesConfig
 from assay.reference_broker.config_tenants import TenantConfig
-from assay.reference_broker.mqtt import ack_runs
-from assay.reference_broker.mqtt.ack_runs import AckRun, AckRunReader, read_ack_run
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.outgoing import PublishEncoder
-from assay.reference_broker.mqtt.packets import V5
-from assay.reference_broker.mqtt.queue_deliveries import DeliveryEncoder
+from assay.reference_broker.mqtt.batches import ack_runs
+from assay.reference_broker.mqtt.batches.ack_runs import AckRun, AckRunReader, read_ack_run
+from assay.reference_broker.mqtt.batches.queue_deliveries import DeliveryEncoder
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.wire.packets import V5
+from assay.reference_broker.mqtt.wire.publish_encoder import PublishEncoder
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.queues import Delivery, delivery_properties
 from assay.reference_broker.routing.message import Message

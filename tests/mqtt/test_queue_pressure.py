@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from assay.reference_broker.config import parse_config
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.errors import Reason
-from assay.reference_broker.mqtt.packets import V5, V311
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.errors import Reason
+from assay.reference_broker.mqtt.wire.packets import V5, V311
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.memory_disk import MemoryDisk

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from assay.reference_broker.config import parse_config
-from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.wire import packets as p
 from tests.mqtt.conftest import Client, World
 from tests.mqtt.test_queue_admin import admin_of, request
 

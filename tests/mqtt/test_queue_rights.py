@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from assay.reference_broker.config import BrokerConfig, parse_config
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.errors import Reason
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.errors import Reason
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.queues import Verb
 from assay.reference_broker.queues.admin import admin as admin_operations

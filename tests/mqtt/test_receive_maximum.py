@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from assay.reference_broker.config import BrokerConfig, MqttConfig
-from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.queues import SyncJob
 from assay.sim.disk import SimDisk

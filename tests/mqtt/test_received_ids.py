@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from assay.reference_broker.config import BrokerConfig, MqttConfig
-from assay.reference_broker.core.session import FREE_IDS, ID_BYTES
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.codec import encode_packet
+from assay.reference_broker.mqtt.sessions.session import FREE_IDS, ID_BYTES
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.codec import encode_packet
 from tests.mqtt.conftest import Client, World
 
 _STEP_BYTES = 1_024 * ID_BYTES

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from assay.reference_broker.config import BrokerConfig, Durability, MqttConfig, SessionsConfig
-from assay.reference_broker.core.sending import MESSAGE_WORK, PORTION, TURN_WORK
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.properties import Properties
+from assay.reference_broker.mqtt.sessions.sending import MESSAGE_WORK, PORTION, TURN_WORK
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.properties import Properties
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from tests.mqtt.conftest import Client, World

@@ -16,8 +16,8 @@ import pytest
 
 from assay.conformance.mutants import all_mutants, applied
 from assay.reference_broker.config import BrokerConfig, Durability, SessionsConfig
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.codec import encode_packet
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.codec import encode_packet
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.queues import SyncJob
 from assay.reference_broker.storage import batching

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from assay.reference_broker.config import BrokerConfig, Durability, SessionsConfig
-from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.queues import LogError, SyncJob
 from assay.reference_broker.queues.jobs.store import NewRecord

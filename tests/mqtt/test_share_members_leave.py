@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from assay.reference_broker.config import BrokerConfig, MqttConfig, parse_config
-from assay.reference_broker.core.session import Session, SharedOutgoing
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.packets import V5, V311, Properties
+from assay.reference_broker.mqtt.sessions.session import Session, SharedOutgoing
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.packets import V5, V311, Properties
 from assay.reference_broker.trace.schema import TraceKind
 from tests.mqtt.test_durable_sessions import Machine
 

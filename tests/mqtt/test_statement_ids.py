@@ -13,10 +13,10 @@ import pytest
 
 from assay.conformance.registry import load_statements
 from assay.reference_broker.config import parse_config
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.codec import encode_packet
-from assay.reference_broker.mqtt.errors import MalformedPacketError, ProtocolError, Reason
-from assay.reference_broker.mqtt.packets import V5, V311, PacketType, Properties
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.codec import encode_packet
+from assay.reference_broker.mqtt.wire.errors import MalformedPacketError, ProtocolError, Reason
+from assay.reference_broker.mqtt.wire.packets import V5, V311, PacketType, Properties
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import Client, World

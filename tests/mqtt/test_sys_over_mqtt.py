@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from assay.reference_broker.config import BrokerConfig, ConfigError, MqttConfig, parse_config
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.errors import Reason
-from assay.reference_broker.mqtt.packets import V5, V311, PacketType, Properties
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.errors import Reason
+from assay.reference_broker.mqtt.wire.packets import V5, V311, PacketType, Properties
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import World

@@ -9,9 +9,9 @@ import pytest
 
 from assay.reference_broker.auth import hash_password
 from assay.reference_broker.config import parse_config
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.errors import Reason
-from assay.reference_broker.mqtt.packets import Properties
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.errors import Reason
+from assay.reference_broker.mqtt.wire.packets import Properties
 
 if TYPE_CHECKING:
     from tests.mqtt.conftest import Client, World

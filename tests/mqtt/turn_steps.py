@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any, SupportsIndex
 
 from assay.reference_broker.config import BrokerConfig
-from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.node import BrokerNode
 
 START = 1_700_000_000.0

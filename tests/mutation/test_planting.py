@@ -182,7 +182,7 @@ def test_the_same_program_elsewhere_in_the_text_is_the_same() -> None:
 
 def test_nearly_every_mutant_within_a_function_of_the_broker_can_be_swapped() -> None:
     """Whatever the broker is made of: structs, slots, properties, generators, closures."""
-    name = "reference_broker/core/retained.py"
+    name = "reference_broker/mqtt/sessions/retained.py"
     module = importlib.import_module(dotted(name))
     assert module.__file__
     source = Path(module.__file__).read_text(encoding="utf-8")

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.reference_broker.core.retained import RetainedStore
 from assay.reference_broker.core.routing import Subscription, SubscriptionTree
-from assay.reference_broker.core.session import Session
+from assay.reference_broker.mqtt.sessions.retained import RetainedStore
+from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.topics import TopicError, matches, split_shared, validate_filter, validate_topic
 

@@ -8,7 +8,7 @@ import pytest
 
 from assay.reference_broker.broker import Broker
 from assay.reference_broker.config import AuthConfig, BrokerConfig, ListenerConfig
-from assay.reference_broker.mqtt.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from tests.server.secure import CONNACK_311, CONNECT_311, WAIT_S
 
 PINGREQ, PINGRESP = b"\xc0\0", b"\xd0\0"

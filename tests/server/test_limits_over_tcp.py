@@ -8,10 +8,10 @@ import time
 
 from assay.reference_broker.broker import Broker
 from assay.reference_broker.config import BrokerConfig, LimitsConfig, ListenerConfig
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.codec import encode_packet
-from assay.reference_broker.mqtt.errors import Reason
-from assay.reference_broker.mqtt.packets import V5, V311
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.codec import encode_packet
+from assay.reference_broker.mqtt.wire.errors import Reason
+from assay.reference_broker.mqtt.wire.packets import V5, V311
 
 WAIT_S = 20.0
 

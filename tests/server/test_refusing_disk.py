@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.codec import decode_packet, encode_packet
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.codec import decode_packet, encode_packet
 
 TIMEOUT_S = 30.0
 FAILED = 0x80

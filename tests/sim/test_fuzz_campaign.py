@@ -11,14 +11,14 @@ import pytest
 from typer.testing import CliRunner
 
 from assay.conformance.wire import Auth, Connack, Connect, Decoder, MalformedPacketError, PacketType, Properties, encode
-from assay.reference_broker.core.broker_state import BrokerState
 from assay.reference_broker.core.routing import SubscriptionTree
-from assay.reference_broker.core.session import Session
-from assay.reference_broker.mqtt import handlers
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.inbound import Inbound
-from assay.reference_broker.mqtt.outbound import Outbound
-from assay.reference_broker.mqtt.packets import Packet, Pingreq, Pingresp, Unsubscribe
+from assay.reference_broker.mqtt.connections import handlers
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.inbound import Inbound
+from assay.reference_broker.mqtt.connections.outbound import Outbound
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+from assay.reference_broker.mqtt.sessions.session import Session
+from assay.reference_broker.mqtt.wire.packets import Packet, Pingreq, Pingresp, Unsubscribe
 from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.sim.fuzz import campaign
 from assay.sim.fuzz.actions import Open, Probe, Replay, ReplayError, Send, load_replay, save_replay

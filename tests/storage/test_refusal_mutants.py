@@ -14,7 +14,7 @@ import pytest
 
 from assay.conformance.mutants import all_mutants, applied
 from assay.reference_broker.config import Durability, QueueConfig
-from assay.reference_broker.mqtt import packets as p
+from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.queues.jobs.errors import LogError
 from assay.reference_broker.queues.jobs.store import NewRecord
 from assay.reference_broker.server import file_limit

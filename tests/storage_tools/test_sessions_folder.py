@@ -9,8 +9,8 @@ import msgspec
 from typer.testing import CliRunner
 
 from assay.reference_broker.config import BrokerConfig
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.codec import encode_packet
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.codec import encode_packet
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.storage.disk import RealDisk
 from assay.reference_broker.storage_tools.cli import app

@@ -7,5 +7,5 @@ there are by then (``queues.groups.assignment``: pure functions). Cooperative: a
 becomes a ``Move``, which nobody is served until the last of them is let go or its deadline passes.
 ``queues.groups.membership`` has what concerns members alone: heartbeats, generations, automatic commits.
 ``engine.groups`` (``GroupOperations``) is the interface to commits (``cursors``), resets, claims (``claims``) and
-figures; ``core.queue_consumers`` joins sessions to groups and remembers what they asked for.
+figures; ``mqtt.sessions.queue_consumers`` joins sessions to groups and remembers what they asked for.
 """

@@ -11,5 +11,5 @@ messages with a time to live of their own, is a fact in ``queue.json``, and only
 those behind a live one by marking them as gone (``queues.partitions.expiry``), since a cursor cannot pass what lives.
 It is woken when the next one expires. What no group's log remembers of this, ``queues.partitions.departures`` does: a
 start brings back nothing that left. ``queues.registry.memory_limit`` counts what queues in memory hold;
-``mqtt.inbound`` stops reading from their publishers.
+``mqtt.connections.inbound`` stops reading from their publishers.
 """

@@ -11,5 +11,5 @@ records become ``HIDDEN``, which has always expired, and are counted out at once
 and the end of its log, or all of a log that ends before its snapshot (``transaction_recovery``). Deliveries
 acknowledged in a transaction are ``COMMITTING`` until its end; a decision names each by its time too, so that a start
 settles none that came anew. Who produces (``producer_names``) is told by ids that belong to a user;
-``core.transaction_requests`` holds each message against that, where any id is somebody's.
+``mqtt.sessions.transaction_requests`` holds each message against that, where any id is somebody's.
 """

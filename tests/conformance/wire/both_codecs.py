@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from assay.conformance import wire as w
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.codec import decode_packet, encode_packet
-from assay.reference_broker.mqtt.wire_types import Reader
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.codec import decode_packet, encode_packet
+from assay.reference_broker.mqtt.wire.wire_types import Reader
 
 V311, V5 = p.V311, p.V5
 VERSIONS = (V311, V5)

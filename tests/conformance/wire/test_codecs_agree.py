@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from assay.conformance import wire as w
 from assay.conformance.wire.encode import raw_packet
 from assay.conformance.wire.packets import PROPERTY_RULES, PropertyKind
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.codec import encode_packet
-from assay.reference_broker.mqtt.errors import ProtocolError
-from assay.reference_broker.mqtt.outgoing import PublishEncoder, message_from
-from assay.reference_broker.mqtt.properties import MAX_PROPERTIES
-from assay.reference_broker.mqtt.wire_types import Reader, encode_variable_integer
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.codec import encode_packet
+from assay.reference_broker.mqtt.wire.errors import ProtocolError
+from assay.reference_broker.mqtt.wire.properties import MAX_PROPERTIES
+from assay.reference_broker.mqtt.wire.publish_encoder import PublishEncoder, message_from
+from assay.reference_broker.mqtt.wire.wire_types import Reader, encode_variable_integer
 from assay.reference_broker.routing.message import Message
 from tests.conformance.wire.both_codecs import NOW, V5, V311, VERSIONS, T, as_broker, assert_both_say, broker_decode
 from tests.conformance.wire.packet_strategies import (

@@ -17,14 +17,14 @@ from assay.conformance.case import load_cases
 from assay.conformance.registry import load_statements
 from assay.reference_broker.broker import Broker
 from assay.reference_broker.config import BrokerConfig, ConfigError, ListenerConfig, parse_config
-from assay.reference_broker.core.broker_state import BrokerState
 from assay.reference_broker.core.routing import SubscriptionTree
-from assay.reference_broker.core.session import Session
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.connection import MqttConnection
-from assay.reference_broker.mqtt.inbound import Inbound
-from assay.reference_broker.mqtt.outbound import Outbound
-from assay.reference_broker.mqtt.packets import V5, V311, Properties
+from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.connections.inbound import Inbound
+from assay.reference_broker.mqtt.connections.outbound import Outbound
+from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+from assay.reference_broker.mqtt.sessions.session import Session
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.packets import V5, V311, Properties
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.quirks import PROFILES, QUIRKS, Quirk, find_quirks, node_classes
 from assay.reference_broker.quirks.page import quirks_page

@@ -1,0 +1,46 @@
+"""Who may administer queues over MQTT, and the way in for their requests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from assay.reference_broker.mqtt.sessions.queue_admin import Confirm
+from assay.reference_broker.queues import QueueError, QueueErrorCode
+from assay.reference_broker.queues.admin.admin import ADMIN_PREFIX
+from assay.reference_broker.routing.message import Message
+
+if TYPE_CHECKING:
+    from assay.reference_broker.mqtt.connections.connection import MqttConnection
+
+
+def request(connection: MqttConnection, message: Message, now: float, on_done: Confirm) -> None:
+    """Serve a request, or refuse it; ``on_done`` is called once."""
+    grants = connection.grants
+    admin = connection.broker.admin
+    if _is_tenants(connection) or not admin.allows(message.topic, grants, loopback=connection.loopback, read=False):
+        on_done(QueueError(QueueErrorCode.NOT_ALLOWED, "this client may not administer queues"))
+        return
+    admin.request(message, _anywhere if grants is None else grants.may_publish, now, on_done)
+
+
+def may_subscribe(connection: MqttConnection, topic_filter: str) -> bool:
+    """Whether a client may see the figures that a filter of administration topics reaches."""
+    if _is_tenants(connection):
+        return False
+    return connection.broker.admin.allows(topic_filter, connection.grants, loopback=connection.loopback, read=True)
+
+
+def is_operator(connection: MqttConnection) -> bool:
+    """Whether a client may administer all queues: then those of tenants are open to it, too."""
+    topic = f"{ADMIN_PREFIX}list"
+    return connection.broker.admin.allows(topic, connection.grants, loopback=connection.loopback, read=False)
+
+
+def _is_tenants(connection: MqttConnection) -> bool:
+    """The administration knows no tenants, so that theirs do not use it."""
+    session = connection.session
+    return session is not None and session.tenant is not None
+
+
+def _anywhere(_topic: str) -> bool:
+    return True
