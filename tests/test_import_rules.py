@@ -79,12 +79,17 @@ RULES: dict[str, tuple[str, ...]] = {
     },
     f"{QUEUES}.admin": (QUEUES, ROUTING, CONFIG, TRACE),
     CORE: (QUEUES, ROUTING, CONFIG, TRACE),
-    STORAGE: (CORE, QUEUES, ROUTING, CONFIG, TRACE),
+    STORAGE: (QUEUES, ROUTING, CONFIG, TRACE),
     MQTT: (CORE, QUEUES, ROUTING, CONFIG, TRACE, AUTH),
+    # Sessions know no bytes, and packets no state.
+    f"{MQTT}.wire": (ROUTING, CONFIG),
+    f"{MQTT}.queue_topics": (QUEUES, ROUTING, CONFIG),
+    f"{MQTT}.batches": (f"{MQTT}.wire", f"{MQTT}.queue_topics", QUEUES, ROUTING),
+    f"{MQTT}.sessions": (f"{MQTT}.queue_topics", CORE, QUEUES, ROUTING, CONFIG, TRACE),
     QUIRKS: (MQTT, CORE, QUEUES, ROUTING, CONFIG, TRACE),
     NODE: (CORE, QUEUES, ROUTING, STORAGE, MQTT, QUIRKS, CONFIG, CONFIG_FILES, TRACE, AUTH),
     SERVER: (NODE, CORE, QUEUES, ROUTING, STORAGE, MQTT, CONFIG, TRACE, AUTH),
-    "reference_broker.storage_tools": (STORAGE, CORE, QUEUES, ROUTING, CONFIG, TRACE),
+    "reference_broker.storage_tools": (STORAGE, f"{MQTT}.sessions", CORE, QUEUES, ROUTING, CONFIG, TRACE),
     "reference_broker": ("reference_broker",),
     "conformance.wire": (TRACE,),
     "conformance.checkers": (TRACE,),
@@ -112,7 +117,7 @@ RULES: dict[str, tuple[str, ...]] = {
         TRACE,
     ),
     # The storage bench measures the parts of the broker by themselves.
-    "loadtests.bench.engine": ("loadtests", TRACE, CONFIG, CORE, QUEUES, ROUTING, STORAGE),
+    "loadtests.bench.engine": ("loadtests", TRACE, CONFIG, QUEUES, ROUTING, STORAGE),
     "loadtests.bench.storage": ("loadtests", TRACE, CONFIG, CORE, QUEUES, ROUTING, STORAGE),
     "sim": (
         NODE,

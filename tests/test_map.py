@@ -54,7 +54,7 @@ def test_a_step_that_does_not_exist_is_found(name: str) -> None:
         _resolve(name)
 
 
-@pytest.mark.parametrize("folder", ["reference_broker", "reference_broker/queues"])
+@pytest.mark.parametrize("folder", ["reference_broker", "reference_broker/queues", "reference_broker/mqtt"])
 def test_every_folder_has_a_line(folder: str) -> None:
     heading = TEXT.index(f"| `{folder}/` |")
     table = TEXT[heading : TEXT.index("\n\n", heading)]

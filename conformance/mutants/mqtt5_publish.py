@@ -145,7 +145,7 @@ def identifier_forwarded(patch: Patch) -> None:
             return
         message = Message(topic=packet.topic, payload=packet.payload)
         for entry in self._broker.tree.route(packet.topic).entries:
-            entry.session.deliver(message, 0, False, identifiers)
+            entry.subscriber.deliver(message, 0, False, identifiers)
 
     patch.replace(Inbound, "_on_publish", on_publish)
 

@@ -280,7 +280,7 @@ def too_large_for_all(patch: Patch) -> None:
 
     def fan_out(self: BrokerState, message: Message, publisher: Session | None) -> bool:
         for entry in self.tree.route(message.topic).entries:
-            connection = entry.session.connection
+            connection = entry.subscriber.connection
             if isinstance(connection, MqttConnection) and connection.max_packet_out < len(message.payload):
                 return False
         return original(self, message, publisher)

@@ -9,6 +9,7 @@ import msgspec
 
 from assay.conformance.mutants import Patch, variation
 from assay.conformance.mutants.mqtt5_support import no_fast_lane
+from assay.reference_broker.core.clients import Subscriber
 from assay.reference_broker.core.routing import Route, RouteEntry, SharedGroup, Subscription, SubscriptionTree
 from assay.reference_broker.mqtt.connections import error_packets as farewell
 from assay.reference_broker.mqtt.connections import handlers, handshake
@@ -277,7 +278,7 @@ def retained_first(patch: Patch) -> None:
 
 @variation("v5-shared-goes-to-first", "all messages of a share go to its first connected member")
 def shared_to_first(patch: Patch) -> None:
-    def choose(self: SharedGroup) -> tuple[Session, Subscription] | None:
+    def choose(self: SharedGroup) -> tuple[Subscriber, Subscription] | None:
         members = list(self.members.items())
         return next((member for member in members if member[0].connection is not None), members[0] if members else None)
 

@@ -10,7 +10,8 @@ import msgspec
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.config import TenantConfig
 from assay.reference_broker.core.rates import TokenBucket
-from assay.reference_broker.core.tenants import Tenant, Tenants
+from assay.reference_broker.core.tenant import Tenant
+from assay.reference_broker.core.tenants import Tenants
 from assay.reference_broker.mqtt.connections import administration
 from assay.reference_broker.mqtt.sessions import transaction_requests
 from assay.reference_broker.mqtt.sessions.broker_state import BrokerState

@@ -9,6 +9,7 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.core import routing
+from assay.reference_broker.core.clients import Subscriber
 from assay.reference_broker.core.routing import RouteEntry, SharedGroup
 from assay.reference_broker.mqtt.connections import connection as connections
 from assay.reference_broker.mqtt.connections import handlers
@@ -155,7 +156,7 @@ def filters_compared(patch: Patch) -> None:
 @mutant("overlaps-merged-two-by-two", "of overlapping subscriptions each is merged with the result of those before it")
 def merged_two_by_two(patch: Patch) -> None:
     def receivers_of(nodes: tuple[routing._Node, ...]) -> tuple[list[RouteEntry], list[SharedGroup]]:
-        found: dict[Session, RouteEntry] = {}
+        found: dict[Subscriber, RouteEntry] = {}
         for node in nodes:
             for session, subscription in node.subscribers.items():
                 before = found[session].subscriptions if session in found else []

@@ -1,22 +1,18 @@
 """Who gets a message: the subscription tree, and a cache from topic to route.
 
 The tree holds one node a filter level. A route is the answer for one topic: the subscribers with their options merged
-(one copy a session, at the highest granted QoS, with all identifiers: MQTT 3.1.1 3.3.5-1, 5.0 3.3.4-2 to -4), and the
+(one copy each, at the highest granted QoS, with all identifiers: MQTT 3.1.1 3.3.5-1, 5.0 3.3.4-2 to -4), and the
 shared groups. A cached route outlives changes of filters that do not match its topic (see ``filter_changes``).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
+from assay.reference_broker.core.clients import Subscriber
 from assay.reference_broker.core.filter_changes import FilterChanges
 from assay.reference_broker.routing.filter_tree import FilterTree
 from assay.reference_broker.routing.message import text_bytes
-
-if TYPE_CHECKING:
-    from assay.reference_broker.mqtt.sessions.session import Session
 
 MAX_CACHED_ROUTES = 65_536
 MAX_CACHED_ROUTE_BYTES = 64 * 1024 * 1024
@@ -29,7 +25,7 @@ _NODE_BYTES = 512
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
-    """One subscription of a session, as granted."""
+    """One subscription of a client, as granted."""
 
     topic_filter: str
     """Without the ``$share`` prefix."""
@@ -54,10 +50,10 @@ def subscription_bytes(topic_filter: str, asked: tuple[tuple[str, str], ...] = (
 class RouteEntry:
     """A subscriber of one topic, its overlapping subscriptions merged. Routes share entries: they never change."""
 
-    __slots__ = ("_other", "_own_differs", "identifiers", "qos", "retain_as_published", "session", "subscriptions")
+    __slots__ = ("_other", "_own_differs", "identifiers", "qos", "retain_as_published", "subscriber", "subscriptions")
 
-    def __init__(self, session: Session, subscriptions: list[Subscription]) -> None:
-        self.session = session
+    def __init__(self, subscriber: Subscriber, subscriptions: list[Subscription]) -> None:
+        self.subscriber = subscriber
         self.subscriptions = subscriptions
         self._own_differs = False
         self._other: RouteEntry | None = None
@@ -73,12 +69,12 @@ class RouteEntry:
         self.identifiers = tuple(subscription.identifier for subscription in subscriptions if subscription.identifier)
         foreign = [subscription for subscription in subscriptions if not subscription.no_local]
         if len(foreign) < len(subscriptions):
-            self.own = RouteEntry(session, foreign) if foreign else None
+            self.own = RouteEntry(subscriber, foreign) if foreign else None
 
     @property
     def own(self) -> RouteEntry | None:
-        """What holds for the session's own publishes: No Local subscriptions do not count; None = nothing is left."""
-        # No reference to itself: that would keep the session alive until the garbage collector comes by.
+        """What holds for its own publishes: No Local subscriptions do not count; None = nothing is left."""
+        # No reference to itself: that would keep the subscriber alive until the garbage collector comes by.
         return self._other if self._own_differs else self
 
     @own.setter
@@ -95,29 +91,29 @@ class SharedGroup:
     def __init__(self, share: str) -> None:
         self.share = share
         """The whole filter."""
-        self.members: dict[Session, Subscription] = {}
-        self._ordered: list[tuple[Session, Subscription]] = []
+        self.members: dict[Subscriber, Subscription] = {}
+        self._ordered: list[tuple[Subscriber, Subscription]] = []
         """The members, as long as none comes or goes."""
         self._turn = 0
 
-    def add(self, session: Session, subscription: Subscription) -> None:
+    def add(self, subscriber: Subscriber, subscription: Subscription) -> None:
         """A member comes, or subscribes anew."""
-        self.members[session] = subscription
+        self.members[subscriber] = subscription
         self._ordered = []
 
-    def remove(self, session: Session) -> None:
+    def remove(self, subscriber: Subscriber) -> None:
         """A member leaves; others are ignored."""
-        self.members.pop(session, None)
+        self.members.pop(subscriber, None)
         self._ordered = []
 
     @property
     def is_served(self) -> bool:
-        """There is a member; those whose session has ended may still be listed."""
-        return not all(session.ended for session in self.members)
+        """There is a member; those whose subscriber has ended may still be listed."""
+        return not all(subscriber.ended for subscriber in self.members)
 
-    def choose(self) -> tuple[Session, Subscription] | None:
+    def choose(self) -> tuple[Subscriber, Subscription] | None:
         """The next member: connected with room first, then any connected whose queue has room, then any that keeps
-        its session, with room in its queue and a QoS that lets the message wait there, then any connected.
+        its subscriber, with room in its queue and a QoS that lets the message wait there, then any connected.
         """
         members = self._ordered
         if not members:
@@ -127,19 +123,19 @@ class SharedGroup:
         turn = self._turn = (self._turn + 1) % len(members)
         if members[turn][0].has_room:
             return members[turn]
-        best: tuple[Session, Subscription] | None = None
+        best: tuple[Subscriber, Subscription] | None = None
         best_rank = 5
         for at in range(turn, turn + len(members)):
             member = members[at % len(members)]
-            session, subscription = member
-            if session.has_room:
+            subscriber, subscription = member
+            if subscriber.has_room:
                 return member
-            if session.connection is not None:
-                rank = 1 if session.can_wait else 3
-            elif session.ended:
+            if subscriber.connection is not None:
+                rank = 1 if subscriber.can_wait else 3
+            elif subscriber.ended:
                 continue
             else:
-                rank = 2 if subscription.qos and session.can_wait else 4
+                rank = 2 if subscription.qos and subscriber.can_wait else 4
             if rank < best_rank:
                 best, best_rank = member, rank
         return best
@@ -164,8 +160,8 @@ class _Node:
 
     def __init__(self) -> None:
         self.children: dict[str, _Node] = {}
-        self.subscribers: dict[Session, Subscription] = {}
-        self.entries: dict[Session, RouteEntry] | None = None
+        self.subscribers: dict[Subscriber, Subscription] = {}
+        self.entries: dict[Subscriber, RouteEntry] | None = None
         """Of ``subscribers``, each for itself; made when a topic first matches."""
         self.groups: dict[str, SharedGroup] = {}
 
@@ -173,35 +169,35 @@ class _Node:
     def empty(self) -> bool:
         return not (self.children or self.subscribers or self.groups)
 
-    def add(self, session: Session, subscription: Subscription) -> None:
+    def add(self, subscriber: Subscriber, subscription: Subscription) -> None:
         if subscription.share_name is not None:
             group = self.groups.get(subscription.share_name)
             if group is None:
                 share = f"$share/{subscription.share_name}/{subscription.topic_filter}"
                 group = self.groups[subscription.share_name] = SharedGroup(share)
-            group.add(session, subscription)
+            group.add(subscriber, subscription)
             return
-        self.subscribers[session] = subscription
+        self.subscribers[subscriber] = subscription
         if self.entries is not None:
-            self.entries[session] = RouteEntry(session, [subscription])
+            self.entries[subscriber] = RouteEntry(subscriber, [subscription])
 
-    def remove(self, session: Session, share_name: str | None) -> None:
+    def remove(self, subscriber: Subscriber, share_name: str | None) -> None:
         if share_name is None:
-            self.subscribers.pop(session, None)
+            self.subscribers.pop(subscriber, None)
             if self.entries is not None:
-                self.entries.pop(session, None)
+                self.entries.pop(subscriber, None)
             return
         group = self.groups.get(share_name)
         if group is not None:
-            group.remove(session)
+            group.remove(subscriber)
             if not group.members:
                 del self.groups[share_name]
 
-    def all_entries(self) -> dict[Session, RouteEntry]:
+    def all_entries(self) -> dict[Subscriber, RouteEntry]:
         entries = self.entries
         if entries is None:
             entries = self.entries = {
-                session: RouteEntry(session, [subscription]) for session, subscription in self.subscribers.items()
+                each: RouteEntry(each, [subscription]) for each, subscription in self.subscribers.items()
             }
         return entries
 
@@ -220,15 +216,15 @@ class SubscriptionTree(FilterTree[_Node]):
         self.epoch = 0
         """Changes whenever a remembered plan may have become wrong."""
         self.sessions_epoch = 0
-        """Changes when a plan may have become wrong although its route is the same: a session came, went or changed."""
+        """Changes when a plan may have become wrong although its route is the same: a client came, went or changed."""
 
     def invalidate_plans(self) -> None:
-        """A session connected, disconnected or changed: plans are stale, routes are not."""
+        """A subscriber connected, disconnected or changed: plans are stale, routes are not."""
         self.epoch += 1
         self.sessions_epoch += 1
 
-    def add(self, session: Session, subscription: Subscription) -> None:
-        """Add or replace the session's subscription to this filter (and share name)."""
+    def add(self, subscriber: Subscriber, subscription: Subscription) -> None:
+        """Add or replace the subscriber's subscription to this filter (and share name)."""
         node = self._root
         levels = subscription.topic_filter.split("/")
         for level in levels:
@@ -236,10 +232,10 @@ class SubscriptionTree(FilterTree[_Node]):
             if child is None:
                 child = node.children[level] = _Node()
             node = child
-        node.add(session, subscription)
+        node.add(subscriber, subscription)
         self._note_change(subscription.topic_filter, levels)
 
-    def remove(self, session: Session, subscription: Subscription) -> None:
+    def remove(self, subscriber: Subscriber, subscription: Subscription) -> None:
         """Remove a subscription; unknown ones are ignored."""
         path: list[tuple[_Node, str]] = []
         node = self._root
@@ -250,7 +246,7 @@ class SubscriptionTree(FilterTree[_Node]):
             if child is None:
                 return
             node = child
-        node.remove(session, subscription.share_name)
+        node.remove(subscriber, subscription.share_name)
         for parent, level in reversed(path):
             if not parent.children[level].empty:
                 break
@@ -321,23 +317,23 @@ class SubscriptionTree(FilterTree[_Node]):
 
 
 def _receivers_of(nodes: tuple[_Node, ...]) -> tuple[list[RouteEntry], list[SharedGroup], int]:
-    found: dict[Session, RouteEntry] = {}
-    overlapping: dict[Session, list[Subscription]] = {}
+    found: dict[Subscriber, RouteEntry] = {}
+    overlapping: dict[Subscriber, list[Subscription]] = {}
     groups: list[SharedGroup] = []
     for node in nodes:
         if node.subscribers:
             entries = node.entries or node.all_entries()
             if found and not found.keys().isdisjoint(entries):
-                for session in found.keys() & entries.keys():
+                for subscriber in found.keys() & entries.keys():
                     # One entry is made of all there are: of each two of them, it would take the square of the time.
-                    subscriptions = overlapping.get(session)
+                    subscriptions = overlapping.get(subscriber)
                     if subscriptions is None:
-                        subscriptions = overlapping[session] = [*found[session].subscriptions]
-                    subscriptions += entries[session].subscriptions
+                        subscriptions = overlapping[subscriber] = [*found[subscriber].subscriptions]
+                    subscriptions += entries[subscriber].subscriptions
             found.update(entries)
         if node.groups:
             groups.extend(node.groups.values())
-    for session, subscriptions in overlapping.items():
-        found[session] = RouteEntry(session, subscriptions)
+    for subscriber, subscriptions in overlapping.items():
+        found[subscriber] = RouteEntry(subscriber, subscriptions)
     identifiers = sum([len(entry.identifiers) for entry in found.values()])
     return list(found.values()), groups, (len(found) >> 2) + (identifiers >> 5)

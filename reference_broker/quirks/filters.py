@@ -69,10 +69,10 @@ class _DollarTopicsShown(SubscriptionTree):
     def _match(self, topic: str) -> Route:
         route = super()._match(topic)
         if topic[:1] == "$":
-            known = {entry.session for entry in route.entries}
+            known = {entry.subscriber for entry in route.entries}
             # As any other first level, the name would be seen by a wildcard there.
             plain = super()._match(NOBODYS + topic[1:])
-            route.entries += [entry for entry in plain.entries if entry.session not in known]
+            route.entries += [entry for entry in plain.entries if entry.subscriber not in known]
         return route
 
 

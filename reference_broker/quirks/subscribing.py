@@ -126,9 +126,10 @@ class _OverlapTakesFirst(SubscriptionTree):
     def _match(self, topic: str) -> Route:
         route = super()._match(topic)
         for entry in route.entries:
-            if _speaks_5(entry.session):
+            session = entry.subscriber
+            if not isinstance(session, Session) or _speaks_5(session):
                 continue
-            found = [each for each in _plain(entry.session) if matches(each.topic_filter, topic)]
+            found = [each for each in _plain(session) if matches(each.topic_filter, topic)]
             if len(found) > 1:
                 entry.qos = min(found, key=self._rank).qos
         return route

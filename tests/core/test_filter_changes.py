@@ -70,7 +70,7 @@ def test_a_route_stays_while_foreign_filters_come_and_go() -> None:
             assert tree.route("a/b") is route
             tree.remove(other, subscription)
     tree.add(other, Subscription(topic_filter="+/b", qos=1))
-    assert {entry.session for entry in tree.route("a/b").entries} == {session, other}
+    assert {entry.subscriber for entry in tree.route("a/b").entries} == {session, other}
 
 
 def test_cached_routes_do_not_keep_sessions_that_ended() -> None:
@@ -82,7 +82,7 @@ def test_cached_routes_do_not_keep_sessions_that_ended() -> None:
         session = Session(f"s{number}")
         subscription = Subscription(topic_filter=f"x/{number}/+", qos=0)
         tree.add(session, subscription)
-        assert [entry.session for entry in tree.route(f"x/{number}/a").entries] == [session]
+        assert [entry.subscriber for entry in tree.route(f"x/{number}/a").entries] == [session]
         tree.remove(session, subscription)
         gone.append(ref(session))
         del session

@@ -16,7 +16,8 @@ from assay.reference_broker.config import (
     TenantQuotas,
     parse_config,
 )
-from assay.reference_broker.core.tenants import Tenant, Tenants
+from assay.reference_broker.core.tenant import Tenant
+from assay.reference_broker.core.tenants import Tenants
 from assay.reference_broker.queues import Delivery, QueueEngine, QueueError, QueueErrorCode, Verb
 from assay.reference_broker.queues.messages.address import parse_address
 from assay.reference_broker.routing.message import Message

@@ -76,12 +76,12 @@ def test_the_tree_routes_as_the_oracle_says_also_while_filters_come_and_go(
         tree.add(session, Subscription(topic_filter=topic_filter, qos=1))
         for topic in topics:
             expected = {name for name in present if oracle(name, topic)}
-            assert {entry.session.client_id for entry in tree.route(topic).entries} == expected
+            assert {entry.subscriber.client_id for entry in tree.route(topic).entries} == expected
     for topic_filter in topic_filters:
         tree.remove(present.pop(topic_filter), Subscription(topic_filter=topic_filter, qos=1))
         for topic in topics:
             expected = {name for name in present if oracle(name, topic)}
-            assert {entry.session.client_id for entry in tree.route(topic).entries} == expected
+            assert {entry.subscriber.client_id for entry in tree.route(topic).entries} == expected
 
 
 @given(st.lists(TOPICS, max_size=8), filters())
@@ -127,7 +127,7 @@ def test_where_filters_of_one_session_overlap_the_others_are_missed_by_none() ->
         for topic_filter in topic_filters:
             tree.add(session, Subscription(topic_filter=topic_filter, qos=0))
     for topic, wanted in (("a/b", ["all", "both", "exact", "wild"]), ("a/c", ["all", "both", "wild"])):
-        assert sorted(entry.session.client_id for entry in tree.route(topic).entries) == wanted
+        assert sorted(entry.subscriber.client_id for entry in tree.route(topic).entries) == wanted
 
 
 def test_overlapping_subscriptions_give_one_copy_at_the_highest_qos_with_all_identifiers() -> None:

@@ -439,10 +439,10 @@ class Inbound(PublishAcks):
         max_frame_bytes = min(self._max_payload_bytes, self._config.max_packet_bytes)
         lowered = 0
         for merged in route.entries:
-            entry = merged.own if merged.session is connection.session else merged
+            entry = merged.own if merged.subscriber is connection.session else merged
             if entry is None:
                 continue
-            target = entry.session.connection
+            target = entry.subscriber.connection
             if (
                 target is None
                 or entry.identifiers

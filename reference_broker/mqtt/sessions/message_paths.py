@@ -140,7 +140,7 @@ class MessagePaths:
             return False
         route = self.tree.route(message.topic)
         self.work += len(route.entries) >> 2
-        return any(entry.qos and entry.session.kept is not None for entry in route.entries) or any(
+        return any(entry.qos and entry.subscriber.kept is not None for entry in route.entries) or any(
             member.kept is not None for group in route.groups for member in group.members
         )
 
@@ -167,7 +167,7 @@ class MessagePaths:
         qos = message.qos
         retain = message.retain
         for merged in entries:
-            session = merged.session
+            session = merged.subscriber
             entry = merged.own if session is publisher else merged
             if entry is None:
                 continue
@@ -183,7 +183,7 @@ class MessagePaths:
             self._capture(message, publisher)
         if self.leaving:
             members = (member for group in route.groups for member in group.members)
-            return not all(session.ended for session in chain((entry.session for entry in route.entries), members))
+            return not all(session.ended for session in chain((entry.subscriber for entry in route.entries), members))
         return bool(route.entries or route.groups)
 
     def _share(self, group: SharedGroup, message: Message) -> bool:

@@ -28,7 +28,7 @@ from assay.reference_broker.routing.message import (
 )
 
 if TYPE_CHECKING:
-    from assay.reference_broker.core.tenants import Tenant
+    from assay.reference_broker.core.tenant import Tenant
     from assay.reference_broker.mqtt.sessions.retained_sends import RetainedSends
     from assay.reference_broker.mqtt.sessions.session_journal import Entry, KeptSession
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from assay.reference_broker.config import TenantConfig
-from assay.reference_broker.core.tenants import Tenant
+from assay.reference_broker.core.tenant import Tenant
 from assay.reference_broker.mqtt.sessions.retained_sends import RetainedSends
 from assay.reference_broker.mqtt.sessions.session import RELEASED, Outgoing, Session, SharedOutgoing, Will
 from assay.reference_broker.mqtt.sessions.session_journal import Entry, KeptSession, SessionJournal

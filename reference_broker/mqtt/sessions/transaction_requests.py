@@ -20,7 +20,8 @@ from assay.reference_broker.queues.messages.publish_options import PRODUCER_ID
 from assay.reference_broker.routing.message import Message
 
 if TYPE_CHECKING:
-    from assay.reference_broker.core.tenants import Tenant, Tenants
+    from assay.reference_broker.core.tenant import Tenant
+    from assay.reference_broker.core.tenants import Tenants
     from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
     from assay.reference_broker.mqtt.sessions.session import Session
     from assay.reference_broker.queues import QueueEngine

@@ -1,0 +1,202 @@
+"""One tenant: its names for queues, and what its clients have used of its quotas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from assay.reference_broker.config import QueueConfig, TenantConfig
+from assay.reference_broker.core.rates import TokenBucket
+from assay.reference_broker.queues import QueueError, QueueErrorCode
+from assay.reference_broker.queues.delays.delays import due_time_ms
+from assay.reference_broker.queues.jobs.confirms import Stored, StoredAs
+from assay.reference_broker.queues.messages.address import (
+    DEAD_LETTER_ALIAS,
+    DEAD_LETTER_PREFIX,
+    QUEUE_PREFIX,
+    Verb,
+    is_dead_letter,
+)
+from assay.reference_broker.queues.messages.publish_options import parse
+from assay.reference_broker.queues.messages.stored_message import message_bytes
+from assay.reference_broker.routing.message import Message, changed
+
+if TYPE_CHECKING:
+    from assay.reference_broker.queues import QueueEngine
+
+_USAGE_INTERVAL_S = 1.0
+_MIN_WAIT_S = 0.001
+"""Shorter ones might end before the clock, a float, has moved."""
+_IDS_IN = frozenset(("message-id", "receipt", "delay-id"))
+_NAMES_OUT = frozenset(("message-id", "receipt", "queue"))
+_DEAD_LETTER_NAMES_OUT = frozenset(("_dlq_original_queue", "_dlq_original_topic", "_dlq_original_id"))
+
+
+class Tenant:
+    """One tenant, and what its clients have used."""
+
+    def __init__(self, config: TenantConfig) -> None:
+        self.name = config.name
+        self.prefix = f"{config.name}."
+        self.connections = 0
+        self._stored_bytes = 0
+        """At the last look, and what was published since."""
+        self._looked_at = float("-inf")
+        self.configure(config)
+
+    def configure(self, config: TenantConfig) -> None:
+        """Take other quotas; rates begin anew."""
+        quotas = self.quotas = config.quotas
+        self.publish_messages, self.publish_bytes, self.consume_messages, self.consume_bytes = (
+            TokenBucket(rate, max(1.0, rate * quotas.burst_s), 0.0) if rate else None
+            for rate in (
+                quotas.publish_messages_per_s,
+                quotas.publish_bytes_per_s,
+                quotas.consume_messages_per_s,
+                quotas.consume_bytes_per_s,
+            )
+        )
+
+    # -- names ---------------------------------------------------------------------------------------------------
+
+    def owns(self, queue: str) -> bool:
+        """Whether an engine name is that of one of its queues, or of the dead letters of one."""
+        return (queue[len(DEAD_LETTER_PREFIX) :] if is_dead_letter(queue) else queue).startswith(self.prefix)
+
+    def topic_in(self, topic: str) -> str:
+        """The engine's topic for what a client wrote. What names no queue stays as it is, and is refused as such."""
+        for start in (DEAD_LETTER_ALIAS, DEAD_LETTER_PREFIX, QUEUE_PREFIX):
+            if topic.startswith(start):
+                path = topic[len(start) :]
+                first = path.partition("/")[0]
+                names_queue = bool(first) and first[0] != "$" and (start != QUEUE_PREFIX or first != "dlq")
+                return f"{start}{self.prefix}{path}" if names_queue else topic
+        return topic
+
+    def topic_out(self, topic: str) -> str:
+        """The opposite."""
+        for start in (DEAD_LETTER_PREFIX, QUEUE_PREFIX):
+            if topic.startswith(start + self.prefix):
+                return start + topic[len(start) + len(self.prefix) :]
+        return topic
+
+    def name_in(self, name: str) -> str:
+        """The engine's form of a name or id that begins with a queue's name."""
+        if name.startswith(DEAD_LETTER_PREFIX):
+            return f"{DEAD_LETTER_PREFIX}{self.prefix}{name[len(DEAD_LETTER_PREFIX) :]}"
+        return self.prefix + name
+
+    def name_out(self, name: str) -> str:
+        """The opposite, for topics as well."""
+        if name.startswith(QUEUE_PREFIX):
+            return self.topic_out(name)
+        if name.startswith(DEAD_LETTER_PREFIX + self.prefix):
+            return DEAD_LETTER_PREFIX + name[len(DEAD_LETTER_PREFIX) + len(self.prefix) :]
+        return name.removeprefix(self.prefix)
+
+    def message_in(self, message: Message, verb: Verb | None) -> Message:
+        """A client's message as the engine takes it. A settlement names what begins with a queue's name."""
+        pairs = message.user_properties
+        if verb is not None:
+            pairs = tuple((name, self.name_in(value) if name in _IDS_IN else value) for name, value in pairs)
+        return changed(message, topic=self.topic_in(message.topic), user_properties=pairs)
+
+    def message_out(self, message: Message, queue: str) -> Message:
+        """A delivery as its client sees it."""
+        names = _NAMES_OUT | _DEAD_LETTER_NAMES_OUT if is_dead_letter(queue) else _NAMES_OUT
+        pairs = tuple(
+            (name, self.name_out(value) if name in names else value) for name, value in message.user_properties
+        )
+        return changed(message, topic=self.topic_out(message.topic), user_properties=pairs)
+
+    # -- quotas --------------------------------------------------------------------------------------------------
+
+    def check_publish(self, message: Message, engine: QueueEngine, now: float) -> None:
+        """Charge a publish to a queue. Raises :class:`QueueError` (QUOTA), and then charges nothing."""
+        quotas = self.quotas
+        size = message_bytes(message)
+        if quotas.max_message_bytes and size > quotas.max_message_bytes:
+            raise self._over(f"a message has at most {quotas.max_message_bytes} bytes")
+        if quotas.max_delay_hours and (options := parse(message)) is not None:
+            due_ms = due_time_ms(options, message, now)
+            if due_ms is not None and due_ms > (now + quotas.max_delay_hours * 3_600) * 1000 + 1:
+                raise self._over(f"a delay has at most {quotas.max_delay_hours:g} hours")
+        if quotas.max_storage_bytes:
+            if now - self._looked_at >= _USAGE_INTERVAL_S:
+                self._looked_at = now
+                self._stored_bytes = engine.usage(self.owns).stored_bytes
+                if self._stored_bytes + size > quotas.max_storage_bytes:
+                    engine.free_settled(self.owns, now)
+            if self._stored_bytes + size > quotas.max_storage_bytes:
+                raise self._over(f"it stores {quotas.max_storage_bytes} bytes at most")
+        messages, octets = self.publish_messages, self.publish_bytes
+        if messages is not None and messages.available(now) < 1:
+            raise self._over(f"it publishes {quotas.publish_messages_per_s:g} messages a second at most")
+        # A message larger than the bucket passes when that is full, and is paid for by those behind it.
+        if octets is not None and octets.available(now) < min(size, octets.capacity):
+            raise self._over(f"it publishes {quotas.publish_bytes_per_s:g} bytes a second at most")
+        if messages is not None:
+            messages.take(1)
+        if octets is not None:
+            octets.take(size)
+        self._stored_bytes += size
+
+    def delivery_wait_s(self, size: int, now: float) -> float:
+        """Charge a delivery; or seconds to wait before it is tried again, with nothing charged."""
+        messages, octets = self.consume_messages, self.consume_bytes
+        if messages is not None and messages.available(now) < 1:
+            return max(messages.wait_s(1), _MIN_WAIT_S)
+        if octets is not None and octets.available(now) < min(size, octets.capacity):
+            return max(octets.wait_s(size), _MIN_WAIT_S)
+        if messages is not None:
+            messages.take(1)
+        if octets is not None:
+            octets.take(size)
+        return 0.0
+
+    @property
+    def limits_consuming(self) -> bool:
+        return self.consume_messages is not None or self.consume_bytes is not None
+
+    def check_new_group(self, engine: QueueEngine, queue: str, group: str, consumer_id: str) -> None:
+        """Whether a consumer may join. Raises :class:`QueueError` (QUOTA)."""
+        quotas = self.quotas
+        if not quotas.max_groups and not quotas.max_consumers_per_group:
+            return
+        members = engine.members(queue, group)
+        if members is None:
+            if quotas.max_groups and engine.usage(self.owns).groups >= quotas.max_groups:
+                raise self._over(f"it has {quotas.max_groups} consumer groups at most")
+            return
+        most = quotas.max_consumers_per_group
+        if most and consumer_id not in members and len(members) >= most:
+            raise self._over(f"a consumer group has {most} consumers at most")
+
+    def admit_queue(self, engine: QueueEngine, config: QueueConfig, *, by_use: bool) -> QueueConfig:
+        """A new queue as it may be created; one that is created by use is cut down. Raises :class:`QueueError`."""
+        quotas = self.quotas
+        most = quotas.max_partitions_per_queue
+        if most and config.partitions > most:
+            if not by_use:
+                raise self._over(f"a queue has {most} partitions at most")
+            config = msgspec.structs.replace(config, partitions=most)
+        if quotas.max_queues or quotas.max_partitions:
+            usage = engine.usage(self.owns)
+            if quotas.max_queues and usage.queues >= quotas.max_queues:
+                raise self._over(f"it has {quotas.max_queues} queues at most")
+            if quotas.max_partitions and usage.partitions + config.partitions > quotas.max_partitions:
+                raise self._over(f"it has {quotas.max_partitions} partitions at most")
+        return config
+
+    def _over(self, text: str) -> QueueError:
+        return QueueError(QueueErrorCode.QUOTA, f"the quota of tenant {self.name!r} is used up: {text}")
+
+
+def told_out(tenant: Tenant, on_stored: Stored | None) -> Stored | None:
+    """What a publisher is told, in its tenant's names."""
+    if on_stored is None:
+        return None
+    tell: Callable[[StoredAs, str], None] = on_stored
+    return lambda kind, stored_id: tell(kind, tenant.name_out(stored_id))
