@@ -25,7 +25,7 @@ from assay.reference_broker.config import BrokerConfig, ListenerConfig, ServerRe
 from assay.reference_broker.embedded.aio import AsyncQueues
 from assay.reference_broker.embedded.blocking import LoopCaller, Queues
 from assay.reference_broker.embedded.errors import BrokerClosedError as BrokerClosedError
-from assay.reference_broker.mqtt.sessions.message_paths import is_queue_topic
+from assay.reference_broker.mqtt.queue_topics.addresses import is_queue_topic
 from assay.reference_broker.queues import QueueError, QueueStats
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.topics import validate_topic

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from assay.reference_broker.config import Durability, QueuesConfig
-from assay.reference_broker.queues import Delivery, QueueEngine, QueueError, Verb
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics
+from assay.reference_broker.queues import Delivery, Outcome, QueueEngine, QueueError
 from assay.reference_broker.queues.delivery.settle_request import SettleRequest
 from assay.reference_broker.queues.messages.publish_options import TransactionKey
 from assay.reference_broker.queues.transactions.producer_names import OnProducer, ProducerIdentity
@@ -99,9 +100,9 @@ class TransactionLife:
         for queue, value in PARTS[1:]:
             self._publish(queue, value, options)
         request = SettleRequest(
-            verb=Verb.ACK, message_ids=(self._got[0].message_id,), within=TransactionKey(*producer, name)
+            outcome=Outcome.ACCEPT, message_ids=(self._got[0].message_id,), within=TransactionKey(*producer, name)
         )
-        engine.settle_request(INPUT, request, consumer_id="c", now=START)
+        engine.settle(INPUT, request, consumer_id="c", now=START)
         end = engine.transactions.commit if self.commits else engine.transactions.abort
         end(*producer, name, START, self.told.append)
         turn(engine)
@@ -110,7 +111,7 @@ class TransactionLife:
     def _publish(self, queue: str, value: str, options: tuple[tuple[str, str], ...]) -> None:
         topic = f"$queue/{queue}"
         message = Message(topic=topic, payload=value.encode(), user_properties=options)
-        self.engine.publish(self.engine.address(topic), message, START)
+        QueueTopics(self.engine).publish(message, START)
 
     def complaints(self, found: FoundTransaction) -> Iterator[str]:
         """What is wrong with what a start found after a power loss now."""

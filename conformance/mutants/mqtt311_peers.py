@@ -14,8 +14,8 @@ from assay.conformance.wire import Decoder
 from assay.reference_broker.mqtt.connections import handshake
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.inbound import Inbound
+from assay.reference_broker.mqtt.queue_topics.addresses import is_queue_topic
 from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest
-from assay.reference_broker.mqtt.sessions.message_paths import is_queue_topic
 from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.mqtt.wire.errors import ProtocolError
 from assay.reference_broker.mqtt.wire.packets import V5, Connack

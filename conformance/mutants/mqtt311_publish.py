@@ -15,8 +15,8 @@ from assay.reference_broker.mqtt.batches import runs
 from assay.reference_broker.mqtt.connections import handlers
 from assay.reference_broker.mqtt.connections.inbound import Inbound
 from assay.reference_broker.mqtt.connections.outbound import Outbound
+from assay.reference_broker.mqtt.queue_topics.addresses import is_queue_topic
 from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
-from assay.reference_broker.mqtt.sessions.message_paths import is_queue_topic
 from assay.reference_broker.mqtt.sessions.retained import RetainedStore
 from assay.reference_broker.mqtt.sessions.session import Outgoing, Session, SessionConnection
 from assay.reference_broker.mqtt.wire import codec

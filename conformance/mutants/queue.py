@@ -13,6 +13,7 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.config import Durability, QueueConfig, RetryConfig
+from assay.reference_broker.mqtt.queue_topics.addresses import Verb
 from assay.reference_broker.queues.delivery import dispatcher, settlement
 from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
 from assay.reference_broker.queues.groups import group
@@ -20,7 +21,6 @@ from assay.reference_broker.queues.groups.delivery import Delivery
 from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.groups.pending import Consumer, PendingEntry
 from assay.reference_broker.queues.groups.retry import RETRIES_EXCEEDED
-from assay.reference_broker.queues.messages.address import Verb
 from assay.reference_broker.queues.messages.partitioner import Partitioner
 from assay.reference_broker.queues.messages.stored_message import StoredMessage
 from assay.reference_broker.queues.queue.queue import DurableQueue

@@ -10,9 +10,10 @@ import msgspec
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker import config as config_module
 from assay.reference_broker.config import QueueConfig
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopic, QueueTopics
 from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
 from assay.reference_broker.mqtt.sessions.session import Session
-from assay.reference_broker.queues import engine
+from assay.reference_broker.queues import PublishOptions, engine
 from assay.reference_broker.queues.engine import QueueEngine
 from assay.reference_broker.queues.jobs.confirms import Confirm, Stored, ignore
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
@@ -84,12 +85,13 @@ def for_one(patch: Patch) -> None:
             now: float,
             on_confirmed: Confirm | None,
             on_stored: Stored | None,
+            options: PublishOptions | None,
         ) -> None:
-            publish(msgspec.structs.replace(address, bound=()), message, now, on_confirmed, on_stored)
+            publish(msgspec.structs.replace(address, bound=()), message, now, on_confirmed, on_stored, options)
             for name in address.bound:
                 routing_key, copy = bindings.bound_copy(name, message)
                 try:
-                    publish(QueueAddress(queue=name, routing_key=routing_key, verb=None), copy, now, ignore, None)
+                    publish(QueueAddress(queue=name, routing_key=routing_key), copy, now, ignore, None, options)
                 except QueueError:
                     continue
 
@@ -100,11 +102,11 @@ def for_one(patch: Patch) -> None:
 
 @mutant("queue-capture-fails-the-publish", "a publish fails when a queue refuses to capture it")
 def fails_the_publish(patch: Patch) -> None:
-    def take(self: Captures, message: Message, now: float) -> None:
+    def take(self: Captures, message: Message, now: float, options: PublishOptions | None) -> None:
         self.waiting += 1
         routing_key, copy = bindings.bound_copy(self._queue, message)
         try:
-            self._publish(routing_key, copy, now, self._confirmed)
+            self._publish(routing_key, copy, now, self._confirmed, None, options)
         except QueueError as error:
             self._confirmed(error)
             raise
@@ -161,16 +163,16 @@ def without_routing_key(patch: Patch) -> None:
 
 @mutant("queue-ack-by-the-whole-topic", "a settlement looks for a queue named like the whole topic in front of $ack")
 def whole_topic(patch: Patch) -> None:
-    def make(original: Callable[..., QueueAddress]) -> Callable[..., QueueAddress]:
-        def address(self: QueueEngine, topic: str) -> QueueAddress:
+    def make(original: Callable[..., QueueTopic]) -> Callable[..., QueueTopic]:
+        def read(self: QueueTopics, topic: str) -> QueueTopic:
             found = original(self, topic)
-            if found.verb is not None and found.routing_key:
+            if found.verb is not None and found.address.routing_key:
                 raise QueueError(QueueErrorCode.UNKNOWN_QUEUE, f"there is no queue {topic!r}")
             return found
 
-        return address
+        return read
 
-    patch.wrap(QueueEngine, "address", make)
+    patch.wrap(QueueTopics, "read", make)
 
 
 @mutant("queue-plans-outlive-bindings", "who gets a topic is remembered although a queue has begun to capture it")

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
+from assay.reference_broker.mqtt.queue_topics import publish_properties
 from assay.reference_broker.queues.delays import delay_recovery, delay_store, delays
 from assay.reference_broker.queues.delays.delay_store import DelayStore
 from assay.reference_broker.queues.delays.delayed_message import parse_delay_id
@@ -61,8 +62,8 @@ def without_zone(patch: Patch) -> None:
     def parse(text: str) -> int:
         return original(f"{text[:-6]}Z" if text[-6:-5] in ("+", "-") else text)
 
-    name, _ = publish_options._PARSERS["deliver-at"]
-    patch.item(publish_options._PARSERS, "deliver-at", (name, parse))
+    name, _ = publish_properties._PARSERS["deliver-at"]
+    patch.item(publish_properties._PARSERS, "deliver-at", (name, parse))
 
 
 @mutant("queue-past-waits", "a time that is past is taken for one far ahead")

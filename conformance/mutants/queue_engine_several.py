@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from assay.conformance.mutants import Patch, mutant
+from assay.reference_broker.mqtt.queue_topics.addresses import Verb
 from assay.reference_broker.queues.delivery import settle_request, settlement
 from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.groups.pending import EntryState, PendingEntry
-from assay.reference_broker.queues.messages.address import Verb
 from assay.reference_broker.queues.messages.control_records import Outcome
 from assay.reference_broker.queues.transactions.commit_phases import CommitPhases
 from assay.reference_broker.queues.transactions.transaction import Transaction

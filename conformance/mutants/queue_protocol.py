@@ -6,20 +6,21 @@ from collections.abc import Callable
 
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.mqtt.batches import queue_deliveries
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopic, QueueTopics
+from assay.reference_broker.mqtt.sessions import message_paths
 from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
 from assay.reference_broker.mqtt.sessions.session import Session
-from assay.reference_broker.queues import engine
+from assay.reference_broker.queues import Outcome
 from assay.reference_broker.queues.delivery import settlement
-from assay.reference_broker.queues.engine import QueueEngine
 from assay.reference_broker.queues.groups.delivery import Delivery
 from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.groups.pending import PendingEntry
 from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.queues.jobs.errors import QueueError
-from assay.reference_broker.queues.messages.address import QueueAddress, Verb
+from assay.reference_broker.queues.messages.address import QueueAddress
 from assay.reference_broker.routing.message import Message
 
-_Address = Callable[[QueueEngine, str], QueueAddress]
+_Read = Callable[[QueueTopics, str], QueueTopic]
 
 
 @mutant("queue-new-groups-start-at-the-end", "a new consumer group gets only what is published after it joined")
@@ -39,7 +40,7 @@ def deliveries_without_group(patch: Patch) -> None:
         return lambda delivery: tuple(pair for pair in original(delivery) if pair[0] != "group-id")
 
     # Of one delivery, and of what deliveries have in common.
-    for module in (engine, queue_deliveries):
+    for module in (message_paths, queue_deliveries):
         patch.wrap(module, "delivery_properties", make)
 
 
@@ -47,12 +48,12 @@ def deliveries_without_group(patch: Patch) -> None:
 def ack_ignored(patch: Patch) -> None:
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def settle(
-            group: ConsumerGroup, entry: PendingEntry, verb: Verb, reason: str, now: float, done: Confirm | None
+            group: ConsumerGroup, entry: PendingEntry, outcome: Outcome, reason: str, now: float, done: Confirm | None
         ) -> None:
-            if verb is Verb.ACK:
+            if outcome is Outcome.ACCEPT:
                 group.confirm_when_written(done)
             else:
-                original(group, entry, verb, reason, now, done)
+                original(group, entry, outcome, reason, now, done)
 
         return settle
 
@@ -71,10 +72,9 @@ def settlements_enqueued(patch: Patch) -> None:
             self: BrokerState, message: Message, publisher: Session | None, now: float, *rest: object
         ) -> None:
             original(self, message, publisher, now, *rest)
-            address = self.engine.address(message.topic)
-            if address.verb is not None:
-                stored = QueueAddress(queue=address.queue, routing_key=address.routing_key, verb=None)
-                self.engine.publish(stored, message, now, None)
+            topic = self.topics.read(message.topic)
+            if topic.verb is not None:
+                self.engine.publish(topic.address, message, now, None)
 
         return publish_to_queue
 
@@ -83,14 +83,14 @@ def settlements_enqueued(patch: Patch) -> None:
 
 @mutant("queue-verbs-anywhere", "a settlement verb in the middle of a topic is taken for a routing key")
 def verbs_anywhere(patch: Patch) -> None:
-    def make(original: _Address) -> _Address:
-        def address(self: QueueEngine, topic: str) -> QueueAddress:
+    def make(original: _Read) -> _Read:
+        def read(self: QueueTopics, topic: str) -> QueueTopic:
             try:
                 return original(self, topic)
             except QueueError:
                 _, queue, routing_key = topic.split("/", 2)
-                return QueueAddress(queue=queue, routing_key=routing_key, verb=None)
+                return QueueTopic(address=QueueAddress(queue=queue, routing_key=routing_key))
 
-        return address
+        return read
 
-    patch.wrap(QueueEngine, "address", make)
+    patch.wrap(QueueTopics, "read", make)

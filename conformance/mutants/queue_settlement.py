@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
-from assay.reference_broker.queues import engine
+from assay.reference_broker.mqtt.queue_topics import settle_properties
+from assay.reference_broker.mqtt.sessions import message_paths
+from assay.reference_broker.queues import Outcome
 from assay.reference_broker.queues.delivery import fair_turns, settle_request, settlement
 from assay.reference_broker.queues.delivery.fair_turns import FairTurns
 from assay.reference_broker.queues.delivery.settle_request import MAX_DELIVERIES, SettleRequest
@@ -17,7 +19,7 @@ from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.groups.pending import Consumer, EntryState, PendingEntry
 from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.queues.jobs.errors import QueueError
-from assay.reference_broker.queues.messages.address import Verb, parse_receipt
+from assay.reference_broker.queues.messages.address import parse_receipt
 from assay.reference_broker.storage.pending_log import PendingLogFile
 
 _Wrapped = Callable[..., Any]
@@ -117,7 +119,7 @@ def extends_anything(patch: Patch) -> None:
             try:
                 original(groups, queue, request, consumer_id, now, done, *rest)
             except QueueError:
-                if request.verb is not Verb.EXTEND:
+                if request.outcome is not Outcome.EXTEND:
                     raise
                 done(None)
 
@@ -137,7 +139,7 @@ def despite_bad_options(patch: Patch) -> None:
 
         return seconds
 
-    patch.wrap(settle_request, "_seconds", make)
+    patch.wrap(settle_properties, "_seconds", make)
 
 
 @mutant("queue-never-says-redelivered", "no delivery says that it is a repeat")
@@ -145,7 +147,7 @@ def never_redelivered(patch: Patch) -> None:
     def make(original: Callable[[Delivery], tuple[tuple[str, str], ...]]) -> _Wrapped:
         return lambda delivery: tuple(pair for pair in original(delivery) if pair[0] != "redelivered")
 
-    patch.wrap(engine, "delivery_properties", make)
+    patch.wrap(message_paths, "delivery_properties", make)
 
 
 @mutant("queue-receipts-cut-at-the-first-colon", "receipts are read from the left, so a colon in a name breaks them")

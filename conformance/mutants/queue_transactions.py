@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from assay.conformance.mutants import Patch, mutant
+from assay.reference_broker.mqtt.queue_topics.addresses import Verb
 from assay.reference_broker.mqtt.sessions import transaction_requests
 from assay.reference_broker.queues.delivery import settle_request
 from assay.reference_broker.queues.groups.pending import EntryState
-from assay.reference_broker.queues.messages.address import Verb
 from assay.reference_broker.queues.messages.control_records import Outcome
 from assay.reference_broker.queues.messages.publish_options import TransactionKey
 from assay.reference_broker.queues.partitions.producers import PartitionProducers

@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from assay.reference_broker.config import AclConfig, AclRuleConfig, DefaultAccess, Permission
-from assay.reference_broker.queues.admin.rights import READING_VERBS, WRITING_VERBS
+from assay.reference_broker.core.queue_rights import READING_VERBS, WRITING_VERBS
 from assay.reference_broker.queues.messages.address import DEAD_LETTER_ALIAS, DEAD_LETTER_PREFIX, QUEUE_PREFIX
 from assay.reference_broker.routing.remembered import remember
 

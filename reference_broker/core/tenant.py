@@ -16,10 +16,9 @@ from assay.reference_broker.queues.messages.address import (
     DEAD_LETTER_ALIAS,
     DEAD_LETTER_PREFIX,
     QUEUE_PREFIX,
-    Verb,
     is_dead_letter,
 )
-from assay.reference_broker.queues.messages.publish_options import parse
+from assay.reference_broker.queues.messages.publish_options import PublishOptions
 from assay.reference_broker.queues.messages.stored_message import message_bytes
 from assay.reference_broker.routing.message import Message, changed
 
@@ -96,10 +95,10 @@ class Tenant:
             return DEAD_LETTER_PREFIX + name[len(DEAD_LETTER_PREFIX) + len(self.prefix) :]
         return name.removeprefix(self.prefix)
 
-    def message_in(self, message: Message, verb: Verb | None) -> Message:
+    def message_in(self, message: Message, *, names_ids: bool) -> Message:
         """A client's message as the engine takes it. A settlement names what begins with a queue's name."""
         pairs = message.user_properties
-        if verb is not None:
+        if names_ids:
             pairs = tuple((name, self.name_in(value) if name in _IDS_IN else value) for name, value in pairs)
         return changed(message, topic=self.topic_in(message.topic), user_properties=pairs)
 
@@ -113,13 +112,13 @@ class Tenant:
 
     # -- quotas --------------------------------------------------------------------------------------------------
 
-    def check_publish(self, message: Message, engine: QueueEngine, now: float) -> None:
+    def check_publish(self, message: Message, options: PublishOptions | None, engine: QueueEngine, now: float) -> None:
         """Charge a publish to a queue. Raises :class:`QueueError` (QUOTA), and then charges nothing."""
         quotas = self.quotas
         size = message_bytes(message)
         if quotas.max_message_bytes and size > quotas.max_message_bytes:
             raise self._over(f"a message has at most {quotas.max_message_bytes} bytes")
-        if quotas.max_delay_hours and (options := parse(message)) is not None:
+        if quotas.max_delay_hours and options is not None:
             due_ms = due_time_ms(options, message, now)
             if due_ms is not None and due_ms > (now + quotas.max_delay_hours * 3_600) * 1000 + 1:
                 raise self._over(f"a delay has at most {quotas.max_delay_hours:g} hours")

@@ -13,15 +13,9 @@ import re
 from typing import TYPE_CHECKING
 
 from assay.reference_broker.config import QueueConfig, TenantConfig
-from assay.reference_broker.core.tenant import Tenant, told_out
+from assay.reference_broker.core.tenant import Tenant
 from assay.reference_broker.queues import QueueError, QueueErrorCode
-from assay.reference_broker.queues.jobs.confirms import Stored
-from assay.reference_broker.queues.messages.address import (
-    DEAD_LETTER_PREFIX,
-    QueueAddress,
-    is_dead_letter,
-)
-from assay.reference_broker.routing.message import Message
+from assay.reference_broker.queues.messages.address import DEAD_LETTER_PREFIX, QueueAddress, is_dead_letter
 
 if TYPE_CHECKING:
     from assay.reference_broker.core.clients import Client
@@ -93,31 +87,9 @@ class Tenants:
             return config
         return tenant.admit_queue(self._engine, config, by_use=by_use)
 
-    def enter(
-        self, message: Message, publisher: Client | None, on_stored: Stored | None, now: float
-    ) -> tuple[QueueAddress, Message, Stored | None]:
-        """A message on its way to a queue: where it goes, how the engine takes it, and who is told of it.
-
-        Raises :class:`QueueError` (BAD_ADDRESS, NOT_ALLOWED, QUOTA).
-        """
-        tenant = publisher.tenant if publisher is not None else None
-        if tenant is None:
-            address = self._engine.address(message.topic)
-            self.check_reach(publisher, address)
-            return address, message, on_stored
-        address = self._engine.address(tenant.topic_in(message.topic))
-        message = tenant.message_in(message, address.verb)
-        if address.verb is None:
-            tenant.check_publish(message, self._engine, now)
-        return address, message, told_out(tenant, on_stored)
-
-    def reaches(self, username: str | None, client_id: str, topic: str) -> bool:
-        """Whether a client that may not administer reaches a queue. Raises :class:`QueueError` (BAD_ADDRESS)."""
-        tenant = self.of_client(username, client_id)
-        if tenant is not None:
-            self._engine.address(tenant.topic_in(topic))
-            return True
-        return self._is_nobodys(self._engine.address(topic))
+    def reaches(self, username: str | None, client_id: str, address: QueueAddress) -> bool:
+        """Whether a client that may not administer reaches a queue; ``address`` holds its tenant's name for it."""
+        return self.of_client(username, client_id) is not None or self._is_nobodys(address)
 
     def _is_nobodys(self, address: QueueAddress) -> bool:
         return all(self.of_queue(queue) is None for queue in (address.queue, *address.bound))

@@ -27,6 +27,7 @@ from assay.reference_broker.embedded.replies import REPLIES, Replies, Reply
 from assay.reference_broker.embedded.subscription import MAX_BUFFER, AsyncSubscription, Callback
 from assay.reference_broker.embedded.transaction import AsyncTransaction, Producers
 from assay.reference_broker.embedded.turns import EngineTurns
+from assay.reference_broker.mqtt.queue_topics.publish_properties import read_options
 from assay.reference_broker.mqtt.sessions.broker_state import default_group
 from assay.reference_broker.queues import QueueError, QueueStats
 from assay.reference_broker.queues.dead_letters.dead_letters import ORIGINAL_QUEUE, REASON
@@ -61,8 +62,9 @@ class AsyncQueues(EngineTurns):
         driver, now = self.turn()
         topic = topic_of(queue)
         made: list[Message] = [message.to_message(topic, now) for message in as_new(messages)]
-        engine = driver.node.engine
-        await self.confirmed(lambda confirm: engine.publish_many(engine.address(topic), made, now, confirm))
+        engine, address = driver.node.engine, driver.node.state.topics.address(topic)
+        asked = [read_options(message.user_properties) for message in made]
+        await self.confirmed(lambda confirm: engine.publish_many(address, made, now, confirm, asked))
         return len(made)
 
     # -- consuming -----------------------------------------------------------------------------------------------

@@ -9,9 +9,10 @@ from typing import TypedDict
 
 import msgspec
 
+from assay.reference_broker.mqtt.queue_topics.publish_properties import DELAY, DELIVER_AT, PARTITION, PRIORITY, TTL
 from assay.reference_broker.queues.messages.address import DEAD_LETTER_PREFIX, QUEUE_PREFIX
 from assay.reference_broker.queues.messages.partitioner import PARTITION_KEY
-from assay.reference_broker.queues.messages.publish_options import DELAY, DELIVER_AT, PARTITION, PRIORITY, TTL, Priority
+from assay.reference_broker.queues.messages.publish_options import Priority
 from assay.reference_broker.routing.message import Message
 
 ACK_POLICY = "ack-policy"

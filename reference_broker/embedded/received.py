@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from assay.reference_broker.embedded.messages import ACK_POLICY, ACK_TIMEOUT, AckPolicy, NewMessage, new_message
-from assay.reference_broker.mqtt.sessions.message_paths import is_queue_topic
-from assay.reference_broker.queues import Delivery, QueueError, Verb
+from assay.reference_broker.mqtt.queue_topics.addresses import is_queue_topic
+from assay.reference_broker.queues import Delivery, Outcome, QueueError
 from assay.reference_broker.queues.delivery.settle_request import SettleRequest
 from assay.reference_broker.queues.messages.durations import parse_duration_ms
 from assay.reference_broker.queues.messages.publish_options import TransactionKey
@@ -84,19 +84,19 @@ class AsyncReceived(ReceivedMessage):
         driver, now = self._turns.turn()
         try:
             if policy == AckPolicy.NONE:
-                driver.node.engine.settle_request(
-                    self.queue, self._request(Verb.ACK), consumer_id=self.consumer_id, now=now
+                driver.node.engine.settle(
+                    self.queue, self._request(Outcome.ACCEPT), consumer_id=self.consumer_id, now=now
                 )
                 self.settled = True
             elif policy == AckPolicy.TIMEOUT and (text := message.user_property(ACK_TIMEOUT)) is not None:
-                request = self._request(Verb.EXTEND, extend_s=parse_duration_ms(text) / 1000)
-                driver.node.engine.settle_request(self.queue, request, consumer_id=self.consumer_id, now=now)
+                request = self._request(Outcome.EXTEND, extend_s=parse_duration_ms(text) / 1000)
+                driver.node.engine.settle(self.queue, request, consumer_id=self.consumer_id, now=now)
         except (QueueError, ValueError) as error:
             log.info("the ack policy of %s cannot be kept: %s", self.message_id, error)
 
     def _request(
         self,
-        verb: Verb,
+        outcome: Outcome,
         *,
         delay_s: float | None = None,
         extend_s: float | None = None,
@@ -104,7 +104,7 @@ class AsyncReceived(ReceivedMessage):
         within: TransactionKey | None = None,
     ) -> SettleRequest:
         return SettleRequest(
-            verb=verb,
+            outcome=outcome,
             message_ids=(self.message_id,),
             group=self.delivery.group,
             delay_s=delay_s,
@@ -117,28 +117,26 @@ class AsyncReceived(ReceivedMessage):
         driver, now = self._turns.turn()
         engine = driver.node.engine
         await self._turns.confirmed(
-            lambda confirm: engine.settle_request(
-                self.queue, request, consumer_id=self.consumer_id, now=now, on_done=confirm
-            )
+            lambda confirm: engine.settle(self.queue, request, consumer_id=self.consumer_id, now=now, on_done=confirm)
         )
-        self.settled = self.settled or request.verb is not Verb.EXTEND
+        self.settled = self.settled or request.outcome is not Outcome.EXTEND
 
     async def ack(self, *, within: TransactionKey | None = None) -> None:
         """Done with it. Returns when that is as durable as the queue promises; ``within`` a transaction, when that has
         it."""
-        await self._settle(self._request(Verb.ACK, within=within))
+        await self._settle(self._request(Outcome.ACCEPT, within=within))
 
     async def nack(self, delay_s: float | None = None) -> None:
         """Deliver it again: by the queue's rule, or no earlier than ``delay_s`` from now."""
-        await self._settle(self._request(Verb.NACK, delay_s=delay_s))
+        await self._settle(self._request(Outcome.FAIL, delay_s=delay_s))
 
     async def reject(self, reason: str = "rejected by consumer") -> None:
         """Give it up: it goes to the dead-letter queue, with the reason."""
-        await self._settle(self._request(Verb.REJECT, reason=reason))
+        await self._settle(self._request(Outcome.REJECT, reason=reason))
 
     async def extend(self, seconds: float | None = None) -> None:
         """More time: ``seconds`` from now, or the queue's delivery timeout once more."""
-        await self._settle(self._request(Verb.EXTEND, extend_s=seconds))
+        await self._settle(self._request(Outcome.EXTEND, extend_s=seconds))
 
     async def reply(self, message: bytes | NewMessage) -> None:
         """Answer the request: on its response topic, with its correlation data. It is not settled by that.

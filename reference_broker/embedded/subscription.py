@@ -58,8 +58,8 @@ class AsyncSubscription:
         """Join the group; ``async with`` does it."""
         driver, now = self._turns.turn()
         try:
-            address = driver.node.engine.address(topic_of(self.queue))
-            if address.verb is not None or (address.routing_key and self._pattern):
+            address = driver.node.state.topics.address(topic_of(self.queue))
+            if address.routing_key and self._pattern:
                 problem = "give the routing key's filter once: behind the queue's name, or as pattern"
                 raise QueueError(QueueErrorCode.BAD_ADDRESS, problem)
             self._consumer = driver.node.engine.subscribe(

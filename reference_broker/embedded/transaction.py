@@ -10,13 +10,9 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from assay.reference_broker.embedded.errors import named
 from assay.reference_broker.embedded.messages import MessageOptions, NewMessage, Published, new_message
+from assay.reference_broker.mqtt.queue_topics.publish_properties import PRODUCER_EPOCH, PRODUCER_ID, TRANSACTION_ID
 from assay.reference_broker.queues import QueueError
-from assay.reference_broker.queues.messages.publish_options import (
-    PRODUCER_EPOCH,
-    PRODUCER_ID,
-    TRANSACTION_ID,
-    TransactionKey,
-)
+from assay.reference_broker.queues.messages.publish_options import TransactionKey
 from assay.reference_broker.queues.transactions.producer_names import ProducerIdentity
 
 if TYPE_CHECKING:

@@ -63,14 +63,8 @@ class EngineTurns:
         told: list[tuple[StoredAs, str]] = []
 
         def start(confirm: Confirm | None) -> None:
-            engine = driver.node.engine
-            engine.publish(
-                engine.address(topic),
-                new.to_message(topic, now),
-                now,
-                confirm,
-                lambda kind, name: told.append((kind, name)),
-            )
+            message = new.to_message(topic, now)
+            driver.node.state.topics.publish(message, now, confirm, lambda kind, name: told.append((kind, name)))
 
         if not wait:
             try:

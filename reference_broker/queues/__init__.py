@@ -12,19 +12,23 @@ simulated disk time. ``node.sync_done`` releases the confirms (PUBACK, PUBREC), 
 sync is sticky: the log refuses everything until it is reopened.
 """
 
+from assay.reference_broker.queues.delivery.settle_request import Outcome, SettleRequest
 from assay.reference_broker.queues.engine import QueueEngine
-from assay.reference_broker.queues.groups.delivery import Delivery, GroupStats, QueueStats, delivery_properties
+from assay.reference_broker.queues.groups.delivery import Delivery, GroupStats, QueueStats
 from assay.reference_broker.queues.groups.pending import Consumer
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode, QueueOpenError
 from assay.reference_broker.queues.jobs.store import QueueStore
 from assay.reference_broker.queues.jobs.sync_job import SyncJob
-from assay.reference_broker.queues.messages.address import QueueAddress, Verb
+from assay.reference_broker.queues.messages.address import QueueAddress
+from assay.reference_broker.queues.messages.publish_options import PublishOptions
 
 __all__ = [
     "Consumer",
     "Delivery",
     "GroupStats",
     "LogError",
+    "Outcome",
+    "PublishOptions",
     "QueueAddress",
     "QueueEngine",
     "QueueError",
@@ -32,7 +36,6 @@ __all__ = [
     "QueueOpenError",
     "QueueStats",
     "QueueStore",
+    "SettleRequest",
     "SyncJob",
-    "Verb",
-    "delivery_properties",
 ]

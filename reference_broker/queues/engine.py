@@ -6,26 +6,23 @@ import contextlib
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
-
-import msgspec
+from itertools import repeat
 
 from assay.reference_broker.config import GroupStart, QueuesConfig
 from assay.reference_broker.queues.dead_letters.alerts import Alerts
 from assay.reference_broker.queues.delivery import settlement
 from assay.reference_broker.queues.delivery.settle_request import SettleRequest
-from assay.reference_broker.queues.groups.delivery import Delivery, delivery_properties
 from assay.reference_broker.queues.groups.delivery_run import DeliverRun
 from assay.reference_broker.queues.groups.group import ConsumerGroup
-from assay.reference_broker.queues.groups.pending import Consumer, Deliver, Notify
+from assay.reference_broker.queues.groups.pending import UNLIMITED, Consumer, Deliver, Drained, Notify
 from assay.reference_broker.queues.groups.subscribe_options import DEFAULT_OPTIONS, SubscribeOptions
 from assay.reference_broker.queues.jobs.agenda import MAX_WORK, Agenda
 from assay.reference_broker.queues.jobs.confirms import Confirm, JointConfirm, Stored, SyncPoint, ignore
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode, is_passing, reason_of
 from assay.reference_broker.queues.jobs.store import QueueStore
 from assay.reference_broker.queues.jobs.sync_job import SyncJob
-from assay.reference_broker.queues.messages.address import QueueAddress, Verb, is_dead_letter, parse_address
-from assay.reference_broker.queues.messages.publish_options import TransactionKey
+from assay.reference_broker.queues.messages.address import QueueAddress, is_dead_letter
+from assay.reference_broker.queues.messages.publish_options import PublishOptions, TransactionKey
 from assay.reference_broker.queues.operations.group_operations import GroupOperations
 from assay.reference_broker.queues.operations.queue_operations import QueueOperations
 from assay.reference_broker.queues.operations.replay import DeadLetterOperations
@@ -34,10 +31,8 @@ from assay.reference_broker.queues.queue.queue import DurableQueue
 from assay.reference_broker.queues.registry.registry import QueueRegistry
 from assay.reference_broker.queues.transactions.transactions import Transactions
 from assay.reference_broker.routing.message import MESSAGE_OVERHEAD_BYTES, Message, memory_bytes
-from assay.reference_broker.routing.remembered import remember
 from assay.reference_broker.trace.schema import Tracer
 
-_ADDRESS_CACHE = 4_096
 MAX_CONFIRMS = 4_096
 """Confirms that leave at once when a sync is done; those behind them follow in the next turns."""
 _FIRST_RETRY_S = 0.05
@@ -45,10 +40,8 @@ _LAST_RETRY_S = 2.0
 """How long a sync that was not tried waits: twice as long each time, up to this."""
 
 
-class Translates(Protocol):
-    """A tenant, whose clients have names of their own for queues."""
-
-    def topic_in(self, topic: str) -> str: ...
+Asked = PublishOptions | QueueError | None
+"""What a publisher asks for; an error = it cannot be read, so that its message is refused."""
 
 
 class QueueEngine(QueueOperations):
@@ -70,7 +63,8 @@ class QueueEngine(QueueOperations):
         self._agenda = self.agenda = Agenda()
         self._agenda.now = now
         self._partition_queue = self._agenda.owners
-        self._addresses: dict[str, QueueAddress] = {}
+        self.version = 0
+        """Grows when a queue comes, changes or goes: what a name leads to may be something else then."""
         self._sync_due_at: float | None = None
         self._sync_is_due = False
         self._retries: list[SyncJob] = []
@@ -81,6 +75,7 @@ class QueueEngine(QueueOperations):
         self._confirming: deque[tuple[Confirm, QueueError | None]] = deque()
         """What syncs have decided and nobody was told yet, in order."""
         self._closed = False
+        self._draining: dict[Consumer, None] = {}
         self.captures: Bindings | None = None
         """Set while some queue gets messages of ordinary topics: see :meth:`capture`."""
         self.on_bindings_changed: Callable[[], None] | None = None
@@ -103,7 +98,7 @@ class QueueEngine(QueueOperations):
 
     def _queues_changed(self) -> None:
         """A queue came, changed or went."""
-        self._addresses.clear()
+        self.version += 1
         if self._retain_due_at is None and any(queue.config.retention.has_limits for queue in self._queues.values()):
             self._retain_due_at = self._agenda.now
         filters = [(queue.name, queue.config.topics) for queue in self._queues.values() if queue.config.topics]
@@ -121,19 +116,15 @@ class QueueEngine(QueueOperations):
 
     # -- publishing ----------------------------------------------------------------------------------------------
 
-    def address(self, topic: str) -> QueueAddress:
-        """Where a topic or filter of a queue points to. Raises :class:`QueueError` (BAD_ADDRESS)."""
-        known = self._addresses.get(topic)
-        if known is None:
-            known = parse_address(topic, self._exists)
-            if self._bindings is not None and known.verb is None and not is_dead_letter(known.queue):
-                bound = tuple(name for name in self._bindings.match(topic) if name != known.queue)
-                known = msgspec.structs.replace(known, bound=bound)
-            remember(self._addresses, topic, known, len(topic), _ADDRESS_CACHE)
-        return known
-
-    def _exists(self, name: str) -> bool:
+    def exists(self, name: str) -> bool:
+        """Whether there is a queue of that engine name, be it one that could not be opened."""
         return name in self._queues or self._registry.is_unusable(name)
+
+    def bound_to(self, topic: str, queue: str) -> tuple[str, ...]:
+        """Queues beside this one whose filters match a topic that names it."""
+        if self._bindings is None or is_dead_letter(queue):
+            return ()
+        return tuple(name for name in self._bindings.match(topic) if name != queue)
 
     def publish(
         self,
@@ -142,19 +133,19 @@ class QueueEngine(QueueOperations):
         now: float,
         on_confirmed: Confirm | None = None,
         on_stored: Stored | None = None,
+        options: PublishOptions | None = None,
     ) -> None:
         """Enqueue a message.
 
         Raises :class:`QueueError` when it is refused at once; then ``on_confirmed`` is not called. Otherwise it is
         called exactly once, later: with None once the message is as durable as its queue promises, or with the error.
-        ``on_stored`` is told before that what the message became and its id. Options travel as user properties of the
-        message: see :mod:`assay.reference_broker.queues.messages.publish_options`.
+        ``on_stored`` is told before that what the message became and its id. The message's application property
+        ``partition-key`` is the key that chooses its partition; everything else that a publisher may ask for is in
+        ``options``.
         """
-        if address.verb is not None:
-            raise QueueError(QueueErrorCode.BAD_ADDRESS, "a settlement topic takes no messages")
         if address.bound:
             self._agenda.cost += len(address.bound)
-            publish_to_all(self.publish, address, message, now, on_confirmed, on_stored)
+            publish_to_all(self.publish, address, message, now, on_confirmed, on_stored, options)
             return
         self._agenda.now = now
         queue = self._queues.get(address.queue)
@@ -162,22 +153,31 @@ class QueueEngine(QueueOperations):
             queue = self._queue(address.queue)
         if self.memory is not None and queue.volatile:
             self.memory.admit(memory_bytes(message), now)
-        queue.publish(address.routing_key, message, now, on_confirmed, on_stored)
+        queue.publish(address.routing_key, message, now, on_confirmed, on_stored, options)
 
     def publish_many(
-        self, address: QueueAddress, messages: Sequence[Message], now: float, on_confirmed: Confirm | None = None
+        self,
+        address: QueueAddress,
+        messages: Sequence[Message],
+        now: float,
+        on_confirmed: Confirm | None = None,
+        options: Sequence[Asked] | None = None,
     ) -> None:
         """As :meth:`publish` for each, in order, with one confirm: once all are decided, with the first error.
 
         Faster when the messages have no properties; those without a key then go to partitions in blocks. Never raises:
-        what is refused at once shows in the confirm, and the others are enqueued all the same.
+        what is refused at once shows in the confirm, and the others are enqueued all the same. ``options``: of each
+        message; None = nobody asks for anything.
         """
         joint = JointConfirm(on_confirmed or ignore)
-        if not self.publish_run(address, messages, now, lambda _: joint.part()):
-            for message in messages:
+        asked = options is not None and any(options)
+        if asked or not self.publish_run(address, messages, now, lambda _: joint.part()):
+            for message, wanted in zip(messages, options or repeat(None), strict=False):
                 confirm = joint.part()
                 try:
-                    self.publish(address, message, now, confirm)
+                    if isinstance(wanted, QueueError):
+                        raise wanted
+                    self.publish(address, message, now, confirm, None, wanted)
                 except QueueError as error:
                     confirm(error)
         joint.close()
@@ -225,17 +225,18 @@ class QueueEngine(QueueOperations):
 
     def _taker_of_runs(self, address: QueueAddress, now: float) -> DurableQueue | None:
         self._agenda.now = now
-        if self._closed or address.verb is not None or address.bound:
+        if self._closed or address.bound:
             return None
         return self._queues.get(address.queue)
 
-    def is_pressed(self, topic: str, tenant: Translates | None) -> bool:
-        """Whether who publishes to this topic of a queue should wait, since queues in memory hold too much."""
-        if self.memory is None or not self.memory.pressed:
-            return False
-        try:
-            address = self.address(topic if tenant is None else tenant.topic_in(topic))
-        except QueueError:
+    @property
+    def has_pressure(self) -> bool:
+        """Queues in memory hold too much: see :meth:`is_pressed`."""
+        return self.memory is not None and self.memory.pressed
+
+    def is_pressed(self, address: QueueAddress) -> bool:
+        """Whether who publishes there should wait, since queues in memory hold too much."""
+        if not self.has_pressure:
             return False
         queues = [self._queues.get(name) for name in (address.queue, *address.bound)]
         return any(queue is not None and queue.volatile for queue in queues)
@@ -244,14 +245,21 @@ class QueueEngine(QueueOperations):
         """Whether some queue gets the messages of an ordinary topic."""
         return self.captures is not None and bool(self.captures.match(topic))
 
-    def capture(self, message: Message, now: float) -> None:
-        """Give a message of an ordinary topic to the queues whose filters match it. Never raises: see ``bindings``."""
+    def capture(self, message: Message, now: float, options: Asked = None) -> None:
+        """Give a message of an ordinary topic to the queues whose filters match it. Never raises: see ``bindings``.
+
+        Each of them counts one whose options cannot be read as refused.
+        """
         if self.captures is not None and not self._closed:
             self._agenda.now = now
             names = self.captures.match(message.topic)
             self._agenda.cost += len(names)
             for name in names:
-                self._queues[name].captures.take(message, now)
+                captures = self._queues[name].captures
+                if isinstance(options, QueueError):
+                    captures.refuse()
+                else:
+                    captures.take(message, now, options)
 
     def take_cost(self) -> int:
         """What commands took beside what they say since it was asked the last time, in messages or the like."""
@@ -275,6 +283,7 @@ class QueueEngine(QueueOperations):
         on_end: Callable[[], None] | None = None,
         on_slow: Callable[[], None] | None = None,
         deliver_run: DeliverRun | None = None,
+        credit: int = UNLIMITED,
     ) -> Consumer:
         """Join a group of a queue; a new group starts where ``options`` say, else as the queue is configured.
 
@@ -283,9 +292,10 @@ class QueueEngine(QueueOperations):
 
         ``pattern`` filters routing keys (an MQTT filter; empty = all) and makes a group of its own. ``deliver`` is
         only called by :meth:`dispatch`; it may settle or publish, and returns False when it has no room: the message is
-        kept back until :meth:`resume`. ``deliver_run`` may be called in its place. The same id subscribing again
-        replaces the consumer. ``on_end`` is called when the queue is deleted, ``on_slow`` when it disconnects the
-        consumer for settling nothing. Raises :class:`QueueError`.
+        kept back until :meth:`resume`. ``deliver_run`` may be called in its place. ``credit``: so many deliveries it
+        gets before :meth:`grant` allows more. The same id subscribing again replaces the consumer. ``on_end`` is called
+        when the queue is deleted, ``on_slow`` when it disconnects the consumer for settling nothing. Raises
+        :class:`QueueError`.
         """
         self._agenda.now = now
         found = self._queue(queue)
@@ -299,15 +309,47 @@ class QueueEngine(QueueOperations):
         consumer.on_end = on_end
         consumer.on_slow = on_slow
         consumer.deliver_run = deliver_run
+        consumer.credit = credit
         return consumer
 
     def resume(self, consumer: Consumer, now: float) -> None:
         """The consumer has room again."""
-        self._agenda.now = now
         consumer.blocked = False
+        self._serve(consumer, now)
+
+    def grant(self, consumer: Consumer, credit: int, now: float, on_drained: Drained | None = None) -> None:
+        """From now on the consumer gets so many deliveries; what was left of an earlier grant counts no more, so that 0
+        revokes it.
+
+        ``on_drained``: what the next turn cannot use is given back; it is told how much that is, once.
+        """
+        consumer.credit = credit
+        consumer.on_drained = on_drained
+        if on_drained is not None:
+            self._draining[consumer] = None
+        else:
+            self._draining.pop(consumer, None)
+        self._serve(consumer, now)
+
+    def _serve(self, consumer: Consumer, now: float) -> None:
+        self._agenda.now = now
         queue = self._queues.get(consumer.queue)
         if queue is not None and consumer.active and not self._closed:
             self._agenda.groups_to_serve[queue.groups[consumer.group]] = None
+
+    def _end_draining(self) -> None:
+        """Whose groups have had all the turns that they asked for gives back what is left."""
+        waiting = self._agenda.groups_to_serve
+        for consumer in list(self._draining):
+            queue = self._queues.get(consumer.queue)
+            group = None if queue is None else queue.groups.get(consumer.group)
+            if group in waiting and consumer.active and consumer.credit:
+                continue
+            del self._draining[consumer]
+            on_drained, consumer.on_drained = consumer.on_drained, None
+            left, consumer.credit = consumer.credit, 0
+            if on_drained is not None:
+                on_drained(left)
 
     def unsubscribe(self, consumer: Consumer, now: float) -> None:
         """Leave the group: what the consumer holds is ready again at once. Twice is fine."""
@@ -318,40 +360,14 @@ class QueueEngine(QueueOperations):
                 self._registry.unused(queue, now)
 
     def settle(
-        self,
-        verb: Verb,
-        *,
-        queue: str,
-        message_id: str | None,
-        partition: int | None,
-        offset: int | None,
-        group: str | None,
-        consumer_id: str | None,
-        reason: str,
-        now: float,
-        on_done: Confirm | None = None,
-    ) -> None:
-        """Settle a delivery, named by ``message_id`` or by ``partition`` and ``offset``.
-
-        ``group`` may be left out when only one group has it pending. ``consumer_id`` must be that of the consumer which
-        holds it; None stands for an administrator. Raises :class:`QueueError` (NOT_PENDING, AMBIGUOUS, BAD_ADDRESS,
-        ...) and then never calls ``on_done``; otherwise ``on_done`` is called exactly once, when the settlement is as
-        durable as the queue promises, or with the error.
-        """
-        self._agenda.now = now
-        found = self._queues.get(queue) if group is not None and not self._closed else None
-        named = found.groups.get(group) if found is not None and group is not None else None
-        groups = self._settling_groups(queue, group) if named is None else (named,)
-        at_partition, at_offset = settlement.place_of(queue, message_id, partition, offset)
-        holder, entry = settlement.find_entry(groups, queue, at_partition, at_offset, consumer_id)
-        settlement.settle(holder, entry, verb, reason, now, on_done)
-
-    def settle_request(
         self, queue: str, request: SettleRequest, *, consumer_id: str | None, now: float, on_done: Confirm | None = None
     ) -> None:
-        """Settle what a request names, be it many deliveries; see :func:`settlement.settle_request`.
+        """Settle what a request names, be it many deliveries.
 
-        ``consumer_id`` as for :meth:`settle`; a receipt is enough by itself, whoever shows it.
+        ``consumer_id`` must be that of the consumer which holds them; None stands for an administrator. A receipt is
+        enough by itself, whoever shows it. Raises :class:`QueueError` (NOT_PENDING, AMBIGUOUS, BAD_ADDRESS, ...) when
+        nothing was done, and then never calls ``on_done``; otherwise that is called exactly once, when all of it is as
+        durable as the queue promises, or with the error. See :func:`settlement.settle_request`.
         """
         self._agenda.now = now
         groups = self._settling_groups(queue, request.group)
@@ -403,10 +419,6 @@ class QueueEngine(QueueOperations):
             raise QueueError(QueueErrorCode.BAD_OPTION, f"{queue!r} will have {count} partitions, from 0 on")
         self.transactions.add_partition(*key, self._queue(queue), partition)
 
-    def delivery_properties(self, delivery: Delivery) -> tuple[tuple[str, str], ...]:
-        """User properties of a delivery; see the function of that name."""
-        return delivery_properties(delivery)
-
     # -- turns ---------------------------------------------------------------------------------------------------
 
     def dispatch(self, now: float) -> None:
@@ -427,6 +439,8 @@ class QueueEngine(QueueOperations):
                     agenda.groups_to_serve[group] = None
                 else:
                     group.serve(now)
+            if self._draining:
+                self._end_draining()
             # Deliveries that failed for good went to dead-letter queues, whose confirms settle their sources.
             self._write_partitions()
         if agenda.groups_to_write:

@@ -16,7 +16,7 @@ from assay.reference_broker.core.routing import SubscriptionTree, subscription_b
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.inbound import ALIAS_BYTES
 from assay.reference_broker.mqtt.connections.phase import Phase
-from assay.reference_broker.mqtt.sessions.message_paths import is_queue_topic
+from assay.reference_broker.mqtt.queue_topics.addresses import is_queue_topic
 from assay.reference_broker.mqtt.sessions.retained import LEVEL_BYTES, RetainedStore
 from assay.reference_broker.mqtt.sessions.session import Released, Session, session_bytes
 from assay.reference_broker.node import BrokerNode

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics
 from assay.reference_broker.queues.jobs.confirms import StoredAs
 from assay.reference_broker.routing.message import Message
 from assay.sim.queue_model.contents import dressed
@@ -45,7 +46,7 @@ class Delayer:
             self.kept.append((delay_id, found[0]))
 
         outcome = life.outcome(f"delayed {label}")
-        life.engine.publish(life.engine.address(message.topic), message, life.now, outcome, stored)
+        QueueTopics(life.engine).publish(message, life.now, outcome, stored)
         lane = 2 if priority is None else priority
         found.append(life.delays.schedule(QUEUE, label, key, lane, life.now + delay_s))
         outcome.accepted(partial(life.delays.confirmed, found[0]))

@@ -21,7 +21,9 @@ from assay.reference_broker.config import (
     RebalanceProtocol,
     RetryConfig,
 )
-from assay.reference_broker.queues import Consumer, Delivery, QueueEngine, QueueError, QueueErrorCode, SyncJob, Verb
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics, Verb
+from assay.reference_broker.mqtt.queue_topics.settle_properties import OUTCOMES
+from assay.reference_broker.queues import Consumer, Delivery, QueueEngine, QueueError, QueueErrorCode, SyncJob
 from assay.reference_broker.queues.delivery.settle_request import SettleRequest
 from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.groups.retry import backoff_s
@@ -258,7 +260,7 @@ class QueueLife:
             # Room is made for one that is refused in the end, too.
             self.leaving.publishing()
         try:
-            self.engine.publish(self.engine.address(topic), message, self.now, outcome, on_stored)
+            QueueTopics(self.engine).publish(message, self.now, outcome, on_stored)
         except QueueError as error:
             if error.code is not QueueErrorCode.FULL:
                 raise
@@ -307,18 +309,15 @@ class QueueLife:
         holders = self.oracle.holders(member.queue, sent, member.name)
         outcome = self.outcome(f"{verb} of {sent.label}")
         try:
-            self.engine.settle(
-                verb,
-                queue=delivery.queue,
-                message_id=None if by_place else delivery.message_id,
+            request = SettleRequest(
+                outcome=OUTCOMES[verb],
+                message_ids=() if by_place else (delivery.message_id,),
                 partition=delivery.partition if by_place else None,
-                offset=delivery.offset if by_place else None,
+                ranges=((delivery.offset, delivery.offset + 1),) if by_place else (),
                 group=None if any_group else delivery.group,
-                consumer_id=member.name,
                 reason="bad",
-                now=self.now,
-                on_done=outcome,
             )
+            self.engine.settle(delivery.queue, request, consumer_id=member.name, now=self.now, on_done=outcome)
         except QueueError as error:
             is_held = bool(holders) if any_group else member.group in holders
             is_ambiguous = any_group and len(holders) > 1
@@ -335,7 +334,7 @@ class QueueLife:
         """Give a delivery back for some time, or keep it for longer than it had."""
         held = member.got[index]
         request = SettleRequest(
-            verb=verb,
+            outcome=OUTCOMES[verb],
             message_ids=(held.delivery.message_id,),
             group=member.group,
             delay_s=wait_s if verb is Verb.NACK else None,
@@ -344,7 +343,7 @@ class QueueLife:
         is_held = member.group in self.oracle.holders(member.queue, held.sent, member.name)
         outcome = self.outcome(f"{verb} of {held.sent.label}")
         try:
-            self.engine.settle_request(member.queue, request, consumer_id=member.name, now=self.now, on_done=outcome)
+            self.engine.settle(member.queue, request, consumer_id=member.name, now=self.now, on_done=outcome)
         except QueueError as error:
             if is_held or error.code is not QueueErrorCode.NOT_PENDING:
                 raise ViolationError(f"{verb} of {held.sent.label} by {member.name}: {error}") from error
@@ -358,9 +357,9 @@ class QueueLife:
         got = {held.delivery.message_id: held.sent for held in member.got}
         held = [sent for sent in got.values() if member.group in self.oracle.holders(member.queue, sent, member.name)]
         outcome = self.outcome(f"ack of all by {member.name}", fails=len(held) < len(got))
-        request = SettleRequest(verb=Verb.ACK, message_ids=tuple(got), group=member.group)
+        request = SettleRequest(outcome=OUTCOMES[Verb.ACK], message_ids=tuple(got), group=member.group)
         try:
-            self.engine.settle_request(member.queue, request, consumer_id=member.name, now=self.now, on_done=outcome)
+            self.engine.settle(member.queue, request, consumer_id=member.name, now=self.now, on_done=outcome)
         except QueueError as error:
             if held or error.code is not QueueErrorCode.NOT_PENDING:
                 raise ViolationError(f"ack of {[sent.label for sent in held]} by {member.name}: {error}") from error

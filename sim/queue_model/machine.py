@@ -11,7 +11,7 @@ from hypothesis import seed as seeded
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from assay.reference_broker.queues import Verb
+from assay.reference_broker.mqtt.queue_topics.addresses import Verb
 from assay.reference_broker.storage import pending_log
 from assay.sim.disk import Persistence
 from assay.sim.queue_model.claiming import claim

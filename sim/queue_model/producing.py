@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from assay.reference_broker.queues import QueueError, QueueErrorCode, Verb
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics, Verb
+from assay.reference_broker.queues import Outcome, QueueError, QueueErrorCode
 from assay.reference_broker.queues.delivery.settle_request import SettleRequest
 from assay.reference_broker.queues.jobs.confirms import StoredAs
 from assay.reference_broker.queues.messages.publish_options import TransactionKey
@@ -152,10 +153,9 @@ class Producer:
         queue, marks, sent = self.last
         if sent.transaction is not self.transaction:
             return
-        address = self.life.engine.address(f"$queue/{queue}")
         message = Message(topic=f"$queue/{queue}", payload=sent.label.encode(), user_properties=tuple(marks.items()))
         outcome = self.life.outcome(f"{sent.label} again")
-        self.life.engine.publish(address, message, self.life.now, outcome)
+        QueueTopics(self.life.engine).publish(message, self.life.now, outcome)
         outcome.accepted(lambda: None)
 
     def ack(self, member: Member, index: int) -> None:
@@ -165,11 +165,11 @@ class Producer:
         if self.identity is None or self.key is None or self.transaction is None:
             return
         request = SettleRequest(
-            verb=Verb.ACK, message_ids=(held.delivery.message_id,), group=member.group, within=self.key
+            outcome=Outcome.ACCEPT, message_ids=(held.delivery.message_id,), group=member.group, within=self.key
         )
         is_held = member.group in life.oracle.holders(member.queue, held.sent, member.name)
         try:
-            life.engine.settle_request(member.queue, request, consumer_id=member.name, now=life.now)
+            life.engine.settle(member.queue, request, consumer_id=member.name, now=life.now)
         except QueueError as error:
             if error.code is not QueueErrorCode.NOT_PENDING or is_held:
                 self._check_refused(error)

@@ -7,8 +7,9 @@ from typing import Final
 
 import msgspec
 
-from assay.reference_broker.queues import QueueError, QueueErrorCode, Verb
-from assay.reference_broker.queues.delivery.settle_request import parse
+from assay.reference_broker.mqtt.queue_topics.addresses import Verb
+from assay.reference_broker.mqtt.queue_topics.settle_properties import parse_settlement
+from assay.reference_broker.queues import QueueError, QueueErrorCode
 from assay.reference_broker.queues.messages.publish_options import TransactionKey
 from assay.sim.queue_model.life import Held, Member, QueueLife
 from assay.sim.queue_model.state import Sent, ViolationError
@@ -72,9 +73,9 @@ def settle_many(
         options += ((_WAITS[verb], f"{wait_s * 1000:.0f}ms"),)
     what = f"{verb} of {named.properties} by {member.name} of {member.group}"
     outcome = life.outcome(what, fails=bool(missing), told=_told(queue.name, len(found), missing))
-    request = msgspec.structs.replace(parse(verb, named.properties + options), within=within)
+    request = msgspec.structs.replace(parse_settlement(verb, named.properties + options), within=within)
     try:
-        life.engine.settle_request(member.queue, request, consumer_id=member.name, now=life.now, on_done=outcome)
+        life.engine.settle(member.queue, request, consumer_id=member.name, now=life.now, on_done=outcome)
     except QueueError as error:
         if within is not None and found and not is_ambiguous:
             raise

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from assay.reference_broker.queues import Verb
+from assay.reference_broker.mqtt.queue_topics.addresses import Verb
 from assay.sim.disk import Persistence
 from assay.sim.queue_model.delaying import Delayer
 from assay.sim.queue_model.life import LETTERS, QUEUE, Member, QueueLife, Setup, is_of_a_group

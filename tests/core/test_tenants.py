@@ -18,8 +18,17 @@ from assay.reference_broker.config import (
 )
 from assay.reference_broker.core.tenant import Tenant
 from assay.reference_broker.core.tenants import Tenants
-from assay.reference_broker.queues import Delivery, QueueEngine, QueueError, QueueErrorCode, Verb
-from assay.reference_broker.queues.messages.address import parse_address
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics, parse_topic
+from assay.reference_broker.mqtt.queue_topics.publish_properties import parse_options
+from assay.reference_broker.queues import (
+    Delivery,
+    Outcome,
+    QueueAddress,
+    QueueEngine,
+    QueueError,
+    QueueErrorCode,
+    SettleRequest,
+)
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.queue_store import LogQueueStore
 
@@ -42,8 +51,8 @@ def publish(
     tenant: Tenant, engine: QueueEngine, now: float = START, payload: bytes = b"m", *pairs: tuple[str, str]
 ) -> None:
     message = Message(topic=tenant.topic_in("$queue/q"), payload=payload, user_properties=pairs)
-    tenant.check_publish(message, engine, now)
-    engine.publish(engine.address(message.topic), message, now)
+    tenant.check_publish(message, parse_options(pairs), engine, now)
+    QueueTopics(engine).publish(message, now)
     engine.dispatch(now)
 
 
@@ -95,11 +104,11 @@ def test_topics_go_in_and_out(outside: str, inside: str) -> None:
 def test_no_topic_leads_out_of_the_tenant(path: str, start: str) -> None:
     tenants, tenant, _ = make()
     try:
-        address = parse_address(tenant.topic_in(start + path), lambda name: name.startswith(("acme2.", "acme.")))
+        found = parse_topic(tenant.topic_in(start + path), lambda name: name.startswith(("acme2.", "acme.")))
     except QueueError:
         return
-    assert tenant.owns(address.queue)
-    assert tenants.of_queue(address.queue) is tenant
+    assert tenant.owns(found.address.queue)
+    assert tenants.of_queue(found.address.queue) is tenant
 
 
 def test_ids_go_in_and_out() -> None:
@@ -167,14 +176,9 @@ def test_a_tenant_that_consumes_all_it_stores_may_publish_again() -> None:
     engine.dispatch(now)
     for delivery in taken:
         engine.settle(
-            Verb.ACK,
-            queue="acme.q",
-            message_id=delivery.message_id,
-            partition=None,
-            offset=None,
-            group="g",
+            "acme.q",
+            SettleRequest(outcome=Outcome.ACCEPT, message_ids=(delivery.message_id,), group="g"),
             consumer_id="c",
-            reason="",
             now=now,
         )
     assert len(taken) >= 15
@@ -192,11 +196,11 @@ def test_queues_and_partitions_are_bounded() -> None:
     _, tenant, engine = make(max_queues=3, max_partitions_per_queue=4, max_partitions=10)
     for name in "abc":
         engine.publish(
-            engine.address(f"$queue/acme.{name}"), Message(topic="", payload=b""), START
+            QueueAddress(queue=f"acme.{name}"), Message(topic="", payload=b""), START
         ) if name != "c" else None
     assert engine.stats("acme.a").partitions == 4
     with pytest.raises(QueueError, match="10 partitions") as error:
-        engine.publish(engine.address("$queue/acme.c"), Message(topic="", payload=b""), START)
+        engine.publish(QueueAddress(queue="acme.c"), Message(topic="", payload=b""), START)
     assert error.value.code is QueueErrorCode.QUOTA
     with pytest.raises(QueueError, match="4 partitions"):
         engine.create_queue("acme.c", {"partitions": 5}, START)

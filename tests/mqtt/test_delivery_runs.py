@@ -18,11 +18,11 @@ from assay.loadtests.packets import split_frames
 from assay.reference_broker.config import BrokerConfig, QueuesConfig
 from assay.reference_broker.mqtt.batches.queue_deliveries import DeliveryEncoder
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.queue_topics.delivery_properties import delivery_properties
 from assay.reference_broker.mqtt.sessions.session import OutgoingDeliveries
 from assay.reference_broker.mqtt.wire.packets import V5
 from assay.reference_broker.mqtt.wire.publish_encoder import PublishEncoder
 from assay.reference_broker.node import BrokerNode
-from assay.reference_broker.queues import delivery_properties
 from assay.reference_broker.queues.delivery import dispatcher
 from assay.reference_broker.queues.groups.delivery_run import DeliveryRun
 from assay.reference_broker.queues.messages.stored_message import StoredMessage

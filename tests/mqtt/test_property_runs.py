@@ -17,9 +17,9 @@ from assay.reference_broker.config_tenants import TenantConfig
 from assay.reference_broker.mqtt.batches import property_runs
 from assay.reference_broker.mqtt.batches.property_runs import PropertyRunReader
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.queue_topics.publish_properties import OPTION_NAMES
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.queues.jobs.errors import LogError
-from assay.reference_broker.queues.messages.publish_options import OPTION_NAMES
 from assay.reference_broker.queues.messages.stored_message import MessageCodec, message_bytes
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.remembered import SharedMemory

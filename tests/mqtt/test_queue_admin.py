@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from assay.reference_broker.config import parse_config
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics
 from assay.reference_broker.mqtt.wire import packets as p
 from tests.mqtt.conftest import Client, World
 
@@ -68,7 +69,7 @@ def test_an_access_rule_must_say_so(make_world: type[World], default: str) -> No
         {"topic": "$admin/queue/+/stats", "access": "readwrite", "client": "admin"},
     ]
     world = make_world(parse_config({"acl": {"default": default, "rules": rules}}))
-    world.node.engine.address("$queue/q")
+    QueueTopics(world.node.engine).address("$queue/q")
     admin = admin_of(world)
     assert request(admin, "q/stats")[0] == 0x90, "no such queue, but it may ask"
     assert request(admin, "list")[0] == 0x87

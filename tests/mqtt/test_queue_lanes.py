@@ -19,10 +19,11 @@ from assay.reference_broker.mqtt.batches import ack_runs
 from assay.reference_broker.mqtt.batches.ack_runs import AckRun, AckRunReader, read_ack_run
 from assay.reference_broker.mqtt.batches.queue_deliveries import DeliveryEncoder
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.mqtt.queue_topics.delivery_properties import delivery_properties
 from assay.reference_broker.mqtt.wire.packets import V5
 from assay.reference_broker.mqtt.wire.publish_encoder import PublishEncoder
 from assay.reference_broker.node import BrokerNode
-from assay.reference_broker.queues import Delivery, delivery_properties
+from assay.reference_broker.queues import Delivery
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.memory_disk import MemoryDisk

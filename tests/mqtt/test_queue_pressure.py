@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from assay.reference_broker.config import parse_config
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics
 from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.mqtt.wire.errors import Reason
 from assay.reference_broker.mqtt.wire.packets import V5, V311
@@ -153,7 +154,7 @@ def test_who_publishes_to_queues_on_disk_does_not_wait_for_those_in_memory() -> 
     for _ in range(500):
         if engine.is_pressed("$queue/m", None):
             break
-        engine.publish(engine.address("$queue/m"), Message(topic="$queue/m", payload=b"x" * 400), 1_000.0)
+        QueueTopics(engine).publish(Message(topic="$queue/m", payload=b"x" * 400), 1_000.0)
     assert engine.is_pressed("$queue/m", None)
     assert engine.is_pressed("$queue/m/key", None)
     assert not engine.is_pressed("$queue/d", None)

@@ -15,13 +15,13 @@ import msgspec
 import pytest
 
 from assay.reference_broker.config import BrokerConfig, parse_config
+from assay.reference_broker.core.queue_rights import RULES, Right
+from assay.reference_broker.mqtt.queue_topics.addresses import Verb
+from assay.reference_broker.mqtt.queue_topics.transaction_topics import OPERATIONS as TRANSACTION_OPERATIONS
 from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.mqtt.wire.errors import Reason
 from assay.reference_broker.node import BrokerNode
-from assay.reference_broker.queues import Verb
 from assay.reference_broker.queues.admin import admin as admin_operations
-from assay.reference_broker.queues.admin.rights import RULES, Right
-from assay.reference_broker.queues.admin.transaction_topics import OPERATIONS as TRANSACTION_OPERATIONS
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 
 if TYPE_CHECKING:

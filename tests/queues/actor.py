@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from assay.reference_broker.queues import Delivery, Verb
-from assay.reference_broker.queues.delivery.settle_request import parse
+from assay.reference_broker.mqtt.queue_topics.addresses import Verb
+from assay.reference_broker.mqtt.queue_topics.settle_properties import parse_settlement
+from assay.reference_broker.queues import Delivery
 from assay.reference_broker.queues.transactions.producer_names import ProducerIdentity
 from tests.queues.conftest import Outcome, QueueBench
 
@@ -73,5 +74,5 @@ class Actor:
             ("producer-epoch", str(self.identity.epoch)),
             ("transaction-id", transaction),
         )
-        request = parse(verb, properties)
-        self.bench.engine.settle_request(delivery.queue, request, consumer_id=consumer, now=self.bench.now)
+        request = parse_settlement(verb, properties)
+        self.bench.engine.settle(delivery.queue, request, consumer_id=consumer, now=self.bench.now)

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from assay.reference_broker.config import PROFILE_DEFAULTS, Durability, Profile, QueuesConfig
-from assay.reference_broker.queues import Consumer, Delivery, QueueEngine, QueueError, Verb
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics, Verb
+from assay.reference_broker.mqtt.queue_topics.settle_properties import OUTCOMES
+from assay.reference_broker.queues import Consumer, Delivery, QueueEngine, QueueError, SettleRequest
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.disk import Disk
 from assay.reference_broker.storage.log import LogOptions
@@ -118,7 +120,7 @@ class QueueBench:
         outcome = Outcome()
         properties = tuple(fields.pop("user_properties", ())) + ((("partition-key", key),) if key is not None else ())
         message = Message(topic=topic, payload=value.encode(), user_properties=properties, **fields)
-        self.engine.publish(self.engine.address(topic), message, self.now, outcome)
+        QueueTopics(self.engine).publish(message, self.now, outcome)
         return outcome
 
     def consumer(
@@ -133,14 +135,11 @@ class QueueBench:
     def settle(self, verb: Verb, delivery: Delivery, consumer_id: str | None, reason: str = "") -> Outcome:
         outcome = Outcome()
         self.engine.settle(
-            verb,
-            queue=delivery.queue,
-            message_id=delivery.message_id,
-            partition=None,
-            offset=None,
-            group=delivery.group,
+            delivery.queue,
+            SettleRequest(
+                outcome=OUTCOMES[verb], message_ids=(delivery.message_id,), group=delivery.group, reason=reason
+            ),
             consumer_id=consumer_id,
-            reason=reason,
             now=self.now,
             on_done=outcome,
         )

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from assay.reference_broker.mqtt.queue_topics.subscribe_properties import parse_subscribe_options
 from assay.reference_broker.queues import QueueError, QueueErrorCode
-from assay.reference_broker.queues.groups.subscribe_options import parse, parse_cursor
+from assay.reference_broker.queues.groups.subscribe_options import parse_cursor
 from tests.queues.conftest import BenchConsumer, QueueBench
 
 BenchWith = Callable[..., QueueBench]
@@ -25,7 +26,7 @@ def join(bench: QueueBench, consumer_id: str = "c", group: str = "g", room: int 
         consumer_id=consumer_id,
         deliver=consumer.deliver,
         now=bench.now,
-        options=parse(properties),
+        options=parse_subscribe_options(properties),
         **more,
     )
     return consumer

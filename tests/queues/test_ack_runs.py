@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics
 from assay.reference_broker.queues import QueueError
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.memory_disk import MemoryDisk
@@ -108,7 +109,7 @@ def test_publishes_that_are_alike_are_stored_as_others(bench_with: BenchWith) ->
         bench = bench_with(MemoryDisk(), partitions=3)
         messages = [Message(topic="$queue/q/k", payload=b"%05d" % number, publisher="p") for number in range(100)]
         done = Done()
-        address = bench.engine.address("$queue/q/k")
+        address = QueueTopics(bench.engine).address("$queue/q/k")
         bench.engine.publish_many(address, messages[:1], bench.now)
         assert bench.engine.publish_run(address, messages, bench.now, done.begin, alike=alike)
         large = [Message(topic="$queue/q/k", payload=bytes(2_000_000))] * 8

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics
 from assay.reference_broker.queues import QueueError, QueueErrorCode
 from assay.reference_broker.queues.queue import bindings
 from assay.reference_broker.queues.queue.bindings import Bindings
@@ -112,7 +113,7 @@ def test_dead_letters_and_settlements_are_not_bound(bench: QueueBench) -> None:
     bench.publish("letter", "$queue/dlq/orders")
     bench.turn()
     assert bench.engine.stats("audit").depth == 0
-    assert bench.engine.address("$queue/orders/$ack").bound == ()
+    assert QueueTopics(bench.engine).read("$queue/orders/$ack").address.bound == ()
 
 
 def test_a_topic_of_no_queue_is_enough_when_another_is_bound(bench_with: BenchWith) -> None:
@@ -165,11 +166,11 @@ def test_bindings_follow_their_queues(bench: QueueBench) -> None:
     assert len(changes) == 1, "another queue changes nothing"
     bench.engine.update_queue("q", {"topics": ["b", "$queue/other"]}, bench.now)
     assert bench.engine.is_captured("b")
-    assert bench.engine.address("$queue/other").bound == ("q",)
+    assert QueueTopics(bench.engine).address("$queue/other").bound == ("q",)
     bench.engine.update_queue("q", {"topics": ["$queue/#"]}, bench.now)
     assert bench.engine.captures is None
     bench.engine.update_queue("q", {"topics": None}, bench.now)
-    assert bench.engine.address("$queue/other").bound == ()
+    assert QueueTopics(bench.engine).address("$queue/other").bound == ()
 
 
 def test_bindings_survive_a_restart(bench_with: BenchWith) -> None:

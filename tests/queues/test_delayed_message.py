@@ -6,18 +6,63 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.reference_broker.queues.delays.delayed_message import delay_id_of, due_of, parse_delay_id, with_due
+from assay.reference_broker.queues.delays.delayed_message import (
+    delay_id_of,
+    due_of,
+    options_of,
+    own_headers,
+    parse_delay_id,
+    with_due,
+)
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.store import Headers, LogRecord
+from assay.reference_broker.queues.messages.publish_options import Priority, PublishOptions
+from assay.reference_broker.routing.message import Message
 
 
 def _record(headers: Headers) -> LogRecord:
     return LogRecord(0, 0, None, b"payload", headers)
 
 
-@given(st.integers(0, 2**53), st.lists(st.tuples(st.binary(max_size=5), st.binary(max_size=5)), max_size=3))
-def test_the_due_time_is_read_as_written(due_ms: int, headers: list[tuple[bytes, bytes]]) -> None:
-    assert due_of(_record(with_due(tuple(headers), due_ms))) == due_ms
+@given(
+    st.integers(0, 2**53),
+    st.lists(st.tuples(st.binary(max_size=5), st.binary(max_size=5)), max_size=3),
+    st.builds(
+        PublishOptions,
+        partition=st.none() | st.integers(0, 2**31 - 1),
+        priority=st.none() | st.sampled_from(Priority),
+    ),
+)
+def test_the_due_time_and_the_options_are_read_as_written(
+    due_ms: int, headers: list[tuple[bytes, bytes]], options: PublishOptions
+) -> None:
+    written = with_due(tuple(headers), due_ms, options)
+    assert due_of(_record(written)) == due_ms
+    assert own_headers(written) == tuple(headers)
+    # Properties that have the names of options are an application's own, unless they were read as such.
+    message = Message(topic="t", payload=b"", user_properties=(("priority", "low"), ("partition", "9")))
+    assert (options_of(written, message) or PublishOptions()) == options
+
+
+@pytest.mark.parametrize(
+    ("properties", "options"),
+    [
+        ((("priority", "High"),), PublishOptions(priority=Priority.HIGH)),
+        ((("partition", "2"), ("priority", "4")), PublishOptions(partition=2, priority=Priority.BACKGROUND)),
+        ((("delay", "5s"), ("partition-key", "k")), None),
+    ],
+)
+def test_a_record_of_before_has_its_options_among_the_properties(
+    properties: tuple[tuple[str, str], ...], options: PublishOptions | None
+) -> None:
+    headers = (
+        (b"_due", b"5"),
+        (b"_topic", b"$queue/q"),
+        *((name.encode(), text.encode()) for name, text in properties),
+    )
+    assert due_of(_record(headers)) == 5
+    assert own_headers(headers) == headers[1:]
+    assert options_of(headers, Message(topic="$queue/q", payload=b"", user_properties=properties)) == options
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from assay.reference_broker.config import Durability
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics
 from assay.reference_broker.queues import QueueError, QueueErrorCode
 from assay.reference_broker.queues.delays import delay_store as delay_store_module
 from assay.reference_broker.queues.delays.delay_store import FIRED_PER_TURN
@@ -38,7 +39,7 @@ def delay_id(bench: QueueBench, value: str, *properties: tuple[str, str]) -> str
     told: list[tuple[StoredAs, str]] = []
     message = Message(topic="$queue/q", payload=value.encode(), user_properties=properties)
     engine = bench.engine
-    engine.publish(engine.address("$queue/q"), message, bench.now, None, lambda kind, name: told.append((kind, name)))
+    QueueTopics(engine).publish(message, bench.now, None, lambda kind, name: told.append((kind, name)))
     bench.turn()
     ((kind, name),) = told
     assert kind is StoredAs.DELAYED

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
-from assay.reference_broker.queues import QueueError, QueueErrorCode, Verb
+from assay.reference_broker.mqtt.queue_topics.addresses import Verb
+from assay.reference_broker.mqtt.queue_topics.group_properties import request_of_group
+from assay.reference_broker.mqtt.queue_topics.subscribe_properties import parse_subscribe_options
+from assay.reference_broker.queues import QueueError, QueueErrorCode
 from assay.reference_broker.queues.groups.cursors import resolve
-from assay.reference_broker.queues.groups.subscribe_options import CursorKind, CursorPosition, parse, parse_cursor
+from assay.reference_broker.queues.groups.subscribe_options import CursorKind, CursorPosition, parse_cursor
 from tests.queues.conftest import BenchConsumer, QueueBench
 from tests.queues.group_bench import BenchWith, code_of, join, publish, reset
 
@@ -100,8 +103,8 @@ def test_bad_cursors_are_refused(text: str) -> None:
     [("ack-mode", "never"), ("prefetch", "0"), ("prefetch", "65536"), ("notify", "yes"), ("cursor", "x")],
 )
 def test_bad_subscribe_options_are_refused(pair: tuple[str, str]) -> None:
-    assert code_of(lambda: parse((pair,))) is QueueErrorCode.BAD_OPTION
-    assert code_of(lambda: parse((("notify", "1"), ("notify", "1")))) is QueueErrorCode.BAD_OPTION
+    assert code_of(lambda: parse_subscribe_options((pair,))) is QueueErrorCode.BAD_OPTION
+    assert code_of(lambda: parse_subscribe_options((("notify", "1"), ("notify", "1")))) is QueueErrorCode.BAD_OPTION
 
 
 # -- commits -----------------------------------------------------------------------------------------------------
@@ -143,7 +146,9 @@ def _asks(bench: QueueBench, queue: str = "q", **named: str) -> list[QueueError 
     """A commit up to offset 1, as a consumer writes it."""
     told: list[QueueError | None] = []
     properties = tuple({"group-id": "g", "offset": "1", **named}.items())
-    bench.engine.groups.request(Verb.COMMIT, queue, properties, consumer_id="c", now=bench.now, on_done=told.append)
+    request_of_group(
+        bench.engine.groups, Verb.COMMIT, queue, properties, consumer_id="c", now=bench.now, on_done=told.append
+    )
     bench.turn()
     return told
 

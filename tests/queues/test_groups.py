@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from assay.reference_broker.queues import QueueError, QueueErrorCode, Verb
+from assay.reference_broker.mqtt.queue_topics.addresses import Verb
+from assay.reference_broker.mqtt.queue_topics.group_properties import request_of_group
+from assay.reference_broker.queues import QueueError, QueueErrorCode
 from assay.reference_broker.queues.groups.subscribe_options import LATEST
 from assay.reference_broker.queues.operations.group_operations import Claim
 from assay.reference_broker.storage.memory_disk import MemoryDisk
@@ -218,7 +220,9 @@ def test_lag_is_told_per_partition(bench_with: BenchWith) -> None:
 
 def request(bench: QueueBench, verb: Verb, consumer: str | None = "c", **properties: str) -> None:
     pairs = tuple((name.replace("_", "-"), value) for name, value in properties.items())
-    bench.engine.groups.request(verb, "q", pairs, consumer_id=consumer, now=bench.now, on_done=lambda error: None)
+    request_of_group(
+        bench.engine.groups, verb, "q", pairs, consumer_id=consumer, now=bench.now, on_done=lambda error: None
+    )
 
 
 def test_commit_and_claim_as_consumers_write_them(bench: QueueBench) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from assay.reference_broker import queues
 from assay.reference_broker.config import Ordering, QueueConfig, QueuesConfig, queue_defaults
-from assay.reference_broker.queues import QueueEngine, QueueError, QueueOpenError, Verb
+from assay.reference_broker.mqtt.queue_topics.addresses import Verb
+from assay.reference_broker.queues import QueueEngine, QueueError, QueueOpenError
 from assay.reference_broker.queues.groups.lifecycle import READY, SETTLED, STEPS, TRANSITIONS
 from assay.reference_broker.queues.groups.pending import EntryState, PendingEntry
 from assay.reference_broker.storage.memory_disk import MemoryDisk

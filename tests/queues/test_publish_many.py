@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics
 from assay.reference_broker.queues import QueueErrorCode
 from assay.reference_broker.queues.jobs.confirms import JointConfirm
 from assay.reference_broker.queues.jobs.errors import QueueError
@@ -41,7 +42,7 @@ def test_all_of_them_are_delivered_as_single_ones_are(
     consumer = bench.consumer(room=0 if restarts else 2_000)
     confirmed = Outcome()
     messages = [KINDS[kind](number) for number in range(count)]
-    bench.engine.publish_many(bench.engine.address("$queue/q/key"), messages, bench.now, confirmed)
+    bench.engine.publish_many(QueueTopics(bench.engine).address("$queue/q/key"), messages, bench.now, confirmed)
     assert not confirmed.calls
     bench.turn()
     assert confirmed.confirmed
@@ -70,7 +71,7 @@ def test_what_does_not_fit_is_refused_and_the_rest_enqueued(bench_with: BenchWit
         bench.consumer().leave()
     confirmed = Outcome()
     bench.engine.publish_many(
-        bench.engine.address("$queue/q"), [_message(number) for number in range(130)], bench.now, confirmed
+        QueueTopics(bench.engine).address("$queue/q"), [_message(number) for number in range(130)], bench.now, confirmed
     )
     bench.turn()
     assert confirmed.failed
@@ -88,7 +89,7 @@ def test_one_too_large_is_refused_among_many(bench_with: BenchWith, is_there: bo
     messages = [_message(number) for number in range(100)]
     messages[50] = Message(topic="$queue/q", payload=bytes(11))
     confirmed = Outcome()
-    bench.engine.publish_many(bench.engine.address("$queue/q"), messages, bench.now, confirmed)
+    bench.engine.publish_many(QueueTopics(bench.engine).address("$queue/q"), messages, bench.now, confirmed)
     bench.turn()
     assert confirmed.calls[0] is not None
     assert confirmed.calls[0].code is QueueErrorCode.TOO_LARGE
@@ -97,7 +98,7 @@ def test_one_too_large_is_refused_among_many(bench_with: BenchWith, is_there: bo
 
 def test_no_messages_are_confirmed_at_once(bench: QueueBench) -> None:
     confirmed = Outcome()
-    bench.engine.publish_many(bench.engine.address("$queue/q"), [], bench.now, confirmed)
+    bench.engine.publish_many(QueueTopics(bench.engine).address("$queue/q"), [], bench.now, confirmed)
     assert confirmed.confirmed
 
 

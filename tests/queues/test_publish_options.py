@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics
+from assay.reference_broker.mqtt.queue_topics.publish_properties import OPTION_NAMES, parse_options
 from assay.reference_broker.queues import QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.confirms import StoredAs
 from assay.reference_broker.queues.messages.durations import parse_duration_ms, parse_time_ms
-from assay.reference_broker.queues.messages.publish_options import OPTION_NAMES, Priority, PublishOptions, parse
+from assay.reference_broker.queues.messages.publish_options import Priority, PublishOptions
 from assay.reference_broker.routing.message import Message
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def options_of(*pairs: tuple[str, str]) -> PublishOptions | None:
-    return parse(Message(topic="$queue/q", payload=b"", user_properties=pairs))
+    return parse_options(pairs)
 
 
 def test_a_message_without_options_has_none() -> None:
@@ -184,8 +186,7 @@ def test_who_asks_is_told_the_message_id_before_the_confirm(durable: QueueBench)
     message = Message(topic="$queue/q", payload=b"m")
     durable.publish("before")
     for number in range(2):
-        durable.engine.publish(
-            durable.engine.address("$queue/q"),
+        QueueTopics(durable.engine).publish(
             message,
             durable.now,
             heard.append,

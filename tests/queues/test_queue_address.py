@@ -9,15 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.reference_broker.config import PartitionerKind
+from assay.reference_broker.mqtt.queue_topics.addresses import Verb, parse_topic
 from assay.reference_broker.queues.groups.assignment import assign_ranges
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
 from assay.reference_broker.queues.messages.address import (
     QueueAddress,
-    Verb,
     check_group_name,
     check_queue_name,
     message_id_of,
-    parse_address,
     parse_message_id,
     topic_of,
 )
@@ -51,8 +50,8 @@ KNOWN = {"tasks/image", "tasks/image/large", "orders"}
     ],
 )
 def test_addresses(topic: str, queue: str, routing_key: str, verb: Verb | None) -> None:
-    found = parse_address(topic, KNOWN.__contains__)
-    assert found == QueueAddress(queue=queue, routing_key=routing_key, verb=verb)
+    found = parse_topic(topic, KNOWN.__contains__)
+    assert (found.address, found.verb) == (QueueAddress(queue=queue, routing_key=routing_key), verb)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +77,7 @@ def test_addresses(topic: str, queue: str, routing_key: str, verb: Verb | None) 
 )
 def test_malformed_addresses(topic: str) -> None:
     with pytest.raises(QueueError) as caught:
-        parse_address(topic, KNOWN.__contains__)
+        parse_topic(topic, KNOWN.__contains__)
     assert caught.value.code is QueueErrorCode.BAD_ADDRESS
 
 

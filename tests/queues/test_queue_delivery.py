@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from assay.reference_broker.config import Ordering, Profile
-from assay.reference_broker.queues import Delivery, QueueError, QueueErrorCode, Verb, delivery_properties
+from assay.reference_broker.mqtt.queue_topics.addresses import Verb
+from assay.reference_broker.mqtt.queue_topics.delivery_properties import delivery_properties
+from assay.reference_broker.queues import Delivery, QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.store import LogRecord
 from assay.reference_broker.queues.messages.partitioner import murmur3_32
 from assay.reference_broker.queues.messages.stored_message import MessageCodec

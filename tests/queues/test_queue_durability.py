@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from assay.reference_broker.config import Durability, Profile, QueueConfig
-from assay.reference_broker.queues import Delivery, QueueError, QueueErrorCode, QueueOpenError, Verb
+from assay.reference_broker.mqtt.queue_topics.addresses import Verb
+from assay.reference_broker.queues import Delivery, QueueError, QueueErrorCode, QueueOpenError
 from assay.reference_broker.queues.operations.group_operations import Claim
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from assay.reference_broker.trace.schema import TraceKind

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.memory_disk import MemoryDisk
@@ -117,7 +118,7 @@ def test_a_batch_meets_the_same_limits_as_singles(bench_with: Benches, is_run: b
         bench.engine.create_queue("q", {}, bench.now)
     messages = [Message(topic="$queue/q", payload=b"%d" % number) for number in range(40)]
     outcome = Outcome()
-    bench.engine.publish_many(bench.engine.address("$queue/q"), messages, bench.now, outcome)
+    bench.engine.publish_many(QueueTopics(bench.engine).address("$queue/q"), messages, bench.now, outcome)
     bench.turn()
     assert bench.engine.stats("q").depth == 40
     assert _refused(bench, "large") is QueueErrorCode.TOO_LARGE

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from assay.reference_broker.config import ConfigError, parse_config
-from assay.reference_broker.queues import Verb
+from assay.reference_broker.mqtt.queue_topics.addresses import Verb
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
 from assay.reference_broker.queues.messages.lanes import (
     LANES,

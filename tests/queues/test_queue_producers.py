@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics
 from assay.reference_broker.queues import LogError, QueueError, QueueErrorCode
 from assay.reference_broker.queues.transactions.producer_names import ProducerIdentity
 from assay.reference_broker.routing.message import Message
@@ -77,9 +78,7 @@ def test_a_repeated_sequence_is_confirmed_with_the_first_offset(either: QueueBen
         ("sequence", "2"),
     )
     message = Message(topic="$queue/q", payload=b"2", user_properties=properties)
-    either.engine.publish(
-        either.engine.address("$queue/q"), message, either.now, outcome, lambda kind, name: told.append(name)
-    )
+    QueueTopics(either.engine).publish(message, either.now, outcome, lambda kind, name: told.append(name))
     either.turn()
     assert outcome.confirmed
     assert told == ["q:0:2"]

@@ -9,7 +9,9 @@ import msgspec
 import pytest
 
 from assay.reference_broker.config import Profile, QueueConfig, RetryConfig
-from assay.reference_broker.queues import QueueError, QueueErrorCode, Verb
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics, Verb
+from assay.reference_broker.mqtt.queue_topics.settle_properties import OUTCOMES
+from assay.reference_broker.queues import Outcome, QueueError, QueueErrorCode, SettleRequest
 from assay.reference_broker.queues.groups.retry import backoff_s
 from assay.reference_broker.trace.schema import TraceKind
 
@@ -38,7 +40,7 @@ def test_settling_twice_is_refused(bench: QueueBench) -> None:
     bench.turn()
     delivery = consumer.got[0]
     consumer.ack(delivery)
-    for verb in Verb:
+    for verb in OUTCOMES:
         with pytest.raises(QueueError) as caught:
             consumer.settle(verb, delivery)
         assert caught.value.code is QueueErrorCode.NOT_PENDING
@@ -79,17 +81,14 @@ def settle(
     offset: int | None = None,
     group: str | None = None,
 ) -> None:
-    bench.engine.settle(
-        Verb.ACK,
-        queue=queue,
-        message_id=message_id,
+    request = SettleRequest(
+        outcome=Outcome.ACCEPT,
+        message_ids=() if message_id is None else (message_id,),
         partition=partition,
-        offset=offset,
+        ranges=() if offset is None else ((offset, offset + 1),),
         group=group,
-        consumer_id="c",
-        reason="",
-        now=bench.now,
     )
+    bench.engine.settle(queue, request, consumer_id="c", now=bench.now)
 
 
 def test_a_settlement_may_name_its_delivery_in_three_ways(bench: QueueBench) -> None:
@@ -241,6 +240,7 @@ def test_a_rejected_message_goes_to_the_dead_letter_queue_with_its_history(bench
     assert history == {
         "mine": "1",
         "partition-key": "k",
+        "_dlq_priority": "normal",
         "_dlq_original_queue": "q",
         "_dlq_original_topic": "$queue/q/eu/1",
         "_dlq_original_partition": str(delivery.partition),
@@ -361,7 +361,7 @@ def test_a_dead_letter_can_be_replayed(bench: QueueBench) -> None:
     bench.turn()
     consumer.reject(consumer.take()[0])
     bench.turn()
-    reader = bench.consumer(queue=bench.engine.address("$queue/dlq/q").queue, group="repair")
+    reader = bench.consumer(queue=QueueTopics(bench.engine).address("$queue/dlq/q").queue, group="repair")
     bench.turn()
     (letter,) = reader.got
     assert letter.topic == "$dlq/q/eu"

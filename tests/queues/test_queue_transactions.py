@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from assay.reference_broker.config import QueuesConfig, TransactionsConfig
-from assay.reference_broker.queues import QueueEngine, QueueError, QueueErrorCode, Verb
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics, Verb
+from assay.reference_broker.queues import QueueEngine, QueueError, QueueErrorCode
 from assay.reference_broker.queues.messages.publish_options import TransactionKey
 from assay.reference_broker.queues.transactions.producer_names import ProducerIdentity
 from assay.reference_broker.queues.transactions.transaction import TRANSITIONS, TransactionState
@@ -376,7 +377,7 @@ def test_a_transaction_is_bounded(limits: dict[str, int], partitions: tuple[int,
             ("partition", str(partition)),
         )
         message = Message(topic="$queue/q", payload=b"12345", user_properties=properties)
-        engine.publish(engine.address("$queue/q"), message, 0.0)
+        QueueTopics(engine).publish(message, 0.0)
 
     for partition in partitions[:-1]:
         publish(partition)
@@ -487,9 +488,7 @@ def test_a_full_queue_gives_up_no_message_of_an_open_transaction(
     bench.turn()
     outcome = Outcome()
     with pytest.raises(QueueError) as refused:
-        bench.engine.publish(
-            bench.engine.address("$queue/q"), Message(topic="$queue/q", payload=b"c"), bench.now, outcome
-        )
+        QueueTopics(bench.engine).publish(Message(topic="$queue/q", payload=b"c"), bench.now, outcome)
     assert refused.value.code is QueueErrorCode.FULL
     (actor.commit if commits else actor.abort)(transaction)
     bench.turn()

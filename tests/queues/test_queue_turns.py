@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from assay.reference_broker.config import TransactionsConfig
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics
 from assay.reference_broker.queues import QueueEngine
 from assay.reference_broker.queues.jobs.agenda import MAX_WORK
 from assay.reference_broker.queues.jobs.errors import QueueError
@@ -47,7 +48,7 @@ class TurnBench(QueueBench):
 
     def fill(self, count: int, topic: str = "$queue/q", **fields: Any) -> None:
         """Publish so many, and let others have their turns."""
-        address = self.engine.address(topic)
+        address = QueueTopics(self.engine).address(topic)
         messages = [Message(topic=topic, payload=b"%d" % number, **fields) for number in range(count)]
         self.engine.publish_many(address, messages, self.now)
         self.turn()
@@ -204,7 +205,7 @@ def _confirms(count: int) -> tuple[TurnBench, Callable[[], object] | None, Calla
     bench.publish("first")
     bench.turn()
     outcomes = [Outcome() for _ in range(count)]
-    address = bench.engine.address("$queue/q")
+    address = QueueTopics(bench.engine).address("$queue/q")
     for outcome in outcomes:
         bench.engine.publish(address, Message(topic="$queue/q", payload=b"x"), bench.now, outcome)
     bench.engine.dispatch(bench.now)

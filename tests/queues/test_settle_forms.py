@@ -11,15 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.reference_broker.queues import QueueError, QueueErrorCode, Verb
-from assay.reference_broker.queues.delivery.settle_request import (
-    MAX_DELIVERIES,
-    format_ranges,
-    parse,
-    parse_ranges,
-    whole_number,
-)
-from assay.reference_broker.queues.groups.delivery import delivery_properties
+from assay.reference_broker.mqtt.queue_topics.addresses import Verb
+from assay.reference_broker.mqtt.queue_topics.delivery_properties import delivery_properties
+from assay.reference_broker.mqtt.queue_topics.settle_properties import parse_ranges, parse_settlement, whole_number
+from assay.reference_broker.queues import QueueError, QueueErrorCode
+from assay.reference_broker.queues.delivery.settle_request import MAX_DELIVERIES, format_ranges
 from assay.reference_broker.queues.messages.address import parse_receipt, receipt_of
 from assay.reference_broker.queues.operations.group_operations import Claim
 from assay.reference_broker.storage.memory_disk import MemoryDisk
@@ -47,7 +43,7 @@ class Outcome:
 
 def settle(bench: QueueBench, verb: Verb, *pairs: tuple[str, str], consumer_id: str | None = "c") -> Outcome:
     outcome = Outcome()
-    bench.engine.settle_request("q", parse(verb, pairs), consumer_id=consumer_id, now=bench.now, on_done=outcome)
+    bench.engine.settle("q", parse_settlement(verb, pairs), consumer_id=consumer_id, now=bench.now, on_done=outcome)
     return outcome
 
 

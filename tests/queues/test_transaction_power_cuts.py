@@ -7,6 +7,7 @@ import random
 import pytest
 
 from assay.reference_broker.config import Durability
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics
 from assay.reference_broker.queues import Delivery, QueueEngine, QueueError
 from assay.reference_broker.queues.transactions.producer_names import ProducerIdentity
 from assay.reference_broker.routing.message import Message
@@ -54,7 +55,7 @@ def _number(engine: QueueEngine, producer: ProducerIdentity, numbers: range) -> 
             ("sequence", str(number)),
         )
         message = Message(topic="$queue/q", payload=b"%d" % number, user_properties=properties)
-        engine.publish(engine.address("$queue/q"), message, START, told.append)
+        QueueTopics(engine).publish(message, START, told.append)
         if number % 2:
             turn(engine)
     turn(engine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from assay.reference_broker.queues import Verb
+from assay.reference_broker.mqtt.queue_topics.addresses import Verb
 from assay.sim.disk import Persistence
 from assay.sim.queue_model.delaying import Delayer
 from assay.sim.queue_model.life import LETTERS, QUEUE, QueueLife, Setup

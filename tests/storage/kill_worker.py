@@ -31,7 +31,16 @@ import msgspec
 from kill_fork import Voice, WrongError, live_and_die
 
 from assay.reference_broker.config import Durability, QueueConfig, QueuesConfig, RetentionConfig, RetryConfig
-from assay.reference_broker.queues import Delivery, QueueEngine, QueueError, QueueErrorCode, SyncJob, Verb
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics
+from assay.reference_broker.queues import (
+    Delivery,
+    Outcome,
+    QueueEngine,
+    QueueError,
+    QueueErrorCode,
+    SettleRequest,
+    SyncJob,
+)
 from assay.reference_broker.queues.groups import group_state
 from assay.reference_broker.queues.jobs.store import LogRecord
 from assay.reference_broker.routing.message import Message
@@ -114,7 +123,7 @@ class Life:
         store = LogQueueStore(RealDisk(folder), options=OPTIONS)
         config = QueuesConfig(configured=(QUEUE,), retention_interval_s=0.02)
         self._engine = QueueEngine(config, store, random.Random(seed), time.time())
-        self._address = self._engine.address("$queue/q")
+        self._address = QueueTopics(self._engine).address("$queue/q")
         self._engine.subscribe(
             QUEUE.name, pattern="", group=GROUP, consumer_id="c", deliver=self._deliver, now=time.time()
         )
@@ -163,14 +172,9 @@ class Life:
             on_done(None)
         try:
             self._engine.settle(
-                Verb.ACK,
-                queue=delivery.queue,
-                message_id=delivery.message_id,
-                partition=None,
-                offset=None,
-                group=delivery.group,
+                delivery.queue,
+                SettleRequest(outcome=Outcome.ACCEPT, message_ids=(delivery.message_id,), group=delivery.group),
                 consumer_id="c",
-                reason="",
                 now=time.time(),
                 on_done=on_done,
             )

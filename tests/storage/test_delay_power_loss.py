@@ -7,6 +7,7 @@ import random
 import pytest
 
 from assay.reference_broker.config import Durability
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics
 from assay.reference_broker.queues import QueueError
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage import segment_copies, sparse_log
@@ -45,7 +46,7 @@ class Story:
                 self.kept.add(value)
 
         message = Message(topic="$queue/q", payload=value.encode(), user_properties=(("delay", f"{delay_ms}ms"),))
-        engine.publish(engine.address("$queue/q"), message, bench.now, confirmed, lambda _, name: ids.append(name))
+        QueueTopics(engine).publish(message, bench.now, confirmed, lambda _, name: ids.append(name))
         bench.turn()
         return ids[0]
 

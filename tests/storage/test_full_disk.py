@@ -8,7 +8,16 @@ from collections.abc import Callable
 import pytest
 
 from assay.reference_broker.config import QueueConfig, QueuesConfig
-from assay.reference_broker.queues import Consumer, Delivery, QueueEngine, QueueError, QueueErrorCode, Verb
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics
+from assay.reference_broker.queues import (
+    Consumer,
+    Delivery,
+    Outcome,
+    QueueEngine,
+    QueueError,
+    QueueErrorCode,
+    SettleRequest,
+)
 from assay.reference_broker.queues.jobs.errors import LogError
 from assay.reference_broker.queues.jobs.store import NewRecord
 from assay.reference_broker.routing.message import Message
@@ -41,7 +50,7 @@ class FullDisk:
 
     def publish(self, size: int = 20_000) -> None:
         message = Message(topic="$queue/q", payload=bytes(size))
-        self.engine.publish(self.engine.address("$queue/q"), message, self.now, self.confirm)
+        QueueTopics(self.engine).publish(message, self.now, self.confirm)
         self.turn()
 
     def confirm(self, error: QueueError | None) -> None:
@@ -60,14 +69,9 @@ class FullDisk:
     def ack(self, delivery: Delivery) -> list[QueueError | None]:
         outcome: list[QueueError | None] = []
         self.engine.settle(
-            Verb.ACK,
-            queue="q",
-            message_id=delivery.message_id,
-            partition=None,
-            offset=None,
-            group="g",
+            "q",
+            SettleRequest(outcome=Outcome.ACCEPT, message_ids=(delivery.message_id,), group="g"),
             consumer_id="c",
-            reason="",
             now=self.now,
             on_done=outcome.append,
         )
@@ -105,7 +109,7 @@ def test_many_logs_together_leave_the_reserve_alone() -> None:
     for _ in range(50):
         for queue in range(8):
             message = Message(topic=f"$queue/q{queue}", payload=bytes(20_000))
-            full.engine.publish(full.engine.address(message.topic), message, full.now, full.confirm)
+            QueueTopics(full.engine).publish(message, full.now, full.confirm)
         full.turn()
     assert full.errors
     assert full.disk.free_bytes() > RESERVE_BYTES / 2
@@ -130,9 +134,7 @@ def test_a_delayed_message_can_be_cancelled_on_a_full_disk() -> None:
     full = FullDisk()
     told: list[str] = []
     message = Message(topic="$queue/q", payload=b"", user_properties=(("delay", "1h"),))
-    full.engine.publish(
-        full.engine.address("$queue/q"), message, full.now, full.confirm, lambda kind, name: told.append(name)
-    )
+    QueueTopics(full.engine).publish(message, full.now, full.confirm, lambda kind, name: told.append(name))
     full.turn()
     full.fill()
     outcome: list[QueueError | None] = []
@@ -147,9 +149,7 @@ def test_delayed_messages_keep_the_reserve_and_one_that_waits_holds_no_room() ->
     told: list[str] = []
     while not full.errors:
         message = Message(topic="$queue/q", payload=bytes(20_000), user_properties=(("delay", "1h"),))
-        full.engine.publish(
-            full.engine.address("$queue/q"), message, full.now, full.confirm, lambda kind, name: told.append(name)
-        )
+        QueueTopics(full.engine).publish(message, full.now, full.confirm, lambda kind, name: told.append(name))
         full.turn()
         assert len(told) < 1_000, "the disk never filled up"
     assert "nearly full" in full.errors[0].text
@@ -204,7 +204,7 @@ def test_what_was_written_last_makes_room_too(leave: Callable[[FullDisk], None],
     full.turn()
     other = Message(topic="$queue/other", payload=bytes(20_000))
     for _ in range(5):
-        full.engine.publish(full.engine.address("$queue/other"), other, full.now)
+        QueueTopics(full.engine).publish(other, full.now)
         full.turn()
         if power_fails:
             full.disk.power_loss()
@@ -245,9 +245,7 @@ def test_delayed_messages_written_last_make_room_too() -> None:
     told: list[str] = []
     message = Message(topic="$queue/q", payload=bytes(20_000), user_properties=(("delay", "1h"),))
     while not full.errors:
-        full.engine.publish(
-            full.engine.address("$queue/q"), message, full.now, full.confirm, lambda kind, name: told.append(name)
-        )
+        QueueTopics(full.engine).publish(message, full.now, full.confirm, lambda kind, name: told.append(name))
         full.turn()
         assert len(told) < 1_000, "the disk never filled up"
     for name in told:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from assay.reference_broker.config import Durability, QueuesConfig
-from assay.reference_broker.queues import Consumer, Delivery, QueueEngine, QueueError, SyncJob, Verb
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics, Verb
+from assay.reference_broker.mqtt.queue_topics.settle_properties import OUTCOMES
+from assay.reference_broker.queues import Consumer, Delivery, Outcome, QueueEngine, QueueError, SettleRequest, SyncJob
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage import pending_log
 from assay.reference_broker.storage.log import LogOptions
@@ -95,7 +97,7 @@ class Life:
             value = str(self.sent)
             self.sent += 1
             message = Message(topic="$queue/q", payload=value.encode())
-            self.engine.publish(self.engine.address("$queue/q"), message, self.now, self.on_confirmed(value))
+            QueueTopics(self.engine).publish(message, self.now, self.on_confirmed(value))
 
     def on_confirmed(self, value: str) -> Callable[[QueueError | None], None]:
         def confirmed(error: QueueError | None) -> None:
@@ -116,14 +118,9 @@ class Life:
 
         try:
             self.engine.settle(
-                verb,
-                queue="q",
-                message_id=delivery.message_id,
-                partition=None,
-                offset=None,
-                group=group,
+                "q",
+                SettleRequest(outcome=OUTCOMES[verb], message_ids=(delivery.message_id,), group=group, reason="bad"),
                 consumer_id=name,
-                reason="bad",
                 now=self.now,
                 on_done=settled,
             )
@@ -178,14 +175,9 @@ class Life:
         self.turn()
         for delivery in got:
             self.engine.settle(
-                Verb.ACK,
-                queue=delivery.queue,
-                message_id=delivery.message_id,
-                partition=None,
-                offset=None,
-                group="all",
+                delivery.queue,
+                SettleRequest(outcome=Outcome.ACCEPT, message_ids=(delivery.message_id,), group="all"),
                 consumer_id="x",
-                reason="",
                 now=self.now,
             )
             self.turn()

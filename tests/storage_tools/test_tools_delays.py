@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from assay.reference_broker.config import QueueConfig, QueuesConfig
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics
 from assay.reference_broker.queues import QueueEngine
 from assay.reference_broker.queues.jobs.confirms import StoredAs
 from assay.reference_broker.queues.jobs.store import NewRecord
@@ -53,7 +54,7 @@ class Life:
 
         for text in delays:
             message = Message(topic="$queue/q", payload=text.encode(), user_properties=(("delay", text),))
-            self.engine.publish(self.engine.address("$queue/q"), message, self.now, None, note)
+            QueueTopics(self.engine).publish(message, self.now, None, note)
         self.turn()
         return told
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from assay.reference_broker.config import Durability, QueuesConfig
-from assay.reference_broker.queues import QueueEngine
+from assay.reference_broker.queues import PublishOptions, QueueAddress, QueueEngine
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.disk import RealDisk
 from assay.reference_broker.storage.queue_store import LogQueueStore
@@ -66,14 +66,13 @@ def _turn(engine: QueueEngine, now: float) -> None:
 
 def _schedule(engine: QueueEngine, pending: int, payload_bytes: int, first_ms: int) -> None:
     rng = random.Random(2)
-    address = engine.address("$queue/q")
+    address = QueueAddress(queue="q")
     payload = bytes(payload_bytes)
     for start in range(0, pending, _BATCH):
         for _ in range(min(_BATCH, pending - start)):
             delay_ms = rng.randrange(first_ms, _LONGEST_MS)
-            properties = (("delay", f"{delay_ms}ms"),)
-            message = Message(topic="$queue/q", payload=payload, publisher="p", user_properties=properties)
-            engine.publish(address, message, START)
+            message = Message(topic="$queue/q", payload=payload, publisher="p")
+            engine.publish(address, message, START, options=PublishOptions(delay_ms=delay_ms))
         _turn(engine, START)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from assay.reference_broker.config import Durability, QueuesConfig
-from assay.reference_broker.queues import Consumer, Delivery, QueueAddress, QueueEngine, Verb
+from assay.reference_broker.queues import Consumer, Delivery, Outcome, QueueAddress, QueueEngine, SettleRequest
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.queue_store import LogQueueStore
 
@@ -39,7 +39,7 @@ class Drive:
         defaults["max_in_flight"] = 10 * BATCH
         config = QueuesConfig(defaults=defaults)
         self.engine = QueueEngine(config, LogQueueStore(None), random.Random(1), _NOW)
-        self.address: QueueAddress = self.engine.address(f"$queue/{QUEUE}")
+        self.address = QueueAddress(queue=QUEUE)
         self.topic = f"$queue/{QUEUE}"
         self.payload = bytes(payload_bytes)
         self.now = _NOW
@@ -67,17 +67,7 @@ class Drive:
         """Settle what was received; how many."""
         received, settle, now = self.received, self.engine.settle, self.now
         for delivery in received:
-            settle(
-                Verb.ACK,
-                queue=QUEUE,
-                message_id=delivery.message_id,
-                partition=None,
-                offset=None,
-                group=delivery.group,
-                consumer_id="consumer",
-                reason="",
-                now=now,
-            )
+            settle(QUEUE, SettleRequest.of(delivery, Outcome.ACCEPT), consumer_id="consumer", now=now)
         count = len(received)
         received.clear()
         if self._consumer is not None and self._consumer.blocked:

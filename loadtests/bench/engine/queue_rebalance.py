@@ -12,7 +12,7 @@ from time import perf_counter
 import msgspec
 
 from assay.reference_broker.config import Assignor, GroupConfig, QueueConfig, QueuesConfig, RebalanceProtocol
-from assay.reference_broker.queues import Consumer, Delivery, QueueEngine
+from assay.reference_broker.queues import Consumer, Delivery, PublishOptions, QueueAddress, QueueEngine
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.queue_store import LogQueueStore
 
@@ -59,10 +59,10 @@ def measure_rebalance(
         return engine.subscribe("q", pattern="", group="g", consumer_id=f"c{number:05}", deliver=deliver, now=_NOW)
 
     def publish_to_all() -> None:
-        address = engine.address("$queue/q")
+        address = QueueAddress(queue="q")
         for partition in range(partitions):
-            message = Message(topic="$queue/q", payload=b"m", user_properties=(("partition", str(partition)),))
-            engine.publish(address, message, _NOW)
+            message = Message(topic="$queue/q", payload=b"m")
+            engine.publish(address, message, _NOW, options=PublishOptions(partition=partition))
 
     begun = perf_counter()
     for number in range(consumers - 1):

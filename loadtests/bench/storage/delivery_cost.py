@@ -19,7 +19,7 @@ from typing import NamedTuple
 from assay.loadtests.bench.storage.measurement import Case, MeasuredRow, RowSpec, Sample
 from assay.loadtests.bench.storage.plan import StoragePlan
 from assay.reference_broker.config import Durability, QueueConfig, QueuesConfig
-from assay.reference_broker.queues import Delivery, QueueEngine, Verb
+from assay.reference_broker.queues import Delivery, Outcome, QueueAddress, QueueEngine, SettleRequest
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.disk import RealDisk
 from assay.reference_broker.storage.queue_store import LogQueueStore
@@ -162,7 +162,7 @@ def _whole_us(folder: Path, count: int, size: int) -> float:
     now = time.time()
     if not folder.exists():
         engine = QueueEngine(config, LogQueueStore(RealDisk(folder)), random.Random(1), now)
-        address, payload = engine.address(f"$queue/{_QUEUE}"), random.Random(2).randbytes(size)
+        address, payload = QueueAddress(queue=_QUEUE), random.Random(2).randbytes(size)
         for number in range(count):
             engine.publish(address, Message(topic=f"$queue/{_QUEUE}", payload=payload), now)
             if number % _GROUP_MESSAGES == 0:
@@ -193,17 +193,7 @@ def _whole_us(folder: Path, count: int, size: int) -> float:
 def _acknowledge(engine: QueueEngine, held: list[Delivery], now: float) -> int:
     """Settle all that was delivered; returns how many."""
     for delivery in held:
-        engine.settle(
-            Verb.ACK,
-            queue=delivery.queue,
-            message_id=delivery.message_id,
-            partition=None,
-            offset=None,
-            group=delivery.group,
-            consumer_id="c",
-            reason="",
-            now=now,
-        )
+        engine.settle(delivery.queue, SettleRequest.of(delivery, Outcome.ACCEPT), consumer_id="c", now=now)
     count = len(held)
     held.clear()
     assert count, "the queue stopped delivering before its end"

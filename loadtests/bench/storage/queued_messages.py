@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from assay.reference_broker.config import Durability, QueueConfig, QueuesConfig
-from assay.reference_broker.queues import QueueEngine, QueueError
+from assay.reference_broker.queues import QueueAddress, QueueEngine, QueueError
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.disk import RealDisk
 from assay.reference_broker.storage.queue_store import LogQueueStore
@@ -99,7 +99,7 @@ def enqueue(folder: Path, count: int, payload_bytes: int) -> QueuedFigures:
     """Publish and confirm ``count`` messages, each with a payload of its own. Raises what a publish raises."""
     before_bytes = memory_bytes("VmRSS")
     engine = _engine(folder / "store", count)
-    address = engine.address(f"$queue/{QUEUE}")
+    address = QueueAddress(queue=QUEUE)
     filler = random.Random(7).randbytes(payload_bytes - 8)
     confirmed = 0
 

@@ -12,10 +12,10 @@ from struct import Struct
 from typing import NamedTuple
 
 from assay.reference_broker.mqtt.batches.runs import ids_of, numbers
+from assay.reference_broker.mqtt.queue_topics.publish_properties import OPTION_NAMES
 from assay.reference_broker.mqtt.wire.errors import MalformedPacketError
 from assay.reference_broker.mqtt.wire.packets import V5
 from assay.reference_broker.mqtt.wire.wire_types import decode_string
-from assay.reference_broker.queues.messages.publish_options import OPTION_NAMES
 from assay.reference_broker.routing.remembered import remember
 
 _HEADER_QOS_1 = 0x32

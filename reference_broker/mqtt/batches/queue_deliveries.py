@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from assay.reference_broker.mqtt.queue_topics.delivery_properties import BROKER_PROPERTIES, delivery_properties
 from assay.reference_broker.mqtt.wire.properties import encode_user_properties
 from assay.reference_broker.mqtt.wire.wire_types import encode_string, encode_variable_integer
-from assay.reference_broker.queues import Delivery, delivery_properties
-from assay.reference_broker.queues.groups.delivery import BROKER_PROPERTIES
+from assay.reference_broker.queues import Delivery
 from assay.reference_broker.queues.groups.delivery_run import DeliveryRun
 from assay.reference_broker.queues.messages.stored_message import is_plain_but_for_user_properties
 from assay.reference_broker.routing.message import Message

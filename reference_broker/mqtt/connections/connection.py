@@ -19,6 +19,7 @@ from assay.reference_broker.mqtt.connections.outbound import Outbound
 from assay.reference_broker.mqtt.connections.phase import Phase
 from assay.reference_broker.mqtt.connections.send_buffer import SendBuffer
 from assay.reference_broker.mqtt.connections.throttle import Throttle, throttle_for
+from assay.reference_broker.mqtt.queue_topics.admin_topics import reaches_admin
 from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
 from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.mqtt.wire.codec import decode_filters, decode_packet, encode_packet
@@ -26,7 +27,6 @@ from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason, malfo
 from assay.reference_broker.mqtt.wire.packets import V5, V311, Acknowledgement, Connect, Disconnect, Packet, PacketType
 from assay.reference_broker.mqtt.wire.wire_types import Reader
 from assay.reference_broker.queues import Delivery
-from assay.reference_broker.queues.admin.admin import reaches_admin
 from assay.reference_broker.queues.groups.delivery_run import DeliveryRun
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.trace.schema import TraceKind

@@ -13,8 +13,10 @@ from assay.reference_broker.mqtt.connections import administration, enhanced_aut
 from assay.reference_broker.mqtt.connections.error_packets import explain, reference_reason
 from assay.reference_broker.mqtt.connections.login import log_in
 from assay.reference_broker.mqtt.connections.phase import Phase
+from assay.reference_broker.mqtt.queue_topics.addresses import is_queue_topic
+from assay.reference_broker.mqtt.queue_topics.admin_topics import is_admin_topic
+from assay.reference_broker.mqtt.queue_topics.transaction_topics import is_transaction_topic
 from assay.reference_broker.mqtt.sessions.broker_state import NEVER_EXPIRES_S, ConnectRequest
-from assay.reference_broker.mqtt.sessions.message_paths import is_queue_topic
 from assay.reference_broker.mqtt.sessions.session import MAX_PACKET_ID, Will, session_bytes
 from assay.reference_broker.mqtt.wire.codec import decode_packet
 from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason, rule_id
@@ -32,8 +34,6 @@ from assay.reference_broker.mqtt.wire.packets import (
 )
 from assay.reference_broker.mqtt.wire.publish_encoder import check_response_topic, message_from
 from assay.reference_broker.queues import QueueError
-from assay.reference_broker.queues.admin.admin import is_admin_topic
-from assay.reference_broker.queues.admin.transaction_topics import is_transaction_topic
 from assay.reference_broker.routing.message import memory_bytes
 from assay.reference_broker.routing.topics import TooManyLevelsError, TopicError, is_sys_topic, validate_topic
 
@@ -299,7 +299,9 @@ def _may_leave(connection: MqttConnection, topic: str, client_id: str) -> bool:
     if broker.tenants is None or not is_queue_topic(topic) or administration.is_operator(connection):
         return True
     try:
-        return broker.tenants.reaches(connection.username, client_id, topic)
+        tenant = broker.tenants.of_client(connection.username, client_id)
+        address = broker.topics.read(topic if tenant is None else tenant.topic_in(topic)).address
+        return broker.tenants.reaches(connection.username, client_id, address)
     except QueueError as error:
         raise _refusal(connection, f"will topic: {error}", Reason.TOPIC_NAME_INVALID) from error
 

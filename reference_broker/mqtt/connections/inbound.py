@@ -17,8 +17,11 @@ from assay.reference_broker.mqtt.batches.ack_runs import ACK_LEVEL
 from assay.reference_broker.mqtt.connections import administration, handlers
 from assay.reference_broker.mqtt.connections.publish_acks import ACK_STARTS, PublishAcks
 from assay.reference_broker.mqtt.connections.queue_lanes import QueueLanes
+from assay.reference_broker.mqtt.queue_topics.addresses import is_queue_topic
+from assay.reference_broker.mqtt.queue_topics.admin_topics import is_admin_topic
+from assay.reference_broker.mqtt.queue_topics.publish_properties import wants_receipt
+from assay.reference_broker.mqtt.queue_topics.transaction_topics import is_transaction_topic
 from assay.reference_broker.mqtt.sessions import transaction_requests
-from assay.reference_broker.mqtt.sessions.message_paths import is_queue_topic
 from assay.reference_broker.mqtt.sessions.session import LARGE_BYTES, MAX_PACKET_ID, Session
 from assay.reference_broker.mqtt.wire.codec import decode_packet
 from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason, rule_id
@@ -26,11 +29,8 @@ from assay.reference_broker.mqtt.wire.packets import V5, Publish
 from assay.reference_broker.mqtt.wire.publish_encoder import check_response_topic, message_from
 from assay.reference_broker.mqtt.wire.wire_types import decode_string, encode_variable_integer
 from assay.reference_broker.queues import QueueError, QueueErrorCode
-from assay.reference_broker.queues.admin.admin import is_admin_topic
-from assay.reference_broker.queues.admin.transaction_topics import is_transaction_topic
 from assay.reference_broker.queues.jobs.confirms import Confirm, Stored, StoredAs, ignore
 from assay.reference_broker.queues.messages.address import QUEUE_PREFIX
-from assay.reference_broker.queues.messages.publish_options import wants_receipt
 from assay.reference_broker.routing.message import Message, text_bytes
 from assay.reference_broker.routing.topics import TooManyLevelsError, TopicError, is_sys_topic, validate_topic
 
@@ -639,7 +639,7 @@ class Inbound(PublishAcks):
         connection = self._connection
         told: list[tuple[str, str]] = []
         on_stored: Stored | None = None
-        if message.user_properties and connection.version == V5 and wants_receipt(message):
+        if message.user_properties and connection.version == V5 and wants_receipt(message.user_properties):
 
             def on_stored(kind: StoredAs, stored_id: str) -> None:
                 told.append((kind.value, stored_id))
@@ -660,11 +660,7 @@ class Inbound(PublishAcks):
             self._request_transaction(message, now, told, confirmed)
         else:
             self._broker.publish_to_queue(message, session, now, confirmed, on_stored)
-        if (
-            self._broker.engine.is_pressed(message.topic, session.tenant)
-            and not session.consumers
-            and not connection.closing
-        ):
+        if self._broker.is_pressed(message.topic, session) and not session.consumers and not connection.closing:
             # One that consumes as well must be heard: its settlements make room. Its publishes are refused in the end.
             self.must_wait = True
             self._broker.waiting_publishers[connection] = None

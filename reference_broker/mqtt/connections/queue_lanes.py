@@ -13,10 +13,11 @@ from assay.reference_broker.mqtt.batches import runs
 from assay.reference_broker.mqtt.batches.ack_runs import AckRun, AckRunReader
 from assay.reference_broker.mqtt.batches.property_runs import PropertyRun, PropertyRunReader
 from assay.reference_broker.mqtt.connections import handlers
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopic, Verb
 from assay.reference_broker.mqtt.wire.errors import ProtocolError
 from assay.reference_broker.mqtt.wire.packets import V5
 from assay.reference_broker.mqtt.wire.wire_types import decode_string
-from assay.reference_broker.queues import QueueAddress, QueueError, Verb
+from assay.reference_broker.queues import QueueAddress, QueueError
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.remembered import remember
 
@@ -75,9 +76,10 @@ class QueueLanes:
         if end + 2 >= len(data) or self._was_refused(data, start):
             return 0
         topic = self._topic(data[body:topic_end])
-        address = None if topic is None else self._address(topic)
-        if topic is None or address is None or address.verb is not Verb.ACK:
+        read = None if topic is None else self._read(topic)
+        if topic is None or read is None or read.verb is not Verb.ACK:
             return 0
+        address = read.address
         run = self._ack_reader.read(data, start, data[body:topic_end], f"{address.queue}:".encode())
         if run is None:
             return 0
@@ -116,25 +118,26 @@ class QueueLanes:
             return None
         return remember(self._topics, topic_field, topic, len(topic_field), _MAX_TOPICS)
 
-    def _address(self, topic: str) -> QueueAddress | None:
-        """Where a topic leads this client; None where the general way must say why not, or speak for a tenant."""
+    def _read(self, topic: str) -> QueueTopic | None:
+        """What a topic means for this client; None where the general way must say why not, or speak for a tenant."""
         broker = self._broker
         try:
-            address = broker.engine.address(topic)
+            read = broker.topics.read(topic)
             if broker.tenants is not None:
                 session = self._connection.active_session
                 if session.tenant is not None:
                     # Its names are to be translated, and its quotas charged.
                     return None
-                broker.tenants.check_reach(session, address)
+                broker.tenants.check_reach(session, read.address)
         except QueueError:
             return None
-        return address
+        return read
 
     def _granted_address(self, topic: str) -> QueueAddress | None:
-        """As :meth:`_address`; None also where the client may not publish."""
+        """Where a topic leads this client; None also where the client may not publish, and for a verb."""
         grants = self._connection.grants
-        return None if grants is not None and not grants.may_publish(topic) else self._address(topic)
+        read = None if grants is not None and not grants.may_publish(topic) else self._read(topic)
+        return None if read is None or read.verb is not None else read.address
 
     def _was_refused(self, data: bytes, start: int) -> bool:
         return data is self._inbound.refused and start < self._inbound.refused_end

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from assay.reference_broker.mqtt.sessions.message_paths import is_queue_topic
+from assay.reference_broker.mqtt.queue_topics.addresses import is_queue_topic
+from assay.reference_broker.mqtt.queue_topics.admin_topics import reaches_admin
 from assay.reference_broker.queues import QueueError, QueueErrorCode
-from assay.reference_broker.queues.admin.admin import reaches_admin
 
 if TYPE_CHECKING:
     from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
@@ -143,7 +143,7 @@ class AccessReview:
             return True
         try:
             if session.tenant is None:
-                state.tenants.check_reach(session, state.engine.address(topic_filter))
+                state.tenants.check_reach(session, state.topics.read(topic_filter).address)
         except QueueError:
             return False
         return True

@@ -22,9 +22,10 @@ from assay.reference_broker.core.partial_packets import PartialPackets
 from assay.reference_broker.core.routing import Subscription, subscription_bytes
 from assay.reference_broker.core.tenants import Tenants
 from assay.reference_broker.core.timers import TimerHeap
+from assay.reference_broker.mqtt.queue_topics.addresses import is_queue_topic
 from assay.reference_broker.mqtt.sessions import queue_consumers
 from assay.reference_broker.mqtt.sessions.access_review import AccessReview
-from assay.reference_broker.mqtt.sessions.message_paths import MessagePaths, is_queue_topic
+from assay.reference_broker.mqtt.sessions.message_paths import MessagePaths
 from assay.reference_broker.mqtt.sessions.queue_admin import QueueAdmin
 from assay.reference_broker.mqtt.sessions.retained_sends import RetainedSends
 from assay.reference_broker.mqtt.sessions.sending import MESSAGE_WORK, Sending

@@ -9,29 +9,39 @@ from typing import ClassVar
 
 from assay.reference_broker.config import BrokerConfig
 from assay.reference_broker.core.routing import SharedGroup, Subscription, SubscriptionTree
+from assay.reference_broker.core.tenant import told_out
 from assay.reference_broker.core.tenants import Tenants
 from assay.reference_broker.core.traffic import Traffic
+from assay.reference_broker.mqtt.queue_topics.addresses import (
+    QUEUE_PREFIXES,
+    QueueTopic,
+    QueueTopics,
+    is_queue_topic,
+)
+from assay.reference_broker.mqtt.queue_topics.admin_topics import ADMIN_PREFIX
+from assay.reference_broker.mqtt.queue_topics.delivery_properties import delivery_properties
+from assay.reference_broker.mqtt.queue_topics.group_properties import GROUP_VERBS, request_of_group
+from assay.reference_broker.mqtt.queue_topics.publish_properties import DELAY_ID, parse_options, read_options
+from assay.reference_broker.mqtt.queue_topics.settle_properties import OUTCOMES, parse_settlement
+from assay.reference_broker.mqtt.queue_topics.transaction_topics import TRANSACTION_PREFIX
 from assay.reference_broker.mqtt.sessions.retained import RetainedStore
 from assay.reference_broker.mqtt.sessions.session import Session, SharedOutgoing
 from assay.reference_broker.mqtt.sessions.transaction_requests import check_producers
-from assay.reference_broker.queues import Delivery, QueueEngine, QueueError, QueueErrorCode, Verb
-from assay.reference_broker.queues.admin.admin import ADMIN_PREFIX
-from assay.reference_broker.queues.admin.transaction_topics import TRANSACTION_PREFIX
-from assay.reference_broker.queues.delivery import settle_request
+from assay.reference_broker.queues import (
+    Delivery,
+    Outcome,
+    QueueEngine,
+    QueueError,
+    QueueErrorCode,
+    SettleRequest,
+)
 from assay.reference_broker.queues.jobs.confirms import Confirm, Stored, ignore
-from assay.reference_broker.queues.operations.group_operations import GROUP_VERBS
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.trace.schema import TraceKind, Tracer
 
 CLOCK_TOPIC = "$admin/clock/advance"
 """Where a test moves the clock of a broker that lets it (``testing.movable_clock``)."""
-QUEUE_PREFIXES = ("$queue/", "$dlq/")
 _NOT_ROUTED = (*QUEUE_PREFIXES, ADMIN_PREFIX, TRANSACTION_PREFIX)
-
-
-def is_queue_topic(topic: str) -> bool:
-    """Whether a topic name or filter addresses a durable queue."""
-    return topic.startswith(QUEUE_PREFIXES)
 
 
 class MessagePaths:
@@ -51,6 +61,7 @@ class MessagePaths:
         "room_is_scarce",
         "room_refusals",
         "tenants",
+        "topics",
         "tracer",
         "traffic",
         "tree",
@@ -63,6 +74,7 @@ class MessagePaths:
         self.config = config
         self.engine: QueueEngine = engine
         self._agenda = engine.agenda
+        self.topics = QueueTopics(engine)
         self.tracer = tracer
         self.tree: SubscriptionTree = self.tree_class()
         engine.on_bindings_changed = self.tree.invalidate_plans
@@ -230,7 +242,7 @@ class MessagePaths:
             except QueueError as error:
                 self._note_refused(error)
                 return
-        self.engine.capture(message, self.now)
+        self.engine.capture(message, self.now, read_options(message.user_properties))
         self.work += self.engine.take_cost()
 
     # -- queues --------------------------------------------------------------------------------------------------
@@ -251,42 +263,67 @@ class MessagePaths:
             if message.user_properties and (self.tenants is not None or self.engine.transactions.has_producers):
                 check_producers(self.engine, message, publisher)
             if self.tenants is None:
-                address = self.engine.address(message.topic)
+                topic = self.topics.read(message.topic)
             else:
-                address, message, on_stored = self.tenants.enter(message, publisher, on_stored, now)
-            if address.verb is None:
-                self.engine.publish(address, message, now, on_confirmed, on_stored)
-            elif address.verb in GROUP_VERBS:
-                self.engine.groups.request(
-                    address.verb,
-                    address.queue,
-                    message.user_properties,
-                    consumer_id=publisher.client_id if publisher is not None else None,
-                    now=now,
-                    on_done=on_confirmed,
+                topic, message, on_stored = self._of_tenant(self.tenants, message, publisher, on_stored)
+            queue, properties = topic.address.queue, message.user_properties
+            if topic.verb is None:
+                options = parse_options(properties) if properties else None
+                if publisher is not None and publisher.tenant is not None:
+                    publisher.tenant.check_publish(message, options, self.engine, now)
+                self.engine.publish(topic.address, message, now, on_confirmed, on_stored, options)
+                return
+            consumer_id = publisher.client_id if publisher is not None else None
+            if topic.verb in OUTCOMES:
+                request = parse_settlement(topic.verb, properties)
+                self.engine.settle(queue, request, consumer_id=consumer_id, now=now, on_done=on_confirmed)
+            elif topic.verb in GROUP_VERBS:
+                groups = self.engine.groups
+                request_of_group(
+                    groups, topic.verb, queue, properties, consumer_id=consumer_id, now=now, on_done=on_confirmed
                 )
-            elif address.verb is Verb.CANCEL:
-                self.engine.cancel_named(address.queue, message, now, on_confirmed)
             else:
-                self._settle(address.verb, address.queue, message, publisher, now, on_confirmed)
+                self._cancel(queue, message, now, on_confirmed)
         except QueueError as error:
             on_confirmed(error.bare())
         finally:
             if self._agenda.cost:
                 self.work += self.engine.take_cost()
 
-    def _settle(
-        self,
-        verb: Verb,
-        queue: str,
-        message: Message,
-        publisher: Session | None,
-        now: float,
-        on_confirmed: Confirm,
-    ) -> None:
-        request = settle_request.parse(verb, message.user_properties)
-        consumer_id = publisher.client_id if publisher is not None else None
-        self.engine.settle_request(queue, request, consumer_id=consumer_id, now=now, on_done=on_confirmed)
+    def _of_tenant(
+        self, tenants: Tenants, message: Message, publisher: Session | None, on_stored: Stored | None
+    ) -> tuple[QueueTopic, Message, Stored | None]:
+        """Where a message goes, how the engine takes it, and who is told of it.
+
+        Raises :class:`QueueError` (BAD_ADDRESS, NOT_ALLOWED).
+        """
+        tenant = publisher.tenant if publisher is not None else None
+        if tenant is None:
+            topic = self.topics.read(message.topic)
+            tenants.check_reach(publisher, topic.address)
+            return topic, message, on_stored
+        topic = self.topics.read(tenant.topic_in(message.topic))
+        return topic, tenant.message_in(message, names_ids=topic.verb is not None), told_out(tenant, on_stored)
+
+    def _cancel(self, queue: str, message: Message, now: float, on_done: Confirm) -> None:
+        """Raises :class:`QueueError`."""
+        delay_id = message.user_property(DELAY_ID)
+        if delay_id is None:
+            text = f"to cancel, name the delayed message by the user property {DELAY_ID}"
+            raise QueueError(QueueErrorCode.BAD_OPTION, text)
+        if not self.engine.cancel_delayed(queue, delay_id, now, on_done):
+            text = f"{delay_id[:80]!r} does not wait for its time: it was delivered, cancelled, or never there"
+            raise QueueError(QueueErrorCode.NOT_PENDING, text)
+
+    def is_pressed(self, topic: str, session: Session) -> bool:
+        """Whether who publishes to this topic of a queue should wait, since queues in memory hold too much."""
+        if not self.engine.has_pressure:
+            return False
+        try:
+            read = self.topics.read(topic if session.tenant is None else session.tenant.topic_in(topic))
+        except QueueError:
+            return False
+        return self.engine.is_pressed(read.address)
 
     def received(self, session: Session, delivery: Delivery, now: float) -> None:
         """A client acknowledged, on the level of its protocol, a delivery that it need not settle itself."""
@@ -297,18 +334,8 @@ class MessagePaths:
     def settle_delivery(self, session: Session, delivery: Delivery, now: float) -> None:
         """A protocol without explicit settlement (MQTT 3.1.1) acknowledged a queue delivery."""
         try:
-            self.engine.settle(
-                Verb.ACK,
-                queue=delivery.queue,
-                message_id=delivery.message_id,
-                partition=None,
-                offset=None,
-                group=delivery.group,
-                consumer_id=session.client_id,
-                reason="",
-                now=now,
-                on_done=ignore,
-            )
+            request = SettleRequest.of(delivery, Outcome.ACCEPT)
+            self.engine.settle(delivery.queue, request, consumer_id=session.client_id, now=now, on_done=ignore)
         except QueueError:
             # It timed out and went to somebody else meanwhile; the client cannot be told in 3.1.1.
             return
@@ -326,5 +353,5 @@ class MessagePaths:
             content_type=message.content_type,
             response_topic=message.response_topic,
             correlation_data=message.correlation_data,
-            user_properties=self.engine.delivery_properties(delivery),
+            user_properties=delivery_properties(delivery),
         )

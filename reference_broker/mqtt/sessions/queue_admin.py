@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from assay.reference_broker.config import AdminTopics
 from assay.reference_broker.core.routing import Subscription
 from assay.reference_broker.core.timers import Timer
+from assay.reference_broker.mqtt.queue_topics.admin_topics import perform_on_topic, reaches_admin, topic_of_stats
 from assay.reference_broker.queues import QueueError, QueueErrorCode
 from assay.reference_broker.queues.admin import admin as operations
 from assay.reference_broker.routing.message import Message
@@ -63,7 +64,7 @@ class QueueAdmin:
             on_done(QueueError(QueueErrorCode.NOT_ALLOWED, text))
             return
         try:
-            operations.perform(self._state.engine, message.topic, message.payload, now, answer)
+            perform_on_topic(self._state.engine, message.topic, message.payload, now, answer)
         except QueueError as error:
             answer(error.bare())
 
@@ -92,14 +93,14 @@ class QueueAdmin:
 
     def subscribed(self, subscription: Subscription, now: float) -> None:
         """A new subscription, of any filter. The first one to administration topics starts the stream."""
-        if operations.reaches_admin(subscription.topic_filter):
+        if reaches_admin(subscription.topic_filter):
             self._subscriptions += 1
             if self._timer is None:
                 self._timer = self._state.timers.schedule(now, self._publish_figures)
 
     def unsubscribed(self, subscription: Subscription) -> None:
         """The opposite; the last one ends it."""
-        if operations.reaches_admin(subscription.topic_filter):
+        if reaches_admin(subscription.topic_filter):
             self._subscriptions -= 1
             if self._subscriptions == 0 and self._timer is not None:
                 self._timer.cancel()
@@ -109,7 +110,7 @@ class QueueAdmin:
         state = self._state
         self._timer = state.timers.schedule(now + self._config.stats_interval_s, self._publish_figures)
         for queue in state.engine.queues():
-            topic = operations.topic_of_stats(queue)
+            topic = topic_of_stats(queue)
             route = state.tree.route(topic)
             if route.entries or route.groups:
                 payload = operations.encode_answer(state.engine.stats(queue))

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from assay.reference_broker.mqtt.queue_topics.subscribe_properties import lasting_properties, parse_subscribe_options
 from assay.reference_broker.mqtt.sessions.session import LARGE_BYTES
 from assay.reference_broker.queues import Consumer, Delivery, QueueError, QueueErrorCode
-from assay.reference_broker.queues.groups import subscribe_options as options_of
 from assay.reference_broker.queues.groups.delivery_run import DeliveryRun
 from assay.reference_broker.queues.groups.pending import AssignmentEvent, Notify
 from assay.reference_broker.queues.groups.subscribe_options import AckMode
@@ -37,12 +37,13 @@ def consume(
     """Let a connected session consume from the queue that a filter addresses. Raises :class:`QueueError`."""
     engine = broker.engine
     tenant = session.tenant
-    address = engine.address(topic_filter if tenant is None else tenant.topic_in(topic_filter))
-    if address.verb is not None:
+    topic = broker.topics.read(topic_filter if tenant is None else tenant.topic_in(topic_filter))
+    if topic.verb is not None:
         raise QueueError(QueueErrorCode.BAD_ADDRESS, "settlement topics cannot be subscribed to")
+    address = topic.address
     if broker.tenants is not None:
         broker.tenants.check_consumer(session, address, group)
-    options = options_of.parse(asked)
+    options = parse_subscribe_options(asked)
     leave(broker, session, topic_filter, now)
     identifiers = (subscription.identifier,) if subscription.identifier else ()
     qos = min(subscription.qos, 1)
@@ -91,7 +92,7 @@ def consume(
     session.consumer_groups[topic_filter] = group
     if options.ack_mode is AckMode.AUTO:
         session.auto_consumers[consumer.queue, consumer.group] = consumer
-    lasting = options_of.lasting(asked)
+    lasting = lasting_properties(asked)
     if lasting:
         session.consumer_options[topic_filter] = lasting
     else:

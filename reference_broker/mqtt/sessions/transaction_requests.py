@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from assay.reference_broker.core.queue_rights import RULES
+from assay.reference_broker.mqtt.queue_topics.publish_properties import PRODUCER_ID
+from assay.reference_broker.mqtt.queue_topics.transaction_topics import QUEUE, TRANSACTIONAL_ID, perform
 from assay.reference_broker.queues import QueueError, QueueErrorCode
-from assay.reference_broker.queues.admin.rights import RULES
-from assay.reference_broker.queues.admin.transaction_topics import QUEUE, TRANSACTIONAL_ID, perform
 from assay.reference_broker.queues.messages.address import topic_of
-from assay.reference_broker.queues.messages.publish_options import PRODUCER_ID
 from assay.reference_broker.routing.message import Message
 
 if TYPE_CHECKING:
@@ -97,8 +97,9 @@ def _queue_of(state: BrokerState, session: Session, name: str, may_publish: Call
     topic = topic_of(name, "")
     tenant = session.tenant
     # As for a publish, so that a request leads to no queue that a publish would not lead to.
-    address = state.engine.address(topic if tenant is None else tenant.topic_in(topic))
-    if address.verb is not None or address.routing_key:
+    read = state.topics.read(topic if tenant is None else tenant.topic_in(topic))
+    address = read.address
+    if read.verb is not None or address.routing_key:
         raise QueueError(QueueErrorCode.BAD_ADDRESS, f"{name[:80]!r} is not the name of a queue")
     if not may_publish(topic):
         raise QueueError(QueueErrorCode.NOT_ALLOWED, f"the access rules do not allow to publish to {name[:80]!r}")

@@ -1,4 +1,4 @@
-"""The administration of queues: ``$admin/queue/<queue>/<operation>`` with a JSON request and a JSON answer.
+"""The administration of queues: operations on one queue, or on all, each with a JSON request and a JSON answer.
 
 Protocols hand a request to :func:`perform` once they know that the client may administer. Each operation is a handler
 in :data:`OPERATIONS`. A handler raises :class:`QueueError` when it refuses; otherwise it answers exactly once, when
@@ -18,13 +18,11 @@ from assay.reference_broker.queues.admin.admin_request import AdminRequest, Answ
 from assay.reference_broker.queues.delays.delay_store import MAX_LISTED
 from assay.reference_broker.queues.delays.delayed_message import DelayedMessage
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
-from assay.reference_broker.queues.messages.address import DEAD_LETTER_PREFIX, check_queue_name, is_dead_letter
+from assay.reference_broker.queues.messages.address import DEAD_LETTER_PREFIX, check_queue_name
 
 if TYPE_CHECKING:
     from assay.reference_broker.queues.engine import QueueEngine
 
-ADMIN_PREFIX: Final = "$admin/queue/"
-_ADMIN_ROOT: Final = "$admin/"
 _DEAD_LETTER_ALIAS: Final = "dlq/"
 
 Handler = Callable[["QueueEngine", AdminRequest], None]
@@ -191,27 +189,16 @@ OPERATIONS: Final[dict[str, Handler]] = {
     "dead-letters": _dead_letters,
     "delays": _delays,
 }
-"""Last level of the topic -> what serves it, for one queue."""
+"""Operation -> what serves it, for one queue."""
 GENERAL_OPERATIONS: Final[dict[str, Handler]] = {
     "create": _create,
     "list": _list,
 }
-"""The same for the only level of the topic: operations that are not about a queue there is."""
+"""Operations that are not about a queue there is."""
 
 
-def is_admin_topic(topic: str) -> bool:
-    """Whether a publish to a topic is a request of the administration of queues."""
-    return topic.startswith(ADMIN_PREFIX)
-
-
-def reaches_admin(topic_filter: str) -> bool:
-    """Whether a filter matches topics of the broker's administration; leading wildcards do not."""
-    return topic_filter.startswith(_ADMIN_ROOT)
-
-
-def perform(engine: QueueEngine, topic: str, payload: bytes, now: float, answer: Answer) -> None:
-    """Serve a request on an administration topic. Raises :class:`QueueError` and then never answers."""
-    queue, _, operation = topic[len(ADMIN_PREFIX) :].rpartition("/")
+def perform(engine: QueueEngine, queue: str, operation: str, payload: bytes, now: float, answer: Answer) -> None:
+    """Serve a request about a queue, or about none. Raises :class:`QueueError` and then never answers."""
     handler = (OPERATIONS if queue else GENERAL_OPERATIONS).get(operation)
     if handler is None:
         known = ", ".join(sorted(OPERATIONS if queue else GENERAL_OPERATIONS))
@@ -227,12 +214,6 @@ def engine_name(path: str) -> str:
     name = DEAD_LETTER_PREFIX + path[len(_DEAD_LETTER_ALIAS) :] if path.startswith(_DEAD_LETTER_ALIAS) else path
     check_queue_name(name)
     return name
-
-
-def topic_of_stats(queue: str) -> str:
-    """Where the figures of a queue are published to those who subscribe."""
-    plain = f"dlq/{queue[len(DEAD_LETTER_PREFIX) :]}" if is_dead_letter(queue) else queue
-    return f"{ADMIN_PREFIX}{plain}/stats"
 
 
 def encode_answer(result: object) -> bytes:

@@ -10,6 +10,7 @@ from assay.reference_broker.config import GroupStart, Overflow, PriorityConfig, 
 from assay.reference_broker.queues.dead_letters.alerts import DeadLetterAlert
 from assay.reference_broker.queues.groups.pending import PendingEntry
 from assay.reference_broker.queues.messages.address import dead_letter_name, message_id_of, topic_of
+from assay.reference_broker.queues.messages.publish_options import Priority
 from assay.reference_broker.queues.messages.stored_message import StoredMessage
 from assay.reference_broker.routing.message import Message
 
@@ -27,6 +28,7 @@ REASON = "_dlq_reason"
 ENQUEUED_AT = "_dlq_enqueued_at"
 LAST_DELIVERED_AT = "_dlq_last_delivered_at"
 MOVED_AT = "_dlq_moved_at"
+PRIORITY = "_dlq_priority"
 _MAX_REASON_CHARACTERS = 1_024
 
 
@@ -65,6 +67,7 @@ def dead_letter_message(
         (FIRST_DELIVERED_AT, rfc3339(entry.first_delivered_at) if entry.first_delivered_at else ""),
         (LAST_DELIVERED_AT, rfc3339(entry.claimed_at) if entry.claimed_at else ""),
         (MOVED_AT, rfc3339(now)),
+        (PRIORITY, Priority(stored.lane).name.lower()),
     )
     own = tuple(pair for pair in message.user_properties if not pair[0].startswith(PROPERTY_PREFIX))
     return Message(

@@ -23,6 +23,8 @@ from assay.reference_broker.queues.delays.delayed_message import (
     DelayedMessage,
     delay_id_of,
     due_of,
+    options_of,
+    own_headers,
     parse_delay_id,
     with_due,
 )
@@ -34,7 +36,7 @@ from assay.reference_broker.queues.jobs.confirms import Confirm, Stored, StoredA
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.store import LogRecord, NewRecord, QueueFiles
 from assay.reference_broker.queues.messages.message_cache import MessageCache
-from assay.reference_broker.queues.messages.publish_options import PublishOptions, parse
+from assay.reference_broker.queues.messages.publish_options import PublishOptions
 from assay.reference_broker.queues.messages.stored_message import DELAY_HEADER, MessageCodec, StoredMessage
 from assay.reference_broker.queues.partitions.partition import QueuePartition
 from assay.reference_broker.routing.message import Message
@@ -167,6 +169,7 @@ class DelayStore:
         message: Message,
         size: int,
         due_ms: int,
+        options: PublishOptions,
         now: float,
         on_confirmed: Confirm | None,
         on_stored: Stored | None,
@@ -181,7 +184,7 @@ class DelayStore:
                 raise point.failure
         headers, topic = self._codec.headers(message, routing_key)
         timestamp_ms = int(now * 1000)
-        record = NewRecord(timestamp_ms, None, message.payload, with_due(headers, due_ms))
+        record = NewRecord(timestamp_ms, None, message.payload, with_due(headers, due_ms, options))
         stored = StoredMessage(message, topic, routing_key, timestamp_ms / 1000, float("inf"), size)
         self._log.add(record, stored, on_confirmed)
         self._unwritten.append(due_ms)
@@ -311,12 +314,13 @@ class DelayStore:
                 # Where an older message is dropped for it, the partitions get those before it at once.
                 self._note_firing(firing, now)
                 firing = []
-            stored = self._decode(records.get(offset))
-            if stored is None:
+            found = self._decode(records.get(offset))
+            if found is None:
                 self.counts.unreadable += 1
                 self._refused.pop(offset, None)
                 self._finish(offset)
                 continue
+            stored, options = found
             try:
                 partition = self._target.enqueue_due(
                     stored.routing_key,
@@ -324,7 +328,7 @@ class DelayStore:
                     stored.size,
                     now,
                     partial(self._fired, offset),
-                    parse(stored.message),
+                    options,
                 )
             except QueueError as error:
                 if error.code is QueueErrorCode.STORAGE_FAILED:
@@ -372,11 +376,12 @@ class DelayStore:
             at = end
         return found
 
-    def _decode(self, record: LogRecord | None) -> StoredMessage | None:
+    def _decode(self, record: LogRecord | None) -> tuple[StoredMessage, PublishOptions | None] | None:
         if record is None or due_of(record) is None:
             return None
         try:
-            return self._codec.decode(record._replace(headers=record.headers[1:]))
+            stored = self._codec.decode(record._replace(headers=own_headers(record.headers)))
+            return stored, options_of(record.headers, stored.message)
         except ValueError:
             return None
 
@@ -480,13 +485,14 @@ class DelayStore:
         return [self._describe(records[offset]) for offset in offsets if offset in records]
 
     def _describe(self, record: LogRecord) -> DelayedMessage:
-        stored = self._decode(record)
+        found = self._decode(record)
+        message = Message(topic="", payload=b"") if found is None else found[0].message
         return DelayedMessage(
             delay_id=delay_id_of(self._target.name, record.offset),
             deliver_at=(due_of(record) or 0) / 1000,
             published_at=record.timestamp_ms / 1000,
-            topic=stored.message.topic if stored is not None else "",
-            publisher=stored.message.publisher if stored is not None else "",
+            topic=message.topic,
+            publisher=message.publisher,
             payload_bytes=len(record.value or b""),
             refused=record.offset in self._refused,
         )

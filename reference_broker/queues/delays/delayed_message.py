@@ -9,10 +9,14 @@ import msgspec
 from assay.reference_broker.queues.jobs.confirms import StoredAs
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.store import Headers, LogRecord
+from assay.reference_broker.queues.messages.publish_options import Priority, PublishOptions, options_in_properties
+from assay.reference_broker.routing.message import Message
 
 DELAY_ID: Final = StoredAs.DELAYED.value
 """The user property that names a delayed message."""
 _DUE = b"_due"
+_OPTIONS = b"_options"
+"""``<partition>,<priority>``, either of them empty where the publisher asked for none."""
 _ID_MARK = ":delay:"
 _MAX_DIGITS = 19
 
@@ -55,9 +59,28 @@ def parse_delay_id(queue: str, delay_id: str) -> int:
     raise QueueError(QueueErrorCode.BAD_ADDRESS, f"the delay id {delay_id[:80]!r} is not <queue>{_ID_MARK}<number>")
 
 
-def with_due(headers: Headers, due_ms: int) -> Headers:
-    """The headers of a delayed message's record."""
-    return ((_DUE, b"%d" % due_ms), *headers)
+def with_due(headers: Headers, due_ms: int, options: PublishOptions) -> Headers:
+    """The headers of a delayed message's record: when it is due, what its publisher asked for then, and its own."""
+    partition = b"" if options.partition is None else b"%d" % options.partition
+    priority = b"" if options.priority is None else b"%d" % options.priority
+    return ((_DUE, b"%d" % due_ms), (_OPTIONS, partition + b"," + priority), *headers)
+
+
+def own_headers(headers: Headers) -> Headers:
+    """Those of the message itself."""
+    return headers[2 if len(headers) > 1 and headers[1][0] == _OPTIONS else 1 :]
+
+
+def options_of(headers: Headers, message: Message) -> PublishOptions | None:
+    """What holds for a message when it is due. Raises :class:`ValueError` when it is not what the broker writes."""
+    if len(headers) < 2 or headers[1][0] != _OPTIONS:
+        return options_in_properties(message)
+    partition, _, priority = headers[1][1].partition(b",")
+    if not partition and not priority:
+        return None
+    return PublishOptions(
+        partition=int(partition) if partition else None, priority=Priority(int(priority)) if priority else None
+    )
 
 
 def due_of(record: LogRecord) -> int | None:

@@ -70,7 +70,7 @@ class Delays:
                 self.store = self._open(now)
             except LogError as error:
                 raise QueueError(QueueErrorCode.STORAGE_FAILED, str(error)) from error
-        self.store.schedule(routing_key, message, size, due_ms, now, on_confirmed, on_stored)
+        self.store.schedule(routing_key, message, size, due_ms, options, now, on_confirmed, on_stored)
         return True
 
     def __len__(self) -> int:

@@ -119,14 +119,13 @@ class Dispatcher:
         return work
 
     def _serve_consumer(self, consumer: Consumer, now: float) -> None:
-        limit = consumer.limit
         at = consumer.next_turn
         in_turn = consumer.places[at:] + consumer.places[:at]
         active = [place for place in in_turn if place.waiting or place.cursor < place.partition.visible_end]
         while active:
             still_active: list[GroupPartition] = []
             for place in active:
-                room = limit - consumer.in_flight
+                room = consumer.room
                 if consumer.blocked or not consumer.active or room <= 0 or self._is_spent():
                     # The next time begins where this one had to stop.
                     consumer.next_turn = consumer.places.index(place) if place in consumer.places else 0
@@ -216,7 +215,7 @@ class Dispatcher:
             return self._waiting_since(places[lane], now)
 
         while True:
-            room = consumer.limit - consumer.in_flight
+            room = consumer.room
             if consumer.blocked or not consumer.active or room <= 0 or self._is_spent():
                 return
             lane, share = scheduler.pick(dry, now, waiting_since)
@@ -341,6 +340,7 @@ class Dispatcher:
         group.cursor_total += count
         group.unsettled += count
         consumer.in_flight += count
+        consumer.credit -= count
         if group.shared_limit:
             group.in_flight += count
         if deadline != _NEVER:
@@ -397,6 +397,7 @@ class Dispatcher:
         entry.deadline = deadline
         entry.claimed_at = now
         consumer.in_flight += 1
+        consumer.credit -= 1
         if group.shared_limit:
             group.in_flight += 1
         receipt = ""
@@ -414,10 +415,12 @@ class Dispatcher:
             message=stored.message,
             receipt=receipt,
             lane=stored.lane,
+            redelivered=entry.delivery_count > 1 or entry.last_consumer != "",
         )
         if not consumer.deliver(delivery) and entry.state is DELIVERED:
             consumer.blocked = True
             consumer.in_flight -= 1
+            consumer.credit += 1
             if group.shared_limit:
                 group.in_flight -= 1
             entry.consumer = None
@@ -457,9 +460,11 @@ class Dispatcher:
         due, is_first = entry.deadline, not entry.delivery_count
         if is_first:
             entry.first_delivered_at = now
-        entry.delivery_count += 1
+        released, entry.released = entry.released, False
+        entry.delivery_count += not released
         if not self._hand_over(entry, stored, consumer, now):
-            entry.delivery_count -= 1
+            entry.delivery_count -= not released
+            entry.released = released
             entry.deadline = due
             entry.state = EntryState.WAITING
             place.push_waiting(entry)

@@ -40,4 +40,4 @@ class FairTurns:
 
 def has_room(consumer: Consumer) -> bool:
     """Whether a consumer can take a delivery now."""
-    return consumer.active and not consumer.blocked and consumer.in_flight < consumer.limit
+    return consumer.active and not consumer.blocked and consumer.room > 0

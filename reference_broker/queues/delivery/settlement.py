@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from assay.reference_broker.queues.delivery.settle_request import SettleRequest, format_ranges
+from assay.reference_broker.queues.delivery.settle_request import Outcome, SettleRequest, format_ranges
 from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.groups.pending import DELIVERED, Consumer, EntryState, PendingEntry
 from assay.reference_broker.queues.groups.retry import backoff_s
 from assay.reference_broker.queues.jobs.confirms import Confirm, JointConfirm, ignore
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
-from assay.reference_broker.queues.messages.address import Verb, message_id_of, parse_message_id, parse_receipt
+from assay.reference_broker.queues.messages.address import message_id_of, parse_message_id, parse_receipt
 from assay.reference_broker.queues.messages.publish_options import TransactionKey
 from assay.reference_broker.trace.schema import TraceKind
 
-_ACK = Verb.ACK
+_ACCEPT = Outcome.ACCEPT
+_NAMES_NOTHING = "a settlement must name its delivery: message-id, receipt, or partition and offset"
 REJECTED = "rejected by consumer"
 """Reason of a rejection that gives none."""
 
@@ -31,8 +32,7 @@ def place_of(queue: str, message_id: str | None, partition: int | None, offset: 
             raise QueueError(QueueErrorCode.BAD_ADDRESS, text)
         return id_partition, id_offset
     if partition is None or offset is None:
-        text = "a settlement must name its delivery: message-id, or partition and offset"
-        raise QueueError(QueueErrorCode.BAD_ADDRESS, text)
+        raise QueueError(QueueErrorCode.BAD_ADDRESS, _NAMES_NOTHING)
     return partition, offset
 
 
@@ -169,8 +169,10 @@ def settle_request(
         offset = request.ranges[0][0] if request.ranges else None
         partition, at = place_of(queue, ids[0], request.partition, offset)
         group, entry = find_entry(groups, queue, partition, at, consumer_id)
-        settle(group, entry, request.verb, request.reason or REJECTED, now, on_done)
+        settle(group, entry, request.outcome, request.reason or REJECTED, now, on_done)
         return
+    if not ids and not request.receipts and not request.ranges:
+        raise QueueError(QueueErrorCode.BAD_ADDRESS, _NAMES_NOTHING)
     found: _Found = {}
     missing: _Missing = {}
     problem: QueueError | None = None
@@ -261,8 +263,8 @@ def _not_pending(queue: str, settled: int, missing: _Missing) -> QueueError:
 
 
 def _apply(found: _Found, request: SettleRequest, now: float, joint: JointConfirm) -> None:
-    verb = request.verb
-    if verb is Verb.ACK and len(found) > 1:
+    outcome = request.outcome
+    if outcome is _ACCEPT and len(found) > 1:
         by_group: dict[ConsumerGroup, list[PendingEntry]] = {}
         for entry, group in found.items():
             by_group.setdefault(group, []).append(entry)
@@ -270,12 +272,12 @@ def _apply(found: _Found, request: SettleRequest, now: float, joint: JointConfir
             ack_many(group, entries, joint.part())
         return
     for entry, group in found.items():
-        if verb is Verb.EXTEND:
+        if outcome is Outcome.EXTEND:
             extend(group, entry, request.extend_s, now)
-        elif verb is Verb.NACK:
+        elif outcome is Outcome.FAIL:
             nack(group, entry, now, joint.part(), request.delay_s)
         else:
-            settle(group, entry, verb, request.reason or REJECTED, now, joint.part())
+            settle(group, entry, outcome, request.reason or REJECTED, now, joint.part())
 
 
 def ack_many(group: ConsumerGroup, entries: Sequence[PendingEntry], on_done: Confirm) -> None:
@@ -312,17 +314,20 @@ def nack(
 
 
 def settle(
-    group: ConsumerGroup, entry: PendingEntry, verb: Verb, reason: str, now: float, on_done: Confirm | None
+    group: ConsumerGroup, entry: PendingEntry, outcome: Outcome, reason: str, now: float, on_done: Confirm | None
 ) -> None:
     """Apply a settlement to a delivered entry."""
-    if verb is _ACK:
+    if outcome is _ACCEPT:
         group.counts.acked += 1
         if group.tracer is not None:
             group.trace(TraceKind.ACKED, entry)
         group.remove(entry, on_done)
-    elif verb is Verb.NACK:
+    elif outcome is Outcome.FAIL:
         nack(group, entry, now, on_done)
-    elif verb is Verb.EXTEND:
+    elif outcome is Outcome.RELEASE:
+        group.counts.released += 1
+        group.give_back(entry, now, on_done)
+    elif outcome is Outcome.EXTEND:
         extend(group, entry, None, now)
         if on_done is not None:
             on_done(None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from assay.reference_broker.queues.messages.lanes import NORMAL
-from assay.reference_broker.queues.messages.publish_options import PRIORITY, Priority
 from assay.reference_broker.routing.message import Message
 
 
@@ -28,58 +27,13 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False, gc=False):
     """The handle of this one delivery; empty where the queue gives none."""
     lane: int = NORMAL
     """Its priority, as the queue took it."""
+    redelivered: bool = False
+    """The group has had it before, if only to give it back untried."""
 
     @property
     def is_plain(self) -> bool:
-        """The broker's own properties are the constant ones: what differs from delivery to delivery is only the message
-        id and the offset. Whatever :func:`delivery_properties` adds of its own to some must make this False.
-        """
-        return self.delivery_count == 1 and not self.receipt and self.lane == NORMAL
-
-
-BROKER_PROPERTIES = frozenset(
-    (
-        "message-id",
-        "group-id",
-        "queue",
-        "partition",
-        "partition-id",
-        "offset",
-        "delivery-count",
-        "redelivered",
-        "receipt",
-    )
-)
-
-
-def delivery_properties(delivery: Delivery) -> tuple[tuple[str, str], ...]:
-    """User properties of a delivery: the queue's own, then the publisher's whose names do not clash with them."""
-    partition = str(delivery.partition)
-    own: tuple[tuple[str, str], ...] = (
-        ("message-id", delivery.message_id),
-        ("group-id", delivery.group),
-        ("queue", delivery.queue),
-        ("partition", partition),
-        ("partition-id", partition),
-        ("offset", str(delivery.offset)),
-        ("delivery-count", str(delivery.delivery_count)),
-    )
-    if delivery.delivery_count > 1:
-        own += (("redelivered", "true"),)
-    if delivery.receipt:
-        own += (("receipt", delivery.receipt),)
-    theirs = delivery.message.user_properties
-    if delivery.lane != NORMAL:
-        own += ((PRIORITY, Priority(delivery.lane).name.lower()),)
-        theirs = tuple(pair for pair in theirs if pair[0] != PRIORITY)
-    if not theirs:
-        return own
-    return own + publisher_properties(theirs)
-
-
-def publisher_properties(pairs: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """Those whose names do not clash with the queue's own."""
-    return tuple(pair for pair in pairs if pair[0] not in BROKER_PROPERTIES)
+        """What is told of it is constant but for the message id and the offset."""
+        return self.delivery_count == 1 and not self.receipt and self.lane == NORMAL and not self.redelivered
 
 
 class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +58,8 @@ class GroupStats(msgspec.Struct, frozen=True, kw_only=True):
     acked: int
     nacked: int
     rejected: int
+    released: int
+    """Given back untried."""
     timed_out: int
     expired: int
     dead_lettered: int

@@ -367,6 +367,25 @@ class ConsumerGroup(GroupState):
         self.trace(TraceKind.RETRY_SCHEDULED, entry, cause)
         self._wait(entry, now)
 
+    def give_back(self, entry: PendingEntry, now: float, on_done: Confirm | None) -> None:
+        """Its consumer has not tried it: it is ready at once, and its next delivery has the number of this one.
+
+        Over a restart before that, the first delivery counts after all.
+        """
+        assert entry.consumer is not None
+        entry.last_consumer = entry.consumer.consumer_id
+        self.release(entry)
+        entry.released = True
+        entry.deadline = now
+        if entry.delivery_count > 1:
+            self.log.claim(
+                entry.place.number, entry.offset, entry.last_consumer, int(now * 1000), entry.delivery_count - 1
+            )
+        self.log.expire(entry.place.number, entry.offset, int(now * 1000))
+        self.confirm_when_written(on_done)
+        self.trace(TraceKind.RETRY_SCHEDULED, entry, "released")
+        self._wait(entry, now)
+
     def wait_again(self, entry: PendingEntry, now: float) -> None:
         """An entry that is with nobody waits for its next delivery."""
         self._wait(entry, now)

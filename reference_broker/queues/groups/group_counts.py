@@ -18,6 +18,7 @@ class GroupCounts:
         "purged",
         "redelivered",
         "rejected",
+        "released",
         "replayed",
         "rewound",
         "sessions_ended",
@@ -34,6 +35,8 @@ class GroupCounts:
         self.acked = 0
         self.nacked = 0
         self.rejected = 0
+        self.released = 0
+        """Given back untried."""
         self.slow_consumers = 0
         self.timed_out = 0
         self.expired = 0

@@ -15,6 +15,10 @@ from assay.reference_broker.queues.messages.lanes import LANES, NORMAL, place_nu
 from assay.reference_broker.queues.partitions.partition import QueuePartition
 
 Deliver = Callable[[Delivery], bool]
+Drained = Callable[[int], None]
+"""Is told how many of the granted deliveries were not used."""
+UNLIMITED = 1 << 62
+"""Credit of a consumer that is bounded by what it may hold alone."""
 
 
 class AssignmentEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +47,7 @@ class Consumer:
         "active",
         "blocked",
         "consumer_id",
+        "credit",
         "deliver",
         "deliver_run",
         "full_since",
@@ -51,6 +56,7 @@ class Consumer:
         "limit",
         "next_turn",
         "notify",
+        "on_drained",
         "on_end",
         "on_slow",
         "options",
@@ -81,6 +87,9 @@ class Consumer:
         """Unsettled deliveries it holds."""
         self.limit = 0
         """Most unsettled deliveries it may hold; its group says."""
+        self.credit = UNLIMITED
+        """Deliveries that it still gets, whatever it settles; see :meth:`QueueEngine.grant`."""
+        self.on_drained: Drained | None = None
         self.served_at = 0
         """Number of the last delivery to it, counted over its group, where deliveries go to consumers in turn."""
         self.full_since = float("inf")
@@ -103,11 +112,17 @@ class Consumer:
         self.next_turn = 0
         """Which of its partitions is served first next time."""
 
+    @property
+    def room(self) -> int:
+        """Deliveries that it may get now."""
+        room = self.limit - self.in_flight
+        return room if room < self.credit else self.credit
+
     def end(self) -> None:
         """It gets nothing any more, and lets go of its protocol's side, which holds it."""
         self.active = False
         self.deliver = _take_nothing
-        self.deliver_run = self.notify = self.on_end = self.on_slow = None
+        self.deliver_run = self.notify = self.on_end = self.on_slow = self.on_drained = None
 
 
 def _take_nothing(_delivery: Delivery) -> bool:
@@ -152,6 +167,8 @@ class PendingEntry(msgspec.Struct, eq=False):
     """Unknown after a restart until the message is read."""
     nonce: int = -1
     """Of the receipt of its last delivery; -1 = it has none."""
+    released: bool = False
+    """Its consumer gave it back untried: the next delivery has the number of the last one."""
 
 
 class GroupPartition:

@@ -1,10 +1,8 @@
-"""Queue addresses: ``$queue/<name>/<routing key>``, ``$dlq/<name>``, and the settlement verbs as last level."""
+"""Names of queues, groups, messages and deliveries, and the topics under which records keep them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from enum import StrEnum
 
 import msgspec
 
@@ -21,35 +19,15 @@ _MAX_DIGITS = 19
 _NONCE = re.compile(r"[0-9a-f]{16}")
 
 
-class Verb(StrEnum):
-    """A settlement."""
-
-    ACK = "ack"
-    NACK = "nack"
-    REJECT = "reject"
-    EXTEND = "extend"
-    """Keep the delivery longer before it times out."""
-    CANCEL = "cancel"
-    """Not of a delivery: a delayed message shall never be published."""
-    COMMIT = "commit"
-    """Settle everything of a partition below an offset."""
-    CLAIM = "claim"
-    """Take over deliveries that another consumer has had for long."""
-
-
-_VERB_LEVELS = {f"${verb.value}": verb for verb in Verb}
-
-
 class QueueAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a topic points to."""
+    """Where a message goes, or a consumer consumes."""
 
     queue: str
     """Engine name of the queue; a dead-letter queue's is ``$dlq/<origin>``."""
-    routing_key: str
-    """The levels after the queue name; a filter when the topic is a subscription's."""
-    verb: Verb | None
+    routing_key: str = ""
+    """A filter where it is a consumer's."""
     bound: tuple[str, ...] = ()
-    """Other queues whose filters match the topic."""
+    """Other queues that get the message as well."""
 
 
 def is_dead_letter(queue: str) -> bool:
@@ -93,41 +71,6 @@ def check_group_name(group: str) -> None:
         raise _bad(f"a consumer group needs a name of 1 to {MAX_GROUP_BYTES} bytes of UTF-8 without NUL")
     if group == MARK_GROUP:
         raise _bad(f"the group name {MARK_GROUP} is the broker's own")
-
-
-def parse_address(topic: str, exists: Callable[[str], bool]) -> QueueAddress:
-    """Resolve a topic or filter. The queue is the longest existing name that is a prefix, else the first level.
-
-    ``exists`` tells whether a plain queue name (without ``$dlq/``) is in use. Raises :class:`QueueError` (BAD_ADDRESS).
-    """
-    if topic.startswith(DEAD_LETTER_ALIAS):
-        path, dead_letters = topic[len(DEAD_LETTER_ALIAS) :], True
-    elif topic.startswith(DEAD_LETTER_PREFIX):
-        path, dead_letters = topic[len(DEAD_LETTER_PREFIX) :], True
-    elif topic.startswith(QUEUE_PREFIX):
-        path, dead_letters = topic[len(QUEUE_PREFIX) :], False
-    else:
-        raise _bad(f"{topic[:80]!r} is not a queue topic: those start with $queue/ or $dlq/")
-    levels = path.split("/")
-    verb = _VERB_LEVELS.get(levels[-1])
-    if verb is not None:
-        del levels[-1]
-    if any(level in _VERB_LEVELS for level in levels):
-        raise _bad(f"{topic[:80]!r}: {', '.join(_VERB_LEVELS)} are only allowed as the last level")
-    if not levels:
-        raise _bad(f"{topic[:80]!r} names no queue before the settlement verb")
-    used = _queue_levels(levels, exists)
-    name = "/".join(levels[:used])
-    queue = dead_letter_name(name) if dead_letters else name
-    check_queue_name(queue)
-    return QueueAddress(queue=queue, routing_key="/".join(levels[used:]), verb=verb)
-
-
-def _queue_levels(levels: list[str], exists: Callable[[str], bool]) -> int:
-    for used in range(len(levels), 1, -1):
-        if exists("/".join(levels[:used])):
-            return used
-    return 1
 
 
 def receipt_of(queue: str, partition: int, offset: int, delivery_count: int, nonce: int) -> str:

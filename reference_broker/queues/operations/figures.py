@@ -62,6 +62,7 @@ def group_stats(queue: DurableQueue, group: ConsumerGroup) -> GroupStats:
         acked=counts.acked,
         nacked=counts.nacked,
         rejected=counts.rejected,
+        released=counts.released,
         timed_out=counts.timed_out,
         expired=counts.expired,
         purged=counts.purged,

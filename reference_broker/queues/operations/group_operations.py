@@ -8,20 +8,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from assay.reference_broker.queues.delivery import claims
-from assay.reference_broker.queues.delivery.settle_request import (
-    GENERATION,
-    GROUP_ID,
-    MESSAGE_ID,
-    OFFSET,
-    PARTITION,
-    whole_number,
-)
 from assay.reference_broker.queues.groups import cursors
 from assay.reference_broker.queues.groups.group_details import GroupDetails, details_of
 from assay.reference_broker.queues.groups.subscribe_options import CursorPosition
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
-from assay.reference_broker.queues.messages.address import Verb, parse_message_id
-from assay.reference_broker.queues.messages.durations import parse_duration_ms
 
 if TYPE_CHECKING:
     from assay.reference_broker.queues.groups.group import ConsumerGroup
@@ -30,12 +20,8 @@ if TYPE_CHECKING:
     from assay.reference_broker.queues.jobs.confirms import Confirm
     from assay.reference_broker.queues.queue.queue import DurableQueue
 
-GROUP_VERBS: Final = frozenset((Verb.COMMIT, Verb.CLAIM))
-"""Verbs that :meth:`GroupOperations.request` serves."""
-MIN_IDLE: Final = "min-idle"
-COUNT: Final = "count"
 MAX_CLAIMS: Final = 1_000
-_DEFAULT_CLAIMS: Final = 100
+DEFAULT_CLAIMS: Final = 100
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +30,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     place: tuple[int, int] | None = None
     """Partition and offset; None = the first ``limit`` that are idle for long enough."""
     min_idle_s: float = 0.0
-    limit: int = _DEFAULT_CLAIMS
+    limit: int = DEFAULT_CLAIMS
 
 
 class GroupOperations:
@@ -77,6 +63,21 @@ class GroupOperations:
             text = f"the disk refused to write the state of group {group!r}; try again later"
             raise QueueError(QueueErrorCode.STORAGE_FAILED, text)
         return found, named
+
+    def only_group_of(self, queue: str, consumer_id: str | None) -> str:
+        """The group that a consumer of one group of a queue means. Raises :class:`QueueError`."""
+        found = self._queues.get(queue)
+        groups = [] if found is None else [name for name, one in found.groups.items() if consumer_id in one.consumers]
+        if len(groups) == 1:
+            return groups[0]
+        if groups:
+            raise QueueError(QueueErrorCode.AMBIGUOUS, "it consumes in several groups: name one by group-id")
+        raise QueueError(QueueErrorCode.UNKNOWN_MEMBER, f"it consumes from no group of the queue {queue[:80]!r}")
+
+    def partition_count(self, queue: str) -> int:
+        """0 where there is no such queue."""
+        found = self._queues.get(queue)
+        return 0 if found is None else len(found.partitions)
 
     # -- members -------------------------------------------------------------------------------------------------
 
@@ -208,84 +209,3 @@ class GroupOperations:
             failure = QueueError(QueueErrorCode.STORAGE_FAILED, str(error))
             named.abandon(failure)
             raise failure from error
-
-    # -- requests ------------------------------------------------------------------------------------------------
-
-    def request(
-        self,
-        verb: Verb,
-        queue: str,
-        properties: tuple[tuple[str, str], ...],
-        *,
-        consumer_id: str | None,
-        now: float,
-        on_done: Confirm,
-    ) -> None:
-        """Serve ``$commit`` or ``$claim`` as consumers write them. Raises :class:`QueueError`.
-
-        ``group-id`` may be left out by a consumer of one group of the queue.
-        """
-        named = _single(properties)
-        group = named.get(GROUP_ID)
-        if group is None:
-            group = self._only_group(queue, consumer_id)
-        if GENERATION in named:
-            generation = whole_number(named[GENERATION], GENERATION)
-            self.check_generation(queue, group, consumer_id or "", generation)
-        if verb is Verb.COMMIT:
-            if OFFSET not in named:
-                raise QueueError(QueueErrorCode.BAD_ADDRESS, "a commit names a partition and the offset to go on from")
-            partition = self._partition(queue, named)
-            offset = whole_number(named[OFFSET], OFFSET)
-            self.commit(queue, group, partition, offset, consumer_id=consumer_id, now=now, on_done=on_done)
-            return
-        self.claim(queue, group, self._claim(queue, named), consumer_id=consumer_id or "", now=now, on_done=on_done)
-
-    def _only_group(self, queue: str, consumer_id: str | None) -> str:
-        found = self._queues.get(queue)
-        groups = [] if found is None else [name for name, one in found.groups.items() if consumer_id in one.consumers]
-        if len(groups) == 1:
-            return groups[0]
-        if groups:
-            raise QueueError(QueueErrorCode.AMBIGUOUS, "it consumes in several groups: name one by group-id")
-        raise QueueError(QueueErrorCode.UNKNOWN_MEMBER, f"it consumes from no group of the queue {queue[:80]!r}")
-
-    def _partition(self, queue: str, named: dict[str, str]) -> int:
-        if PARTITION in named:
-            return whole_number(named[PARTITION], PARTITION)
-        found = self._queues.get(queue)
-        if found is None or len(found.partitions) > 1:
-            raise QueueError(QueueErrorCode.BAD_ADDRESS, "the queue has several partitions: name one by partition")
-        return 0
-
-    def _claim(self, queue: str, named: dict[str, str]) -> Claim:
-        place: tuple[int, int] | None = None
-        if MESSAGE_ID in named:
-            of_queue, *numbers = parse_message_id(named[MESSAGE_ID])
-            if of_queue != queue:
-                raise QueueError(QueueErrorCode.BAD_ADDRESS, f"the message id is of another queue than {queue!r}")
-            place = numbers[0], numbers[1]
-        elif OFFSET in named:
-            place = self._partition(queue, named), whole_number(named[OFFSET], OFFSET)
-        limit = whole_number(named[COUNT], COUNT) if COUNT in named else _DEFAULT_CLAIMS
-        if not 1 <= limit <= MAX_CLAIMS:
-            raise QueueError(QueueErrorCode.BAD_OPTION, f"the user property {COUNT} must be 1 to {MAX_CLAIMS}")
-        try:
-            min_idle_s = parse_duration_ms(named.get(MIN_IDLE, "0")) / 1000
-        except ValueError as error:
-            raise QueueError(QueueErrorCode.BAD_OPTION, f"the user property {MIN_IDLE}: {error}") from error
-        return Claim(place=place, min_idle_s=min_idle_s, limit=limit)
-
-
-_SINGLE = frozenset((GROUP_ID, MESSAGE_ID, PARTITION, OFFSET, GENERATION, MIN_IDLE, COUNT))
-
-
-def _single(properties: tuple[tuple[str, str], ...]) -> dict[str, str]:
-    """The properties that these verbs know. Raises :class:`QueueError` (BAD_OPTION) for one that is there twice."""
-    found: dict[str, str] = {}
-    for name, value in properties:
-        if name in _SINGLE:
-            if name in found:
-                raise QueueError(QueueErrorCode.BAD_OPTION, f"the user property {name} is there twice")
-            found[name] = value
-    return found

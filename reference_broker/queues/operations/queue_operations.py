@@ -6,19 +6,17 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from assay.reference_broker.config import QueueConfig
-from assay.reference_broker.queues.delays.delayed_message import DELAY_ID, DelayedMessage
+from assay.reference_broker.queues.delays.delayed_message import DelayedMessage
 from assay.reference_broker.queues.groups.delivery import QueueStats, QueueUsage
 from assay.reference_broker.queues.jobs.agenda import Agenda
 from assay.reference_broker.queues.jobs.confirms import Confirm
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
 from assay.reference_broker.queues.messages.address import dead_letter_name
-from assay.reference_broker.queues.messages.publish_options import bad_option
 from assay.reference_broker.queues.messages.stored_message import StoredMessage
 from assay.reference_broker.queues.operations.browse import browse
 from assay.reference_broker.queues.operations.figures import queue_stats
 from assay.reference_broker.queues.operations.purge import Purged, purge
 from assay.reference_broker.queues.queue.priority_figures import PriorityFigures
-from assay.reference_broker.routing.message import Message
 
 if TYPE_CHECKING:
     from assay.reference_broker.queues.queue.queue import DurableQueue
@@ -48,17 +46,6 @@ class QueueOperations:
         """
         self._agenda.now = now
         return self._existing(queue).delays.cancel(delay_id, on_done)
-
-    def cancel_named(self, queue: str, message: Message, now: float, on_done: Confirm | None = None) -> None:
-        """As :meth:`cancel_delayed`, by the user property ``delay-id``. Raises :class:`QueueError` (BAD_OPTION, and
-        NOT_PENDING instead of False).
-        """
-        delay_id = message.user_property(DELAY_ID)
-        if delay_id is None:
-            raise bad_option(f"to cancel, name the delayed message by the user property {DELAY_ID}")
-        if not self.cancel_delayed(queue, delay_id, now, on_done):
-            text = f"{delay_id[:80]!r} does not wait for its time: it was delivered, cancelled, or never there"
-            raise QueueError(QueueErrorCode.NOT_PENDING, text)
 
     def delayed(self, queue: str, *, limit: int = 100, after: str | None = None) -> list[DelayedMessage]:
         """Up to ``limit`` (1 000 at most) messages that wait for their time, in the order they were published.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from assay.reference_broker.queues.dead_letters.dead_letters import replayed_message
+from assay.reference_broker.queues.dead_letters.dead_letters import PRIORITY, replayed_message
 from assay.reference_broker.queues.groups.pending import EntryState, PendingEntry
 from assay.reference_broker.queues.groups.take_up import take_up
 from assay.reference_broker.queues.jobs.errors import LogError, QueueError, QueueErrorCode
@@ -23,7 +23,7 @@ from assay.reference_broker.queues.messages.address import (
     message_id_of,
     parse_message_id,
 )
-from assay.reference_broker.queues.messages.publish_options import PublishOptions, parse
+from assay.reference_broker.queues.messages.publish_options import PublishOptions, options_in_properties, priority_named
 
 if TYPE_CHECKING:
     from assay.reference_broker.queues.dead_letters.alerts import Alerts
@@ -190,13 +190,14 @@ class Replay:
 
 def _options(stored: StoredMessage) -> PublishOptions | None:
     """Of the options of its first publish only the priority counts again."""
+    named = stored.message.user_property(PRIORITY)
     try:
-        options = parse(stored.message)
-    except QueueError:
+        if named is not None:
+            return PublishOptions(priority=priority_named(named))
+        options = options_in_properties(stored.message)
+    except ValueError:
         return None
-    if options is None or options.priority is None:
-        return None
-    return PublishOptions(priority=options.priority)
+    return None if options is None or options.priority is None else PublishOptions(priority=options.priority)
 
 
 def take(source: DurableQueue, partition: int, offset: int, now: float) -> _Held | None:

@@ -16,6 +16,7 @@ import msgspec
 from assay.reference_broker.queues.jobs.confirms import Confirm, JointConfirm, Stored, ignore
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
 from assay.reference_broker.queues.messages.address import QUEUE_PREFIX, QueueAddress
+from assay.reference_broker.queues.messages.publish_options import PublishOptions
 from assay.reference_broker.routing.filter_tree import FilterTree
 from assay.reference_broker.routing.message import Message, changed
 from assay.reference_broker.routing.remembered import remember
@@ -26,7 +27,7 @@ MAX_WAITING: Final = 10_000
 """Captured messages of one queue that wait to be written and synced."""
 _MAX_KNOWN: Final = 4_096
 _MAX_TOPIC_BYTES: Final = 65_535
-Publish = Callable[[QueueAddress, Message, float, Confirm | None, Stored | None], None]
+Publish = Callable[[QueueAddress, Message, float, Confirm | None, Stored | None, PublishOptions | None], None]
 """As :meth:`QueueEngine.publish`."""
 
 
@@ -78,7 +79,9 @@ class Captures:
 
     __slots__ = ("_publish", "_queue", "captured", "dropped", "failed", "waiting")
 
-    def __init__(self, queue: str, publish: Callable[[str, Message, float, Confirm], None]) -> None:
+    def __init__(
+        self, queue: str, publish: Callable[[str, Message, float, Confirm, None, PublishOptions | None], None]
+    ) -> None:
         """``publish`` enqueues a message with a routing key in the queue of that name."""
         self._queue = queue
         self._publish = publish
@@ -90,7 +93,7 @@ class Captures:
         self.dropped = 0
         """Not taken, since too many waited."""
 
-    def take(self, message: Message, now: float) -> None:
+    def take(self, message: Message, now: float, options: PublishOptions | None) -> None:
         """Enqueue a copy. Never raises."""
         if self.waiting >= MAX_WAITING:
             self.dropped += 1
@@ -98,9 +101,13 @@ class Captures:
         self.waiting += 1
         try:
             routing_key, copy = bound_copy(self._queue, message)
-            self._publish(routing_key, copy, now, self._confirmed)
+            self._publish(routing_key, copy, now, self._confirmed, None, options)
         except QueueError as error:
             self._confirmed(error)
+
+    def refuse(self) -> None:
+        """One that matched asks for what cannot be done."""
+        self.failed += 1
 
     def _confirmed(self, error: QueueError | None) -> None:
         self.waiting -= 1
@@ -133,6 +140,7 @@ def publish_to_all(
     now: float,
     on_confirmed: Confirm | None,
     on_stored: Stored | None,
+    options: PublishOptions | None,
 ) -> None:
     """Enqueue in the queue that the address names and in those bound to it, with one confirm; ``publish`` does it in
     one queue.
@@ -143,7 +151,7 @@ def publish_to_all(
     joint = JointConfirm(on_confirmed or ignore)
     own = msgspec.structs.replace(address, bound=())
     try:
-        publish(own, message, now, joint.part(), on_stored)
+        publish(own, message, now, joint.part(), on_stored, options)
     except QueueError as error:
         if error.code is not QueueErrorCode.UNKNOWN_QUEUE:
             raise
@@ -153,7 +161,7 @@ def publish_to_all(
         part = joint.part()
         try:
             routing_key, copy = bound_copy(name, message)
-            publish(QueueAddress(queue=name, routing_key=routing_key, verb=None), copy, now, part, None)
+            publish(QueueAddress(queue=name, routing_key=routing_key), copy, now, part, None, options)
         except QueueError as error:
             part(error)
     joint.close()

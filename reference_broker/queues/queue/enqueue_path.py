@@ -17,7 +17,7 @@ from assay.reference_broker.queues.messages.address import message_id_of
 from assay.reference_broker.queues.messages.control_records import RecordMark, mark_headers
 from assay.reference_broker.queues.messages.lanes import NORMAL
 from assay.reference_broker.queues.messages.partitioner import PARTITION_KEY, Partitioner
-from assay.reference_broker.queues.messages.publish_options import Priority, PublishOptions, bad_option, parse, with_ttl
+from assay.reference_broker.queues.messages.publish_options import Priority, PublishOptions, bad_option, with_ttl
 from assay.reference_broker.queues.messages.stored_message import (
     HIDDEN,
     MessageCodec,
@@ -88,19 +88,18 @@ class EnqueuePath:
         now: float,
         on_confirmed: Confirm | None,
         on_stored: Stored | None = None,
+        options: PublishOptions | None = None,
     ) -> None:
         """Enqueue; written with the rest of the turn.
 
         Raises :class:`QueueError` (TOO_LARGE, FULL, STORAGE_FAILED, BAD_OPTION).
         """
-        properties = message.user_properties
-        size = message_bytes(message) if properties else len(message.payload)
-        options: PublishOptions | None = None
+        size = message_bytes(message) if message.user_properties else len(message.payload)
         if size > self.config.max_message_bytes:
             self.contents.refused += 1
             text = f"{size} bytes; the queue {self.name!r} takes at most {self.config.max_message_bytes}"
             raise QueueError(QueueErrorCode.TOO_LARGE, text)
-        if properties and (options := parse(message)) is not None:
+        if options is not None:
             if options.ttl_ms is not None:
                 message = with_ttl(message, options.ttl_ms, now)
             if self._agenda.produce is not None and options.is_produced:

@@ -12,8 +12,6 @@ from typing import Final
 
 import msgspec
 
-from assay.reference_broker.queues.messages.address import Verb
-
 
 class Right(Enum):
     """What access rules grant."""
@@ -82,5 +80,6 @@ RULES: Final[dict[str, Rule]] = {
     "$admin/subscribe": _administration(),
 }
 """By operation: a verb, the request's topic without the queue, or what is no request. A test walks them."""
-READING_VERBS: Final = tuple(f"${verb.value}" for verb in Verb if RULES[f"${verb.value}"].right is Right.READ)
-WRITING_VERBS: Final = tuple(f"${verb.value}" for verb in Verb if RULES[f"${verb.value}"].right is Right.WRITE)
+_VERBS = {name: rule for name, rule in RULES.items() if name.startswith("$") and "/" not in name}
+READING_VERBS: Final = tuple(name for name, rule in _VERBS.items() if rule.right is Right.READ)
+WRITING_VERBS: Final = tuple(name for name, rule in _VERBS.items() if rule.right is Right.WRITE)

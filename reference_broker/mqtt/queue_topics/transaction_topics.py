@@ -20,17 +20,16 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from assay.reference_broker.queues.delivery.settle_request import whole_number
-from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
-from assay.reference_broker.queues.messages.durations import parse_duration_ms
-from assay.reference_broker.queues.messages.publish_options import (
+from assay.reference_broker.mqtt.queue_topics.publish_properties import (
     PARTITION,
     PRODUCER_EPOCH,
     PRODUCER_ID,
     TRANSACTION_ID,
-    TransactionKey,
-    bad_option,
 )
+from assay.reference_broker.mqtt.queue_topics.settle_properties import whole_number
+from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
+from assay.reference_broker.queues.messages.durations import parse_duration_ms
+from assay.reference_broker.queues.messages.publish_options import TransactionKey, bad_option
 from assay.reference_broker.queues.transactions.producer_names import ProducerIdentity
 from assay.reference_broker.queues.transactions.transaction import TransactionInfo
 
