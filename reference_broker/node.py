@@ -7,7 +7,7 @@ A turn is: input (``receive``, ``connection_lost``, ``tick``, ``sync_done``), th
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 import msgspec
@@ -15,11 +15,11 @@ import msgspec
 from assay.reference_broker.auth import Authenticator, PasswordCheck
 from assay.reference_broker.config import BrokerConfig, Durability, QueuesConfig, ServerReferenceConfig
 from assay.reference_broker.config_files import read_named_files
+from assay.reference_broker.core.connection import Connection
+from assay.reference_broker.core.protocols import MQTT, Arrival, WireProtocol
 from assay.reference_broker.core.rates import ArrivalRates, arrival_key
-from assay.reference_broker.mqtt.connections.connection import MqttConnection
-from assay.reference_broker.mqtt.connections.error_packets import reference_reason
-from assay.reference_broker.mqtt.connections.phase import Phase
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+from assay.reference_broker.mqtt.connections.connection import MqttConnection, opens_with_connect
+from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.mqtt.sessions.session_journal import SessionJournal
 from assay.reference_broker.mqtt.sessions.session_records import RecordError, read_state
 from assay.reference_broker.mqtt.sessions.session_restore import restore
@@ -36,6 +36,7 @@ from assay.reference_broker.storage.session_store import FOLDER as SESSIONS_FOLD
 from assay.reference_broker.storage.session_store import SessionStore, set_sessions_aside
 from assay.reference_broker.trace.schema import Tracer
 
+_NO_OTHERS: Mapping[str, WireProtocol] = {}
 _NOTE_INTERVAL_S = 10.0
 """A disk that stays nearly full is mentioned that often."""
 
@@ -44,9 +45,17 @@ class BrokerNode:
     """One broker process without its sockets and threads."""
 
     def __init__(
-        self, config: BrokerConfig, disk: Disk | None, rng: random.Random, now: float, tracer: Tracer | None = None
+        self,
+        config: BrokerConfig,
+        disk: Disk | None,
+        rng: random.Random,
+        now: float,
+        tracer: Tracer | None = None,
+        protocols: Mapping[str, WireProtocol] = _NO_OTHERS,
     ) -> None:
         """Locks the disk, opens and recovers queues, sessions and retained messages; without one all is in memory.
+
+        ``protocols``: what connections may speak beside MQTT, by name.
 
         Raises ``DirectoryInUseError``, ``LogError``, ``QueueOpenError``, ``ConfigError``, ``OSError``.
         """
@@ -54,18 +63,20 @@ class BrokerNode:
         self.config = config
         classes = node_classes(config.quirks)
         self._connection_class = classes.connection
+        self.protocols = {MQTT: WireProtocol(accept=self._accept_mqtt, opens=opens_with_connect), **protocols}
+        """By name; :func:`assay.reference_broker.core.protocols.detect` chooses among those of a listener."""
         self._store = LogQueueStore(disk, options=_log_options(config.queues))
         self.engine = QueueEngine(config.queues, self._store, rng, now, tracer)
-        self.state: BrokerState = classes.state(config, self.engine, rng, tracer)
+        self.state: MqttBroker = classes.state(config, self.engine, rng, tracer)
         self.state.now = self.state.sys_topics.started_at = now
         limits = config.limits
         self._arrivals: ArrivalRates | None = None
         if limits.connects_per_s:
             self._arrivals = ArrivalRates(limits.connects_per_s, limits.connect_burst, limits.max_tracked_addresses)
         self._authenticator = Authenticator(config.auth, rng.randbytes(32))
-        self._connections: dict[MqttConnection, None] = {}
-        self._dirty: list[MqttConnection] = []
-        self._holding: dict[MqttConnection, None] = {}
+        self._connections: dict[Connection, None] = {}
+        self._dirty: list[Connection] = []
+        self._holding: dict[Connection, None] = {}
         """Connections whose output waits for a sync of the sessions: a sync looks at no others."""
         self._sessions: SessionStore | None = None
         self._room_noted_at = -_NOTE_INTERVAL_S
@@ -130,35 +141,48 @@ class BrokerNode:
         peer: str,
         now: float,
         *,
+        protocol: str = MQTT,
         loopback: bool = True,
         certificate_name: str | None = None,
         source: tuple[str, str] | None = None,
-    ) -> MqttConnection:
+    ) -> Connection:
         """A client connected from ``peer`` to a listener that is, or is not, bound to loopback only.
 
         ``certificate_name``: who it is by its verified certificate, where the listener goes by that. ``source``: the
         listener and the client's address without its port, by which the connect rate is counted; None = no limit.
         """
-        connection = self._connection_class(
-            self.state,
-            self._authenticator,
-            self._dirty.append,
+        arrival = Arrival(
+            broker=self.state,
+            authenticator=self._authenticator,
+            wake=self._dirty.append,
             peer=peer,
-            loopback=loopback,
             now=now,
+            loopback=loopback,
             certificate_name=certificate_name,
         )
+        connection = self.protocols[protocol].accept(arrival)
         if self._arrivals is not None and source is not None:
             connection.over_rate = not self._arrivals.allows(arrival_key(*source), now)
         self._connections[connection] = None
         self.state.connecting.add(connection, peer if source is None else arrival_key(*source), now)
         return connection
 
-    def receive(self, connection: MqttConnection, data: bytes, now: float) -> None:
+    def _accept_mqtt(self, arrival: Arrival) -> MqttConnection:
+        return self._connection_class(
+            self.state,
+            arrival.authenticator,
+            arrival.wake,
+            peer=arrival.peer,
+            loopback=arrival.loopback,
+            now=arrival.now,
+            certificate_name=arrival.certificate_name,
+        )
+
+    def receive(self, connection: Connection, data: bytes, now: float) -> None:
         self.state.now = now
         connection.receive(data, now)
 
-    def connection_lost(self, connection: MqttConnection, now: float) -> None:
+    def connection_lost(self, connection: Connection, now: float) -> None:
         """The transport is gone; the connection is not to be asked anything after that. Twice is fine."""
         if connection not in self._connections:
             return
@@ -168,7 +192,7 @@ class BrokerNode:
         self.state.connecting.remove(connection)
         self._holding.pop(connection, None)
 
-    def take_dirty(self, now: float) -> list[MqttConnection]:
+    def take_dirty(self, now: float) -> list[Connection]:
         """End of the turn: dispatch the queues, then every connection that has output or wants to close."""
         state = self.state
         state.now = now
@@ -278,14 +302,8 @@ class BrokerNode:
     def send_away(self, client_ids: Collection[str] | None, reference: ServerReferenceConfig, now: float) -> int:
         """Send clients, or all there are, to another server (5.0 section 4.11). Returns how many were connected."""
         self.state.now = now
-        leaving = [
-            connection
-            for connection in self._connections
-            if connection.phase is Phase.CONNECTED and (client_ids is None or connection.client_id in client_ids)
-        ]
-        for connection in leaving:
-            connection.send_away(reference_reason(reference), reference.address, now)
-        return len(leaving)
+        wanted = [each for each in self._connections if client_ids is None or each.client_id in client_ids]
+        return sum([connection.send_away(reference, now) for connection in wanted])
 
     def reload(self, config: BrokerConfig, now: float, on_done: Callable[[], None] | None = None) -> list[str]:
         """Take users, access rules and tenants from another configuration, and hold all there is against them.

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import NamedTuple, Protocol, cast
 
 from assay.reference_broker.config import BrokerConfig, Durability, QueueConfig, QueuesConfig, SessionsConfig
+from assay.reference_broker.core.connection import Connection
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.mqtt.wire.codec import decode_packet, encode_packet
@@ -46,7 +47,9 @@ class Client:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self.connection: MqttConnection = driver.node.accept("test", driver.now)
+        connection = driver.node.accept("test", driver.now)
+        assert isinstance(connection, MqttConnection)
+        self.connection = connection
         self.inbox: list[p.Packet] = []
         self.acknowledges = True
         self._unread = b""
@@ -110,7 +113,7 @@ class Driver:
         )
         self.now = 1_700_000_000.0
         self.node = BrokerNode(config, cast(Disk, disk), random.Random(3), self.now)
-        self.clients: dict[MqttConnection, Client] = {}
+        self.clients: dict[Connection, Client] = {}
         self.notes = [f"{note.place}: {note.problem}" for note in self.node.recovery_notes]
         """What the broker said of its disk."""
         self.most_rounds = 10_000

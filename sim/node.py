@@ -7,7 +7,7 @@ from functools import partial
 from types import TracebackType
 
 from assay.reference_broker.config import BrokerConfig
-from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.core.connection import Connection
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.queues import SyncJob
 from assay.reference_broker.trace.schema import Tracer
@@ -32,7 +32,7 @@ class BrokerDiedError(RuntimeError):
 class _Session:
     """The node's end of one link."""
 
-    def __init__(self, node: SimNode, link: Link, connection: MqttConnection) -> None:
+    def __init__(self, node: SimNode, link: Link, connection: Connection) -> None:
         self.link = link
         self.connection = connection
         self._node = node
@@ -105,7 +105,7 @@ class SimNode:
         self._kernel = kernel
         self._tracer = tracer
         self._broker: BrokerNode | None = None
-        self._sessions: dict[MqttConnection, _Session] = {}
+        self._sessions: dict[Connection, _Session] = {}
         self._accepting: dict[Link, None] = {}
         """Accepted by the operating system, not yet seen by the process."""
         self._orphans: list[Link] = []

@@ -78,7 +78,7 @@ RULES: dict[str, tuple[str, ...]] = {
         for place, room in enumerate(QUEUE_ROOMS)
     },
     f"{QUEUES}.admin": (QUEUES, ROUTING, CONFIG, TRACE),
-    CORE: (QUEUES, ROUTING, CONFIG, TRACE),
+    CORE: (QUEUES, ROUTING, CONFIG, TRACE, AUTH),
     STORAGE: (QUEUES, ROUTING, CONFIG, TRACE),
     MQTT: (CORE, QUEUES, ROUTING, CONFIG, TRACE, AUTH),
     # Sessions know no bytes, and packets no state.
@@ -237,7 +237,7 @@ def test_the_core_reads_no_clock_and_draws_no_randomness_of_its_own(folder: str)
 
 PARTS_OF_ONE = {
     "reference_broker.mqtt.connections.connection": "handlers are the connection's, and change it",
-    "reference_broker.mqtt.sessions.broker_state": "its parts change it",
+    "reference_broker.mqtt.sessions.mqtt_broker": "its parts change it",
     "reference_broker.mqtt.sessions.session": "subscriptions lead to sessions, and sessions have subscriptions",
     "reference_broker.mqtt.connections.inbound": "its lanes go on where it stopped",
     "conformance.case": "connections write in the transcript of their case",

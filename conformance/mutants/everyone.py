@@ -21,8 +21,7 @@ from assay.reference_broker.mqtt.connections import error_packets as farewell
 from assay.reference_broker.mqtt.connections import handlers, publish_acks
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.phase import Phase
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest
-from assay.reference_broker.mqtt.sessions.message_paths import MessagePaths
+from assay.reference_broker.mqtt.sessions.mqtt_broker import ConnectRequest, MqttBroker
 from assay.reference_broker.mqtt.sessions.retained import RetainedStore
 from assay.reference_broker.mqtt.sessions.session import MAX_PACKET_ID, Session
 from assay.reference_broker.mqtt.wire.codec import encode_acknowledgement, encode_packet
@@ -62,13 +61,13 @@ _LENIENT = {Reason.NO_SUBSCRIPTION_EXISTED, Reason.NO_MATCHING_SUBSCRIBERS, Reas
 def window_of_one(patch: Patch) -> None:
     def make(original: Callable[..., tuple[Session, bool]]) -> Callable[..., tuple[Session, bool]]:
         def connect(
-            self: BrokerState, connection: MqttConnection, request: ConnectRequest, now: float
+            self: MqttBroker, connection: MqttConnection, request: ConnectRequest, now: float
         ) -> tuple[Session, bool]:
             return original(self, connection, msgspec.structs.replace(request, window=1), now)
 
         return connect
 
-    patch.wrap(BrokerState, "connect", make)
+    patch.wrap(MqttBroker, "connect", make)
 
 
 @variation(
@@ -194,7 +193,7 @@ def retained_late(patch: Patch) -> None:
     freedom="3.1.2.5: a will is published after the connection was closed; no clause says how soon, or in which order",
 )
 def late_wills(patch: Patch) -> None:
-    publishing: list[BrokerState] = []
+    publishing: list[MqttBroker] = []
     """Whose will is published."""
 
     def make_store(original: Callable[[RetainedStore, Message], bool]) -> Callable[[RetainedStore, Message], bool]:
@@ -214,8 +213,8 @@ def late_wills(patch: Patch) -> None:
 
         return store
 
-    def make(original: Callable[[BrokerState, Session, float], None]) -> Callable[[BrokerState, Session, float], None]:
-        def send_will(self: BrokerState, session: Session, now: float) -> None:
+    def make(original: Callable[[MqttBroker, Session, float], None]) -> Callable[[MqttBroker, Session, float], None]:
+        def send_will(self: MqttBroker, session: Session, now: float) -> None:
             due, session.will, session.will_timer = session.will, None, None
 
             def send(later: float) -> None:
@@ -232,7 +231,7 @@ def late_wills(patch: Patch) -> None:
         return send_will
 
     patch.wrap(RetainedStore, "store", make_store)
-    patch.wrap(BrokerState, "_send_will", make)
+    patch.wrap(MqttBroker, "_send_will", make)
 
 
 @variation(
@@ -310,8 +309,8 @@ def random_packet_ids(patch: Patch) -> None:
     freedom="4.4: a server sends again when a client reconnects; no clause says how soon",
 )
 def late_resumption(patch: Patch) -> None:
-    def make(original: Callable[[BrokerState, Session, float], None]) -> Callable[[BrokerState, Session, float], None]:
-        def resume(self: BrokerState, session: Session, now: float) -> None:
+    def make(original: Callable[[MqttBroker, Session, float], None]) -> Callable[[MqttBroker, Session, float], None]:
+        def resume(self: MqttBroker, session: Session, now: float) -> None:
             connection = session.connection
             session.window = 0  # nothing new overtakes what is sent again
 
@@ -326,7 +325,7 @@ def late_resumption(patch: Patch) -> None:
 
         return resume
 
-    patch.wrap(BrokerState, "resume", make)
+    patch.wrap(MqttBroker, "resume", make)
 
 
 @variation(
@@ -376,7 +375,7 @@ def late_forgetting(patch: Patch) -> None:
     waiting: list[tuple[str, Message]] = []
 
     def make_share(original: Callable[..., bool]) -> Callable[..., bool]:
-        def share(self: MessagePaths, group: SharedGroup, message: Message) -> bool:
+        def share(self: MqttBroker, group: SharedGroup, message: Message) -> bool:
             if not group.members or not all(session in leaving for session in group.members):
                 return original(self, group, message)
             waiting.append((group.share, message))
@@ -399,7 +398,7 @@ def late_forgetting(patch: Patch) -> None:
 
     def make_disconnect(original: Callable[..., None]) -> Callable[..., None]:
         def disconnect(
-            self: BrokerState, session: Session, connection: MqttConnection, now: float, *, publish_will: bool
+            self: MqttBroker, session: Session, connection: MqttConnection, now: float, *, publish_will: bool
         ) -> None:
             if session.connection is connection and session.expiry_s <= 0:
                 leaving.add(session)
@@ -412,7 +411,7 @@ def late_forgetting(patch: Patch) -> None:
 
     def make_connect(original: Callable[..., tuple[Session, bool]]) -> Callable[..., tuple[Session, bool]]:
         def connect(
-            self: BrokerState, connection: MqttConnection, request: ConnectRequest, now: float
+            self: MqttBroker, connection: MqttConnection, request: ConnectRequest, now: float
         ) -> tuple[Session, bool]:
             session = self.sessions.get(request.client_id)
             if session is not None and session in leaving:
@@ -421,7 +420,7 @@ def late_forgetting(patch: Patch) -> None:
 
         return connect
 
-    patch.wrap(MessagePaths, "_share", make_share)
+    patch.wrap(MqttBroker, "_share", make_share)
     patch.wrap(SubscriptionTree, "add", make_add)
-    patch.wrap(BrokerState, "disconnect", make_disconnect)
-    patch.wrap(BrokerState, "connect", make_connect)
+    patch.wrap(MqttBroker, "disconnect", make_disconnect)
+    patch.wrap(MqttBroker, "connect", make_connect)

@@ -7,7 +7,7 @@ from typing import Any
 
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.core.routing import Route, SharedGroup, Subscription, SubscriptionTree
-from assay.reference_broker.mqtt.sessions.message_paths import MessagePaths
+from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.mqtt.sessions.retained import RetainedStore
 from assay.reference_broker.routing.message import Message
 
@@ -61,7 +61,7 @@ def shares_unseen(patch: Patch) -> None:
 
 @mutant("shares-clear-the-retain-flag", "messages of shared subscriptions never have RETAIN 1")
 def shares_clear_flag(patch: Patch) -> None:
-    def share(self: MessagePaths, group: SharedGroup, message: Message) -> bool:
+    def share(self: MqttBroker, group: SharedGroup, message: Message) -> bool:
         chosen = group.choose()
         if chosen is None:
             return False
@@ -70,4 +70,4 @@ def shares_clear_flag(patch: Patch) -> None:
         member.deliver(message, min(message.qos, subscription.qos), False, identifiers, share=group.share)
         return True
 
-    patch.replace(MessagePaths, "_share", share)
+    patch.replace(MqttBroker, "_share", share)

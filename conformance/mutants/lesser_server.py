@@ -11,7 +11,7 @@ from assay.reference_broker.core.routing import Subscription
 from assay.reference_broker.mqtt.connections import handlers, handshake
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.inbound import Inbound
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, SubscribeOutcome
+from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker, SubscribeOutcome
 from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason
 from assay.reference_broker.mqtt.wire.packets import (
     V311,
@@ -82,7 +82,7 @@ def _subscribe_as_if(patch: Patch, **available: bool) -> None:
     original = handlers._on_subscribe
 
     def on_subscribe(connection: MqttConnection, packet: Subscribe, now: float) -> None:
-        state: BrokerState = connection.broker
+        state: MqttBroker = connection.broker
         stated = state.config
         state.config = msgspec.structs.replace(stated, mqtt=msgspec.structs.replace(stated.mqtt, **available))
         try:

@@ -11,7 +11,7 @@ from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.mqtt.connections import handlers, handshake
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.phase import Phase
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.mqtt.sessions.mqtt_broker import ConnectRequest, MqttBroker
 from assay.reference_broker.mqtt.sessions.session import Session, SessionConnection
 from assay.reference_broker.mqtt.wire import codec
 from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason
@@ -27,7 +27,7 @@ _Consume = Callable[[MqttConnection, bytes, float], int]
 _Handle = Callable[[MqttConnection, Packet, float], None]
 _CheckFlags = Callable[[int, int], None]
 _OnConnect = Callable[[MqttConnection, int, bytes, int, int, float], None]
-_Connect = Callable[[BrokerState, SessionConnection, ConnectRequest, float], tuple[Session, bool]]
+_Connect = Callable[[MqttBroker, SessionConnection, ConnectRequest, float], tuple[Session, bool]]
 
 
 def _first_frame_bytes(data: bytes) -> int:
@@ -165,7 +165,7 @@ def bytes_behind_connect_ignored(patch: Patch) -> None:
 
 @mutant("v3-empty-client-ids-shared", "all clients without identifier get the same one")
 def empty_client_ids_shared(patch: Patch) -> None:
-    patch.replace(BrokerState, "next_client_id", lambda _self: "anonymous")
+    patch.replace(MqttBroker, "next_client_id", lambda _self: "anonymous")
 
 
 @mutant("v3-empty-client-id-kept-session", "an empty client identifier is accepted with Clean Session 0")
@@ -242,7 +242,7 @@ def session_present_always(patch: Patch) -> None:
     def make(original: _Connect) -> _Connect:
         return lambda self, connection, request, now: (original(self, connection, request, now)[0], True)
 
-    patch.wrap(BrokerState, "connect", make)
+    patch.wrap(MqttBroker, "connect", make)
 
 
 @mutant("v3-every-second-ping-lost", "every second PINGREQ of a connection is not answered")
@@ -290,18 +290,18 @@ def late_keep_alive(patch: Patch) -> None:
     patch.wrap(MqttConnection, "start_keep_alive", make)
 
 
-def with_request(patch: Patch, change: Callable[[BrokerState, ConnectRequest], ConnectRequest]) -> None:
+def with_request(patch: Patch, change: Callable[[MqttBroker, ConnectRequest], ConnectRequest]) -> None:
     """Let the broker see another request of a connecting client than the one made."""
 
     def make(original: _Connect) -> _Connect:
         def connect(
-            self: BrokerState, connection: SessionConnection, request: ConnectRequest, now: float
+            self: MqttBroker, connection: SessionConnection, request: ConnectRequest, now: float
         ) -> tuple[Session, bool]:
             return original(self, connection, change(self, request), now)
 
         return connect
 
-    patch.wrap(BrokerState, "connect", make)
+    patch.wrap(MqttBroker, "connect", make)
 
 
 @mutant("v3-clean-session-keeps-state", "Clean Session 1 goes on with the old session")

@@ -15,7 +15,7 @@ from assay.reference_broker.mqtt.connections import handshake
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.inbound import Inbound
 from assay.reference_broker.mqtt.queue_topics.addresses import is_queue_topic
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.mqtt.sessions.mqtt_broker import ConnectRequest, MqttBroker
 from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.mqtt.wire.errors import ProtocolError
 from assay.reference_broker.mqtt.wire.packets import V5, Connack
@@ -48,7 +48,7 @@ def qos_2_acknowledged_like_qos_1(patch: Patch) -> None:
 def _forget_sessions(patch: Patch, forgotten: Callable[[Session], bool]) -> None:
     """A client whose stored session is ``forgotten`` starts anew."""
 
-    def change(broker: BrokerState, request: ConnectRequest) -> ConnectRequest:
+    def change(broker: MqttBroker, request: ConnectRequest) -> ConnectRequest:
         session = broker.sessions.get(request.client_id)
         if session is None or session.connection is not None or not forgotten(session):
             return request
@@ -69,8 +69,8 @@ def sessions_with_qos_0_alone_forgotten(patch: Patch) -> None:
 
 @mutant("v3-retained-for-every-client", "who connects gets the retained messages that others subscribed to")
 def retained_for_every_client(patch: Patch) -> None:
-    def make(original: Callable[[BrokerState, Session, float], None]) -> Callable[[BrokerState, Session, float], None]:
-        def resume(self: BrokerState, session: Session, now: float) -> None:
+    def make(original: Callable[[MqttBroker, Session, float], None]) -> Callable[[MqttBroker, Session, float], None]:
+        def resume(self: MqttBroker, session: Session, now: float) -> None:
             original(self, session, now)
             for other in list(self.sessions.values()):
                 for subscription in other.subscriptions.values():
@@ -78,7 +78,7 @@ def retained_for_every_client(patch: Patch) -> None:
 
         return resume
 
-    patch.wrap(BrokerState, "resume", make)
+    patch.wrap(MqttBroker, "resume", make)
 
 
 @variation("v3-malformed-login-gets-code-4", "a malformed user name or password is refused with CONNACK 4")
@@ -131,8 +131,8 @@ def suback_after_puback(patch: Patch) -> None:
 
 @variation("v3-pubrec-repeated-on-return", "a publisher that comes back gets its PUBRECs once more, unasked")
 def pubrec_repeated_on_return(patch: Patch) -> None:
-    def make(original: Callable[[BrokerState, Session, float], None]) -> Callable[[BrokerState, Session, float], None]:
-        def resume(self: BrokerState, session: Session, now: float) -> None:
+    def make(original: Callable[[MqttBroker, Session, float], None]) -> Callable[[MqttBroker, Session, float], None]:
+        def resume(self: MqttBroker, session: Session, now: float) -> None:
             original(self, session, now)
             if isinstance(session.connection, MqttConnection):
                 for packet_id in session.inbound_qos2:
@@ -140,7 +140,7 @@ def pubrec_repeated_on_return(patch: Patch) -> None:
 
         return resume
 
-    patch.wrap(BrokerState, "resume", make)
+    patch.wrap(MqttBroker, "resume", make)
 
 
 @variation("v3-dollar-topics-end-the-connection", "a client that publishes to a topic with a leading $ is disconnected")

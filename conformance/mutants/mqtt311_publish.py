@@ -16,7 +16,7 @@ from assay.reference_broker.mqtt.connections import handlers
 from assay.reference_broker.mqtt.connections.inbound import Inbound
 from assay.reference_broker.mqtt.connections.outbound import Outbound
 from assay.reference_broker.mqtt.queue_topics.addresses import is_queue_topic
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.mqtt.sessions.retained import RetainedStore
 from assay.reference_broker.mqtt.sessions.session import Outgoing, Session, SessionConnection
 from assay.reference_broker.mqtt.wire import codec
@@ -25,7 +25,7 @@ from assay.reference_broker.mqtt.wire.wire_types import Reader
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.topics import has_wildcard
 
-_FanOut = Callable[[BrokerState, Message, Session | None], bool]
+_FanOut = Callable[..., bool]
 _Entry = Callable[[RouteEntry, Session, list[Subscription]], None]
 _Store = Callable[[RetainedStore, Message], bool]
 _DUP = 0x08
@@ -33,7 +33,7 @@ _DUP = 0x08
 
 def _on_fan_out(patch: Patch, make: Callable[[_FanOut], _FanOut]) -> None:
     close_fast_lanes(patch)
-    patch.wrap(BrokerState, "_fan_out", make)
+    patch.wrap(MqttBroker, "fan_out", make)
 
 
 def _after_entry(patch: Patch, change: Callable[[RouteEntry, list[Subscription]], None]) -> None:
@@ -52,7 +52,7 @@ def _after_entry(patch: Patch, change: Callable[[RouteEntry, list[Subscription]]
 @mutant("v3-empty-payload-not-routed", "a message without payload is not delivered")
 def empty_payload_not_routed(patch: Patch) -> None:
     def make(original: _FanOut) -> _FanOut:
-        return lambda self, message, publisher: bool(message.payload) and original(self, message, publisher)
+        return lambda self, message, *rest: bool(message.payload) and original(self, message, *rest)
 
     _on_fan_out(patch, make)
 
@@ -60,7 +60,7 @@ def empty_payload_not_routed(patch: Patch) -> None:
 @mutant("v3-delivered-at-subscription-qos", "deliveries have the QoS of the subscription, whatever was published")
 def delivered_at_subscription_qos(patch: Patch) -> None:
     def make(original: _FanOut) -> _FanOut:
-        return lambda self, message, publisher: original(self, msgspec.structs.replace(message, qos=2), publisher)
+        return lambda self, message, *rest: original(self, msgspec.structs.replace(message, qos=2), *rest)
 
     _on_fan_out(patch, make)
 
@@ -68,13 +68,13 @@ def delivered_at_subscription_qos(patch: Patch) -> None:
 @mutant("v3-everything-retained", "messages are retained whether or not RETAIN is set")
 def everything_retained(patch: Patch) -> None:
     def make(original: Callable[..., bool]) -> Callable[..., bool]:
-        def publish(self: BrokerState, message: Message, publisher: Session | None, now: float) -> bool:
+        def publish(self: MqttBroker, message: Message, publisher: Session | None, now: float) -> bool:
             return original(self, msgspec.structs.replace(message, retain=True), publisher, now)
 
         return publish
 
     close_fast_lanes(patch)
-    patch.wrap(BrokerState, "publish", make)
+    patch.wrap(MqttBroker, "publish", make)
 
 
 @mutant("v3-puback-identifier-cut", "only the low byte of the packet identifier is acknowledged")
@@ -312,13 +312,13 @@ def message_lost_with_publisher_connection(patch: Patch) -> None:
     waiting = _defer_qos_2(patch)
 
     def make(original: Callable[..., None]) -> Callable[..., None]:
-        def detach(self: BrokerState, session: Session, now: float, *, publish_will: bool) -> None:
+        def detach(self: MqttBroker, session: Session, now: float, *, publish_will: bool) -> None:
             waiting.pop(session.client_id, None)
             original(self, session, now, publish_will=publish_will)
 
         return detach
 
-    patch.wrap(BrokerState, "_detach", make)
+    patch.wrap(MqttBroker, "_detach", make)
 
 
 # Retained messages.
@@ -326,11 +326,11 @@ def message_lost_with_publisher_connection(patch: Patch) -> None:
 
 @mutant("v3-retained-flag-not-set", "retained messages reach new subscribers with RETAIN 0")
 def retained_flag_not_set(patch: Patch) -> None:
-    def send_retained(self: BrokerState, session: Session, subscription: Subscription, now: float) -> None:
+    def send_retained(self: MqttBroker, session: Session, subscription: Subscription, now: float) -> None:
         for message in self.retained.match(subscription.topic_filter, now):
             session.deliver(message, min(message.qos, subscription.qos), False)
 
-    patch.replace(BrokerState, "send_retained", send_retained)
+    patch.replace(MqttBroker, "send_retained", send_retained)
 
 
 @mutant("v3-retained-flag-passed-on", "existing subscribers get RETAIN as it was published")
@@ -388,8 +388,8 @@ def retained_not_for_wildcards(patch: Patch) -> None:
 
 @mutant("v3-retained-dies-with-the-session", "retained messages go with the session of their publisher")
 def retained_dies_with_the_session(patch: Patch) -> None:
-    def make(original: Callable[[BrokerState, Session, float], None]) -> Callable[[BrokerState, Session, float], None]:
-        def end_session(self: BrokerState, session: Session, now: float) -> None:
+    def make(original: Callable[[MqttBroker, Session, float], None]) -> Callable[[MqttBroker, Session, float], None]:
+        def end_session(self: MqttBroker, session: Session, now: float) -> None:
             for message in list(self.retained.match("#", now)):
                 if message.publisher == session.client_id:
                     self.retained._remove(message.topic)
@@ -397,10 +397,10 @@ def retained_dies_with_the_session(patch: Patch) -> None:
 
         return end_session
 
-    patch.wrap(BrokerState, "end_session", make)
+    patch.wrap(MqttBroker, "end_session", make)
 
 
-_SendRetained = Callable[[BrokerState, Session, Subscription, float], None]
+_SendRetained = Callable[[MqttBroker, Session, Subscription, float], None]
 
 
 @mutant("v3-retained-once-per-client", "a repeated subscription does not get the retained message again")
@@ -408,7 +408,7 @@ def retained_once_per_client(patch: Patch) -> None:
     sent: weakref.WeakKeyDictionary[Session, set[str]] = weakref.WeakKeyDictionary()
 
     def make(original: _SendRetained) -> _SendRetained:
-        def send_retained(self: BrokerState, session: Session, subscription: Subscription, now: float) -> None:
+        def send_retained(self: MqttBroker, session: Session, subscription: Subscription, now: float) -> None:
             filters = sent.setdefault(session, set())
             if subscription.topic_filter not in filters:
                 filters.add(subscription.topic_filter)
@@ -416,19 +416,19 @@ def retained_once_per_client(patch: Patch) -> None:
 
         return send_retained
 
-    patch.wrap(BrokerState, "send_retained", make)
+    patch.wrap(MqttBroker, "send_retained", make)
 
 
 @mutant("v3-retained-sent-twice", "a new subscriber gets each retained message twice")
 def retained_sent_twice(patch: Patch) -> None:
     def make(original: _SendRetained) -> _SendRetained:
-        def send_retained(self: BrokerState, session: Session, subscription: Subscription, now: float) -> None:
+        def send_retained(self: MqttBroker, session: Session, subscription: Subscription, now: float) -> None:
             original(self, session, subscription, now)
             original(self, session, subscription, now)
 
         return send_retained
 
-    patch.wrap(BrokerState, "send_retained", make)
+    patch.wrap(MqttBroker, "send_retained", make)
 
 
 # Order.

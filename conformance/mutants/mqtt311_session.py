@@ -10,7 +10,7 @@ from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.mqtt311_connect import with_request
 from assay.reference_broker.mqtt.connections import handshake
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.mqtt.sessions.mqtt_broker import ConnectRequest, MqttBroker
 from assay.reference_broker.mqtt.sessions.session import Released, Session, SessionConnection, Will
 from assay.reference_broker.mqtt.wire.errors import ProtocolError
 from assay.reference_broker.mqtt.wire.packets import WillFields
@@ -35,10 +35,10 @@ def offline_messages_dropped(patch: Patch) -> None:
 @mutant("v3-takeover-starts-afresh", "taking over a connection starts a new session")
 def takeover_starts_afresh(patch: Patch) -> None:
     def make(
-        original: Callable[[BrokerState, SessionConnection, ConnectRequest, float], tuple[Session, bool]],
-    ) -> Callable[[BrokerState, SessionConnection, ConnectRequest, float], tuple[Session, bool]]:
+        original: Callable[[MqttBroker, SessionConnection, ConnectRequest, float], tuple[Session, bool]],
+    ) -> Callable[[MqttBroker, SessionConnection, ConnectRequest, float], tuple[Session, bool]]:
         def connect(
-            self: BrokerState, connection: SessionConnection, request: ConnectRequest, now: float
+            self: MqttBroker, connection: SessionConnection, request: ConnectRequest, now: float
         ) -> tuple[Session, bool]:
             old = self.sessions.get(request.client_id)
             if old is not None and old.connection is not None:
@@ -49,7 +49,7 @@ def takeover_starts_afresh(patch: Patch) -> None:
 
         return connect
 
-    patch.wrap(BrokerState, "connect", make)
+    patch.wrap(MqttBroker, "connect", make)
 
 
 def _before_resume(patch: Patch, change: Callable[[Session], None]) -> None:
@@ -97,10 +97,10 @@ def received_qos_2_forgotten(patch: Patch) -> None:
 
 @mutant("v3-will-not-published", "wills are never published")
 def will_not_published(patch: Patch) -> None:
-    def send_will(self: BrokerState, session: Session, now: float) -> None:
+    def send_will(self: MqttBroker, session: Session, now: float) -> None:
         session.will = session.will_timer = None
 
-    patch.replace(BrokerState, "_send_will", send_will)
+    patch.replace(MqttBroker, "_send_will", send_will)
 
 
 @mutant("v3-will-published-after-disconnect", "the will is published although the client sent DISCONNECT")
@@ -165,7 +165,7 @@ def will_retain_lost(patch: Patch) -> None:
 def will_outlives_its_connection(patch: Patch) -> None:
     wills: dict[str, Will] = {}
 
-    def change(_broker: BrokerState, request: ConnectRequest) -> ConnectRequest:
+    def change(_broker: MqttBroker, request: ConnectRequest) -> ConnectRequest:
         if request.will is not None:
             wills[request.client_id] = request.will
         return msgspec.structs.replace(request, will=request.will or wills.get(request.client_id))

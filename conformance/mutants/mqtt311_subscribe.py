@@ -13,7 +13,7 @@ from assay.reference_broker.core.routing import Subscription
 from assay.reference_broker.mqtt.connections import handlers
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.outbound import Outbound
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, SubscribeOutcome
+from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker, SubscribeOutcome
 from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.mqtt.wire import codec
 from assay.reference_broker.mqtt.wire.errors import malformed
@@ -31,7 +31,7 @@ from assay.reference_broker.routing.topics import TopicError, matches, validate_
 
 _OnSubscribe = Callable[[MqttConnection, Subscribe, float], None]
 _OnUnsubscribe = Callable[[MqttConnection, Unsubscribe, float], None]
-_StateUnsubscribe = Callable[[BrokerState, Session, str, float], bool]
+_StateUnsubscribe = Callable[[MqttBroker, Session, str, float], bool]
 
 
 @mutant("v3-suback-codes-reversed", "the return codes of SUBACK are in reverse order")
@@ -59,7 +59,7 @@ def only_first_filter_subscribed(patch: Patch) -> None:
 def first_subscription_stays(patch: Patch) -> None:
     def make(original: Callable[..., SubscribeOutcome]) -> Callable[..., SubscribeOutcome]:
         def subscribe(
-            self: BrokerState, session: Session, topic_filter: str, wanted: Subscription, group: str | None, now: float
+            self: MqttBroker, session: Session, topic_filter: str, wanted: Subscription, group: str | None, now: float
         ) -> SubscribeOutcome:
             known = session.subscriptions.get(topic_filter)
             if known is not None:
@@ -68,7 +68,7 @@ def first_subscription_stays(patch: Patch) -> None:
 
         return subscribe
 
-    patch.wrap(BrokerState, "subscribe", make)
+    patch.wrap(MqttBroker, "subscribe", make)
 
 
 @mutant("v3-subscribe-qos-3", "a requested QoS of 3 and reserved option bits are accepted")
@@ -152,7 +152,7 @@ def grants_at_most_qos_1(patch: Patch) -> None:
 
 @mutant("v3-unsubscribe-keeps-delivering", "UNSUBSCRIBE is acknowledged and has no effect")
 def unsubscribe_keeps_delivering(patch: Patch) -> None:
-    patch.replace(BrokerState, "unsubscribe", lambda _self, _session, _topic_filter, _now: True)
+    patch.replace(MqttBroker, "unsubscribe", lambda _self, _session, _topic_filter, _now: True)
 
 
 @mutant("v3-unsuback-only-for-known-filters", "UNSUBSCRIBE of unknown filters is not acknowledged")
@@ -170,7 +170,7 @@ def unsuback_only_for_known_filters(patch: Patch) -> None:
 @mutant("v3-unsubscribe-matches-wildcards", "UNSUBSCRIBE takes away every subscription that its filter matches")
 def unsubscribe_matches_wildcards(patch: Patch) -> None:
     def make(original: _StateUnsubscribe) -> _StateUnsubscribe:
-        def unsubscribe(self: BrokerState, session: Session, topic_filter: str, now: float) -> bool:
+        def unsubscribe(self: MqttBroker, session: Session, topic_filter: str, now: float) -> bool:
             concerned = [known for known in session.subscriptions if matches(topic_filter, known)]
             for known in concerned:
                 original(self, session, known, now)
@@ -178,7 +178,7 @@ def unsubscribe_matches_wildcards(patch: Patch) -> None:
 
         return unsubscribe
 
-    patch.wrap(BrokerState, "unsubscribe", make)
+    patch.wrap(MqttBroker, "unsubscribe", make)
 
 
 @mutant("v3-only-first-filter-unsubscribed", "of several filters in one UNSUBSCRIBE only the first takes effect")
@@ -195,7 +195,7 @@ def only_first_filter_unsubscribed(patch: Patch) -> None:
 @mutant("v3-unsubscribe-drops-in-flight", "UNSUBSCRIBE forgets deliveries that have begun")
 def unsubscribe_drops_in_flight(patch: Patch) -> None:
     def make_unsubscribe(original: _StateUnsubscribe) -> _StateUnsubscribe:
-        def unsubscribe(self: BrokerState, session: Session, topic_filter: str, now: float) -> bool:
+        def unsubscribe(self: MqttBroker, session: Session, topic_filter: str, now: float) -> bool:
             session.in_flight.clear()
             return original(self, session, topic_filter, now)
 
@@ -208,7 +208,7 @@ def unsubscribe_drops_in_flight(patch: Patch) -> None:
 
         return on_pubrec
 
-    patch.wrap(BrokerState, "unsubscribe", make_unsubscribe)
+    patch.wrap(MqttBroker, "unsubscribe", make_unsubscribe)
     patch.wrap(Outbound, "_on_pubrec", make_pubrec)
 
 

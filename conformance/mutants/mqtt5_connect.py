@@ -13,7 +13,7 @@ from assay.reference_broker.core.routing import Subscription
 from assay.reference_broker.mqtt.connections import handlers, handshake
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.phase import Phase
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest, SubscribeOutcome
+from assay.reference_broker.mqtt.sessions.mqtt_broker import ConnectRequest, MqttBroker, SubscribeOutcome
 from assay.reference_broker.mqtt.sessions.session import Session, SessionConnection
 from assay.reference_broker.mqtt.wire import codec
 from assay.reference_broker.mqtt.wire.codec import decode_packet
@@ -35,7 +35,7 @@ from assay.reference_broker.routing.message import Message
 
 _VERSION_AT = 6
 """Place of the protocol version in the body of a CONNECT whose protocol name has four characters."""
-Attach: TypeAlias = Callable[[BrokerState, SessionConnection, ConnectRequest, float], tuple[Session, bool]]
+Attach: TypeAlias = Callable[[MqttBroker, SessionConnection, ConnectRequest, float], tuple[Session, bool]]
 
 
 @mutant("v5-answers-before-connect", "PINGREQ is answered although no CONNECT came")
@@ -230,7 +230,7 @@ def connack_twice(patch: Patch) -> None:
 def connack_late(patch: Patch) -> None:
     def make(original: Attach) -> Attach:
         def connect(
-            self: BrokerState, connection: SessionConnection, request: ConnectRequest, now: float
+            self: MqttBroker, connection: SessionConnection, request: ConnectRequest, now: float
         ) -> tuple[Session, bool]:
             session, present = original(self, connection, request, now)
             session.send_queued(now)
@@ -238,34 +238,34 @@ def connack_late(patch: Patch) -> None:
 
         return connect
 
-    patch.wrap(BrokerState, "connect", make)
+    patch.wrap(MqttBroker, "connect", make)
 
 
 @mutant("v5-assigned-id-repeats", "every client without identifier is assigned the same one")
 def assigned_id_repeats(patch: Patch) -> None:
-    patch.replace(BrokerState, "next_client_id", lambda _self: "auto")
+    patch.replace(MqttBroker, "next_client_id", lambda _self: "auto")
 
 
 @mutant("v5-assigned-id-not-used", "the session of an assigned identifier is kept under another one")
 def assigned_id_not_used(patch: Patch) -> None:
     assigned: set[str] = set()
-    choose, attach = BrokerState.next_client_id, BrokerState.connect
+    choose, attach = MqttBroker.next_client_id, MqttBroker.connect
 
-    def next_client_id(self: BrokerState) -> str:
+    def next_client_id(self: MqttBroker) -> str:
         client_id = choose(self)
         assigned.add(client_id)
         return client_id
 
     def connect(
-        self: BrokerState, connection: SessionConnection, request: ConnectRequest, now: float
+        self: MqttBroker, connection: SessionConnection, request: ConnectRequest, now: float
     ) -> tuple[Session, bool]:
         if request.client_id in assigned:
             assigned.remove(request.client_id)
             request = msgspec.structs.replace(request, client_id=f"{request.client_id}-kept")
         return attach(self, connection, request, now)
 
-    patch.replace(BrokerState, "next_client_id", next_client_id)
-    patch.replace(BrokerState, "connect", connect)
+    patch.replace(MqttBroker, "next_client_id", next_client_id)
+    patch.replace(MqttBroker, "connect", connect)
 
 
 @mutant("v5-refused-connection-stays-open", "after a refusing CONNACK the connection is left open")

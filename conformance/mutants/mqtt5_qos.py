@@ -11,15 +11,17 @@ import msgspec
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.mqtt5_support import change_connect, change_sent
 from assay.conformance.mutants.mqtt311_publish import always_identifier_one
+from assay.reference_broker.core.clients import Client
 from assay.reference_broker.mqtt.connections import handlers
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.inbound import Inbound
 from assay.reference_broker.mqtt.connections.outbound import Outbound
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.mqtt.sessions.mqtt_broker import ConnectRequest, MqttBroker
 from assay.reference_broker.mqtt.sessions.session import Outgoing, Session, SessionConnection
 from assay.reference_broker.mqtt.wire.errors import ProtocolError
 from assay.reference_broker.mqtt.wire.packets import Connect, Properties, Publish, Suback, Unsuback
 from assay.reference_broker.queues import QueueError
+from assay.reference_broker.queues.engine import Asked
 from assay.reference_broker.routing.message import Message
 
 _PUBACK_START = b"\x40\x02"
@@ -145,7 +147,7 @@ def pubrel_identifier(patch: Patch) -> None:
     patch.replace(Outbound, "send_pubrel", send_pubrel)
 
 
-def _close_everybody(broker: BrokerState, now: float) -> None:
+def _close_everybody(broker: MqttBroker, now: float) -> None:
     for session in list(broker.sessions.values()):
         if isinstance(session.connection, MqttConnection):
             session.connection.close_now(now)
@@ -173,16 +175,16 @@ def error_closes_everybody(patch: Patch) -> None:
     patch.replace(MqttConnection, "fail", fail)
 
 
-def _change_window(patch: Patch, change: Callable[[BrokerState, ConnectRequest], int]) -> None:
-    original = BrokerState.connect
+def _change_window(patch: Patch, change: Callable[[MqttBroker, ConnectRequest], int]) -> None:
+    original = MqttBroker.connect
 
     def connect(
-        self: BrokerState, connection: SessionConnection, request: ConnectRequest, now: float
+        self: MqttBroker, connection: SessionConnection, request: ConnectRequest, now: float
     ) -> tuple[Session, bool]:
         request = msgspec.structs.replace(request, window=change(self, request))
         return original(self, connection, request, now)
 
-    patch.replace(BrokerState, "connect", connect)
+    patch.replace(MqttBroker, "connect", connect)
 
 
 @mutant("v5-client-receive-maximum-ignored", "the client's Receive Maximum is ignored")
@@ -192,7 +194,7 @@ def receive_maximum_ignored(patch: Patch) -> None:
 
 @mutant("v5-receive-maximum-kept-from-first-connect", "a session keeps the Receive Maximum of its first connection")
 def receive_maximum_kept(patch: Patch) -> None:
-    def change(broker: BrokerState, request: ConnectRequest) -> int:
+    def change(broker: MqttBroker, request: ConnectRequest) -> int:
         session = broker.sessions.get(request.client_id)
         return request.window if session is None else session.receive_maximum
 
@@ -276,16 +278,16 @@ def too_large_holds_quota(patch: Patch) -> None:
 
 @mutant("v5-too-large-for-one-drops-for-all", "a message that is too large for one subscriber reaches none")
 def too_large_for_all(patch: Patch) -> None:
-    original = BrokerState._fan_out
+    original = MqttBroker.fan_out
 
-    def fan_out(self: BrokerState, message: Message, publisher: Session | None) -> bool:
+    def fan_out(self: MqttBroker, message: Message, publisher: Client | None, asked: Asked = None) -> bool:
         for entry in self.tree.route(message.topic).entries:
             connection = entry.subscriber.connection
             if isinstance(connection, MqttConnection) and connection.max_packet_out < len(message.payload):
                 return False
-        return original(self, message, publisher)
+        return original(self, message, publisher, asked)
 
-    patch.replace(BrokerState, "_fan_out", fan_out)
+    patch.replace(MqttBroker, "fan_out", fan_out)
 
 
 @mutant("v5-server-packet-size-not-enforced", "the broker takes packets above the maximum that it announces")

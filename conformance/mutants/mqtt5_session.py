@@ -14,40 +14,40 @@ from assay.reference_broker.mqtt.connections import handlers
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.inbound import Inbound
 from assay.reference_broker.mqtt.connections.outbound import Outbound
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.mqtt.sessions.mqtt_broker import ConnectRequest, MqttBroker
 from assay.reference_broker.mqtt.sessions.session import Outgoing, Released, Session, SessionConnection
 from assay.reference_broker.mqtt.wire.packets import Acknowledgement, Disconnect
 from assay.reference_broker.queues import Delivery
 from assay.reference_broker.routing.message import Message
 
-Attach: TypeAlias = Callable[[BrokerState, SessionConnection, ConnectRequest, float], tuple[Session, bool]]
+Attach: TypeAlias = Callable[[MqttBroker, SessionConnection, ConnectRequest, float], tuple[Session, bool]]
 Resume: TypeAlias = Callable[[Session, float], None]
 _PUBREC_START = b"\x50\x02"
 
 
-def _before_connect(patch: Patch, change: Callable[[BrokerState, ConnectRequest, float], ConnectRequest]) -> None:
+def _before_connect(patch: Patch, change: Callable[[MqttBroker, ConnectRequest, float], ConnectRequest]) -> None:
     """Do something, and perhaps change the request, before a connection is attached to its session."""
 
     def make(original: Attach) -> Attach:
         def connect(
-            self: BrokerState, connection: SessionConnection, request: ConnectRequest, now: float
+            self: MqttBroker, connection: SessionConnection, request: ConnectRequest, now: float
         ) -> tuple[Session, bool]:
             return original(self, connection, change(self, request, now), now)
 
         return connect
 
-    patch.wrap(BrokerState, "connect", make)
+    patch.wrap(MqttBroker, "connect", make)
 
 
-def _before_detach(patch: Patch, change: Callable[[BrokerState, Session, float, bool], None]) -> None:
+def _before_detach(patch: Patch, change: Callable[[MqttBroker, Session, float, bool], None]) -> None:
     """Do something to a session whose connection has ended."""
-    original = BrokerState._detach
+    original = MqttBroker._detach
 
-    def detach(self: BrokerState, session: Session, now: float, *, publish_will: bool) -> None:
+    def detach(self: MqttBroker, session: Session, now: float, *, publish_will: bool) -> None:
         change(self, session, now, publish_will)
         original(self, session, now, publish_will=publish_will)
 
-    patch.replace(BrokerState, "_detach", detach)
+    patch.replace(MqttBroker, "_detach", detach)
 
 
 def _before_resume(patch: Patch, change: Callable[[Session, float], None]) -> None:
@@ -72,13 +72,13 @@ def clean_start_ignored(patch: Patch) -> None:
 def session_present_0(patch: Patch) -> None:
     def make(original: Attach) -> Attach:
         def connect(
-            self: BrokerState, connection: SessionConnection, request: ConnectRequest, now: float
+            self: MqttBroker, connection: SessionConnection, request: ConnectRequest, now: float
         ) -> tuple[Session, bool]:
             return original(self, connection, request, now)[0], False
 
         return connect
 
-    patch.wrap(BrokerState, "connect", make)
+    patch.wrap(MqttBroker, "connect", make)
 
 
 @mutant("v5-offline-messages-dropped", "nothing is kept for a client that is away")
@@ -107,7 +107,7 @@ def offline_reversed(patch: Patch) -> None:
 
 @mutant("v5-subscriptions-lost-on-resume", "a resumed session has lost its subscriptions")
 def subscriptions_lost(patch: Patch) -> None:
-    def forget(broker: BrokerState, request: ConnectRequest, _now: float) -> ConnectRequest:
+    def forget(broker: MqttBroker, request: ConnectRequest, _now: float) -> ConnectRequest:
         session = broker.sessions.get(request.client_id)
         if session is not None:
             for subscription in session.subscriptions.values():
@@ -120,7 +120,7 @@ def subscriptions_lost(patch: Patch) -> None:
 
 @mutant("v5-expiry-0-session-kept", "a session without expiry outlives its connection by a minute")
 def expiry_0_kept(patch: Patch) -> None:
-    def keep(_broker: BrokerState, session: Session, _now: float, _publish_will: bool) -> None:
+    def keep(_broker: MqttBroker, session: Session, _now: float, _publish_will: bool) -> None:
         session.expiry_s = session.expiry_s or 60.0
 
     _before_detach(patch, keep)
@@ -128,7 +128,7 @@ def expiry_0_kept(patch: Patch) -> None:
 
 @mutant("v5-session-never-expires", "a session with an expiry is kept for ever")
 def never_expires(patch: Patch) -> None:
-    def keep(_broker: BrokerState, session: Session, _now: float, _publish_will: bool) -> None:
+    def keep(_broker: MqttBroker, session: Session, _now: float, _publish_will: bool) -> None:
         session.expiry_s = inf if session.expiry_s else 0.0
 
     _before_detach(patch, keep)
@@ -169,7 +169,7 @@ def takeover_leaves_both(patch: Patch) -> None:
 
 @mutant("v5-takeover-starts-clean", "taking a session over throws it away")
 def takeover_clean(patch: Patch) -> None:
-    def change(broker: BrokerState, request: ConnectRequest, _now: float) -> ConnectRequest:
+    def change(broker: MqttBroker, request: ConnectRequest, _now: float) -> ConnectRequest:
         session = broker.sessions.get(request.client_id)
         taken_over = session is not None and session.connection is not None
         return msgspec.structs.replace(request, clean_start=request.clean_start or taken_over)
@@ -179,7 +179,7 @@ def takeover_clean(patch: Patch) -> None:
 
 @mutant("v5-takeover-drops-the-will", "the will of a connection that is taken over is dropped")
 def takeover_drops_will(patch: Patch) -> None:
-    def change(broker: BrokerState, request: ConnectRequest, _now: float) -> ConnectRequest:
+    def change(broker: MqttBroker, request: ConnectRequest, _now: float) -> ConnectRequest:
         session = broker.sessions.get(request.client_id)
         if session is not None and session.connection is not None:
             session.will = None

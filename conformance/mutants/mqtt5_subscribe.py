@@ -10,19 +10,21 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.mqtt5_support import change_sent, no_fast_lane
+from assay.reference_broker.core.clients import Client
 from assay.reference_broker.core.routing import RouteEntry, SharedGroup, Subscription, SubscriptionTree, _Node
 from assay.reference_broker.mqtt.connections import handlers
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.outbound import Outbound
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, SubscribeOutcome
+from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker, SubscribeOutcome
 from assay.reference_broker.mqtt.sessions.retained import RetainedStore
 from assay.reference_broker.mqtt.sessions.session import Outgoing, Session, SharedOutgoing
 from assay.reference_broker.mqtt.wire import codec
 from assay.reference_broker.mqtt.wire.packets import Acknowledgement, Suback, Subscribe, SubscriptionRequest, Unsuback
+from assay.reference_broker.queues.engine import Asked
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.topics import TopicError, has_wildcard, matches, split_shared, validate_filter
 
-Unsubscription: TypeAlias = Callable[[BrokerState, Session, str, float], bool]
+Unsubscription: TypeAlias = Callable[[MqttBroker, Session, str, float], bool]
 
 
 @mutant("v5-suback-codes-reversed", "the codes of SUBACK stand in the reverse order")
@@ -169,20 +171,20 @@ def only_one_identifier(patch: Patch) -> None:
 
 @mutant("v5-retained-without-subscription-identifier", "retained messages do not carry Subscription Identifiers")
 def retained_without_identifier(patch: Patch) -> None:
-    original = BrokerState.send_retained
+    original = MqttBroker.send_retained
 
-    def send_retained(self: BrokerState, session: Session, subscription: Subscription, now: float) -> None:
+    def send_retained(self: MqttBroker, session: Session, subscription: Subscription, now: float) -> None:
         original(self, session, msgspec.structs.replace(subscription, identifier=0), now)
 
-    patch.replace(BrokerState, "send_retained", send_retained)
+    patch.replace(MqttBroker, "send_retained", send_retained)
 
 
 @mutant("v5-resubscribe-keeps-old", "subscribing again to the same filter changes nothing")
 def resubscribe_keeps_old(patch: Patch) -> None:
-    original = BrokerState.subscribe
+    original = MqttBroker.subscribe
 
     def subscribe(
-        self: BrokerState,
+        self: MqttBroker,
         session: Session,
         topic_filter: str,
         subscription: Subscription,
@@ -193,15 +195,15 @@ def resubscribe_keeps_old(patch: Patch) -> None:
             return SubscribeOutcome(qos=subscription.qos, existed=True)
         return original(self, session, topic_filter, subscription, group, now)
 
-    patch.replace(BrokerState, "subscribe", subscribe)
+    patch.replace(MqttBroker, "subscribe", subscribe)
 
 
 @mutant("v5-resubscribe-drops-waiting", "subscribing again to the same filter drops what waits for the client")
 def resubscribe_drops(patch: Patch) -> None:
-    original = BrokerState.subscribe
+    original = MqttBroker.subscribe
 
     def subscribe(
-        self: BrokerState,
+        self: MqttBroker,
         session: Session,
         topic_filter: str,
         subscription: Subscription,
@@ -212,7 +214,7 @@ def resubscribe_drops(patch: Patch) -> None:
             session.queued.clear()
         return original(self, session, topic_filter, subscription, group, now)
 
-    patch.replace(BrokerState, "subscribe", subscribe)
+    patch.replace(MqttBroker, "subscribe", subscribe)
 
 
 @mutant("v5-misplaced-wildcards-granted", "where a wildcard stands in a filter is not checked")
@@ -245,7 +247,7 @@ def malformed_share(patch: Patch) -> None:
 
 
 def _change_unsubscribe(patch: Patch, make: Callable[[Unsubscription], Unsubscription]) -> None:
-    patch.replace(BrokerState, "unsubscribe", make(BrokerState.unsubscribe))
+    patch.replace(MqttBroker, "unsubscribe", make(MqttBroker.unsubscribe))
 
 
 @mutant("v5-unsubscribe-ignored", "UNSUBSCRIBE is answered and not acted upon")
@@ -258,7 +260,7 @@ def unsubscribe_ignored(patch: Patch) -> None:
 @mutant("v5-unsubscribe-matches-wildcards", "UNSUBSCRIBE also removes filters that its wildcards match")
 def unsubscribe_matches(patch: Patch) -> None:
     def make(original: Unsubscription) -> Unsubscription:
-        def unsubscribe(self: BrokerState, session: Session, topic_filter: str, now: float) -> bool:
+        def unsubscribe(self: MqttBroker, session: Session, topic_filter: str, now: float) -> bool:
             meant = [known for known in session.subscriptions if matches(topic_filter, known)]
             return sum(original(self, session, known, now) for known in meant) > 0
 
@@ -270,7 +272,7 @@ def unsubscribe_matches(patch: Patch) -> None:
 @mutant("v5-unsubscribe-drops-begun-deliveries", "UNSUBSCRIBE drops deliveries that have begun")
 def unsubscribe_drops(patch: Patch) -> None:
     def make(original: Unsubscription) -> Unsubscription:
-        def unsubscribe(self: BrokerState, session: Session, topic_filter: str, now: float) -> bool:
+        def unsubscribe(self: MqttBroker, session: Session, topic_filter: str, now: float) -> bool:
             session.in_flight.clear()
             return original(self, session, topic_filter, now)
 
@@ -300,15 +302,15 @@ def empty_ignored(patch: Patch) -> None:
 
 @mutant("v5-plain-message-replaces-retained", "a message without RETAIN replaces the stored one")
 def plain_replaces(patch: Patch) -> None:
-    original = BrokerState.publish
+    original = MqttBroker.publish
 
-    def publish(self: BrokerState, message: Message, publisher: Session | None, now: float) -> bool:
+    def publish(self: MqttBroker, message: Message, publisher: Session | None, now: float) -> bool:
         if self.retained.get(message.topic):
             self.retained.store(message)
         return original(self, message, publisher, now)
 
     no_fast_lane(patch)
-    patch.replace(BrokerState, "publish", publish)
+    patch.replace(MqttBroker, "publish", publish)
 
 
 @mutant("v5-wildcards-bring-one-retained", "a filter with wildcards brings one retained message only")
@@ -345,15 +347,15 @@ def retained_never_expires(patch: Patch) -> None:
 
 @mutant("v5-retained-ends-with-session", "the end of a session deletes what its client has retained")
 def retained_ends(patch: Patch) -> None:
-    original = BrokerState.end_session
+    original = MqttBroker.end_session
 
-    def end_session(self: BrokerState, session: Session, now: float) -> None:
+    def end_session(self: MqttBroker, session: Session, now: float) -> None:
         for message in list(self.retained.match("#", now)):
             if message.publisher == session.client_id:
                 self.retained.store(Message(topic=message.topic, payload=b""))
         original(self, session, now)
 
-    patch.replace(BrokerState, "end_session", end_session)
+    patch.replace(MqttBroker, "end_session", end_session)
 
 
 # Shared subscriptions and matching
@@ -361,15 +363,15 @@ def retained_ends(patch: Patch) -> None:
 
 @mutant("v5-shared-goes-to-all", "a shared message goes to every member")
 def shared_to_all(patch: Patch) -> None:
-    original = BrokerState._fan_out
+    original = MqttBroker.fan_out
 
-    def fan_out(self: BrokerState, message: Message, publisher: Session | None) -> bool:
+    def fan_out(self: MqttBroker, message: Message, publisher: Client | None, asked: Asked = None) -> bool:
         for group in self.tree.route(message.topic).groups:
             for member, subscription in group.members.items():
                 member.deliver(message, min(message.qos, subscription.qos), False)
-        return original(self, message, publisher)
+        return original(self, message, publisher, asked)
 
-    patch.replace(BrokerState, "_fan_out", fan_out)
+    patch.replace(MqttBroker, "fan_out", fan_out)
 
 
 def _change_added(patch: Patch, change: Callable[[Subscription], Subscription]) -> None:
@@ -427,38 +429,38 @@ def refused_sent_on(patch: Patch) -> None:
 
 @mutant("v5-begun-shared-delivery-moved", "a shared delivery that was not finished goes to another member")
 def begun_moved(patch: Patch) -> None:
-    original = BrokerState._detach
+    original = MqttBroker._detach
 
-    def detach(self: BrokerState, session: Session, now: float, *, publish_will: bool) -> None:
+    def detach(self: MqttBroker, session: Session, now: float, *, publish_will: bool) -> None:
         for outgoing in list(session.in_flight.values()):
             if isinstance(outgoing, Outgoing):
                 for group in self.tree.route(outgoing.message.topic).groups:
                     _pass_on(group, session, outgoing.message, outgoing.qos)
         original(self, session, now, publish_will=publish_will)
 
-    patch.replace(BrokerState, "_detach", detach)
+    patch.replace(MqttBroker, "_detach", detach)
 
 
 @mutant(
     "v5-shared-messages-end-with-their-member", "what a member of a share leaves behind is deleted with its session"
 )
 def shared_messages_end(patch: Patch) -> None:
-    def pass_on(_self: BrokerState, _left: Sequence[SharedOutgoing], _now: float) -> None:
+    def pass_on(_self: MqttBroker, _left: Sequence[SharedOutgoing], _now: float) -> None:
         return
 
-    patch.replace(BrokerState, "pass_on", pass_on)
+    patch.replace(MqttBroker, "pass_on", pass_on)
 
 
 @mutant(
     "v5-unsent-shared-messages-end-with-their-member", "only what has QoS 1 outlives the member of a share that had it"
 )
 def unsent_shared_messages_end(patch: Patch) -> None:
-    original = BrokerState.pass_on
+    original = MqttBroker.pass_on
 
-    def pass_on(self: BrokerState, left: Sequence[SharedOutgoing], now: float) -> None:
+    def pass_on(self: MqttBroker, left: Sequence[SharedOutgoing], now: float) -> None:
         original(self, [outgoing for outgoing in left if outgoing.qos == 1], now)
 
-    patch.replace(BrokerState, "pass_on", pass_on)
+    patch.replace(MqttBroker, "pass_on", pass_on)
 
 
 def _change_walk(patch: Patch, change: Callable[[SubscriptionTree, str, list[_Node]], list[_Node]]) -> None:

@@ -16,7 +16,7 @@ from assay.reference_broker.mqtt.connections import handlers, handshake
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.inbound import Inbound
 from assay.reference_broker.mqtt.connections.outbound import Outbound
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest, SubscribeOutcome
+from assay.reference_broker.mqtt.sessions.mqtt_broker import ConnectRequest, MqttBroker, SubscribeOutcome
 from assay.reference_broker.mqtt.sessions.retained import RetainedStore
 from assay.reference_broker.mqtt.sessions.session import Session, SharedOutgoing
 from assay.reference_broker.mqtt.wire.codec import encode_acknowledgement, encode_packet
@@ -180,7 +180,7 @@ def flapping(patch: Patch) -> None:
 
     def make(original: Callable[..., tuple[Session, bool]]) -> Callable[..., tuple[Session, bool]]:
         def connect(
-            self: BrokerState, connection: MqttConnection, request: ConnectRequest, now: float
+            self: MqttBroker, connection: MqttConnection, request: ConnectRequest, now: float
         ) -> tuple[Session, bool]:
             session = self.sessions.get(request.client_id)
             if session is not None and session.connection is not None:
@@ -191,7 +191,7 @@ def flapping(patch: Patch) -> None:
 
         return connect
 
-    patch.wrap(BrokerState, "connect", make)
+    patch.wrap(MqttBroker, "connect", make)
 
 
 @variation("v5-repeats-on-the-same-connection-refused", "an identifier that comes again on its connection is in use")
@@ -218,8 +218,8 @@ def repeats_refused(patch: Patch) -> None:
     "pubrec-said-again-to-who-is-back", "PUBREC of an open exchange comes once more, right behind CONNACK (mochi)"
 )
 def pubrec_again(patch: Patch) -> None:
-    def make(original: Callable[[BrokerState, Session, float], None]) -> Callable[[BrokerState, Session, float], None]:
-        def resume(self: BrokerState, session: Session, now: float) -> None:
+    def make(original: Callable[[MqttBroker, Session, float], None]) -> Callable[[MqttBroker, Session, float], None]:
+        def resume(self: MqttBroker, session: Session, now: float) -> None:
             if isinstance(session.connection, MqttConnection):
                 for packet_id in session.inbound_qos2:
                     session.connection.send(bytes((0x50, 2)) + packet_id.to_bytes(2, "big"))
@@ -227,7 +227,7 @@ def pubrec_again(patch: Patch) -> None:
 
         return resume
 
-    patch.wrap(BrokerState, "resume", make)
+    patch.wrap(MqttBroker, "resume", make)
 
 
 @variation("v5-one-copy-per-subscription", "overlapping subscriptions get a copy of the message each")
@@ -287,9 +287,9 @@ def shared_to_first(patch: Patch) -> None:
 
 @variation("v5-shared-moved-at-once", "what a member did not acknowledge at QoS 1 moves as soon as its connection ends")
 def shared_moved_at_once(patch: Patch) -> None:
-    original = BrokerState._detach
+    original = MqttBroker._detach
 
-    def detach(self: BrokerState, session: Session, now: float, *, publish_will: bool) -> None:
+    def detach(self: MqttBroker, session: Session, now: float, *, publish_will: bool) -> None:
         original(self, session, now, publish_will=publish_will)
         if session.ended:
             return
@@ -302,7 +302,7 @@ def shared_moved_at_once(patch: Patch) -> None:
             session.finish(packet_id)
         self.pass_on([outgoing for _, outgoing in begun], now)
 
-    patch.replace(BrokerState, "_detach", detach)
+    patch.replace(MqttBroker, "_detach", detach)
 
 
 @variation("v5-no-reason-texts", "reason strings are never sent")

@@ -9,7 +9,7 @@ import msgspec
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.mqtt.connections import handlers, handshake
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.mqtt.sessions.mqtt_broker import ConnectRequest, MqttBroker
 from assay.reference_broker.mqtt.sessions.session import Session, SessionConnection, Will
 from assay.reference_broker.mqtt.wire import codec
 from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason
@@ -34,10 +34,10 @@ def _change_message(patch: Patch, change: Callable[[Message], Message]) -> None:
 
 @mutant("v5-will-not-published", "a will is never published")
 def not_published(patch: Patch) -> None:
-    def send_will(_self: BrokerState, session: Session, _now: float) -> None:
+    def send_will(_self: MqttBroker, session: Session, _now: float) -> None:
         session.will = None
 
-    patch.replace(BrokerState, "_send_will", send_will)
+    patch.replace(MqttBroker, "_send_will", send_will)
 
 
 @mutant("v5-will-published-after-disconnect", "DISCONNECT does not delete the will")
@@ -88,9 +88,9 @@ def delay_ignored(patch: Patch) -> None:
 
 @mutant("v5-will-delay-outlasts-session", "a will waits for its delay although its session has ended")
 def delay_outlasts(patch: Patch) -> None:
-    original = BrokerState._detach
+    original = MqttBroker._detach
 
-    def detach(self: BrokerState, session: Session, now: float, *, publish_will: bool) -> None:
+    def detach(self: MqttBroker, session: Session, now: float, *, publish_will: bool) -> None:
         will = session.will
         if publish_will and will is not None and will.delay_s >= session.expiry_s > -1 and will.delay_s:
             message = will.message
@@ -98,19 +98,19 @@ def delay_outlasts(patch: Patch) -> None:
             self.timers.schedule(now + will.delay_s, lambda later: _publish(self, message, later))
         original(self, session, now, publish_will=publish_will)
 
-    patch.replace(BrokerState, "_detach", detach)
+    patch.replace(MqttBroker, "_detach", detach)
 
 
-def _publish(broker: BrokerState, message: Message, now: float) -> None:
+def _publish(broker: MqttBroker, message: Message, now: float) -> None:
     broker.publish(message, None, now)
 
 
 @mutant("v5-reconnect-keeps-the-will", "a delayed will is published although its client came back in time")
 def reconnect_keeps(patch: Patch) -> None:
-    original = BrokerState.connect
+    original = MqttBroker.connect
 
     def connect(
-        self: BrokerState, connection: SessionConnection, request: ConnectRequest, now: float
+        self: MqttBroker, connection: SessionConnection, request: ConnectRequest, now: float
     ) -> tuple[Session, bool]:
         session = self.sessions.get(request.client_id)
         if session is not None and session.will_timer is not None and session.will is not None:
@@ -118,7 +118,7 @@ def reconnect_keeps(patch: Patch) -> None:
             self.timers.schedule(session.will_timer.deadline, lambda later: _publish(self, message, later))
         return original(self, connection, request, now)
 
-    patch.replace(BrokerState, "connect", connect)
+    patch.replace(MqttBroker, "connect", connect)
 
 
 @mutant("v5-will-dropped-on-protocol-error", "a client that breaks a rule loses its will")

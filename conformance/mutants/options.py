@@ -15,7 +15,7 @@ from assay.reference_broker.mqtt.connections import handshake
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.inbound import Inbound
 from assay.reference_broker.mqtt.connections.outbound import Outbound
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, SubscribeOutcome
+from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker, SubscribeOutcome
 from assay.reference_broker.mqtt.sessions.session import Outgoing, Released, Session, SessionConnection
 from assay.reference_broker.mqtt.wire.errors import ProtocolError
 from assay.reference_broker.mqtt.wire.packets import Connect, Publish
@@ -28,11 +28,11 @@ _UNLIMITED_BYTES = 1 << 32
 
 @mutant("v5-retained-flag-follows-retain-as-published", "retained messages have RETAIN 1 only with Retain As Published")
 def flag_follows(patch: Patch) -> None:
-    def send_retained(self: BrokerState, session: Session, subscription: Subscription, now: float) -> None:
+    def send_retained(self: MqttBroker, session: Session, subscription: Subscription, now: float) -> None:
         for message in self.retained.match(subscription.topic_filter, now):
             session.deliver(message, min(message.qos, subscription.qos), subscription.retain_as_published)
 
-    patch.replace(BrokerState, "send_retained", send_retained)
+    patch.replace(MqttBroker, "send_retained", send_retained)
 
 
 @mutant(
@@ -43,7 +43,7 @@ def resumed_count_as_new(patch: Patch) -> None:
 
     def make(original: Callable[..., SubscribeOutcome]) -> Callable[..., SubscribeOutcome]:
         def subscribe(
-            self: BrokerState,
+            self: MqttBroker,
             session: Session,
             topic_filter: str,
             subscription: Subscription,
@@ -59,14 +59,14 @@ def resumed_count_as_new(patch: Patch) -> None:
 
         return subscribe
 
-    patch.wrap(BrokerState, "subscribe", make)
+    patch.wrap(MqttBroker, "subscribe", make)
 
 
 @mutant("v5-resubscribe-keeps-retain-as-published", "subscribing again leaves Retain As Published as it was")
 def keeps_as_published(patch: Patch) -> None:
     def make(original: Callable[..., SubscribeOutcome]) -> Callable[..., SubscribeOutcome]:
         def subscribe(
-            self: BrokerState,
+            self: MqttBroker,
             session: Session,
             topic_filter: str,
             subscription: Subscription,
@@ -81,7 +81,7 @@ def keeps_as_published(patch: Patch) -> None:
 
         return subscribe
 
-    patch.wrap(BrokerState, "subscribe", make)
+    patch.wrap(MqttBroker, "subscribe", make)
 
 
 @mutant("v5-quota-for-each-qos", "the client's Receive Maximum is applied to QoS 1 and to QoS 2 by themselves")
@@ -109,7 +109,7 @@ def quota_for_each_qos(patch: Patch) -> None:
 
 @mutant("v5-retained-messages-ignore-the-quota", "retained messages are sent whatever the client's Receive Maximum")
 def retained_ignore_quota(patch: Patch) -> None:
-    def send_retained(self: BrokerState, session: Session, subscription: Subscription, now: float) -> None:
+    def send_retained(self: MqttBroker, session: Session, subscription: Subscription, now: float) -> None:
         for message in self.retained.match(subscription.topic_filter, now):
             qos = min(message.qos, subscription.qos)
             if qos and session.connection is not None:
@@ -117,7 +117,7 @@ def retained_ignore_quota(patch: Patch) -> None:
             else:
                 session.deliver(message, qos, True)
 
-    patch.replace(BrokerState, "send_retained", send_retained)
+    patch.replace(MqttBroker, "send_retained", send_retained)
 
 
 @mutant("v5-resent-messages-ignore-packet-size", "what is sent on resuming may exceed the client's Maximum Packet Size")

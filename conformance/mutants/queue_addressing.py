@@ -9,7 +9,7 @@ import msgspec
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.config import QueuesConfig
 from assay.reference_broker.mqtt.connections.inbound import Inbound
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.queues.dead_letters import dead_letters
 from assay.reference_broker.queues.delivery import dispatcher
@@ -73,7 +73,7 @@ def by_prefix(patch: Patch) -> None:
 def retained_twice(patch: Patch) -> None:
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def publish_to_queue(
-            self: BrokerState, message: Message, publisher: Session | None, now: float, *rest: object
+            self: MqttBroker, message: Message, publisher: Session | None, now: float, *rest: object
         ) -> None:
             if message.retain:
                 original(self, message, publisher, now, lambda _error: None)
@@ -81,7 +81,7 @@ def retained_twice(patch: Patch) -> None:
 
         return publish_to_queue
 
-    patch.wrap(BrokerState, "publish_to_queue", make)
+    patch.wrap(MqttBroker, "publish_to_queue", make)
 
 
 @mutant("queue-user-properties-reordered", "user properties of a publish are kept sorted")
@@ -99,12 +99,12 @@ def properties_reordered(patch: Patch) -> None:
 @mutant("queue-qos-0-dropped", "a publish at QoS 0 does not reach the queue")
 def qos_0_dropped(patch: Patch) -> None:
     def make(original: Callable[..., bool]) -> Callable[..., bool]:
-        def publish(self: BrokerState, message: Message, publisher: Session | None, now: float) -> bool:
+        def publish(self: MqttBroker, message: Message, publisher: Session | None, now: float) -> bool:
             return message.topic.startswith("$queue/") or original(self, message, publisher, now)
 
         return publish
 
-    patch.wrap(BrokerState, "publish", make)
+    patch.wrap(MqttBroker, "publish", make)
 
 
 @mutant("queue-qos-2-enqueued-twice", "a QoS 2 publish that is sent again is published again")
@@ -116,14 +116,14 @@ def qos_2_twice(patch: Patch) -> None:
 def fan_out(patch: Patch) -> None:
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def publish_to_queue(
-            self: BrokerState, message: Message, publisher: Session | None, now: float, *rest: object
+            self: MqttBroker, message: Message, publisher: Session | None, now: float, *rest: object
         ) -> None:
             original(self, message, publisher, now, *rest)
             self.publish(msgspec.structs.replace(message, topic=message.topic.removeprefix("$")), publisher, now)
 
         return publish_to_queue
 
-    patch.wrap(BrokerState, "publish_to_queue", make)
+    patch.wrap(MqttBroker, "publish_to_queue", make)
 
 
 @mutant("queue-created-although-switched-off", "auto_create is read nowhere")

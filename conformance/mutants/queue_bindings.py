@@ -10,11 +10,11 @@ import msgspec
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker import config as config_module
 from assay.reference_broker.config import QueueConfig
+from assay.reference_broker.core.clients import Client
 from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopic, QueueTopics
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
-from assay.reference_broker.mqtt.sessions.session import Session
+from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.queues import PublishOptions, engine
-from assay.reference_broker.queues.engine import QueueEngine
+from assay.reference_broker.queues.engine import Asked, QueueEngine
 from assay.reference_broker.queues.jobs.confirms import Confirm, Stored, ignore
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
 from assay.reference_broker.queues.messages.address import QueueAddress
@@ -27,17 +27,17 @@ from assay.reference_broker.storage.queue_store import LogQueueFiles, LogQueueSt
 @variation("queue-captured-before-subscribers", "queues get a captured message before subscribers do")
 def before_subscribers(patch: Patch) -> None:
     def make(original: Callable[..., bool]) -> Callable[..., bool]:
-        def fan_out(self: BrokerState, message: Message, publisher: Session | None) -> bool:
-            self.engine.capture(message, self.now)
+        def fan_out(self: MqttBroker, message: Message, publisher: Client | None, asked: Asked = None) -> bool:
+            self.engine.capture(message, self.now, asked)
             captures, self.engine.captures = self.engine.captures, None
             try:
-                return original(self, message, publisher)
+                return original(self, message, publisher, asked)
             finally:
                 self.engine.captures = captures
 
         return fan_out
 
-    patch.wrap(BrokerState, "_fan_out", make)
+    patch.wrap(MqttBroker, "fan_out", make)
 
 
 @mutant("queue-captured-per-filter", "a queue gets a message once for each of its filters that matches")
@@ -56,15 +56,15 @@ def by_the_first(patch: Patch) -> None:
 @mutant("queue-capture-swallows", "a message that a queue captures does not reach subscribers")
 def swallows(patch: Patch) -> None:
     def make(original: Callable[..., bool]) -> Callable[..., bool]:
-        def fan_out(self: BrokerState, message: Message, publisher: Session | None) -> bool:
+        def fan_out(self: MqttBroker, message: Message, publisher: Client | None, asked: Asked = None) -> bool:
             if self.engine.is_captured(message.topic):
-                self.engine.capture(message, self.now)
+                self.engine.capture(message, self.now, asked)
                 return True
-            return original(self, message, publisher)
+            return original(self, message, publisher, asked)
 
         return fan_out
 
-    patch.wrap(BrokerState, "_fan_out", make)
+    patch.wrap(MqttBroker, "fan_out", make)
 
 
 @mutant("queue-topics-reach-their-own-only", "a publish to $queue/<name> goes to that queue alone")

@@ -7,7 +7,9 @@ from typing import Any
 
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.mqtt.queue_topics.addresses import Verb
-from assay.reference_broker.queues.delivery import settle_request, settlement
+from assay.reference_broker.mqtt.queue_topics import settle_properties
+from assay.reference_broker.queues import Outcome
+from assay.reference_broker.queues.delivery import settlement
 from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.groups.pending import EntryState, PendingEntry
 from assay.reference_broker.queues.messages.control_records import Outcome
@@ -36,7 +38,7 @@ def range_ends_early(patch: Patch) -> None:
 
         return parse_ranges
 
-    patch.wrap(settle_request, "parse_ranges", make)
+    patch.wrap(settle_properties, "parse_ranges", make)
 
 
 @mutant("engine-last-range-only", "of several ranges of offsets only the last one is settled")
@@ -44,7 +46,7 @@ def last_range_only(patch: Patch) -> None:
     def make(original: Original) -> Original:
         return lambda text: original(text)[-1:]
 
-    patch.wrap(settle_request, "parse_ranges", make)
+    patch.wrap(settle_properties, "parse_ranges", make)
 
 
 @mutant("engine-list-ends-at-what-is-missing", "a list of message ids is settled up to the first that is not pending")
@@ -90,7 +92,7 @@ def missing_told_as_one_range(patch: Patch) -> None:
 def several_rejected_one_letter(patch: Patch) -> None:
     def make(original: Original) -> Original:
         def apply(found: dict[PendingEntry, ConsumerGroup], request: Any, now: float, joint: Any) -> None:
-            if request.verb is Verb.REJECT:
+            if request.outcome is Outcome.REJECT:
                 for entry in list(found)[:-1]:
                     group = found.pop(entry)
                     group.counts.rejected += 1

@@ -10,7 +10,7 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.config import Assignor, RebalanceProtocol
-from assay.reference_broker.mqtt.sessions import broker_state
+from assay.reference_broker.mqtt.sessions import mqtt_broker
 from assay.reference_broker.queues.delivery import claims
 from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
 from assay.reference_broker.queues.groups import cursors, group_details, subscribe_options
@@ -36,7 +36,7 @@ _Call = Callable[..., Any]
 
 @mutant("queue-default-group-whole-id", "a consumer that names no group joins one named like its whole client id")
 def default_group(patch: Patch) -> None:
-    patch.replace(broker_state, "default_group", lambda client_id: client_id)
+    patch.replace(mqtt_broker, "default_group", lambda client_id: client_id)
 
 
 @mutant("queue-connected-members-need-heartbeats", "connected consumers need heartbeats, too")

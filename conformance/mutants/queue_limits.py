@@ -9,7 +9,7 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.config import GroupConfig
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.queues.dead_letters.undelivered import UndeliveredLetters
 from assay.reference_broker.queues.engine import QueueEngine
 from assay.reference_broker.queues.groups.delivery import Delivery
@@ -215,7 +215,7 @@ def overflow_drops(patch: Patch) -> None:
 @mutant("queue-expiry-starts-anew", "the message expiry of a delivery is that of the publish")
 def expiry_starts_anew(patch: Patch) -> None:
     def make(original: Callable[..., Message]) -> Callable[..., Message]:
-        def delivery_message(self: BrokerState, delivery: Delivery) -> Message:
+        def delivery_message(self: MqttBroker, delivery: Delivery) -> Message:
             message = original(self, delivery)
             if message.expires_at:
                 message.expires_at = self.now + 100
@@ -223,7 +223,7 @@ def expiry_starts_anew(patch: Patch) -> None:
 
         return delivery_message
 
-    patch.wrap(BrokerState, "delivery_message", make)
+    patch.wrap(MqttBroker, "delivery_message", make)
 
 
 @mutant("queue-ttl-ignored", "the user property ttl is accepted and has no effect")

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.mqtt.batches import queue_deliveries
 from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopic, QueueTopics
-from assay.reference_broker.mqtt.sessions import message_paths
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+from assay.reference_broker.mqtt.sessions import mqtt_broker
+from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.queues import Outcome
 from assay.reference_broker.queues.delivery import settlement
@@ -40,7 +40,7 @@ def deliveries_without_group(patch: Patch) -> None:
         return lambda delivery: tuple(pair for pair in original(delivery) if pair[0] != "group-id")
 
     # Of one delivery, and of what deliveries have in common.
-    for module in (message_paths, queue_deliveries):
+    for module in (mqtt_broker, queue_deliveries):
         patch.wrap(module, "delivery_properties", make)
 
 
@@ -62,14 +62,14 @@ def ack_ignored(patch: Patch) -> None:
 
 @mutant("queue-311-puback-settles-nothing", "the PUBACK of an MQTT 3.1.1 consumer does not settle")
 def puback_settles_nothing(patch: Patch) -> None:
-    patch.replace(BrokerState, "settle_delivery", lambda _self, _session, _delivery, _now: None)
+    patch.replace(MqttBroker, "settle_delivery", lambda _self, _session, _delivery, _now: None)
 
 
 @mutant("queue-settlements-enqueued", "a settlement is also stored as a message of the queue")
 def settlements_enqueued(patch: Patch) -> None:
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def publish_to_queue(
-            self: BrokerState, message: Message, publisher: Session | None, now: float, *rest: object
+            self: MqttBroker, message: Message, publisher: Session | None, now: float, *rest: object
         ) -> None:
             original(self, message, publisher, now, *rest)
             topic = self.topics.read(message.topic)
@@ -78,7 +78,7 @@ def settlements_enqueued(patch: Patch) -> None:
 
         return publish_to_queue
 
-    patch.wrap(BrokerState, "publish_to_queue", make)
+    patch.wrap(MqttBroker, "publish_to_queue", make)
 
 
 @mutant("queue-verbs-anywhere", "a settlement verb in the middle of a topic is taken for a routing key")

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import msgspec
 
 from assay.conformance.mutants import Patch, mutant
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.queues.engine import QueueEngine
 from assay.reference_broker.queues.groups.delivery import Delivery
 from assay.reference_broker.queues.messages.address import QueueAddress
 from assay.reference_broker.routing.message import Message
 
-_DeliveryMessage = Callable[[BrokerState, Delivery], Message]
+_DeliveryMessage = Callable[[MqttBroker, Delivery], Message]
 
 
 @mutant("queue-response-topic-lost", "deliveries of a queue have no response topic")
@@ -21,19 +21,19 @@ def response_topic_lost(patch: Patch) -> None:
     def make(original: _DeliveryMessage) -> _DeliveryMessage:
         return lambda self, delivery: msgspec.structs.replace(original(self, delivery), response_topic=None)
 
-    patch.wrap(BrokerState, "delivery_message", make)
+    patch.wrap(MqttBroker, "delivery_message", make)
 
 
 @mutant("queue-correlation-data-lost-at-redelivery", "only first deliveries have the correlation data of the publish")
 def correlation_data_lost(patch: Patch) -> None:
     def make(original: _DeliveryMessage) -> _DeliveryMessage:
-        def delivery_message(self: BrokerState, delivery: Delivery) -> Message:
+        def delivery_message(self: MqttBroker, delivery: Delivery) -> Message:
             message = original(self, delivery)
             return message if delivery.delivery_count == 1 else msgspec.structs.replace(message, correlation_data=None)
 
         return delivery_message
 
-    patch.wrap(BrokerState, "delivery_message", make)
+    patch.wrap(MqttBroker, "delivery_message", make)
 
 
 @mutant("queue-replies-not-enqueued", "a message with correlation data and no response topic is confirmed and dropped")

@@ -9,7 +9,7 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.mqtt.queue_topics import settle_properties
-from assay.reference_broker.mqtt.sessions import message_paths
+from assay.reference_broker.mqtt.sessions import mqtt_broker
 from assay.reference_broker.queues import Outcome
 from assay.reference_broker.queues.delivery import fair_turns, settle_request, settlement
 from assay.reference_broker.queues.delivery.fair_turns import FairTurns
@@ -147,7 +147,7 @@ def never_redelivered(patch: Patch) -> None:
     def make(original: Callable[[Delivery], tuple[tuple[str, str], ...]]) -> _Wrapped:
         return lambda delivery: tuple(pair for pair in original(delivery) if pair[0] != "redelivered")
 
-    patch.wrap(message_paths, "delivery_properties", make)
+    patch.wrap(mqtt_broker, "delivery_properties", make)
 
 
 @mutant("queue-receipts-cut-at-the-first-colon", "receipts are read from the left, so a colon in a name breaks them")

@@ -14,7 +14,7 @@ from assay.reference_broker.core.tenant import Tenant
 from assay.reference_broker.core.tenants import Tenants
 from assay.reference_broker.mqtt.connections import administration
 from assay.reference_broker.mqtt.sessions import transaction_requests
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.queues.limits.limits import QueueLimits
 from assay.reference_broker.queues.messages.address import DEAD_LETTER_PREFIX, QUEUE_PREFIX
@@ -150,7 +150,7 @@ def transactions_unknown(patch: Patch) -> None:
 
 @mutant("queue-transactions-name-any-queue", "a transaction takes any queue that a request names, and creates it")
 def transactions_name_any_queue(patch: Patch) -> None:
-    def queue_of(_state: BrokerState, session: Session, name: str, _may_publish: Callable[[str], bool]) -> str:
+    def queue_of(_state: MqttBroker, session: Session, name: str, _may_publish: Callable[[str], bool]) -> str:
         return name if session.tenant is None else session.tenant.name_in(name)
 
     patch.replace(transaction_requests, "_queue_of", queue_of)

@@ -11,7 +11,7 @@ from assay.conformance.mutants.mqtt311_publish import _defer_qos_2
 from assay.reference_broker.core.routing import Subscription
 from assay.reference_broker.mqtt.connections import handlers, handshake
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, SubscribeOutcome
+from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker, SubscribeOutcome
 from assay.reference_broker.mqtt.sessions.session import Session, Will
 from assay.reference_broker.mqtt.wire.errors import ProtocolError
 from assay.reference_broker.mqtt.wire.packets import SubscriptionRequest, WillFields
@@ -54,7 +54,7 @@ def released_at_qos_0(patch: Patch) -> None:
     waiting = _defer_qos_2(patch)
 
     def make(original: Callable[..., None]) -> Callable[..., None]:
-        def detach(self: BrokerState, session: Session, now: float, *, publish_will: bool) -> None:
+        def detach(self: MqttBroker, session: Session, now: float, *, publish_will: bool) -> None:
             messages = waiting.get(session.client_id, {})
             for packet_id, message in messages.items():
                 messages[packet_id] = msgspec.structs.replace(message, qos=0)
@@ -62,7 +62,7 @@ def released_at_qos_0(patch: Patch) -> None:
 
         return detach
 
-    patch.wrap(BrokerState, "_detach", make)
+    patch.wrap(MqttBroker, "_detach", make)
 
 
 @mutant("v5-no-expiry-behind-a-full-window", "messages that wait for room in the window are sent though they expired")
@@ -78,11 +78,11 @@ def no_expiry_behind_window(patch: Patch) -> None:
 @mutant("v5-retained-with-the-first-identifier", "retained messages carry the identifier that a filter had first")
 def retained_first_identifier(patch: Patch) -> None:
     first: dict[tuple[str, str], int] = {}
-    original = BrokerState.send_retained
+    original = MqttBroker.send_retained
 
-    def send_retained(self: BrokerState, session: Session, subscription: Subscription, now: float) -> None:
+    def send_retained(self: MqttBroker, session: Session, subscription: Subscription, now: float) -> None:
         key = (session.client_id, subscription.topic_filter)
         identifier = first.setdefault(key, subscription.identifier)
         original(self, session, msgspec.structs.replace(subscription, identifier=identifier), now)
 
-    patch.replace(BrokerState, "send_retained", send_retained)
+    patch.replace(MqttBroker, "send_retained", send_retained)

@@ -11,7 +11,7 @@ from assay.conformance.mutants.mqtt5_support import change_sent
 from assay.reference_broker.core.routing import Subscription
 from assay.reference_broker.mqtt.connections import handlers, handshake, inbound
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, SubscribeOutcome
+from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker, SubscribeOutcome
 from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.mqtt.wire import codec
 from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason
@@ -83,7 +83,7 @@ def _refused_user_stays(patch: Patch) -> None:
 
     def close_now(self: MqttConnection, now: float, *, publish_will: bool = True) -> None:
         # What follows the refused CONNECT is an error of its own.
-        if self.error is not None and self.error.reason is Reason.BAD_USER_NAME_OR_PASSWORD:
+        if isinstance(self.error, ProtocolError) and self.error.reason is Reason.BAD_USER_NAME_OR_PASSWORD:
             refused.add(self)
         if self not in refused:
             original(self, now, publish_will=publish_will)
@@ -143,15 +143,15 @@ def left_out(patch: Patch) -> None:
 
 @mutant("v3-clean-sessions-swept-while-connected", "when a client leaves, all clean sessions lose their QoS 2 state")
 def swept(patch: Patch) -> None:
-    original = BrokerState._detach
+    original = MqttBroker._detach
 
-    def detach(self: BrokerState, session: Session, now: float, *, publish_will: bool) -> None:
+    def detach(self: MqttBroker, session: Session, now: float, *, publish_will: bool) -> None:
         original(self, session, now, publish_will=publish_will)
         for other in self.sessions.values():
             if other.expiry_s <= 0:
                 other.inbound_qos2.clear()
 
-    patch.replace(BrokerState, "_detach", detach)
+    patch.replace(MqttBroker, "_detach", detach)
 
 
 @mutant("v3-vendor-prefix-needed", "only client identifiers with the vendor's prefix may subscribe")

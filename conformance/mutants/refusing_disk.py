@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from assay.conformance.mutants import Patch, mutant, variation
-from assay.reference_broker.mqtt.sessions import message_paths
+from assay.reference_broker.mqtt.sessions import mqtt_broker
 from assay.reference_broker.queues import engine
 from assay.reference_broker.queues.jobs import confirms
 from assay.reference_broker.queues.jobs.store import NewRecord
@@ -52,10 +52,10 @@ def retries_at_once(patch: Patch) -> None:
 
 @mutant("refused-reserve-not-for-sessions", "sessions and retained messages fill the disk past its reserve")
 def reserve_not_for_sessions(patch: Patch) -> None:
-    def needs_room(self: message_paths.MessagePaths, message: Message) -> bool:
+    def needs_room(self: mqtt_broker.MqttBroker, message: Message) -> bool:
         return False
 
-    patch.replace(message_paths.MessagePaths, "needs_room", needs_room)
+    patch.replace(mqtt_broker.MqttBroker, "needs_room", needs_room)
 
 
 @mutant("refused-reserve-forgets-others", "what is written without a check is not counted towards the reserve")

@@ -14,7 +14,7 @@ from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker import node
 from assay.reference_broker.core.routing import Subscription
 from assay.reference_broker.mqtt.sessions import session_journal, session_records, session_restore
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.mqtt.sessions.mqtt_broker import ConnectRequest, MqttBroker
 from assay.reference_broker.mqtt.sessions.session import Session, Will
 from assay.reference_broker.mqtt.sessions.session_journal import Change, Entry, KeptSession, SessionJournal
 from assay.reference_broker.mqtt.sessions.session_records import (
@@ -222,7 +222,7 @@ def forgets_received(patch: Patch) -> None:
 @mutant("restart-forgets-identifiers-of-earlier-connections", "a connection that ends takes received identifiers along")
 def forgets_received_earlier(patch: Patch) -> None:
     def make(original: Callable[..., None]) -> Callable[..., None]:
-        def detach(self: BrokerState, session: Session, now: float, *, publish_will: bool) -> None:
+        def detach(self: MqttBroker, session: Session, now: float, *, publish_will: bool) -> None:
             original(self, session, now, publish_will=publish_will)
             # In memory they stay; the log forgets them.
             if session.kept is not None and self.journal is not None:
@@ -230,7 +230,7 @@ def forgets_received_earlier(patch: Patch) -> None:
 
         return detach
 
-    patch.wrap(BrokerState, "_detach", make)
+    patch.wrap(MqttBroker, "_detach", make)
 
 
 @mutant("restart-forgets-flags-of-messages", "messages that wait lose RETAIN and their subscription identifiers")
@@ -354,11 +354,11 @@ def ended_come_back(patch: Patch) -> None:
 
 @mutant("restart-keeps-sessions-without-expiry", "sessions that end with their connection are written down, too")
 def keeps_brief(patch: Patch) -> None:
-    def write_down(self: BrokerState, session: Session) -> None:
+    def write_down(self: MqttBroker, session: Session) -> None:
         if self.journal is not None:
             self.journal.keep(session)
 
-    patch.replace(BrokerState, "_write_down", write_down)
+    patch.replace(MqttBroker, "_write_down", write_down)
     _on_reading(patch, lambda state: _each_session(state, lambda head: _with(expiry_s=head.expiry_s or 600.0)(head)))
 
 
@@ -447,7 +447,7 @@ def takeover_forgotten(patch: Patch) -> None:
     taken: WeakSet[Session] = WeakSet()
 
     def make(original: Callable[..., tuple[Session, bool]]) -> Callable[..., tuple[Session, bool]]:
-        def connect(self: BrokerState, connection: Any, request: ConnectRequest, now: float) -> tuple[Session, bool]:
+        def connect(self: MqttBroker, connection: Any, request: ConnectRequest, now: float) -> tuple[Session, bool]:
             before = self.sessions.get(request.client_id)
             is_taken = before is not None and before.connection is not None
             session, present = original(self, connection, request, now)
@@ -464,7 +464,7 @@ def takeover_forgotten(patch: Patch) -> None:
 
         return collect
 
-    patch.wrap(BrokerState, "connect", make)
+    patch.wrap(MqttBroker, "connect", make)
     patch.wrap(KeptSession, "_collect_subscription", make_collect)
 
 
@@ -483,7 +483,7 @@ def sends_again(patch: Patch) -> None:
     sent: WeakKeyDictionary[Session, Will] = WeakKeyDictionary()
 
     def make_send(original: Callable[..., None]) -> Callable[..., None]:
-        def send_will(self: BrokerState, session: Session, now: float) -> None:
+        def send_will(self: MqttBroker, session: Session, now: float) -> None:
             if session.will is not None:
                 sent[session] = session.will
             original(self, session, now)
@@ -498,7 +498,7 @@ def sends_again(patch: Patch) -> None:
 
         return stored
 
-    patch.wrap(BrokerState, "_send_will", make_send)
+    patch.wrap(MqttBroker, "_send_will", make_send)
     patch.wrap(session_journal, "_stored_session", make_store)
 
 

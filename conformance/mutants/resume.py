@@ -14,35 +14,35 @@ from assay.reference_broker.mqtt.connections import handlers
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.inbound import Inbound
 from assay.reference_broker.mqtt.connections.outbound import Outbound
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.mqtt.sessions.mqtt_broker import ConnectRequest, MqttBroker
 from assay.reference_broker.mqtt.sessions.session import InFlight, Outgoing, Released, Session, SessionConnection
 from assay.reference_broker.mqtt.wire.errors import ProtocolError
 from assay.reference_broker.mqtt.wire.packets import Disconnect, PacketType, Publish
 
-Connect: TypeAlias = Callable[[BrokerState, SessionConnection, ConnectRequest, float], tuple[Session, bool]]
+Connect: TypeAlias = Callable[[MqttBroker, SessionConnection, ConnectRequest, float], tuple[Session, bool]]
 OnRun: TypeAlias = Callable[[Outbound, PacketType, bytes, float], None]
 
 
 def _around_connect(patch: Patch, make: Callable[[Connect], Connect]) -> None:
-    patch.wrap(BrokerState, "connect", make)
+    patch.wrap(MqttBroker, "connect", make)
 
 
 def _at_the_end(patch: Patch, change: Callable[[Session, bool], None]) -> None:
     """Do something to a session whose connection ends; the flag tells whether its client sent DISCONNECT 0x00."""
-    original = BrokerState._detach
+    original = MqttBroker._detach
 
-    def detach(self: BrokerState, session: Session, now: float, *, publish_will: bool) -> None:
+    def detach(self: MqttBroker, session: Session, now: float, *, publish_will: bool) -> None:
         change(session, not publish_will)
         original(self, session, now, publish_will=publish_will)
 
-    patch.replace(BrokerState, "_detach", detach)
+    patch.replace(MqttBroker, "_detach", detach)
 
 
 @mutant("takeover-forgets-open-deliveries", "whoever takes a session over gets none of its unacknowledged messages")
 def takeover_forgets(patch: Patch) -> None:
     def make(original: Connect) -> Connect:
         def connect(
-            self: BrokerState, connection: SessionConnection, request: ConnectRequest, now: float
+            self: MqttBroker, connection: SessionConnection, request: ConnectRequest, now: float
         ) -> tuple[Session, bool]:
             session = self.sessions.get(request.client_id)
             if session is not None and session.connection is not None:
@@ -137,7 +137,7 @@ def _after_clean_start(patch: Patch, take_over: Callable[[Session, Session], Non
 
     def make(original: Connect) -> Connect:
         def connect(
-            self: BrokerState, connection: SessionConnection, request: ConnectRequest, now: float
+            self: MqttBroker, connection: SessionConnection, request: ConnectRequest, now: float
         ) -> tuple[Session, bool]:
             ending = self.sessions.get(request.client_id) if request.clean_start else None
             old = _as_it_is(ending) if ending is not None else None
@@ -169,9 +169,9 @@ def _after_expiry(patch: Patch, take_over: Callable[[Session, Session], None]) -
     ended: dict[str, Session] = {}
 
     def make_end(
-        original: Callable[[BrokerState, Session, float], None],
-    ) -> Callable[[BrokerState, Session, float], None]:
-        def end_session(self: BrokerState, session: Session, now: float) -> None:
+        original: Callable[[MqttBroker, Session, float], None],
+    ) -> Callable[[MqttBroker, Session, float], None]:
+        def end_session(self: MqttBroker, session: Session, now: float) -> None:
             ended[session.client_id] = _as_it_is(session)
             original(self, session, now)
 
@@ -179,7 +179,7 @@ def _after_expiry(patch: Patch, take_over: Callable[[Session, Session], None]) -
 
     def make_connect(original: Connect) -> Connect:
         def connect(
-            self: BrokerState, connection: SessionConnection, request: ConnectRequest, now: float
+            self: MqttBroker, connection: SessionConnection, request: ConnectRequest, now: float
         ) -> tuple[Session, bool]:
             session, present = original(self, connection, request, now)
             old = ended.get(request.client_id)
@@ -189,7 +189,7 @@ def _after_expiry(patch: Patch, take_over: Callable[[Session, Session], None]) -
 
         return connect
 
-    patch.wrap(BrokerState, "end_session", make_end)
+    patch.wrap(MqttBroker, "end_session", make_end)
     _around_connect(patch, make_connect)
 
 
@@ -243,7 +243,7 @@ def unknown_pubrel_ends(patch: Patch) -> None:
 def takeover_goes_on(patch: Patch) -> None:
     def make(original: Connect) -> Connect:
         def connect(
-            self: BrokerState, connection: SessionConnection, request: ConnectRequest, now: float
+            self: MqttBroker, connection: SessionConnection, request: ConnectRequest, now: float
         ) -> tuple[Session, bool]:
             session = self.sessions.get(request.client_id)
             if session is not None and session.connection is not None and not request.clean_start:

@@ -12,8 +12,8 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker import node
+from assay.reference_broker.core.output_gate import OutputGate
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
-from assay.reference_broker.mqtt.connections.output_gate import OutputGate
 from assay.reference_broker.mqtt.sessions import session_restore
 from assay.reference_broker.mqtt.sessions.session_journal import Change, Entry, KeptSession, SessionJournal
 from assay.reference_broker.mqtt.sessions.session_records import ENTRY, INBOUND, PROGRESS, SESSION, StoredState

@@ -15,7 +15,7 @@ from assay.reference_broker.mqtt.connections import connection as connections
 from assay.reference_broker.mqtt.connections import handlers
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.inbound import Inbound
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.mqtt.sessions.sending import Sending
 from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.mqtt.wire.errors import ProtocolError
@@ -196,12 +196,12 @@ def burst_cuts_reader(patch: Patch) -> None:
     "a-pause-of-a-consumer-loses-deliveries", "what a queue's consumer had no room for at once is never given to it"
 )
 def pause_loses_deliveries(patch: Patch) -> None:
-    def room_appeared(self: BrokerState, session: Session, now: float) -> None:
+    def room_appeared(self: MqttBroker, session: Session, now: float) -> None:
         session.stalled_consumers.clear()
         original(self, session, now)
 
-    original = BrokerState.room_appeared
-    patch.replace(BrokerState, "room_appeared", room_appeared)
+    original = MqttBroker.room_appeared
+    patch.replace(MqttBroker, "room_appeared", room_appeared)
 
 
 @mutant("retained-beyond-the-window-lost", "retained messages that do not fit into the window at once are lost")
@@ -222,7 +222,7 @@ def retained_lost(patch: Patch) -> None:
 @variation("deliveries-wait-for-readers-early", "deliveries wait as soon as a client has ten kilobytes to read")
 def wait_early(patch: Patch) -> None:
     def make(original: Callable[..., None]) -> Callable[..., None]:
-        def initialise(self: MqttConnection, broker: BrokerState, *rest: object, **named: object) -> None:
+        def initialise(self: MqttConnection, broker: MqttBroker, *rest: object, **named: object) -> None:
             mqtt = msgspec.structs.replace(broker.config.mqtt, unread_high_water_bytes=_EARLY_BYTES)
             broker.config = msgspec.structs.replace(broker.config, mqtt=mqtt)
             original(self, broker, *rest, **named)

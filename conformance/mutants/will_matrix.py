@@ -9,7 +9,7 @@ import msgspec
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.mqtt.connections import handlers, handshake
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.mqtt.sessions.mqtt_broker import ConnectRequest, MqttBroker
 from assay.reference_broker.mqtt.sessions.retained import RetainedStore
 from assay.reference_broker.mqtt.sessions.session import Session, SessionConnection, Will
 from assay.reference_broker.mqtt.wire.errors import Reason
@@ -32,19 +32,19 @@ def _on_disconnect(patch: Patch, change: Callable[[Session, Disconnect], None]) 
     patch.wrap(handlers, "_on_disconnect", make)
 
 
-def _on_connect(patch: Patch, change: Callable[[BrokerState, Session, ConnectRequest, float], None]) -> None:
+def _on_connect(patch: Patch, change: Callable[[MqttBroker, Session, ConnectRequest, float], None]) -> None:
     """Do something to the session that a new connection finds, before the broker acts on it."""
-    original = BrokerState.connect
+    original = MqttBroker.connect
 
     def connect(
-        self: BrokerState, connection: SessionConnection, request: ConnectRequest, now: float
+        self: MqttBroker, connection: SessionConnection, request: ConnectRequest, now: float
     ) -> tuple[Session, bool]:
         session = self.sessions.get(request.client_id)
         if session is not None:
             change(self, session, request, now)
         return original(self, connection, request, now)
 
-    patch.replace(BrokerState, "connect", connect)
+    patch.replace(MqttBroker, "connect", connect)
 
 
 def _without_delay(session: Session) -> None:
@@ -78,7 +78,7 @@ def leaves_waiting(patch: Patch) -> None:
 
 @mutant("v5-takeover-ignores-will-delay", "a takeover publishes the will at once, whatever its delay")
 def takeover_ignores_delay(patch: Patch) -> None:
-    def change(_broker: BrokerState, session: Session, _request: ConnectRequest, _now: float) -> None:
+    def change(_broker: MqttBroker, session: Session, _request: ConnectRequest, _now: float) -> None:
         if session.connection is not None:
             _without_delay(session)
 
@@ -87,7 +87,7 @@ def takeover_ignores_delay(patch: Patch) -> None:
 
 @mutant("v5-coming-back-publishes-the-will", "a will that waits is published when its client comes back")
 def coming_back_publishes(patch: Patch) -> None:
-    def change(broker: BrokerState, session: Session, _request: ConnectRequest, now: float) -> None:
+    def change(broker: MqttBroker, session: Session, _request: ConnectRequest, now: float) -> None:
         if session.will_timer is not None:
             session.will_timer.cancel()
             broker._send_will(session, now)
@@ -97,7 +97,7 @@ def coming_back_publishes(patch: Patch) -> None:
 
 @variation("v5-clean-start-cancels-the-will", "a client that is back in time has no will, with Clean Start 1 either")
 def clean_start_cancels(patch: Patch) -> None:
-    def change(_broker: BrokerState, session: Session, _request: ConnectRequest, _now: float) -> None:
+    def change(_broker: MqttBroker, session: Session, _request: ConnectRequest, _now: float) -> None:
         if session.will_timer is not None:
             session.will_timer.cancel()
             session.will = session.will_timer = None
@@ -136,13 +136,13 @@ def deletes_nothing(patch: Patch) -> None:
 @mutant("v5-will-expiry-counts-from-connect", "the message expiry of a will begins when it is deposited")
 def expiry_from_connect(patch: Patch) -> None:
     deposited_at: dict[str, float] = {}
-    original = BrokerState._send_will
+    original = MqttBroker._send_will
 
     def note(connection: MqttConnection, message: Message) -> Message:
         deposited_at[message.topic] = connection.broker.now
         return message
 
-    def send_will(self: BrokerState, session: Session, now: float) -> None:
+    def send_will(self: MqttBroker, session: Session, now: float) -> None:
         will = session.will
         if will is not None and will.message.expires_at:
             waited_s = now - deposited_at[will.message.topic]
@@ -151,7 +151,7 @@ def expiry_from_connect(patch: Patch) -> None:
         original(self, session, now)
 
     _change_message(patch, note)
-    patch.replace(BrokerState, "_send_will", send_will)
+    patch.replace(MqttBroker, "_send_will", send_will)
 
 
 @mutant("v5-retained-will-never-expires", "a retained will is kept without its message expiry")

@@ -152,7 +152,7 @@ class Route:
         self.known_right_at = 0
         """How many changes of filters with wildcards the tree had seen when this was last known to be right."""
         self.work = work
-        """What a message for them takes; see :attr:`MessagePaths.work`."""
+        """What a message for them takes; see :attr:`Broker.work`."""
 
 
 class _Node:
@@ -296,7 +296,7 @@ class SubscriptionTree(FilterTree[_Node]):
         return route
 
     def take_cost(self) -> int:
-        """What it took lately to find out who gets topics; see :attr:`MessagePaths.work`."""
+        """What it took lately to find out who gets topics; see :attr:`Broker.work`."""
         cost, self.walked = self.walked >> 5, 0
         return cost
 

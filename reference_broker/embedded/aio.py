@@ -28,7 +28,7 @@ from assay.reference_broker.embedded.subscription import MAX_BUFFER, AsyncSubscr
 from assay.reference_broker.embedded.transaction import AsyncTransaction, Producers
 from assay.reference_broker.embedded.turns import EngineTurns
 from assay.reference_broker.mqtt.queue_topics.publish_properties import read_options
-from assay.reference_broker.mqtt.sessions.broker_state import default_group
+from assay.reference_broker.mqtt.sessions.mqtt_broker import default_group
 from assay.reference_broker.queues import QueueError, QueueStats
 from assay.reference_broker.queues.dead_letters.dead_letters import ORIGINAL_QUEUE, REASON
 from assay.reference_broker.queues.messages.address import dead_letter_name

@@ -16,7 +16,7 @@ and knows the quota). Three ways lead on:
   are, they are forwarded as one slice; at QoS 1 and 2 with packet ids restamped by strided slices
   (``mqtt.batches.runs``), and the session remembers the run as one object. The plan who gets them is remembered per
   prefix and dies with the tree's epoch.
-- *One message*: ``mqtt.sessions.message_paths`` asks ``core.routing`` for the (cached) route; each
+- *One message*: ``mqtt.sessions.mqtt_broker`` asks ``core.routing`` for the (cached) route; each
   ``mqtt.sessions.session`` sends it now or queues it. A cached route is held against the filters that changed since
   (``core.filter_changes``), found by the topic's own levels; topics that match the same filters share their receivers.
 - *A queue message*: ``queues.engine.publish`` collects it for its partition; a topic that ends in ``$ack``, ``$nack``

@@ -8,7 +8,7 @@ import msgspec
 
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.phase import Phase
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.mqtt.sessions.mqtt_broker import ConnectRequest, MqttBroker
 from assay.reference_broker.mqtt.sessions.session import Session, SessionConnection
 from assay.reference_broker.mqtt.wire.codec import decode_packet, encode_connect
 from assay.reference_broker.mqtt.wire.errors import MalformedPacketError, ProtocolError
@@ -109,7 +109,7 @@ class _UnknownLevelAnsweredInFive(MqttConnection):
             super()._on_packet(header, data, body, end, now)
 
 
-class _SessionPresentNever(BrokerState):
+class _SessionPresentNever(MqttBroker):
     def connect(self, connection: SessionConnection, request: ConnectRequest, now: float) -> tuple[Session, bool]:
         return super().connect(connection, request, now)[0], False
 

@@ -7,7 +7,7 @@ import msgspec
 from assay.reference_broker.core.routing import Route, Subscription, SubscriptionTree
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.phase import Phase
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, SubscribeOutcome
+from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker, SubscribeOutcome
 from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.mqtt.wire.codec import frame
 from assay.reference_broker.mqtt.wire.packets import V311, Packet, PacketType
@@ -35,7 +35,7 @@ class _NothingGranted(MqttConnection):
             super()._on_packet(header, data, body, end, now)
 
 
-class _SpacesRefused(BrokerState):
+class _SpacesRefused(MqttBroker):
     def subscribe(
         self, session: Session, topic_filter: str, subscription: Subscription, group: str | None, now: float
     ) -> SubscribeOutcome:
@@ -45,7 +45,7 @@ class _SpacesRefused(BrokerState):
         return super().subscribe(session, topic_filter, subscription, group, now)
 
 
-class _ResubscribeKeepsQos(BrokerState):
+class _ResubscribeKeepsQos(MqttBroker):
     def subscribe(
         self, session: Session, topic_filter: str, subscription: Subscription, group: str | None, now: float
     ) -> SubscribeOutcome:
@@ -55,7 +55,7 @@ class _ResubscribeKeepsQos(BrokerState):
         return super().subscribe(session, topic_filter, subscription, group, now)
 
 
-class _RetainAsPublishedKept(BrokerState):
+class _RetainAsPublishedKept(MqttBroker):
     def subscribe(
         self, session: Session, topic_filter: str, subscription: Subscription, group: str | None, now: float
     ) -> SubscribeOutcome:

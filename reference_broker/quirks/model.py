@@ -11,7 +11,7 @@ from assay.reference_broker.core.routing import SubscriptionTree
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.inbound import Inbound
 from assay.reference_broker.mqtt.connections.outbound import Outbound
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.mqtt.sessions.session import Session
 
 _T = TypeVar("_T")
@@ -34,7 +34,7 @@ class Quirk(msgspec.Struct, frozen=True, kw_only=True):
     connection: type[MqttConnection] | None = None
     inbound: type[Inbound] | None = None
     outbound: type[Outbound] | None = None
-    state: type[BrokerState] | None = None
+    state: type[MqttBroker] | None = None
     session: type[Session] | None = None
     tree: type[SubscriptionTree] | None = None
 
@@ -53,7 +53,7 @@ class NodeClasses(msgspec.Struct, frozen=True, kw_only=True):
     """What a node builds its broker from."""
 
     connection: type[MqttConnection] = MqttConnection
-    state: type[BrokerState] = BrokerState
+    state: type[MqttBroker] = MqttBroker
 
 
 def combine(quirks: Iterable[Quirk]) -> NodeClasses:
@@ -74,7 +74,7 @@ def combine(quirks: Iterable[Quirk]) -> NodeClasses:
         ),
         state=_mixed(
             "QuirkyState",
-            BrokerState,
+            MqttBroker,
             (quirk.state for quirk in quirks),
             {"session_class": session, "tree_class": tree},
         ),

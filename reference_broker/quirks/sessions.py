@@ -9,13 +9,15 @@ from typing import ClassVar
 import msgspec
 
 from assay.reference_broker.config import BrokerConfig
+from assay.reference_broker.core.clients import Client
 from assay.reference_broker.mqtt.connections.inbound import Inbound
 from assay.reference_broker.mqtt.connections.outbound import Outbound
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.mqtt.sessions.mqtt_broker import ConnectRequest, MqttBroker
 from assay.reference_broker.mqtt.sessions.session import Session, SessionConnection
 from assay.reference_broker.mqtt.wire.codec import decode_packet
 from assay.reference_broker.mqtt.wire.packets import Publish
 from assay.reference_broker.queues import QueueEngine
+from assay.reference_broker.queues.engine import Asked
 from assay.reference_broker.quirks.model import Quirk
 from assay.reference_broker.routing.message import Message, changed
 from assay.reference_broker.trace.schema import Tracer
@@ -24,21 +26,21 @@ _FINDINGS = "docs/findings/mqtt.md"
 _MOST_REMEMBERED = 10_000
 
 
-class _NeedsSubscriptions(BrokerState):
+class _NeedsSubscriptions(MqttBroker):
     def _detach(self, session: Session, now: float, *, publish_will: bool) -> None:
         if not session.subscriptions:
             session.expiry_s = 0.0
         super()._detach(session, now, publish_will=publish_will)
 
 
-class _NeedsQosOne(BrokerState):
+class _NeedsQosOne(MqttBroker):
     def _detach(self, session: Session, now: float, *, publish_will: bool) -> None:
         if not any(subscription.qos for subscription in session.subscriptions.values()):
             session.expiry_s = 0.0
         super()._detach(session, now, publish_will=publish_will)
 
 
-class _IdentifiersOutliveSession(BrokerState):
+class _IdentifiersOutliveSession(MqttBroker):
     def __init__(
         self, config: BrokerConfig, engine: QueueEngine, rng: random.Random, tracer: Tracer | None = None
     ) -> None:
@@ -57,7 +59,7 @@ class _IdentifiersOutliveSession(BrokerState):
         return session
 
 
-class _CleanSessionKept(BrokerState):
+class _CleanSessionKept(MqttBroker):
     def connect(self, connection: SessionConnection, request: ConnectRequest, now: float) -> tuple[Session, bool]:
         kept = msgspec.structs.replace(request, clean_start=False, expiry_s=inf)
         return super().connect(connection, kept, now)
@@ -77,7 +79,7 @@ class _InFlightLost(Session):
         super().resume(now)
 
 
-class _PassesDuplicates(BrokerState):
+class _PassesDuplicates(MqttBroker):
     duplicate_at_hand = False
     """Whether the PUBLISH that is being handled has the DUP flag."""
 
@@ -109,7 +111,7 @@ class _SendsDuplicateAtAnyQos(_SendsDuplicate):
     lowest_qos: ClassVar[int] = 0
 
 
-class _AtGrantedQos(BrokerState):
+class _AtGrantedQos(MqttBroker):
     _will_at_hand = False
 
     def _send_will(self, session: Session, now: float) -> None:
@@ -117,10 +119,10 @@ class _AtGrantedQos(BrokerState):
         super()._send_will(session, now)
         self._will_at_hand = False
 
-    def _fan_out(self, message: Message, publisher: Session | None) -> bool:
+    def fan_out(self, message: Message, publisher: Client | None, asked: Asked = None) -> bool:
         if not self._will_at_hand:
             message = changed(message, qos=2)
-        return super()._fan_out(message, publisher)
+        return super().fan_out(message, publisher, asked)
 
 
 class _OneByOne(Inbound):

@@ -9,7 +9,7 @@ import msgspec
 
 from assay.reference_broker.core.routing import Route, Subscription, SubscriptionTree
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.mqtt.wire.packets import (
     V5,
@@ -150,7 +150,7 @@ def _speaks_5(session: Session) -> bool:
     return isinstance(session.connection, MqttConnection) and session.connection.version == V5
 
 
-class _SharedOutlivesUnsubscribe(BrokerState):
+class _SharedOutlivesUnsubscribe(MqttBroker):
     def unsubscribe(self, session: Session, topic_filter: str, now: float) -> bool:
         if topic_filter.startswith(SHARE_PREFIX):
             return topic_filter in session.subscriptions
@@ -168,18 +168,18 @@ def _only_when_new(request: SubscriptionRequest) -> SubscriptionRequest:
     return msgspec.structs.replace(request, retain_handling=max(1, request.retain_handling))
 
 
-class _RetainedWithoutIdentifier(BrokerState):
+class _RetainedWithoutIdentifier(MqttBroker):
     def send_retained(self, session: Session, subscription: Subscription, now: float) -> None:
         super().send_retained(session, msgspec.structs.replace(subscription, identifier=0), now)
 
 
-class _RetainedNotForWildcards(BrokerState):
+class _RetainedNotForWildcards(MqttBroker):
     def send_retained(self, session: Session, subscription: Subscription, now: float) -> None:
         if not has_wildcard(subscription.topic_filter):
             super().send_retained(session, subscription, now)
 
 
-class _RetainedAtQosZero(BrokerState):
+class _RetainedAtQosZero(MqttBroker):
     def send_retained(self, session: Session, subscription: Subscription, now: float) -> None:
         super().send_retained(session, msgspec.structs.replace(subscription, qos=0), now)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.phase import Phase
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.mqtt.sessions.mqtt_broker import ConnectRequest, MqttBroker
 from assay.reference_broker.mqtt.sessions.session import Session, SessionConnection, Will
 from assay.reference_broker.mqtt.wire.codec import check_reason
 from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason
@@ -61,7 +61,7 @@ class _SecondConnectLosesWill(MqttConnection):
         self.close_now(now, publish_will=False)
 
 
-class _DelayOutlastsConnection(BrokerState):
+class _DelayOutlastsConnection(MqttBroker):
     def _detach(self, session: Session, now: float, *, publish_will: bool) -> None:
         will = session.will
         if publish_will and will is not None and will.delay_s and session.expiry_s <= 0:
@@ -74,7 +74,7 @@ class _DelayOutlastsConnection(BrokerState):
         self._send_will(session, now)
 
 
-class _DelayedWillLost(BrokerState):
+class _DelayedWillLost(MqttBroker):
     def _detach(self, session: Session, now: float, *, publish_will: bool) -> None:
         will = session.will
         if will is not None and will.delay_s and session.expiry_s <= 0:
@@ -82,7 +82,7 @@ class _DelayedWillLost(BrokerState):
         super()._detach(session, now, publish_will=publish_will)
 
 
-class _TakeoverLosesWill(BrokerState):
+class _TakeoverLosesWill(MqttBroker):
     def connect(self, connection: SessionConnection, request: ConnectRequest, now: float) -> tuple[Session, bool]:
         session = self.sessions.get(request.client_id)
         if session is not None and session.connection is not None:

@@ -8,7 +8,7 @@ import ipaddress
 import msgspec
 
 from assay.reference_broker.config import ListenerConfig, Transport, is_loopback
-from assay.reference_broker.server.tcp import LINGER_S, MqttProtocol, NodeDriver
+from assay.reference_broker.server.tcp import LINGER_S, NodeDriver, SocketProtocol
 from assay.reference_broker.server.tls import server_context
 from assay.reference_broker.server.websocket_layer import WebSocketLayer
 
@@ -51,8 +51,8 @@ async def start_listener(driver: NodeDriver, listener: ListenerConfig, where: st
     loopback = is_loopback(listener.host)
     named = tls is not None and tls.use_certificate_name_as_username
 
-    def plain() -> MqttProtocol:
-        return MqttProtocol(driver, loopback=loopback, limit=listener.max_connections, name_from_certificate=named)
+    def plain() -> SocketProtocol:
+        return SocketProtocol(driver, loopback=loopback, limit=listener.max_connections, name_from_certificate=named)
 
     def framed() -> asyncio.Protocol:
         unread_bytes = driver.node.config.mqtt.max_unread_bytes

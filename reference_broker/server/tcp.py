@@ -11,7 +11,9 @@ import ssl
 from collections.abc import Callable
 from typing import cast
 
-from assay.reference_broker.mqtt.connections.connection import MqttConnection
+from assay.reference_broker.core.connection import Connection
+from assay.reference_broker.core.protocols import MQTT, detect
+from assay.reference_broker.core.rates import arrival_key
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.queues import SyncJob
 from assay.reference_broker.server.accepting import Acceptor, bind
@@ -29,20 +31,35 @@ _AFTER_BUG_S = 1.0
 """What a bug left undone in a turn is tried again then, or with the next input."""
 
 
-class MqttProtocol(asyncio.Protocol):
+class SocketProtocol(asyncio.Protocol):
     """One client connection."""
 
-    def __init__(self, driver: NodeDriver, *, loopback: bool, limit: int, name_from_certificate: bool = False) -> None:
-        """``name_from_certificate``: the client's certificate says who it is (only over TLS that requires one)."""
+    def __init__(
+        self,
+        driver: NodeDriver,
+        *,
+        loopback: bool,
+        limit: int,
+        name_from_certificate: bool = False,
+        protocols: tuple[str, ...] = (MQTT,),
+    ) -> None:
+        """``name_from_certificate``: the client's certificate says who it is (only over TLS that requires one).
+
+        ``protocols``: what the listener speaks; among several the client's first bytes decide.
+        """
+        self._protocols = protocols
+        self._opening: bytearray | None = None
+        """What has come while it is not known yet what the client speaks."""
         self._driver = driver
         self._name_from_certificate = name_from_certificate
         self._loopback = loopback
         self._limit = limit
         self._transport: asyncio.Transport | None = None
-        self._connection: MqttConnection | None = None
+        self._connection: Connection | None = None
         self._linger: asyncio.TimerHandle | None = None
         self._reading_paused = False
         self._is_new = True
+        self._certificate_name: str | None = None
         self._has_tls = False
 
     @property
@@ -61,27 +78,63 @@ class MqttProtocol(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self._has_tls = transport.get_extra_info("sslcontext") is not None
         transport.set_write_buffer_limits(high=node.config.mqtt.unread_high_water_bytes)
-        certificate_name = None
         if self._name_from_certificate:
-            certificate_name = certificate_common_name(transport.get_extra_info("peercert"))
-            if certificate_name is None:
+            self._certificate_name = certificate_common_name(transport.get_extra_info("peercert"))
+            if self._certificate_name is None:
                 problem = f"the certificate of {peer} has no common name, or several"
                 self._driver.warn("certificate", f"connection refused: {problem}")
                 transport.abort()
                 return
-        self._connection = node.accept(
-            str(peer),
+        if len(self._protocols) == 1:
+            self._accept(transport, self._protocols[0], now)
+            return
+        self._opening = bytearray()
+        source = _source(transport)
+        node.state.connecting.add(self, str(peer) if source is None else arrival_key(*source), now)
+        self._linger = self._driver.loop.call_later(node.config.mqtt.connect_timeout_s, transport.abort)
+
+    def give_way(self, now: float) -> None:
+        """As :class:`assay.reference_broker.core.newcomers.Newcomer`, while it is not known what the client speaks."""
+        self.abort()
+
+    def _accept(self, transport: asyncio.Transport, protocol: str, now: float) -> None:
+        self._connection = self._driver.node.accept(
+            str(transport.get_extra_info("peername")),
             now,
+            protocol=protocol,
             loopback=self._loopback,
-            certificate_name=certificate_name,
+            certificate_name=self._certificate_name,
             source=_source(transport),
         )
         self._driver.protocols[self._connection] = self
         self._driver.arm_timer()
 
+    def _find_out(self, data: bytes) -> bytes:
+        """What a client speaks whose first bytes come; returns those once that is known, nothing before."""
+        node, transport = self._driver.node, self._transport
+        assert self._opening is not None
+        self._opening += data
+        opening = bytes(self._opening)
+        protocol = detect(opening, self._protocols, node.protocols)
+        if protocol is None or transport is None:
+            return b""
+        self._stop_finding_out()
+        self._accept(transport, protocol, self._driver.clock.now())
+        return opening
+
+    def _stop_finding_out(self) -> None:
+        if self._opening is not None:
+            self._opening = None
+            self._driver.node.state.connecting.remove(self)
+            if self._linger is not None:
+                self._linger.cancel()
+                self._linger = None
+
     def data_received(self, data: bytes) -> None:
+        if self._opening is not None:
+            data = self._find_out(data)
         connection = self._connection
-        if connection is not None:
+        if connection is not None and data:
             driver = self._driver
             driver.node.receive(connection, data, driver.clock.now())
             driver.schedule_turn()
@@ -90,6 +143,7 @@ class MqttProtocol(asyncio.Protocol):
                 self._transport.pause_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._stop_finding_out()
         connection, self._connection = self._connection, None
         # Over WebSocket it holds this protocol.
         self._transport = None
@@ -119,15 +173,15 @@ class MqttProtocol(asyncio.Protocol):
             return
         data = connection.take_output()
         if data:
-            if self._is_new and connection.session is not None:
+            if self._is_new and connection.client_id:
                 self._is_new = False
                 log.debug("%s is client %s", connection.peer, connection.client_id)
             transport.write(data)
         backlog = unsent_bytes(transport) if self._has_tls else transport.get_write_buffer_size()
         if backlog or connection.noted_unread_bytes:
             connection.note_backlog(backlog, len(data), self._driver.clock.now())
-            if connection.closing and (farewell := connection.take_output()):
-                transport.write(farewell)
+            if connection.closing and (last := connection.take_output()):
+                transport.write(last)
         if connection.may_close and self._linger is None:
             if connection.error is not None:
                 self._driver.tell_of_client(connection.peer, connection.error, connection.client_id)
@@ -150,7 +204,7 @@ class NodeDriver:
         self.node = node
         self.clock = clock
         self.loop = asyncio.get_running_loop()
-        self.protocols: dict[MqttConnection, MqttProtocol] = {}
+        self.protocols: dict[Connection, SocketProtocol] = {}
         self._turn_scheduled = False
         self._clock_moved = False
         self._timer: asyncio.TimerHandle | None = None
@@ -239,7 +293,7 @@ class NodeDriver:
         self._webhooks.pump()
         self.arm_timer()
 
-    def _flush(self, protocol: MqttProtocol) -> None:
+    def _flush(self, protocol: SocketProtocol) -> None:
         try:
             protocol.flush()
         except Exception:

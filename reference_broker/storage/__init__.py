@@ -24,7 +24,7 @@ write buffer, small appends wait as records and become one batch. A sync covers 
 confirms it; after it, the ``durable.mark`` moves and sealed segments get their index files. A failed sync is sticky
 until the log is opened again; what nobody relied on (``unsynced_counts``) is cut off then, and nothing else. While the
 disk has less than ``disk_reserve_bytes`` left, appends are refused, so that settlements, which free segments, still
-find room. So is what sessions and retained messages would keep (``MessagePaths.take_room``), before anything of it
+find room. So is what sessions and retained messages would keep (``MqttBroker.take_room``), before anything of it
 happens; acknowledgements, removals and connections are written into the reserve, and the log of the sessions is
 compacted however little was written.
 

@@ -171,10 +171,11 @@ def check_node(node: BrokerNode, open_connections: int) -> None:
     )
     _require(filters_bytes == state.filter_memory.used, "filter bytes miscounted", f"{filters_bytes}")
     _require(filters_bytes <= state.filter_memory.limit, "bound: filter bytes", f"{filters_bytes}")
-    inbounds = [connection.inbound for connection in node._connections]
+    connections = [connection for connection in node._connections if isinstance(connection, MqttConnection)]
+    inbounds = [connection.inbound for connection in connections]
     aliases = sum(inbound._alias_bytes for inbound in inbounds)
     _require(aliases == state.alias_memory.used, "alias bytes miscounted", f"{aliases}")
-    partial = sum(len(connection._partial) for connection in node._connections)
+    partial = sum(len(connection._partial) for connection in connections)
     _require(partial == state.partial_packets.used_bytes, "partial packets miscounted", f"{partial}")
     _require(partial <= state.partial_packets.limit_bytes, "bound: partial packets", f"{partial}")
     plans = sum(inbound._plan_bytes for inbound in inbounds)

@@ -6,6 +6,7 @@ import random
 from collections import deque
 from contextlib import nullcontext
 
+from assay.reference_broker.mqtt.wire.errors import ProtocolError
 from assay.sim.fuzz.actions import Action, Advance, Drain, Lose, Open, Probe, Restart, Send, Sync
 from assay.sim.fuzz.corpus import Corpus, Feature
 from assay.sim.fuzz.grammar import Grammar
@@ -147,6 +148,7 @@ def _state_of(world: World, number: int) -> Feature:
             bool(session.stalled_consumers),
             session.connection is connection,
         )
-    broken = connection.error.statement if connection.error is not None else ""
-    reason = int(connection.error.reason) if connection.error is not None else 0
+    error = connection.error
+    broken = error.statement if isinstance(error, ProtocolError) else ""
+    reason = int(error.reason) if isinstance(error, ProtocolError) else 0
     return (connection.version, connection.phase.name, broken, reason, *filled)

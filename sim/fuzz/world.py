@@ -21,6 +21,7 @@ from assay.conformance.wire import (
     describe,
     encode,
 )
+from assay.reference_broker.core.connection import Connection
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.queues import SyncJob
@@ -49,7 +50,8 @@ _LONGEST_WAIT_S = 1.5 * 65_535 + 60
 class Slot:
     """One client's transport."""
 
-    def __init__(self, connection: MqttConnection) -> None:
+    def __init__(self, connection: Connection) -> None:
+        assert isinstance(connection, MqttConnection)
         self.connection = connection
         self.decoder: Decoder | None = None
         self.first = True
@@ -229,7 +231,9 @@ class World:
             with _broker_code():
                 dirty = self.node.take_dirty(self.now)
                 self._jobs += self.node.take_sync_jobs(self.now)
-            by_connection = {slot.connection: slot for slot in self._all_slots()} if dirty else {}
+            by_connection: dict[Connection, Slot] = {}
+            if dirty:
+                by_connection.update({slot.connection: slot for slot in self._all_slots()})
             for connection in dirty:
                 slot = by_connection.get(connection)
                 if slot is not None:

@@ -18,7 +18,7 @@ from assay.conformance.registry import (
     load_statements,
 )
 from assay.conformance.targets import CAPABILITIES, load_target, shipped_targets
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.trace.conformance import ClauseStatus
 
 CASES = load_cases()
@@ -141,10 +141,10 @@ def test_a_case_id_used_twice_is_refused() -> None:
 
 
 def test_a_mutant_is_undone_at_the_end() -> None:
-    original = BrokerState.next_client_id
+    original = MqttBroker.next_client_id
     with applied("v3-empty-client-ids-shared"):
-        assert BrokerState.next_client_id is not original
-    assert BrokerState.next_client_id is original
+        assert MqttBroker.next_client_id is not original
+    assert MqttBroker.next_client_id is original
 
 
 @pytest.mark.parametrize("name", all_mutants())

@@ -9,7 +9,7 @@ from assay.reference_broker.core import routing
 from assay.reference_broker.core.routing import subscription_bytes
 from assay.reference_broker.mqtt.connections import inbound
 from assay.reference_broker.mqtt.connections.inbound import ALIAS_BYTES
-from assay.reference_broker.mqtt.sessions import broker_state
+from assay.reference_broker.mqtt.sessions import mqtt_broker
 from assay.reference_broker.mqtt.sessions.retained import LEVEL_BYTES
 from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.mqtt.wire.codec import encode_packet
@@ -345,7 +345,7 @@ def test_routes_to_many_receivers_count_them(make_world: type[World], monkeypatc
 
 def test_plans_are_bounded_for_one_and_for_all(make_world: type[World], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbound, "MAX_PLAN_BYTES", 20_000)
-    monkeypatch.setattr(broker_state, "MAX_ALL_PLAN_BYTES", 50_000)
+    monkeypatch.setattr(mqtt_broker, "MAX_ALL_PLAN_BYTES", 50_000)
     world = make_world()
     subscriber = world.subscribed("#")
     publishers = [world.connect(f"p{number}") for number in range(6)]

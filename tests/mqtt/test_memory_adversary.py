@@ -15,7 +15,7 @@ import pytest
 from assay.reference_broker.config import BrokerConfig, MqttConfig, parse_config
 from assay.reference_broker.core import routing
 from assay.reference_broker.mqtt.connections import inbound
-from assay.reference_broker.mqtt.sessions import broker_state
+from assay.reference_broker.mqtt.sessions import mqtt_broker
 from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.mqtt.wire.codec import encode_packet
 
@@ -159,7 +159,7 @@ def test_what_is_held_stays_below_the_sum_of_the_bounds(
     attack: Callable[[World, list[Client], random.Random], None],
 ) -> None:
     monkeypatch.setattr(inbound, "MAX_PLAN_BYTES", _ROUTE_BYTES)
-    monkeypatch.setattr(broker_state, "MAX_ALL_PLAN_BYTES", _ROUTE_BYTES)
+    monkeypatch.setattr(mqtt_broker, "MAX_ALL_PLAN_BYTES", _ROUTE_BYTES)
     monkeypatch.setattr(routing, "MAX_CACHED_ROUTE_BYTES", _ROUTE_BYTES)
     queues = {"max_memory_bytes": _QUEUE_BYTES, "defaults": {"durability": "memory", "partitions": 1}}
     config = msgspec.structs.replace(parse_config({"queues": queues}), mqtt=_LIMITS)

@@ -150,14 +150,14 @@ def test_who_publishes_to_queues_on_disk_does_not_wait_for_those_in_memory() -> 
     }
     config = parse_config({"data_dir": "/nowhere", "queues": queues})
     node = BrokerNode(config, MemoryDisk(), random.Random(1), 1_000.0)
-    engine = node.engine
+    engine, topics = node.engine, node.state.topics
     for _ in range(500):
-        if engine.is_pressed("$queue/m", None):
+        if engine.is_pressed(topics.read("$queue/m").address):
             break
         QueueTopics(engine).publish(Message(topic="$queue/m", payload=b"x" * 400), 1_000.0)
-    assert engine.is_pressed("$queue/m", None)
-    assert engine.is_pressed("$queue/m/key", None)
-    assert not engine.is_pressed("$queue/d", None)
-    assert not engine.is_pressed("$queue/d/$ack", None)
-    assert not engine.is_pressed("$queue/unknown", None)
+    assert engine.is_pressed(topics.read("$queue/m").address)
+    assert engine.is_pressed(topics.read("$queue/m/key").address)
+    assert not engine.is_pressed(topics.read("$queue/d").address)
+    assert not engine.is_pressed(topics.read("$queue/d/$ack").address)
+    assert not engine.is_pressed(topics.read("$queue/unknown").address)
     node.close(1_000.0)

@@ -8,7 +8,7 @@ import pytest
 
 from assay.reference_broker.config import BrokerConfig, SysConfig
 from assay.reference_broker.core.routing import Subscription
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState, ConnectRequest
+from assay.reference_broker.mqtt.sessions.mqtt_broker import ConnectRequest, MqttBroker
 from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.mqtt.sessions.sys_topics import SysTopics
 from assay.reference_broker.node import BrokerNode
@@ -64,22 +64,22 @@ class Inbox:
         return values
 
 
-def _state(interval_s: float = 10.0) -> BrokerState:
+def _state(interval_s: float = 10.0) -> MqttBroker:
     config = BrokerConfig(sys=SysConfig(interval_s=interval_s))
     return BrokerNode(config, None, random.Random(1), START).state
 
 
-def _connect(state: BrokerState, client_id: str, expiry_s: float = 0.0, now: float = START) -> tuple[Session, Inbox]:
+def _connect(state: MqttBroker, client_id: str, expiry_s: float = 0.0, now: float = START) -> tuple[Session, Inbox]:
     inbox = Inbox()
     request = ConnectRequest(client_id=client_id, clean_start=False, expiry_s=expiry_s, window=10, will=None)
     return state.connect(inbox, request, now)[0], inbox
 
 
-def _is_active(state: BrokerState) -> bool:
+def _is_active(state: MqttBroker) -> bool:
     return state.sys_topics.active
 
 
-def _subscribe(state: BrokerState, session: Session, topic_filter: str, now: float = START) -> None:
+def _subscribe(state: MqttBroker, session: Session, topic_filter: str, now: float = START) -> None:
     """With what a protocol does after it."""
     subscription = Subscription(topic_filter=topic_filter, qos=1)
     assert state.subscribe(session, topic_filter, subscription, None, now).error is None

@@ -14,7 +14,7 @@ import pytest
 from assay.reference_broker.config import BrokerConfig, QueuesConfig
 from assay.reference_broker.config_mqtt import MqttConfig
 from assay.reference_broker.mqtt.connections.connection import MAX_PACKETS, MqttConnection
-from assay.reference_broker.mqtt.sessions.broker_state import MAX_SLICES, MAX_TIMERS
+from assay.reference_broker.mqtt.sessions.mqtt_broker import MAX_SLICES, MAX_TIMERS
 from tests.mqtt.turn_steps import Bench, packet, publish, subscribe, text, unsubscribe, user_property
 
 _N = 1_200
@@ -119,7 +119,7 @@ def _overlapping(version: int, count: int) -> tuple[Bench, MqttConnection, bytes
     return bench, client, publish(version, "/".join("a" * 12) + "/end")
 
 
-def _fan_out(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
+def fan_out(version: int, count: int) -> tuple[Bench, MqttConnection, bytes]:
     """Many publishes, each of another topic, to many receivers whose windows are full."""
     bench = Bench()
     for number in range(count // 40):
@@ -276,7 +276,7 @@ CASES: dict[str, Case] = {
     "publish, user properties": _user_properties,
     "publish, aliases": _aliases,
     "publish, overlapping filters": _overlapping,
-    "publish, many receivers": _fan_out,
+    "publish, many receivers": fan_out,
     "publish, full share": _full_share,
     "publish, subscriptions come and go": _churn,
     "publish, deep topics": _deep_topics,

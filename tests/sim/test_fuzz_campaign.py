@@ -16,7 +16,7 @@ from assay.reference_broker.mqtt.connections import handlers
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.inbound import Inbound
 from assay.reference_broker.mqtt.connections.outbound import Outbound
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.mqtt.wire.packets import Packet, Pingreq, Pingresp, Unsubscribe
 from assay.reference_broker.queues.groups.group import ConsumerGroup
@@ -163,15 +163,15 @@ def _ignores_the_packet_size(patch: pytest.MonkeyPatch) -> None:
 
 
 def _leaves_sessions(patch: pytest.MonkeyPatch) -> None:
-    original = BrokerState.end_session
+    original = MqttBroker.end_session
 
-    def end_session(self: BrokerState, session: Session, now: float) -> None:
+    def end_session(self: MqttBroker, session: Session, now: float) -> None:
         original(self, session, now)
         if session.will is not None:
             self.sessions.setdefault(session.client_id, session)
 
-    patch.setattr(BrokerState, "_send_will", lambda _self, _session, _now: None)
-    patch.setattr(BrokerState, "end_session", end_session)
+    patch.setattr(MqttBroker, "_send_will", lambda _self, _session, _now: None)
+    patch.setattr(MqttBroker, "end_session", end_session)
 
 
 PLANTED: dict[str, tuple[Patch, str]] = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
+from assay.reference_broker.core.connection import Connection
 from assay.reference_broker.core.timers import Timer
 from assay.reference_broker.mqtt.batches import runs
 from assay.reference_broker.mqtt.connections import administration, enhanced_auth, handlers, handshake, login
@@ -17,10 +18,9 @@ from assay.reference_broker.mqtt.connections.error_packets import explain, refer
 from assay.reference_broker.mqtt.connections.inbound import Inbound
 from assay.reference_broker.mqtt.connections.outbound import Outbound
 from assay.reference_broker.mqtt.connections.phase import Phase
-from assay.reference_broker.mqtt.connections.send_buffer import SendBuffer
 from assay.reference_broker.mqtt.connections.throttle import Throttle, throttle_for
 from assay.reference_broker.mqtt.queue_topics.admin_topics import reaches_admin
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.mqtt.wire.codec import decode_filters, decode_packet, encode_packet
 from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason, malformed, rule_id
@@ -33,7 +33,7 @@ from assay.reference_broker.trace.schema import TraceKind
 
 if TYPE_CHECKING:
     from assay.reference_broker.auth import Authenticator, PasswordCheck
-    from assay.reference_broker.config import UserConfig
+    from assay.reference_broker.config import ServerReferenceConfig, UserConfig
     from assay.reference_broker.core.access import Grants
 
 _PUBLISH = PacketType.PUBLISH.value
@@ -47,23 +47,26 @@ _ACKNOWLEDGEMENTS = {
 MAX_PACKETS = 1_024
 """Packets, or runs of them, of one connection that a turn handles; the rest waits for the next turn."""
 MAX_WORK = 1_024
-"""What they may do beside that, about as much as so many packets: see :attr:`MessagePaths.work`."""
+"""What they may do beside that, about as much as so many packets: see :attr:`Broker.work`."""
 _PACKETS = range(MAX_PACKETS)
 _SMALL_BYTES = 4_096
 """Input that is handled at once even while others wait for the next turn."""
 _FILTERS = {0x82: PacketType.SUBSCRIBE, 0xA2: PacketType.UNSUBSCRIBE}
 _MANY_FILTERS_BYTES = 8_192
 """A SUBSCRIBE or UNSUBSCRIBE of more bytes, properties aside, is read in steps."""
-_SOONEST_LOOK_S = 0.02
-_LATEST_LOOK_S = 1.0
-"""Between two looks at a client that has been sent all that it may leave unread."""
 
 
-class MqttConnection(SendBuffer):
+def opens_with_connect(opening: bytes) -> bool | None:
+    """Whether the first bytes of a connection are those of a CONNECT, as :class:`WireProtocol` asks."""
+    return opening[0] == 0x10 if opening else None
+
+
+class MqttConnection(Connection):
     """Server side of one connection. ``wake`` is called when output appears after a quiet turn."""
 
     inbound_class: ClassVar[type[Inbound]] = Inbound
     outbound_class: ClassVar[type[Outbound]] = Outbound
+    broker: MqttBroker
     # More attributes than instances of a class can share the keys of: without slots each would have a dict of its own.
     __slots__ = (
         "__weakref__",
@@ -77,20 +80,13 @@ class MqttConnection(SendBuffer):
         "_partial_counted",
         "_partial_seen",
         "_postponed",
-        "_progress_at",
         "_rest",
         "_throttle",
         "_timer",
         "_todo",
-        "_unread_timer",
-        "_wake",
         "authentication_method",
         "authenticator",
-        "broker",
         "certificate_name",
-        "client_id",
-        "cut",
-        "error",
         "exchange",
         "grants",
         "inbound",
@@ -99,9 +95,7 @@ class MqttConnection(SendBuffer):
         "loopback",
         "max_packet_out",
         "outbound",
-        "over_rate",
         "password_check",
-        "peer",
         "phase",
         "problem_information",
         "session",
@@ -112,19 +106,17 @@ class MqttConnection(SendBuffer):
 
     def __init__(
         self,
-        broker: BrokerState,
+        broker: MqttBroker,
         authenticator: Authenticator,
-        wake: Callable[[MqttConnection], None],
+        wake: Callable[[Connection], None],
         *,
         peer: str,
         loopback: bool,
         now: float,
         certificate_name: str | None = None,
     ) -> None:
-        super().__init__(broker.traffic, broker.config.mqtt)
-        self.broker = broker
+        super().__init__(broker, wake, peer, now)
         self.authenticator = authenticator
-        self.peer = peer
         self.loopback = loopback
         self.certificate_name = certificate_name
         """The user, as the client's verified certificate names it; None where passwords decide."""
@@ -143,27 +135,16 @@ class MqttConnection(SendBuffer):
         self.phase = Phase.WAIT_CONNECT
         self.version = V311
         self.session: Session | None = None
-        self.client_id = ""
         self.keep_alive_s = 0
         self.max_packet_out = 0xFFFFFFFF
         """Largest packet the client accepts, in bytes (its Maximum Packet Size)."""
         self.problem_information = True
         self.session_expiry_asked_s = 0
         """As asked for in CONNECT, not as granted; 0 forbids DISCONNECT to raise it."""
-        self.error: ProtocolError | None = None
-        """The violation that ended the connection, for the log."""
         self.inbound = self.inbound_class(self)
         self.outbound = self.outbound_class(self)
-        self.cut = False
-        """Its transport is to go at once, whatever it has not sent."""
-        self.over_rate = False
-        """Its address connects too often: CONNECT will be refused, in the words of its version."""
         self._throttle: Throttle | None = throttle_for(self, broker.config.limits, now)
         self._journal = broker.journal
-        self._wake = wake
-        self._progress_at = now
-        """When the client last took any of what it had not read."""
-        self._unread_timer: Timer | None = None
         self._partial = bytearray()
         self._needed = 2
         self._rest: bytes | None = None
@@ -183,18 +164,6 @@ class MqttConnection(SendBuffer):
         self._limit = broker.config.mqtt.max_packet_bytes
         self._timer: Timer = broker.timers.schedule(now + broker.config.mqtt.connect_timeout_s, self._connect_timed_out)
 
-    # -- output --------------------------------------------------------------------------------------------------
-
-    def send(self, data: bytes) -> None:
-        """Add bytes to this turn's output."""
-        self._out.append(data)
-        size = self.out_bytes = self.out_bytes + len(data)
-        if size > self._room_bytes:
-            self._fill()
-        if not self._dirty:
-            self._dirty = True
-            self._wake(self)
-
     def forward(self, run: bytes, count: int) -> None:
         """Send ``count`` QoS 0 packets that are ready on the wire; a client too slow for them loses them."""
         size = self.out_bytes + len(run)
@@ -208,70 +177,20 @@ class MqttConnection(SendBuffer):
             self._dirty = True
             self._wake(self)
 
-    def rouse(self) -> None:
-        """Have the driver look at this connection at the end of the turn."""
-        if not self._dirty:
-            self._dirty = True
-            self._wake(self)
-
-    # -- what the client does not read -----------------------------------------------------------------------------
-
-    def note_backlog(self, backlog: int, written: int, now: float) -> None:
-        """The transport has so many bytes that the client did not take, after so many of output were added last.
-
-        The driver tells it after a write that left any, and each time it looks at the connection until there are
-        none. A client that takes nothing for too long is disconnected.
-        """
-        if not self.backlog_bytes or backlog < self.backlog_bytes + written:
-            self._progress_at = now
-        self._count_unread(backlog)
-        if self.out_bytes > self._room_bytes:
-            self._fill()
-        elif self.is_full:
-            self._make_room()
-        if self.noted_unread_bytes and self.phase is not Phase.CLOSED:
-            self._watch_reader(now)
-
-    def _fill(self) -> None:
-        """No more deliveries until the driver sees that the client has read."""
-        if not self.is_full:
-            self.is_full = True
-            if not self.noted_unread_bytes:
-                self._traffic.unread_bytes += self.out_bytes
-                self.noted_unread_bytes = self.out_bytes
+    def on_full(self) -> None:
         session = self.session
         if session is not None and session.connection is self:
             session.window = 0
 
-    def _make_room(self) -> None:
-        if self.out_bytes > self._room_bytes:
-            return
-        self.is_full = False
+    def on_room(self) -> None:
         session = self.session
         if session is not None and session.connection is self:
             session.open_window()
             self.broker.sending.wake(session)
 
-    def _watch_reader(self, now: float) -> None:
-        """Look again in time to see that it reads, or to cut it."""
-        timeout_s = self.broker.config.mqtt.unread_timeout_s
-        due = self._progress_at + timeout_s
-        if self.backlog_bytes and now >= due:
-            self.transport_stalled(now)
-            return
-        if self.is_full:
-            # Not every transport says that it has room again.
-            due = min(due, now + min(max(_SOONEST_LOOK_S, (now - self._progress_at) / 2), _LATEST_LOOK_S))
-        due = max(due, now + _SOONEST_LOOK_S)
-        timer = self._unread_timer
-        if timer is None or due < timer.deadline:
-            if timer is not None:
-                timer.cancel()
-            self._unread_timer = self.broker.timers.schedule(due, self._look_at_reader)
-
-    def _look_at_reader(self, now: float) -> None:
-        self._unread_timer = None
-        self.rouse()
+    @property
+    def is_over(self) -> bool:
+        return self.phase is Phase.CLOSED
 
     # -- packets -----------------------------------------------------------------------------------------------------
 
@@ -407,7 +326,7 @@ class MqttConnection(SendBuffer):
     def work_through(self, steps: Iterator[None]) -> None:
         """Do what a packet asks for: as many steps as this turn has room for, the rest in the next ones.
 
-        Until then no other packet of the client is handled. A step adds to :attr:`MessagePaths.work` what it did.
+        Until then no other packet of the client is handled. A step adds to :attr:`Broker.work` what it did.
         """
         broker = self.broker
         for _ in steps:
@@ -697,24 +616,30 @@ class MqttConnection(SendBuffer):
         self.inbound.let_go()
         del self.inbound, self.outbound
         self._throttle = self.exchange = self.password_check = None
-        if self.error is not None:
+        if isinstance(self.error, ProtocolError):
             self.error.forget_frames()
 
     def shut_down(self, now: float) -> None:
         """The broker stops."""
         reference = self.broker.config.server_reference
         if reference is not None and reference.at_shutdown:
-            self.send_away(reference_reason(reference), reference.address, now)
+            self._send_to(reference, now)
             return
         if self.phase is Phase.CONNECTED and self.version == V5:
             self.send_packet(Disconnect(reason=Reason.SERVER_SHUTTING_DOWN))
         self.close_now(now)
 
-    def send_away(self, reason: Reason, server_reference: str, now: float) -> None:
-        """The client should go to another server (5.0 section 4.11). The will is published; 3.1.1 cannot say why."""
+    def send_away(self, reference: ServerReferenceConfig, now: float) -> bool:
+        """As :meth:`Connection.send_away` (5.0 section 4.11). The will is published; 3.1.1 cannot say why."""
+        if self.phase is not Phase.CONNECTED:
+            return False
+        self._send_to(reference, now)
+        return True
+
+    def _send_to(self, reference: ServerReferenceConfig, now: float) -> None:
         if self.phase is Phase.CONNECTED and self.version == V5:
-            error = ProtocolError("clients are served elsewhere", "MQTT-4.13.2-1", reason)
-            explain(self, Disconnect, error, server_reference)
+            error = ProtocolError("clients are served elsewhere", "MQTT-4.13.2-1", reference_reason(reference))
+            explain(self, Disconnect, error, reference.address)
         self.close_now(now)
 
     def interrupt_login(self, now: float) -> None:
@@ -729,12 +654,8 @@ class MqttConnection(SendBuffer):
 
     def _end(self) -> None:
         self.phase = Phase.CLOSED
-        self.closing = True
         self._timer.cancel()
-        if self._unread_timer is not None:
-            self._unread_timer.cancel()
-            self._unread_timer = None
-        self._forget_unread()
+        self.end_output()
         self._partial = bytearray()
         if self._partial_counted:
             self._count_partial(self.broker.now)

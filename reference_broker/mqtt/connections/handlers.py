@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from assay.reference_broker.core.routing import Subscription
 from assay.reference_broker.mqtt.connections import enhanced_auth
 from assay.reference_broker.mqtt.queue_topics.addresses import is_queue_topic
-from assay.reference_broker.mqtt.sessions.broker_state import NEVER_EXPIRES_S, SubscribeOutcome
+from assay.reference_broker.mqtt.sessions.mqtt_broker import NEVER_EXPIRES_S, SubscribeOutcome
 from assay.reference_broker.mqtt.wire.codec import encode_acknowledgement
 from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason
 from assay.reference_broker.mqtt.wire.packets import (

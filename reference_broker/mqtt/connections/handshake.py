@@ -16,7 +16,7 @@ from assay.reference_broker.mqtt.connections.phase import Phase
 from assay.reference_broker.mqtt.queue_topics.addresses import is_queue_topic
 from assay.reference_broker.mqtt.queue_topics.admin_topics import is_admin_topic
 from assay.reference_broker.mqtt.queue_topics.transaction_topics import is_transaction_topic
-from assay.reference_broker.mqtt.sessions.broker_state import NEVER_EXPIRES_S, ConnectRequest
+from assay.reference_broker.mqtt.sessions.mqtt_broker import NEVER_EXPIRES_S, ConnectRequest
 from assay.reference_broker.mqtt.sessions.session import MAX_PACKET_ID, Will, session_bytes
 from assay.reference_broker.mqtt.wire.codec import decode_packet
 from assay.reference_broker.mqtt.wire.errors import ProtocolError, Reason, rule_id

@@ -8,7 +8,7 @@ in ``mqtt.sessions.tracked_dict`` dicts, which remember the keys that changed. A
 (``mqtt.sessions.session_records``), one per key; a message that came and was acknowledged within one turn leaves none,
 and one for many sessions is written once. ``storage.session_store`` appends them before the turn's output is handed
 over, syncs and compacts. With ``fsync`` a connection whose output depends on the turn's write holds it back
-(``mqtt.connections.output_gate``) until a sync covers it, and everything behind it. A failed write closes exactly the
+(``core.output_gate``) until a sync covers it, and everything behind it. A failed write closes exactly the
 connections that depend on it. ``mqtt.sessions.session_restore`` puts the state back. Other sessions use plain dicts and
 pay nothing.
 
@@ -21,7 +21,7 @@ and work are used up. Retained messages are not copied for a subscriber: a walk 
 the tree as it is, and what is left of it stays with the session, over a restart as a mark at its subscription.
 
 Shares. What goes to a member of a shared subscription is a ``SharedOutgoing``, which names its share, on disk as well.
-When the member's session ends, ``MessagePaths.pass_on`` gives it to others, in order; of QoS 2 only what was not sent
+When the member's session ends, ``MqttBroker.pass_on`` gives it to others, in order; of QoS 2 only what was not sent
 (5.0 4.8.2-5). After UNSUBSCRIBE that holds for what is queued. What nobody is left for counts as dropped, and is traced
 as discarded.
 """

@@ -2,7 +2,7 @@
 
 A right is not remembered longer than the rule that gave it. Subscriptions are judged as if they were asked for now, and
 those that would be refused end; what waits to be sent on topics that may not be read any more is dropped. A will is
-judged when it is sent (:meth:`BrokerState.may_send_will`). Messages that a client published while it might stay.
+judged when it is sent (:meth:`MqttBroker.may_send_will`). Messages that a client published while it might stay.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from assay.reference_broker.mqtt.queue_topics.admin_topics import reaches_admin
 from assay.reference_broker.queues import QueueError, QueueErrorCode
 
 if TYPE_CHECKING:
-    from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+    from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
     from assay.reference_broker.mqtt.sessions.session import Session
 
 PORTION = 10_000
@@ -28,7 +28,7 @@ MayRead = Callable[[str], bool]
 class AccessReview:
     """Holds all sessions of a broker against its rules, in portions."""
 
-    def __init__(self, state: BrokerState) -> None:
+    def __init__(self, state: MqttBroker) -> None:
         self._state = state
         self.version = 0
         """Of the rules. A session that was last reviewed at another one is reviewed when it returns."""

@@ -20,7 +20,7 @@ from assay.reference_broker.routing.message import Message
 
 if TYPE_CHECKING:
     from assay.reference_broker.core.access import Grants
-    from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+    from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
     from assay.reference_broker.mqtt.sessions.session import Session
 
 Confirm = Callable[[QueueError | None], None]
@@ -29,7 +29,7 @@ Confirm = Callable[[QueueError | None], None]
 class QueueAdmin:
     """Serves administration requests of clients."""
 
-    def __init__(self, state: BrokerState) -> None:
+    def __init__(self, state: MqttBroker) -> None:
         self._state = state
         self._config = state.config.queues
         self._subscriptions = 0

@@ -17,7 +17,7 @@ from assay.reference_broker.routing.message import Message
 
 if TYPE_CHECKING:
     from assay.reference_broker.core.routing import Subscription
-    from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+    from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
     from assay.reference_broker.mqtt.sessions.session import Session
 
 Asked = tuple[tuple[str, str], ...]
@@ -26,7 +26,7 @@ ASSIGNMENT_LEVEL = "$assignment"
 
 
 def consume(
-    broker: BrokerState,
+    broker: MqttBroker,
     session: Session,
     topic_filter: str,
     group: str,
@@ -42,6 +42,7 @@ def consume(
         raise QueueError(QueueErrorCode.BAD_ADDRESS, "settlement topics cannot be subscribed to")
     address = topic.address
     if broker.tenants is not None:
+        # Before what it has is given up.
         broker.tenants.check_consumer(session, address, group)
     options = parse_subscribe_options(asked)
     leave(broker, session, topic_filter, now)
@@ -99,7 +100,7 @@ def consume(
         session.consumer_options.pop(topic_filter, None)
 
 
-def leave(broker: BrokerState, session: Session, topic_filter: str, now: float) -> bool:
+def leave(broker: MqttBroker, session: Session, topic_filter: str, now: float) -> bool:
     """Stop consuming; False when the session did not."""
     consumer = session.consumers.pop(topic_filter, None)
     if consumer is None:

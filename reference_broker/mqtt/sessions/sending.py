@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from assay.reference_broker.mqtt.sessions.retained_sends import Walk
 
 if TYPE_CHECKING:
-    from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+    from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
     from assay.reference_broker.mqtt.sessions.session import Session
 
 TURN_WORK: Final = 8_192
@@ -25,7 +25,7 @@ PORTION: Final = 512
 class Sending:
     """Goes on sending, turn by turn."""
 
-    def __init__(self, broker: BrokerState) -> None:
+    def __init__(self, broker: MqttBroker) -> None:
         self._broker = broker
         self._traffic = broker.traffic
         self._turn_bytes = broker.config.mqtt.turn_bytes

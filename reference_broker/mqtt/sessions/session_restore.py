@@ -20,10 +20,10 @@ from assay.reference_broker.mqtt.sessions.session_records import (
 from assay.reference_broker.routing.message import Message
 
 if TYPE_CHECKING:
-    from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+    from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 
 
-def restore(broker: BrokerState, journal: SessionJournal, stored: StoredState, now: float) -> list[str]:
+def restore(broker: MqttBroker, journal: SessionJournal, stored: StoredState, now: float) -> list[str]:
     """Put into an empty broker what the journal's records say, and have the journal go on from there.
 
     A session that was connected counts as disconnected ``now``. What expired meanwhile ends with the first tick.
@@ -62,7 +62,7 @@ class _Restoring:
 
     def __init__(
         self,
-        broker: BrokerState,
+        broker: MqttBroker,
         journal: SessionJournal,
         stored: StoredState,
         shared: dict[int, Message],

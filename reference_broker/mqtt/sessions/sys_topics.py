@@ -17,12 +17,12 @@ from assay.reference_broker.routing.message import Message
 from assay.reference_broker.routing.topics import is_sys_topic, matches
 
 if TYPE_CHECKING:
-    from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+    from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 
 _ROOT = "$SYS/broker/"
 _VERSION = "version"
 """It never changes: new subscribers get it, refreshes leave it out."""
-Value = Callable[["BrokerState", float], int | str]
+Value = Callable[["MqttBroker", float], int | str]
 """A figure from the broker's state and the seconds since the start."""
 
 
@@ -80,7 +80,7 @@ def figure_names() -> tuple[str, ...]:
 class SysTopics:
     """Gives ``$SYS`` values to those who subscribe."""
 
-    def __init__(self, state: BrokerState, interval_s: float) -> None:
+    def __init__(self, state: MqttBroker, interval_s: float) -> None:
         self._state = state
         self._interval_s = interval_s
         self._subscriptions = 0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from assay.reference_broker.core.broker import owner_of
 from assay.reference_broker.core.queue_rights import RULES
 from assay.reference_broker.mqtt.queue_topics.publish_properties import PRODUCER_ID
 from assay.reference_broker.mqtt.queue_topics.transaction_topics import QUEUE, TRANSACTIONAL_ID, perform
@@ -22,15 +23,14 @@ from assay.reference_broker.routing.message import Message
 if TYPE_CHECKING:
     from assay.reference_broker.core.tenant import Tenant
     from assay.reference_broker.core.tenants import Tenants
-    from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+    from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
     from assay.reference_broker.mqtt.sessions.session import Session
-    from assay.reference_broker.queues import QueueEngine
 
 OnAnswer = Callable[[QueueError | None, tuple[tuple[str, str], ...]], None]
 
 
 def request(
-    state: BrokerState,
+    state: MqttBroker,
     message: Message,
     may_publish: Callable[[str], bool],
     session: Session,
@@ -77,7 +77,7 @@ def request(
         answer(refused, {})
 
 
-def _of_tenant(state: BrokerState, tenant: Tenant, message: Message) -> tuple[tuple[str, str], ...]:
+def _of_tenant(state: MqttBroker, tenant: Tenant, message: Message) -> tuple[tuple[str, str], ...]:
     """The request's properties with the engine's names. Raises :class:`QueueError`."""
     rule = RULES.get(message.topic)
     if rule is not None and not rule.tenants:
@@ -92,7 +92,7 @@ def _of_tenant(state: BrokerState, tenant: Tenant, message: Message) -> tuple[tu
     return tuple(found)
 
 
-def _queue_of(state: BrokerState, session: Session, name: str, may_publish: Callable[[str], bool]) -> str:
+def _queue_of(state: MqttBroker, session: Session, name: str, may_publish: Callable[[str], bool]) -> str:
     """The engine's name of a queue that a request names and the client may publish to. Raises :class:`QueueError`."""
     topic = topic_of(name, "")
     tenant = session.tenant
@@ -114,27 +114,7 @@ def _check_reach(tenants: Tenants, properties: tuple[tuple[str, str], ...]) -> N
         raise QueueError(QueueErrorCode.NOT_ALLOWED, "the transactional id belongs to a tenant")
 
 
-def owner_of(session: Session | None) -> str:
-    """What the producers of a client belong to: its user, and its tenant. Empty for one that has neither."""
-    if session is None:
-        return ""
-    user = session.username or ""
-    # No user name has a NUL.
-    return user if session.tenant is None else f"{session.tenant.name}\0{user}"
-
-
-def check_producers(engine: QueueEngine, message: Message, publisher: Session | None) -> None:
-    """Whether a client may name the producer that its message does. Raises :class:`QueueError` (NOT_ALLOWED)."""
-    tenant = None if publisher is None else publisher.tenant
-    for name, value in message.user_properties:
-        if name == PRODUCER_ID:
-            engine.transactions.check_owner(value, owner_of(publisher))
-            named = None if tenant is None else engine.transactions.name_of(value)
-            if tenant is not None and named is not None and not tenant.owns(named):
-                raise QueueError(QueueErrorCode.NOT_ALLOWED, f"producer {value[:40]} belongs to another tenant")
-
-
-def _respond(state: BrokerState, message: Message, topic: str, told: Mapping[str, object]) -> None:
+def _respond(state: MqttBroker, message: Message, topic: str, told: Mapping[str, object]) -> None:
     response = Message(
         topic=topic,
         payload=msgspec.json.encode(told),

@@ -21,7 +21,7 @@ from assay.reference_broker.core.routing import SubscriptionTree
 from assay.reference_broker.mqtt.connections.connection import MqttConnection
 from assay.reference_broker.mqtt.connections.inbound import Inbound
 from assay.reference_broker.mqtt.connections.outbound import Outbound
-from assay.reference_broker.mqtt.sessions.broker_state import BrokerState
+from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.mqtt.wire import packets as p
 from assay.reference_broker.mqtt.wire.packets import V5, V311, Properties
@@ -39,7 +39,7 @@ CLASSES = {
     "connection": MqttConnection,
     "inbound": Inbound,
     "outbound": Outbound,
-    "state": BrokerState,
+    "state": MqttBroker,
     "session": Session,
     "tree": SubscriptionTree,
 }
@@ -96,7 +96,7 @@ def test_a_node_without_quirks_is_made_of_the_brokers_own_classes(world: World) 
     assert type(client.connection.inbound) is Inbound
     assert type(client.connection.outbound) is Outbound
     assert type(client.connection.session) is Session
-    assert type(world.node.state) is BrokerState
+    assert type(world.node.state) is MqttBroker
     assert type(world.node.state.tree) is SubscriptionTree
 
 

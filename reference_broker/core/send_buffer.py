@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from assay.reference_broker.config import MqttConfig
+from assay.reference_broker.core.output_gate import OutputGate
 from assay.reference_broker.core.traffic import Traffic
-from assay.reference_broker.mqtt.connections.output_gate import OutputGate
 
 _SURE_BYTES = 65_536
 """SendBuffer of one turn that may hold messages of QoS 0 without a look at what all clients leave unread."""
@@ -16,7 +16,7 @@ class SendBuffer:
     __slots__ = (
         "_awaited_turn",
         "_dirty",
-        "_held",
+        "_gate",
         "_limits",
         "_out",
         "_room_bytes",
@@ -53,7 +53,7 @@ class SendBuffer:
         """What is held back included."""
         self._dirty = False
         self._awaited_turn = 0
-        self._held: OutputGate | None = None
+        self._gate: OutputGate | None = None
 
     def rouse(self) -> None:
         """Have the driver look at this connection at the end of the turn."""
@@ -108,8 +108,8 @@ class SendBuffer:
 
     def take_output(self) -> bytes:
         """This turn's output in one piece. It counts as read, unless the driver says how much was not."""
-        if self._held is not None:
-            return self._take_released(self._held)
+        if self._gate is not None:
+            return self._take_released(self._gate)
         out = self._out
         data = out[0] if len(out) == 1 else b"".join(out)
         out.clear()
@@ -138,25 +138,25 @@ class SendBuffer:
     @property
     def holds_output(self) -> bool:
         """Some of its output waits for the disk."""
-        return self._held is not None and not self._held.is_released
+        return self._gate is not None and not self._gate.is_released
 
     def hold_output(self, turn: int) -> None:
         """Keep back what is to be sent until the write of ``turn`` is on disk."""
-        if self._held is None:
-            self._held = OutputGate()
-        self._held.add(turn, b"".join(self._out))
+        if self._gate is None:
+            self._gate = OutputGate()
+        self._gate.add(turn, b"".join(self._out))
         self._out.clear()
 
     def release_output(self, turn: int) -> None:
         """What was written up to this turn is on disk."""
-        if self._held is not None and self._held.release(turn):
+        if self._gate is not None and self._gate.release(turn):
             self.rouse()
 
     def _take_released(self, held: OutputGate) -> bytes:
         data = held.take()
         if held.is_released:
             # What came since needs not wait.
-            self._held = None
+            self._gate = None
             data += b"".join(self._out)
             self._out.clear()
         self._traffic.bytes_sent += len(data)
@@ -167,6 +167,6 @@ class SendBuffer:
         return data
 
     def _drop_output(self) -> None:
-        self._held = None
+        self._gate = None
         self._out.clear()
         self.out_bytes = 0

@@ -1,4 +1,4 @@
-"""The broker's state machine: sessions, subscriptions, wills, time.
+"""What MQTT adds to the broker: sessions, subscriptions, wills, retained messages, topics of queues.
 
 Pure: commands come in with ``now``, effects leave through session connections and callbacks.
 """
@@ -7,41 +7,47 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import msgspec
 
 from assay.reference_broker.config import BrokerConfig
-from assay.reference_broker.core.access import AccessControl
+from assay.reference_broker.core.broker import Broker
 from assay.reference_broker.core.budget import Budget, MessageBudget
-from assay.reference_broker.core.newcomers import Newcomers
-from assay.reference_broker.core.partial_packets import PartialPackets
+from assay.reference_broker.core.clients import Client
 from assay.reference_broker.core.routing import Subscription, subscription_bytes
-from assay.reference_broker.core.tenants import Tenants
-from assay.reference_broker.core.timers import TimerHeap
-from assay.reference_broker.mqtt.queue_topics.addresses import is_queue_topic
+from assay.reference_broker.core.tenant import told_out
+from assay.reference_broker.mqtt.queue_topics.addresses import QUEUE_PREFIXES, QueueTopics, is_queue_topic
+from assay.reference_broker.mqtt.queue_topics.admin_topics import ADMIN_PREFIX
+from assay.reference_broker.mqtt.queue_topics.delivery_properties import delivery_properties
+from assay.reference_broker.mqtt.queue_topics.group_properties import GROUP_VERBS, request_of_group
+from assay.reference_broker.mqtt.queue_topics.publish_properties import DELAY_ID, parse_options, read_options
+from assay.reference_broker.mqtt.queue_topics.settle_properties import OUTCOMES, parse_settlement
+from assay.reference_broker.mqtt.queue_topics.transaction_topics import TRANSACTION_PREFIX
 from assay.reference_broker.mqtt.sessions import queue_consumers
 from assay.reference_broker.mqtt.sessions.access_review import AccessReview
-from assay.reference_broker.mqtt.sessions.message_paths import MessagePaths
 from assay.reference_broker.mqtt.sessions.queue_admin import QueueAdmin
+from assay.reference_broker.mqtt.sessions.retained import RetainedStore
 from assay.reference_broker.mqtt.sessions.retained_sends import RetainedSends
 from assay.reference_broker.mqtt.sessions.sending import MESSAGE_WORK, Sending
 from assay.reference_broker.mqtt.sessions.session import Session, SessionConnection, SharedOutgoing, Will
 from assay.reference_broker.mqtt.sessions.session_journal import SessionJournal
 from assay.reference_broker.mqtt.sessions.sys_topics import SysTopics
-from assay.reference_broker.queues import QueueEngine, QueueError, QueueErrorCode
-from assay.reference_broker.routing.message import changed
+from assay.reference_broker.queues import Delivery, Outcome, QueueEngine, QueueError, QueueErrorCode, SettleRequest
+from assay.reference_broker.queues.engine import Asked
+from assay.reference_broker.queues.jobs.confirms import Confirm, Stored, ignore
+from assay.reference_broker.routing.message import Message, changed
 from assay.reference_broker.routing.remembered import SharedMemory
 from assay.reference_broker.routing.topics import is_sys_topic
 from assay.reference_broker.trace.schema import TraceKind, Tracer
 
+CLOCK_TOPIC = "$admin/clock/advance"
+"""Where a test moves the clock of a broker that lets it (``testing.movable_clock``)."""
+_NOT_ROUTED = (*QUEUE_PREFIXES, ADMIN_PREFIX, TRANSACTION_PREFIX)
 MAX_ALL_PLAN_BYTES = 64 * 1024 * 1024
 NEVER_EXPIRES_S = 0xFFFFFFFF
-MAX_SLICES = 4
-"""Connections whose input waited that a turn goes on with."""
 MAX_TAKEN_OUT = 1_024
 """Subscriptions of sessions that ended that a turn takes out of the tree, if they are not very many."""
 MAX_TIMERS = 1_024
@@ -76,37 +82,27 @@ class SubscribeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     existed: bool = False
 
 
-class Unfinished(Protocol):
-    """Who has more to do than one turn has room for."""
+class MqttBroker(Broker):
+    """The broker with all that MQTT clients leave with it."""
 
-    def go_on(self, now: float) -> None:
-        """Do more of it; what is left then gets in line again."""
-
-
-class BrokerState(MessagePaths):
-    """Everything a broker knows, whatever the protocol."""
-
-    # Too many for a dict that instances share: it would be slower.
     __slots__ = (
         "_leaving_count",
-        "access",
         "admin",
+        "advance_clock",
         "alias_memory",
-        "connecting",
         "filter_memory",
-        "handshakes",
         "held",
         "journal",
-        "partial_packets",
         "plan_memory",
+        "retained",
         "review",
-        "rng",
+        "room_bytes",
+        "room_is_scarce",
+        "room_refusals",
         "sending",
         "sessions",
         "sys_topics",
-        "timers",
-        "unfinished",
-        "waiting_publishers",
+        "topics",
     )
 
     session_class: ClassVar[type[Session]] = Session
@@ -114,14 +110,15 @@ class BrokerState(MessagePaths):
     def __init__(
         self, config: BrokerConfig, engine: QueueEngine, rng: random.Random, tracer: Tracer | None = None
     ) -> None:
-        super().__init__(config, engine, tracer)
-        self.rng = rng
+        super().__init__(config, engine, rng, tracer)
         self.sessions: dict[str, Session] = {}
-        self.access: AccessControl | None = AccessControl(config.acl) if config.acl is not None else None
+        self.topics = QueueTopics(engine)
+        self.retained: RetainedStore = RetainedStore(config.mqtt.max_retained_messages, config.mqtt.max_retained_bytes)
         self.review = AccessReview(self)
         self.journal: SessionJournal | None = None
         """Writes down what must survive a restart; None = nothing does."""
-        self.timers = TimerHeap()
+        self.advance_clock: Callable[[bytes], None] | None = None
+        """Takes the payload of a publish to :data:`CLOCK_TOPIC`; None = that is a topic like others."""
         self.held: MessageBudget = MessageBudget(config.mqtt.max_held_bytes)
         """What sessions hold in all: queued, in flight, wills."""
         self.sending = Sending(self)
@@ -129,24 +126,18 @@ class BrokerState(MessagePaths):
         """What their subscriptions take."""
         self.alias_memory: Budget = Budget(config.mqtt.max_alias_bytes)
         """What the topic aliases that clients set take."""
-        self.partial_packets: PartialPackets = PartialPackets(config.mqtt.max_partial_bytes)
-        """Packets that have begun to come."""
-        self.connecting: Newcomers = Newcomers(config.mqtt.max_connecting)
-        """Connections without a client yet, those of them included that are over and not closed."""
-        self.handshakes: Newcomers = Newcomers(config.mqtt.max_handshakes)
-        """TLS handshakes under way."""
         self.plan_memory: SharedMemory = SharedMemory(MAX_ALL_PLAN_BYTES)
         """What connections remember of how to serve topics."""
         self.sys_topics = SysTopics(self, config.sys.interval_s)
         self.admin: QueueAdmin = QueueAdmin(self)
+        self.room_bytes: int | None = None
+        """Of messages that sessions and retained messages may still take in this turn; negative while the disk is
+        nearly full, and what needs room is refused: see :meth:`take_room`. None = nothing is kept on a disk."""
+        self.room_refusals = 0
+        self.room_is_scarce = False
+        """Half of what is kept free is gone: nobody begins anything that would take some."""
         self._leaving_count = 0
         """Subscriptions in ``leaving``."""
-        self.unfinished: deque[Unfinished] = deque()
-        """Who goes on in the next turns, in order."""
-        self.waiting_publishers: dict[SessionConnection, None] = {}
-        """Connections that are read no more until queues in memory have room again."""
-        if engine.memory is not None:
-            engine.memory.on_released = self._release_publishers
 
     def next_client_id(self) -> str:
         """An id for a client that sent none; unique among the sessions, and 23 bytes long, which any server takes."""
@@ -209,16 +200,8 @@ class BrokerState(MessagePaths):
     # -- who may what --------------------------------------------------------------------------------------------
 
     def reload(self, config: BrokerConfig, now: float, on_done: Callable[[], None] | None = None) -> None:
-        """Let other access rules and tenants hold, and ask them about all there is. ``on_done``: see ``begin``."""
-        self.config = config
-        self.access = AccessControl(config.acl) if config.acl is not None else None
-        configs = config.queues.tenants
-        if not configs:
-            self.tenants = self.engine.admit_queue = None
-        elif self.tenants is None:
-            self.tenants = Tenants(configs, self.engine)
-        else:
-            self.tenants.configure(configs)
+        """As :meth:`Broker.reload`. ``on_done``: see :meth:`AccessReview.begin`."""
+        super().reload(config, now)
         self.review.begin(now, on_done)
 
     def has_moved(self, session: Session) -> bool:
@@ -495,12 +478,6 @@ class BrokerState(MessagePaths):
         if session.connection is not None:
             session.connection.close_as_slow(self.now)
 
-    def _release_publishers(self) -> None:
-        """Queues in memory have room again."""
-        waiting, self.waiting_publishers = self.waiting_publishers, {}
-        for connection in waiting:
-            connection.go_on_publishing()
-
     def room_appeared(self, session: Session, now: float) -> None:
         """The window has room again: send what waits, then let refused consumers go on."""
         if session.retained is not None and session.has_room:
@@ -517,6 +494,179 @@ class BrokerState(MessagePaths):
             for consumer in stalled:
                 self.engine.resume(consumer, now)
 
+    # -- messages ------------------------------------------------------------------------------------------------
+
+    def take_room(self, spare_bytes: int, reserve_bytes: int) -> None:
+        """Each turn: how much may be written before the disk's reserve is touched. Acknowledgements, removals and
+        connections are written into the reserve."""
+        self.room_bytes = spare_bytes
+        self.room_is_scarce = 2 * spare_bytes + reserve_bytes < 0
+
+    def publish(self, message: Message, publisher: Client | None, now: float, asked: Asked = None) -> bool:
+        """Route a message that nobody waits to see confirmed, or one for an ordinary topic.
+
+        True: somebody gets it. Raises :class:`QueueError` when no more retained messages can be kept. A message for a
+        queue that the queue refuses is traced as an error and dropped, as QoS 0 allows.
+        """
+        if message.topic.startswith(_NOT_ROUTED):
+            # Nobody can wait here for a request to be answered; wills and the like are dropped.
+            if is_queue_topic(message.topic):
+                self.publish_to_queue(message, publisher, now, self._note_refused)
+            return True
+        if self.advance_clock is not None and message.topic == CLOCK_TOPIC:
+            self.advance_clock(message.payload)
+            return True
+        room_bytes = self.room_bytes
+        if room_bytes is not None:
+            # Counted for whoever gets it: a turn has no time to find out, and the next one begins anew.
+            self.room_bytes = room_bytes = room_bytes - len(message.payload)
+            if room_bytes < 0:
+                self._refuse_without_room(message)
+        if message.retain:
+            self.work += len(message.topic) >> 5
+            if not self.retained.store(message):
+                raise QueueError(QueueErrorCode.LIMIT, "the broker keeps no more retained messages")
+        if asked is None and message.user_properties and self.engine.captures is not None:
+            asked = read_options(message.user_properties)
+        return self.fan_out(message, publisher, asked)
+
+    @property
+    def has_no_room(self) -> bool:
+        """What needs room on the disk is refused in this turn."""
+        return self.room_bytes is not None and self.room_bytes < 0
+
+    def _refuse_without_room(self, message: Message) -> None:
+        """Raises :class:`QueueError` where it needs some."""
+        if self.needs_room(message):
+            self.room_refusals += 1
+            raise QueueError(QueueErrorCode.QUOTA, "the disk is nearly full: nothing more is kept for clients")
+
+    def needs_room(self, message: Message) -> bool:
+        """Whether something of it would be written: as a retained message, or for a session that is kept."""
+        if message.retain and message.payload:
+            return True
+        if not message.qos:
+            return False
+        route = self.tree.route(message.topic)
+        self.work += len(route.entries) >> 2
+        return any(entry.qos and entry.subscriber.kept is not None for entry in route.entries) or any(
+            member.kept is not None for group in route.groups for member in group.members
+        )
+
+    def publish_figure(self, message: Message) -> None:
+        """Route a ``$SYS`` value of the broker's own; it is not kept as a retained message."""
+        self.fan_out(message, None)
+
+    def pass_on(self, left: Sequence[SharedOutgoing], now: float) -> None:
+        """Messages of shared subscriptions that a member left behind go to other members, in order (5.0 4.8.2)."""
+        self.work += len(left)
+        groups = {share: self.tree.shared_group(share) for share in {outgoing.share for outgoing in left}}
+        for outgoing in left:
+            message = outgoing.message
+            if message.expires_at and message.expires_at <= now:
+                continue
+            group = groups[outgoing.share]
+            if group is None or not self._share(group, message):
+                self.discard_shared(outgoing, "no other client shares the subscription")
+
+    def discard_shared(self, outgoing: SharedOutgoing, why: str) -> None:
+        """A message that was acknowledged to its publisher reaches nobody of its shared subscription."""
+        self.traffic.dropped += 1
+        if self.tracer is not None:
+            self.tracer(TraceKind.DISCARDED, {"topic": outgoing.message.topic, "detail": f"{outgoing.share}: {why}"})
+
+    # -- queues --------------------------------------------------------------------------------------------------
+
+    def publish_to_queue(
+        self,
+        message: Message,
+        publisher: Client | None,
+        now: float,
+        on_confirmed: Confirm,
+        on_stored: Stored | None = None,
+    ) -> None:
+        """Enqueue, or settle when the topic ends in a verb. ``on_confirmed`` is called once, now or after a sync.
+
+        ``on_stored``: see :meth:`QueueEngine.publish`.
+        """
+        try:
+            topic = self.topics.read(message.topic if self.tenants is None else _own_topic(message.topic, publisher))
+            if publisher is not None and publisher.tenant is not None:
+                message = publisher.tenant.message_in(message, names_ids=topic.verb is not None)
+                on_stored = told_out(publisher.tenant, on_stored)
+            queue, properties = topic.address.queue, message.user_properties
+            if topic.verb is None:
+                options = parse_options(properties) if properties else None
+                self.enqueue(topic.address, message, options, publisher, now, on_confirmed, on_stored)
+                return
+            if self.tenants is not None:
+                self.tenants.check_reach(publisher, topic.address)
+            if topic.verb in OUTCOMES:
+                self.settle(queue, parse_settlement(topic.verb, properties), publisher, now, on_confirmed)
+            elif topic.verb in GROUP_VERBS:
+                groups, consumer_id = self.engine.groups, None if publisher is None else publisher.client_id
+                request_of_group(
+                    groups, topic.verb, queue, properties, consumer_id=consumer_id, now=now, on_done=on_confirmed
+                )
+            else:
+                self._cancel(queue, message, now, on_confirmed)
+        except QueueError as error:
+            on_confirmed(error.bare())
+        finally:
+            if self._agenda.cost:
+                self.work += self.engine.take_cost()
+
+    def _cancel(self, queue: str, message: Message, now: float, on_done: Confirm) -> None:
+        """Raises :class:`QueueError`."""
+        delay_id = message.user_property(DELAY_ID)
+        if delay_id is None:
+            text = f"to cancel, name the delayed message by the user property {DELAY_ID}"
+            raise QueueError(QueueErrorCode.BAD_OPTION, text)
+        if not self.engine.cancel_delayed(queue, delay_id, now, on_done):
+            text = f"{delay_id[:80]!r} does not wait for its time: it was delivered, cancelled, or never there"
+            raise QueueError(QueueErrorCode.NOT_PENDING, text)
+
+    def is_pressed(self, topic: str, session: Session) -> bool:
+        """Whether who publishes to this topic of a queue should wait, since queues in memory hold too much."""
+        if not self.engine.has_pressure:
+            return False
+        try:
+            read = self.topics.read(topic if session.tenant is None else session.tenant.topic_in(topic))
+        except QueueError:
+            return False
+        return self.engine.is_pressed(read.address)
+
+    def received(self, session: Session, delivery: Delivery, now: float) -> None:
+        """A client acknowledged, on the level of its protocol, a delivery that it need not settle itself."""
+        consumer = session.auto_consumers.get((delivery.queue, delivery.group))
+        if consumer is not None:
+            self.engine.groups.received(consumer, delivery.partition, delivery.offset, now)
+
+    def settle_delivery(self, session: Session, delivery: Delivery, now: float) -> None:
+        """A protocol without explicit settlement (MQTT 3.1.1) acknowledged a queue delivery."""
+        try:
+            request = SettleRequest.of(delivery, Outcome.ACCEPT)
+            self.engine.settle(delivery.queue, request, consumer_id=session.client_id, now=now, on_done=ignore)
+        except QueueError:
+            # It timed out and went to somebody else meanwhile; the client cannot be told in 3.1.1.
+            return
+
+    def delivery_message(self, delivery: Delivery) -> Message:
+        """The message a consumer gets: the publisher's, on the delivery topic, with the queue's properties."""
+        message = delivery.message
+        return Message(
+            topic=delivery.topic,
+            payload=message.payload,
+            qos=1,
+            expires_at=message.expires_at,
+            publisher=message.publisher,
+            payload_format=message.payload_format,
+            content_type=message.content_type,
+            response_topic=message.response_topic,
+            correlation_data=message.correlation_data,
+            user_properties=delivery_properties(delivery),
+        )
+
     # -- time ----------------------------------------------------------------------------------------------------
 
     def go_on(self, now: float) -> None:
@@ -526,10 +676,7 @@ class BrokerState(MessagePaths):
             # The more there are, the more of them at a time, so that they do not come faster than they go.
             self._take_out(MAX_TAKEN_OUT + self._leaving_count // 32)
             self.work = 0
-        unfinished = self.unfinished
-        if unfinished:
-            for _ in range(min(len(unfinished), MAX_SLICES)):
-                unfinished.popleft().go_on(now)
+        super().go_on(now)
 
     def next_deadline(self) -> float | None:
         if self.unfinished or self.leaving or self.sending.woken:
@@ -543,3 +690,8 @@ class BrokerState(MessagePaths):
             if self.work >= MAX_TAKEN_OUT or not self.timers.fire_next(now):
                 break
         self.engine.tick(now)
+
+
+def _own_topic(topic: str, client: Client | None) -> str:
+    """With the engine's name of the queue that a client names."""
+    return topic if client is None or client.tenant is None else client.tenant.topic_in(topic)

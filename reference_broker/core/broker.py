@@ -1,0 +1,304 @@
+"""The broker that every protocol shares: who may, who gets a topic, the way into queues, time.
+
+Pure: commands come in with ``now``, effects leave through subscribers, consumers and confirms. A protocol adds what its
+clients leave with the broker: sessions, retained messages (:mod:`assay.reference_broker.mqtt.sessions`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from itertools import chain
+from typing import Any, ClassVar, Protocol
+
+from assay.reference_broker.config import BrokerConfig
+from assay.reference_broker.core.access import AccessControl
+from assay.reference_broker.core.clients import Client, Subscriber
+from assay.reference_broker.core.newcomers import Newcomers
+from assay.reference_broker.core.partial_packets import PartialPackets
+from assay.reference_broker.core.routing import SharedGroup, Subscription, SubscriptionTree
+from assay.reference_broker.core.tenants import Tenants
+from assay.reference_broker.core.timers import TimerHeap
+from assay.reference_broker.core.traffic import Traffic
+from assay.reference_broker.queues import (
+    Consumer,
+    PublishOptions,
+    QueueAddress,
+    QueueEngine,
+    QueueError,
+    QueueErrorCode,
+    SettleRequest,
+)
+from assay.reference_broker.queues.engine import Asked
+from assay.reference_broker.queues.jobs.confirms import Confirm, Stored
+from assay.reference_broker.routing.message import Message
+from assay.reference_broker.trace.schema import TraceKind, Tracer
+
+MAX_SLICES = 4
+"""Connections whose input waited that a turn goes on with."""
+
+
+class Unfinished(Protocol):
+    """Who has more to do than one turn has room for."""
+
+    def go_on(self, now: float) -> None:
+        """Do more of it; what is left then gets in line again."""
+
+
+class WaitingPublisher(Protocol):
+    """A connection that is read no more until queues in memory have room again."""
+
+    def go_on_publishing(self) -> None:
+        """They have."""
+
+
+class Broker:
+    """What is there once, whatever its clients speak."""
+
+    # Too many for a dict that instances share: it would be slower.
+    __slots__ = (
+        "_agenda",
+        "access",
+        "config",
+        "connecting",
+        "engine",
+        "handshakes",
+        "leaving",
+        "now",
+        "partial_packets",
+        "published",
+        "refused",
+        "rng",
+        "tenants",
+        "timers",
+        "tracer",
+        "traffic",
+        "tree",
+        "unfinished",
+        "waiting_publishers",
+        "work",
+    )
+
+    tree_class: ClassVar[type[SubscriptionTree]] = SubscriptionTree
+
+    def __init__(
+        self, config: BrokerConfig, engine: QueueEngine, rng: random.Random, tracer: Tracer | None = None
+    ) -> None:
+        self.config = config
+        self.engine: QueueEngine = engine
+        self._agenda = engine.agenda
+        self.rng = rng
+        self.tracer = tracer
+        self.tree: SubscriptionTree = self.tree_class()
+        engine.on_bindings_changed = self.tree.invalidate_plans
+        self.tenants: Tenants | None = Tenants(config.queues.tenants, engine) if config.queues.tenants else None
+        self.access: AccessControl | None = AccessControl(config.acl) if config.acl is not None else None
+        self.traffic: Traffic = Traffic()
+        self.timers = TimerHeap()
+        self.published = 0
+        self.refused = 0
+        """Unconfirmed messages that a queue did not take."""
+        self.now = 0.0
+        """Time of the current turn; set by whoever drives the broker."""
+        self.work = 0
+        """What a connection has had done in this turn beside its packets; 1 is about as much as one of them takes."""
+        self.partial_packets: PartialPackets = PartialPackets(config.mqtt.max_partial_bytes)
+        """Packets that have begun to come."""
+        self.connecting: Newcomers = Newcomers(config.mqtt.max_connecting)
+        """Connections without a client yet, those of them included that are over and not closed."""
+        self.handshakes: Newcomers = Newcomers(config.mqtt.max_handshakes)
+        """TLS handshakes under way."""
+        self.leaving: deque[tuple[Subscriber, list[Subscription]]] = deque()
+        """Who ended, with subscriptions that are still in the tree."""
+        self.unfinished: deque[Unfinished] = deque()
+        """Who goes on in the next turns, in order."""
+        self.waiting_publishers: dict[WaitingPublisher, None] = {}
+        """Those who wait for queues in memory."""
+        if engine.memory is not None:
+            engine.memory.on_released = self._release_publishers
+
+    def reload(self, config: BrokerConfig, now: float, on_done: Callable[[], None] | None = None) -> None:
+        """Let other access rules and tenants hold. ``on_done`` is called when all there is was held against them."""
+        self.config = config
+        self.access = AccessControl(config.acl) if config.acl is not None else None
+        configs = config.queues.tenants
+        if not configs:
+            self.tenants = self.engine.admit_queue = None
+        elif self.tenants is None:
+            self.tenants = Tenants(configs, self.engine)
+        else:
+            self.tenants.configure(configs)
+
+    # -- topics --------------------------------------------------------------------------------------------------
+
+    def _note_refused(self, error: QueueError | None) -> None:
+        if error is not None:
+            self.refused += 1
+            if self.tracer is not None:
+                self.tracer(TraceKind.PROTOCOL_ERROR, {"detail": str(error)})
+
+    def publish(self, message: Message, publisher: Client | None, now: float, asked: Asked = None) -> bool:
+        """Give a message of an ordinary topic to who gets it; True: somebody does.
+
+        ``asked``: what queues that capture it are asked for. Raises :class:`QueueError` when it cannot be kept.
+        """
+        return self.fan_out(message, publisher, asked)
+
+    def fan_out(self, message: Message, publisher: Client | None, asked: Asked = None) -> bool:
+        """As :meth:`publish`, to those who are there alone: nothing is kept for others."""
+        self.published += 1
+        if self.tracer is not None:
+            self.tracer(TraceKind.PUBLISHED, {"client_id": message.publisher, "topic": message.topic})
+        route = self.tree.route(message.topic)
+        entries = route.entries
+        if route.work:
+            self.work += route.work
+        if self.tree.walked:
+            self.work += self.tree.take_cost()
+        qos = message.qos
+        retain = message.retain
+        own: object | None = publisher
+        for merged in entries:
+            session = merged.subscriber
+            entry = merged.own if session is own else merged
+            if entry is None:
+                continue
+            session.deliver(
+                message,
+                qos if qos < entry.qos else entry.qos,
+                retain and entry.retain_as_published,
+                entry.identifiers,
+            )
+        for group in route.groups:
+            self._share(group, message)
+        if self.engine.captures is not None:
+            self._capture(message, publisher, asked)
+        if self.leaving:
+            members = (member for group in route.groups for member in group.members)
+            return not all(session.ended for session in chain((entry.subscriber for entry in route.entries), members))
+        return bool(route.entries or route.groups)
+
+    def _share(self, group: SharedGroup, message: Message) -> bool:
+        """To one member; False when there is none."""
+        chosen = group.choose()
+        if chosen is None:
+            return False
+        member, subscription = chosen
+        if not member.has_room:
+            # Each of them was looked at.
+            self.work += len(group.members) >> 4
+        member.deliver(
+            message,
+            min(message.qos, subscription.qos),
+            message.retain and subscription.retain_as_published,
+            (subscription.identifier,) if subscription.identifier else (),
+            share=group.share,
+        )
+        return True
+
+    def _capture(self, message: Message, publisher: Client | None, asked: Asked) -> None:
+        """Queues get their copies, unless the message names a producer that is not its publisher's."""
+        if isinstance(asked, PublishOptions) and asked.producer_id is not None:
+            try:
+                self.check_producer(asked.producer_id, publisher)
+            except QueueError as error:
+                self._note_refused(error)
+                return
+        self.engine.capture(message, self.now, asked)
+        self.work += self.engine.take_cost()
+
+    # -- queues --------------------------------------------------------------------------------------------------
+
+    def enqueue(
+        self,
+        address: QueueAddress,
+        message: Message,
+        options: PublishOptions | None,
+        client: Client | None,
+        now: float,
+        on_confirmed: Confirm,
+        on_stored: Stored | None = None,
+    ) -> None:
+        """Enqueue what a client publishes, if it may: its tenant, quotas and producer. ``client`` None = the broker.
+
+        ``on_confirmed`` is called once, now or after a sync. See :meth:`QueueEngine.publish`.
+        """
+        try:
+            if client is not None and self.tenants is not None:
+                self.tenants.check_reach(client, address)
+                if client.tenant is not None:
+                    client.tenant.check_publish(message, options, self.engine, now)
+            if options is not None and options.producer_id is not None:
+                self.check_producer(options.producer_id, client)
+            self.engine.publish(address, message, now, on_confirmed, on_stored, options)
+        except QueueError as error:
+            on_confirmed(error.bare())
+        finally:
+            if self._agenda.cost:
+                self.work += self.engine.take_cost()
+
+    def settle(self, queue: str, request: SettleRequest, client: Client | None, now: float, on_done: Confirm) -> None:
+        """Settle what a client holds; ``on_done`` is called once, now or later. See :meth:`QueueEngine.settle`."""
+        try:
+            if request.within is not None:
+                self.check_producer(request.within.producer_id, client)
+            consumer_id = client.client_id if client is not None else None
+            self.engine.settle(queue, request, consumer_id=consumer_id, now=now, on_done=on_done)
+        except QueueError as error:
+            on_done(error.bare())
+        finally:
+            if self._agenda.cost:
+                self.work += self.engine.take_cost()
+
+    def consume(self, client: Client, address: QueueAddress, group: str, now: float, **how: Any) -> Consumer:
+        """Let a client join a group of a queue, if it may. ``how``: see :meth:`QueueEngine.subscribe`.
+
+        Raises :class:`QueueError`.
+        """
+        if self.tenants is not None:
+            self.tenants.check_consumer(client, address, group)
+        return self.engine.subscribe(
+            address.queue,
+            pattern=address.routing_key,
+            group=group,
+            consumer_id=client.client_id,
+            now=now,
+            **how,
+        )
+
+    def check_producer(self, producer_id: int, client: Client | None) -> None:
+        """Whether a client may name a producer. Raises :class:`QueueError` (NOT_ALLOWED)."""
+        transactions = self.engine.transactions
+        if self.tenants is None and not transactions.has_producers:
+            return
+        named = str(producer_id)
+        transactions.check_owner(named, owner_of(client))
+        tenant = None if client is None else client.tenant
+        name = None if tenant is None else transactions.name_of(named)
+        if tenant is not None and name is not None and not tenant.owns(name):
+            raise QueueError(QueueErrorCode.NOT_ALLOWED, f"producer {named} belongs to another tenant")
+
+    def _release_publishers(self) -> None:
+        """Queues in memory have room again."""
+        waiting, self.waiting_publishers = self.waiting_publishers, {}
+        for connection in waiting:
+            connection.go_on_publishing()
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    def go_on(self, now: float) -> None:
+        """Once a turn: some of what earlier ones had no room for."""
+        unfinished = self.unfinished
+        if unfinished:
+            for _ in range(min(len(unfinished), MAX_SLICES)):
+                unfinished.popleft().go_on(now)
+
+
+def owner_of(client: Client | None) -> str:
+    """What the producers of a client belong to: its user, and its tenant. Empty for one that has neither."""
+    if client is None:
+        return ""
+    user = client.username or ""
+    # No user name has a NUL.
+    return user if client.tenant is None else f"{client.tenant.name}\0{user}"
