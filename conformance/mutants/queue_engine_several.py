@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from assay.conformance.mutants import Patch, mutant
-from assay.reference_broker.mqtt.queue_topics.addresses import Verb
 from assay.reference_broker.mqtt.queue_topics import settle_properties
-from assay.reference_broker.queues import Outcome
+from assay.reference_broker.queues.delivery import settle_request as settle_types
 from assay.reference_broker.queues.delivery import settlement
 from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.groups.pending import EntryState, PendingEntry
@@ -92,7 +91,7 @@ def missing_told_as_one_range(patch: Patch) -> None:
 def several_rejected_one_letter(patch: Patch) -> None:
     def make(original: Original) -> Original:
         def apply(found: dict[PendingEntry, ConsumerGroup], request: Any, now: float, joint: Any) -> None:
-            if request.outcome is Outcome.REJECT:
+            if request.outcome is settle_types.Outcome.REJECT:
                 for entry in list(found)[:-1]:
                     group = found.pop(entry)
                     group.counts.rejected += 1

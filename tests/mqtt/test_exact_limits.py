@@ -13,8 +13,8 @@ import pytest
 
 from assay.reference_broker.config import BrokerConfig, LimitsConfig, MqttConfig
 from assay.reference_broker.core.rates import ArrivalRates
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.codec import encode_packet
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.codec import encode_packet
 from tests.mqtt.conftest import Client, World
 
 COUNT = 5

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import pytest
 
 from assay.reference_broker.config import BrokerConfig, QueuesConfig
-from assay.reference_broker.mqtt import packets as p
-from assay.reference_broker.mqtt.codec import encode_packet
+from assay.reference_broker.mqtt.wire import packets as p
+from assay.reference_broker.mqtt.wire.codec import encode_packet
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from tests.mqtt.conftest import Client, World

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from assay.reference_broker.config import Durability, Ordering, Overflow
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics
 from assay.reference_broker.queues import QueueError
 from assay.reference_broker.queues.groups.delivery_run import DeliveryRun
 from assay.reference_broker.queues.partitions import producers
@@ -44,7 +45,7 @@ def as_a_run(bench: QueueBench) -> None:
     engine, outcome = bench.engine, Outcome()
     bench.publish("the queue is there")
     bench.turn()
-    engine.publish_many(engine.address("$queue/q"), _messages()[1:], bench.now, outcome)
+    engine.publish_many(QueueTopics(engine).address("$queue/q"), _messages()[1:], bench.now, outcome)
     bench.turn()
     assert len(outcome.calls) == 1
 
@@ -54,7 +55,7 @@ def with_keys(bench: QueueBench) -> None:
     bench.publish("the queue is there")
     bench.turn()
     messages = _messages(("n", "v"))[1:]
-    if not engine.publish_keyed(engine.address("$queue/q"), messages, bench.now, lambda _: Outcome()):
+    if not engine.publish_keyed(QueueTopics(engine).address("$queue/q"), messages, bench.now, lambda _: Outcome()):
         for message in messages:
             bench.publish(message.payload.decode(), user_properties=message.user_properties)
     bench.turn()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from assay.reference_broker.config import BrokerConfig, QueuesConfig
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics
 from assay.reference_broker.node import BrokerNode
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.disk import DirectoryInUseError, RealDisk
@@ -47,7 +48,7 @@ def test_who_is_not_of_the_group_reads_no_file(tmp_path: Path) -> None:
             node = BrokerNode(config, RealDisk(tmp_path / f"{umask}"), random.Random(1), 1.0)
             engine = node.engine
             engine.subscribe("q", pattern="", group="g", consumer_id="c", deliver=lambda _: True, now=1.0)
-            engine.publish(engine.address("$queue/q"), Message(topic="$queue/q", payload=b"x"), 1.0)
+            QueueTopics(engine).publish(Message(topic="$queue/q", payload=b"x"), 1.0)
             engine.transactions.init_producer("app", 1.0, lambda error, identity: None)
             node.tick(1.0)
             for job in node.take_sync_jobs(1.0):
