@@ -56,6 +56,7 @@ from assay.conformance.wire.websocket import SUBPROTOCOL
 
 Level = Literal["MUST", "SHOULD", "MAY"]
 _C = TypeVar("_C", bound=Connection)
+_T = TypeVar("_T")
 CaseFunction = Callable[["CaseContext"], Awaitable[None]]
 
 DEFAULT_LIMIT_S = 5.0
@@ -262,6 +263,8 @@ class CaseContext:
         """The verdict depends on the broker's timers: queues have many."""
         self.greeting_s = 0.0
         """The longest that the broker took for a CONNACK."""
+        self.delivery_s = 0.0
+        """What it took for a message, where that was asked."""
         self._asked: set[str] = set()
         self._last_publish: Publish | None = None
         self.flow = Flow()
@@ -314,20 +317,16 @@ class CaseContext:
     async def _establish(self, connection: Connection, host: str, port: int, tls: Tls | None) -> None:
         context = None if tls is None else tls.context()
         server_name = None if tls is None else tls.server_name or host
-        while True:
-            try:
-                async with asyncio.timeout(self.remaining_s()):
-                    await asyncio.get_running_loop().create_connection(
-                        lambda: connection, host, port, ssl=context, server_hostname=server_name
-                    )
-                break
-            except TimeoutError as error:
-                if not await self.more_time_for_a_slow_broker():
-                    message = f"cannot connect to {host}:{port}: timed out"
-                    raise TargetUnreachableError(message) from error
-            except OSError as error:
-                message = f"cannot connect to {host}:{port}: {error or type(error).__name__}"
-                raise TargetUnreachableError(message) from error
+        begin = asyncio.get_running_loop().create_connection
+        try:
+            await self.patiently(
+                lambda: begin(lambda: connection, host, port, ssl=context, server_hostname=server_name),
+                looks_again=False,
+            )
+        except OSError as error:
+            what = "timed out" if isinstance(error, TimeoutError) else error or type(error).__name__
+            message = f"cannot connect to {host}:{port}: {what}"
+            raise TargetUnreachableError(message) from error
         self._connections.append(connection)
 
     async def open_websocket(
@@ -572,9 +571,26 @@ class CaseContext:
     @property
     def lag(self) -> str:
         """Why nothing that went wrong says anything of the broker; empty where it does."""
-        if not self.is_timed or self.greeting_s < _LAG_S:
+        what, took_s = max(("CONNACK", self.greeting_s), ("message", self.delivery_s), key=lambda each: each[1])
+        if not self.is_timed or took_s < _LAG_S:
             return ""
-        return f"a CONNACK took {self.greeting_s:.1f} s, and the verdict depends on the broker's timers"
+        return f"a {what} took {took_s:.1f} s, and the verdict depends on the broker's timers"
+
+    async def measure_a_delivery(self) -> None:
+        """Of a case that has failed, and depends on timers: does the broker take long over its plainest message?"""
+        recorded = len(self.transcript.lines)
+        try:
+            async with self.time_limit(self.limit_s):
+                client = await self.connect(name="itself")
+                await client.subscribe(self.topic("itself"))
+                began = time.monotonic()
+                await client.publish(self.topic("itself"))
+                await client.expect_publish(self.topic("itself"))
+                self.delivery_s = time.monotonic() - began
+        except (CaseFailureError, TargetUnreachableError, TimeoutError, OSError) as error:
+            self.note(f"how long a message takes could not be told: {error}")
+        finally:
+            del self.transcript.lines[recorded:]
 
     # The broker that a case has to itself
 
@@ -659,6 +675,23 @@ class CaseContext:
         self.note(f"a handshake took {took_s:.2f} s: the broker or the machine is slow, more time is given")
         return True
 
+    async def patiently(self, wait: Callable[[], Awaitable[_T]], *, looks_again: bool = True) -> _T:
+        """What a wait on a socket brings, with all the time that a slow broker gets. Raises :class:`TimeoutError`.
+
+        A wait that is cut is begun anew.
+        """
+        while True:
+            began = time.monotonic()
+            try:
+                async with asyncio.timeout(self.remaining_s()):
+                    found = await wait()
+            except TimeoutError:
+                if not (await self.more_time_for_a_slow_broker() or (looks_again and self.second_look())):
+                    raise
+            else:
+                self.give_back(time.monotonic() - began)
+                return found
+
     def second_look(self) -> bool:
         """A wait has ended without its event: is there time left in which it may still come?
 
@@ -679,10 +712,14 @@ class CaseContext:
         return "" if self._look_until is None else f", and {_SECOND_LOOK_S:g} s more"
 
     def give_back(self, waited_s: float) -> None:
-        """The broker took so long over something that did come: no standard bounds the sum of many such waits."""
+        """The broker took so long over something that did come: no standard bounds the sum of many such waits.
+
+        What is slow makes all slow: behind such a wait the case has its whole time again.
+        """
         given_s = min(waited_s, self._to_give_s)
         self._to_give_s -= given_s
-        self._move_deadline(self._deadline + given_s)
+        begins_anew = asyncio.get_running_loop().time() + self.limit_s if given_s >= _LAG_S else 0.0
+        self._move_deadline(max(self._deadline + given_s, begins_anew))
 
     def _move_deadline(self, deadline: float) -> None:
         if self._limit is not None:

@@ -314,6 +314,8 @@ class Engine:
                 return await self._execute_suspected(case)
             if suspicion:
                 verdict, detail = CaseVerdict.FAIL, f"after this case, others are not served: {suspicion}"
+            if verdict in (CaseVerdict.FAIL, CaseVerdict.BLOCKED) and ctx.is_timed and not ctx.lag:
+                await ctx.measure_a_delivery()
             if verdict in (CaseVerdict.FAIL, CaseVerdict.BLOCKED) and ctx.lag:
                 verdict, detail = CaseVerdict.UNSUPPORTED, f"not judged: {ctx.lag}; {detail}"
                 ctx.incidents.clear()

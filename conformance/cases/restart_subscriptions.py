@@ -17,7 +17,7 @@ from assay.conformance.connection import Connection
 from assay.conformance.rules import Rule
 from assay.conformance.wire import NO_PROPERTIES, Properties, Puback, Publish, Subscription, describe
 
-_ATTEMPTS = 12
+_ATTEMPTS = 16
 _KEPT_311 = ("3.1.2-4", "4.1.0-1")
 _KEPT_5 = ("3.1.2-5", "3.1.2-23")
 

@@ -106,3 +106,46 @@ def test_whoever_refuses_or_answers_nonsense_is_alive() -> None:
     for answer, wanted in answers.items():
         seen = asyncio.run(gone(answer))
         assert (wanted in seen) if wanted else not seen, (answer, seen)
+
+
+def a_context() -> CaseContext:
+    nowhere = Endpoint(host="127.0.0.1", port=1)
+    return CaseContext(a_case("mqtt311/assay/waits", _plain), nowhere, ABLE, run_token="t", seed=1)
+
+
+async def _after_slow_waits(*waits_s: float) -> float:
+    """Seconds that a case has left which had half a second, when these waits have brought what they were for."""
+    ctx = a_context()
+    async with ctx.time_limit(0.5):
+        for wait_s in waits_s:
+            ctx.give_back(wait_s)
+        return ctx.remaining_s(within_s=1_000.0)
+
+
+def test_behind_a_slow_wait_a_case_has_its_whole_time_again() -> None:
+    """On a busy machine what was lost between the waits for a slow broker ended cases."""
+    margin_s = 0.05 * 5.0
+    assert asyncio.run(_after_slow_waits(0.2)) <= 0.7
+    assert asyncio.run(_after_slow_waits(3.0)) > 4.0 - margin_s
+    assert asyncio.run(_after_slow_waits(*[3.0] * 1_000)) <= 0.5 + 900.0 + 5.0, "what is given has an end"
+
+
+async def _brought_by_the_second_wait() -> int:
+    ctx = a_context()
+    ctx.patience_s = 0.01
+    waits = 0
+
+    async def wait() -> int:
+        nonlocal waits
+        waits += 1
+        if waits == 1:
+            await asyncio.Event().wait()
+        return waits
+
+    async with ctx.time_limit(60.0):
+        return await ctx.patiently(wait)
+
+
+def test_whoever_reads_a_socket_by_itself_waits_as_long_as_any_other() -> None:
+    """Bursts of queues were read with a patience of their own, and hung on late deliveries."""
+    assert asyncio.run(_brought_by_the_second_wait()) == 2

@@ -356,11 +356,15 @@ async def exchange_raw(ctx: CaseContext, data: bytes, *, name: str) -> bytes:
     ctx.sent_raw = True
     ctx.transcript.add(name, "send", data, f"{len(data)} raw bytes")
     received = b""
+
+    async def read_all() -> None:
+        nonlocal received
+        while chunk := await reader.read(65_536):
+            received += chunk
+
     try:
         writer.write(data)
-        async with asyncio.timeout(ctx.remaining_s()):
-            while chunk := await reader.read(65_536):
-                received += chunk
+        await ctx.patiently(read_all)
     except TimeoutError:
         ctx.fail(
             f"{name}: expected the broker to end the connection; it is still open, after {received.hex() or 'nothing'}"

@@ -47,8 +47,7 @@ class BulkClient:
         frames: list[bytes] = []
         while not frames:
             try:
-                async with asyncio.timeout(self.ctx.remaining_s()):
-                    data = await self._reader.read(_READ_BYTES)
+                data = await self.ctx.patiently(lambda: self._reader.read(_READ_BYTES))
             except TimeoutError:
                 message = f"{self.name}: expected more packets; nothing arrived in time"
                 raise CaseFailureError(message) from None
