@@ -33,10 +33,10 @@ from typing import Any, Literal, NoReturn, TypedDict, TypeVar, Unpack
 
 import msgspec
 
-from assay.conformance.connection import Connection, Transcript
+from assay.conformance.connection import FIRST_FAILURE_CODE, Connection, Transcript
 from assay.conformance.flow import Flow
 from assay.conformance.outcome import CaseFailureError, ClientFaultError, TargetUnreachableError, UnsupportedError
-from assay.conformance.rules import Incident, Rule, StepFailureError, shape
+from assay.conformance.rules import Incident, Rule, StepFailureError, longest_name_bytes, shape
 from assay.conformance.targets import PRIVATE, CapabilityValue, Endpoint, ProbeError, TargetStartError, Tls, handshake
 from assay.conformance.websocket import WebSocketConnection
 from assay.conformance.wire import (
@@ -79,6 +79,7 @@ _PACKET_OVERHEAD_BYTES = 200
 """Room for everything else in a packet of a case: topic, properties, header."""
 _SECOND_LOOK_S = 12.0
 """No standard says how soon a broker answers, or sends again by a timer: 5 s and 10 s are in use."""
+_LONG_NAME_BYTES = 1_000
 _LAG_S = 1.0
 """A broker that takes so long to greet a client is behind what a case believes of its clock."""
 _SHORT_S = 60
@@ -533,6 +534,16 @@ class CaseContext:
     def unsupported(self, text: str) -> NoReturn:
         """The target cannot be asked this (a limit or capability that its CONNACK states)."""
         raise UnsupportedError(text)
+
+    def allow_refusal(self, request: Packet | None, answer: Packet) -> None:
+        """Topics and filters may have 65 535 bytes (4.7.3); no clause has a server keep such long ones for anybody.
+
+        Ends the case as unsupported where the request had a long one, and the answer refuses it.
+        """
+        longest = longest_name_bytes(request)
+        code = max(getattr(answer, "reason_codes", None) or (getattr(answer, "reason_code", 0),))
+        if longest > _LONG_NAME_BYTES and code >= FIRST_FAILURE_CODE:
+            self.unsupported(f"the broker refuses a topic or filter of {longest} bytes: {describe(answer)}")
 
     def note(self, text: str) -> None:
         """A line for people in the transcript."""

@@ -697,6 +697,7 @@ class Connection(asyncio.Protocol):
         wanted = len(entries) if at_least is None else at_least
         accepted = sum(code < FIRST_FAILURE_CODE for code in suback.reason_codes)
         if len(suback.reason_codes) != len(entries) or accepted < wanted:
+            self.ctx.allow_refusal(self._sent.get(Subscribe), suback)
             raise self._missing(Suback, f"expected {wanted} subscription(s) to be accepted; seen {describe(suback)}")
         return suback.reason_codes
 
@@ -706,9 +707,8 @@ class Connection(asyncio.Protocol):
         self.send(Unsubscribe(packet_id=packet_id, filters=filters))
         unsuback = await self.expect(Unsuback, skipping=(Publish, Pubrel))
         if unsuback.packet_id != packet_id:
-            raise self._missing(
-                Unsuback, f"expected UNSUBACK for packet identifier {packet_id}; seen {describe(unsuback)}"
-            )
+            text = f"expected UNSUBACK for packet identifier {packet_id}; seen {describe(unsuback)}"
+            raise self._missing(Unsuback, text)
         return unsuback
 
     def expect_new_session(self) -> None:
@@ -741,9 +741,9 @@ class Connection(asyncio.Protocol):
 
     def _check_ack(self, ack: Puback | Pubrec | Pubrel | Pubcomp, packet_id: int) -> None:
         if ack.packet_id != packet_id or ack.reason_code >= FIRST_FAILURE_CODE:
-            raise self._missing(
-                type(ack), f"expected {ack.type.name} for packet identifier {packet_id}; seen {describe(ack)}"
-            )
+            self.ctx.allow_refusal(self._sent.get(Publish), ack)
+            text = f"expected {ack.type.name} for packet identifier {packet_id}; seen {describe(ack)}"
+            raise self._missing(type(ack), text)
 
     async def expect_publish(
         self,

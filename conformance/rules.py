@@ -271,6 +271,14 @@ _NAMES = frozenset({"topic", "payload", "client_id", "packet_id", "version", "us
 """Fields that differ from packet to packet and make none special."""
 
 
+def longest_name_bytes(packet: Packet | None) -> int:
+    """Of the topic of a message, or the filters of a SUBSCRIBE."""
+    names = [packet.topic] if isinstance(packet, Publish) else []
+    if isinstance(packet, Subscribe):
+        names = [entry.filter for entry in packet.subscriptions]
+    return max((len(name.encode()) for name in names), default=0)
+
+
 def shape(record: msgspec.Struct) -> frozenset[str]:
     """What is special about a packet: the names of all fields that are not at their defaults, with small values."""
     found: set[str] = set()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from assay.conformance.booking import settle
-from assay.conformance.case import load_cases
+from assay.conformance.case import CaseContext, load_cases
 from assay.conformance.engine import Outcome, RunOptions
+from assay.conformance.outcome import UnsupportedError
 from assay.conformance.rules import Rule, malformed
 from assay.conformance.run import Run, RunPlan
-from assay.conformance.targets import StartHook, Target, TargetError, load_target, parse_target
+from assay.conformance.targets import Endpoint, StartHook, Target, TargetError, load_target, parse_target
+from assay.conformance.wire import Packet, Puback, Publish, Suback, Subscribe, Subscription
 from assay.reference_broker.trace.conformance import CaseVerdict
 
 SESSION = "mqtt311/session"
@@ -163,3 +166,36 @@ def test_text_that_another_case_has_sent_is_booked_on_the_case_about_text() -> N
     assert (incident.rule, incident.shape) == (Rule.TEXT, frozenset())
     assert Rule.TEXT.is_subject_of("mqtt5/utf8/ill-formed-topics-refused", ["MQTT-1.5.4-1"])
     assert malformed("SUBACK: no return code", 5, "").rule is Rule.FORM
+
+
+def _filters(*sizes: int) -> Subscribe:
+    return Subscribe(packet_id=1, subscriptions=tuple(Subscription(filter="x" * size) for size in sizes))
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer", "is_allowed"),
+    [
+        (_filters(1, 65_535), Suback(packet_id=1, reason_codes=(0, 0x83)), True),
+        (_filters(1, 65_535), Suback(packet_id=1, reason_codes=(0, 0)), False),
+        (_filters(1, 100), Suback(packet_id=1, reason_codes=(0, 0x83)), False),
+        (Publish(topic="t" * 65_534, qos=1, packet_id=1), Puback(packet_id=1, reason_code=0x80), True),
+        (Publish(topic="t" * 65_534, qos=1, packet_id=1), Puback(packet_id=2), False),
+        (Publish(topic="t", payload=b"x" * 65_534, qos=1, packet_id=1), Puback(packet_id=1, reason_code=0x80), False),
+        (None, Puback(packet_id=1, reason_code=0x80), False),
+    ],
+)
+def test_a_server_may_refuse_a_name_as_long_as_a_name_can_be(
+    request_: Packet | None, answer: Packet, is_allowed: bool
+) -> None:
+    """The store of FluxMQ takes no keys of 65,000 bytes: it refused such names, and was accused of no answer."""
+
+    async def refused() -> bool:
+        case = load_cases()["mqtt5/restart/retained-messages-on-long-and-deep-topics"]
+        ctx = CaseContext(case, Endpoint(host="127.0.0.1", port=1), {}, run_token="t", seed=1)
+        try:
+            ctx.allow_refusal(request_, answer)
+        except UnsupportedError:
+            return True
+        return False
+
+    assert asyncio.run(refused()) is is_allowed
