@@ -35,7 +35,7 @@ import msgspec
 
 from assay.conformance.connection import FIRST_FAILURE_CODE, Connection, Transcript
 from assay.conformance.flow import Flow
-from assay.conformance.outcome import CaseFailureError, ClientFaultError, TargetUnreachableError, UnsupportedError
+from assay.conformance.outcome import CaseFailureError, TargetUnreachableError, UnsupportedError
 from assay.conformance.rules import Incident, Rule, StepFailureError, longest_name_bytes, shape
 from assay.conformance.targets import PRIVATE, CapabilityValue, Endpoint, ProbeError, TargetStartError, Tls, handshake
 from assay.conformance.websocket import WebSocketConnection
@@ -269,6 +269,8 @@ class CaseContext:
         self._asked: set[str] = set()
         self._last_publish: Publish | None = None
         self.flow = Flow()
+        self._arrived = asyncio.Event()
+        """A message of the case has come, on any connection."""
         self.persistent_clients: dict[str, int] = {}
         """Client ids whose session may outlive the case, with the protocol version."""
         self.retained_topics: set[str] = set()
@@ -535,15 +537,17 @@ class CaseContext:
         """The target cannot be asked this (a limit or capability that its CONNACK states)."""
         raise UnsupportedError(text)
 
-    def allow_refusal(self, request: Packet | None, answer: Packet) -> None:
+    def allow_refusal(self, request: Packet | None, answer: Packet | None) -> None:
         """Topics and filters may have 65 535 bytes (4.7.3); no clause has a server keep such long ones for anybody.
 
-        Ends the case as unsupported where the request had a long one, and the answer refuses it.
+        Ends the case as unsupported where the request had a long one, and the answer refuses it; None: the end of the
+        connection does.
         """
         longest = longest_name_bytes(request)
         code = max(getattr(answer, "reason_codes", None) or (getattr(answer, "reason_code", 0),))
-        if longest > _LONG_NAME_BYTES and code >= FIRST_FAILURE_CODE:
-            self.unsupported(f"the broker refuses a topic or filter of {longest} bytes: {describe(answer)}")
+        if longest > _LONG_NAME_BYTES and (answer is None or code >= FIRST_FAILURE_CODE):
+            how = "it ends the connection" if answer is None else describe(answer)
+            self.unsupported(f"the broker refuses a topic or filter of {longest} bytes: {how}")
 
     def note(self, text: str) -> None:
         """A line for people in the transcript."""
@@ -553,21 +557,15 @@ class CaseContext:
         """Note what a client got; called for every message."""
         if self._token in packet.topic and self.case.spec != "queue":
             self.flow.arrives(connection.name, connection, connection.client_id, packet)
+            self._arrived.set()
 
     async def read_on(self) -> None:
-        """Of a case that has failed on its messages: await those that others have overtaken, as long as one waits."""
-        reading = [connection for connection in self._connections if not connection.closed]
-        while reading and self.flow.misses_an_earlier_one():
-            for connection in list(reading):
-                try:
-                    packet = await connection.receive("a message that others have overtaken")
-                    if isinstance(packet, Publish):
-                        with contextlib.suppress(ClientFaultError):  # the case may have left others unacknowledged
-                            await connection.acknowledge(packet)
-                except CaseFailureError:
-                    packet = None
-                if packet is None:
-                    reading.remove(connection)
+        """Of a case that has failed: await the messages that others have overtaken, for as long as any other packet."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.remaining_s()):
+                while self.flow.misses_an_earlier_one():
+                    self._arrived.clear()
+                    await self._arrived.wait()
 
     def other_reasons(self) -> list[Incident]:
         """Why a case that fails may have failed: requests without answers, connections and messages that went wrong."""

@@ -24,6 +24,7 @@ from assay.conformance.rules import (
     Incident,
     Rule,
     StepFailureError,
+    asked_by,
     malformed,
     no_marker,
     request_shape,
@@ -68,7 +69,6 @@ _LEAST_WAIT_S = 1.0
 """A wait that the limit of the case cut shorter than this fails nobody."""
 _SMALL_BUFFER_BYTES = 4_096
 _END_AFTER_MALFORMED_S = 1.0
-
 _ANSWERS_ONCE = frozenset(kind for kinds in ANSWERED_ONCE.values() for kind in kinds)
 _BESIDE_PUBREL: tuple[type[Packet], ...] = (Publish, *_ANSWERS_ONCE)
 """What may come before it: no clause orders it among other packets than PUBRELs."""
@@ -541,6 +541,7 @@ class Connection(asyncio.Protocol):
         if self._passed_over.startswith(f"{kind.type.name}:"):
             return StepFailureError(malformed(self._passed_over, self.version, f"{self.name}: {text}"))
         rule = Rule.PUBREL_AGAIN if kind is Pubrel and Pubrec not in self._sent else ANSWERS.get(kind)
+        self.ctx.allow_refusal(asked_by(rule, self._sent) if self.closed else None, None)
         if rule is None or not was_asked(rule, self._sent):
             return CaseFailureError(f"{self.name}: {text}")
         return self.step_failed(rule, text, soft=kind is Publish)

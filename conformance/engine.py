@@ -59,6 +59,7 @@ _HANDSHAKES = 4
 _SILENT_HANDSHAKES = 2
 _STALL_S = 0.25
 """A harness that was held up for longer than this may have missed a deadline of the protocol, such as a keep alive."""
+_NOT_JUDGED = "not judged: "
 BAD = (CaseVerdict.FAIL, CaseVerdict.BLOCKED, CaseVerdict.ERROR)
 
 
@@ -317,10 +318,11 @@ class Engine:
             if verdict in (CaseVerdict.FAIL, CaseVerdict.BLOCKED) and ctx.is_timed and not ctx.lag:
                 await ctx.measure_a_delivery()
             if verdict in (CaseVerdict.FAIL, CaseVerdict.BLOCKED) and ctx.lag:
-                verdict, detail = CaseVerdict.UNSUPPORTED, f"not judged: {ctx.lag}; {detail}"
+                verdict, detail = CaseVerdict.UNSUPPORTED, f"{_NOT_JUDGED}{ctx.lag}; {detail}"
                 ctx.incidents.clear()
             never_back = any(incident.rule is Rule.STARTS_AGAIN for incident in ctx.incidents)
-            if verdict not in BAD or never_back or stall_s < _STALL_S or attempt == _MAX_ATTEMPTS:
+            saw_enough = verdict not in BAD and not detail.startswith(_NOT_JUDGED)
+            if saw_enough or never_back or stall_s < _STALL_S or attempt == _MAX_ATTEMPTS:
                 break
             # The harness was held up, so that timing means nothing: this attempt does not count.
             if not await self._why_gone(case.version):
@@ -477,7 +479,7 @@ async def _judge(case: Case, ctx: CaseContext) -> tuple[CaseVerdict, str]:
         return CaseVerdict.ERROR, str(error)
     except TimeoutError:
         if ctx.lag:
-            return CaseVerdict.UNSUPPORTED, f"not judged: {ctx.lag}"
+            return CaseVerdict.UNSUPPORTED, f"{_NOT_JUDGED}{ctx.lag}"
         return CaseVerdict.ERROR, f"the case took longer than its limit of {ctx.limit_s:g} s"
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]

@@ -308,7 +308,12 @@ def was_asked(rule: Rule, sent: Mapping[type[Packet], Packet]) -> bool:
     return rule not in _REQUESTS or _REQUESTS[rule] in sent
 
 
+def asked_by(rule: Rule | None, sent: Mapping[type[Packet], Packet]) -> Packet | None:
+    """The request whose answer a rule demands; ``sent`` are the last packets of each type."""
+    return None if rule is None else sent.get(_REQUESTS.get(rule, Packet))
+
+
 def request_shape(rule: Rule, sent: Mapping[type[Packet], Packet]) -> frozenset[str]:
     """The shape of the request whose answer is missing; ``sent`` are the last packets of each type."""
-    packet = sent.get(_REQUESTS.get(rule, Packet))
+    packet = asked_by(rule, sent)
     return frozenset() if packet is None else shape(packet)

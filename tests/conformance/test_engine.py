@@ -307,7 +307,9 @@ def test_a_slow_broker_gets_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("more time is given" in line.decoded for line in outcome.transcript)
 
 
-def test_failures_of_a_stalled_harness_do_not_count() -> None:
+@pytest.mark.parametrize("greeting_s", [0.0, 2.4])
+def test_failures_of_a_stalled_harness_do_not_count(greeting_s: float) -> None:
+    """Nor is a case left unjudged since the stalled harness took a CONNACK for late (the self-check accused that)."""
     attempts = []
 
     async def run(ctx: CaseContext) -> None:
@@ -318,6 +320,7 @@ def test_failures_of_a_stalled_harness_do_not_count() -> None:
 
             time.sleep(0.4)  # noqa: ASYNC251
             await asyncio.sleep(0.05)
+            ctx.greeting_s, ctx.is_timed = greeting_s, bool(greeting_s)
             ctx.fail("missed a deadline")
 
     outcome = outcome_of(a_case(run))
