@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+from unittest import mock
+
+import msgspec
 
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.queue_engine import after
+from assay.reference_broker.queues.delays.delay_store import DelayStore
+from assay.reference_broker.queues.delays.delayed_message import DelayedMessage
 from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
 from assay.reference_broker.queues.jobs.errors import QueueError
 from assay.reference_broker.queues.limits import limits
+from assay.reference_broker.queues.limits.time_to_live import TimeToLive
 from assay.reference_broker.queues.messages.lanes import NORMAL
 from assay.reference_broker.queues.messages.stored_message import MessageCodec, StoredMessage
 from assay.reference_broker.queues.operations.group_operations import GroupOperations
@@ -55,3 +61,37 @@ def refused_commits_unanswered(patch: Patch) -> None:
         return request
 
     patch.wrap(GroupOperations, "request", make)
+
+
+@mutant("queue-delays-listed-late", "the list of delayed messages says that they were published an hour later")
+def delays_listed_late(patch: Patch) -> None:
+    def make(original: Callable[..., DelayedMessage]) -> Callable[..., DelayedMessage]:
+        def describe(*args: Any) -> DelayedMessage:
+            described = original(*args)
+            return msgspec.structs.replace(described, published_at=described.published_at + 3_600.0)
+
+        return describe
+
+    patch.wrap(DelayStore, "_describe", make)
+
+
+@mutant("queue-expiry-looks-once", "when something has expired, nobody looks when the next will, until it is asked for")
+def expiry_looks_once(patch: Patch) -> None:
+    def pass_time(self: TimeToLive, now: float) -> None:
+        self._pass_expired(now)
+        self._expire_within(now)
+        self._expire_waiting(now)
+
+    patch.replace(TimeToLive, "pass_time", pass_time)
+
+
+@mutant("queue-expiry-ends-with-the-turn", "of thousands that expire at once those stay that the turn has no room for")
+def expiry_ends_with_the_turn(patch: Patch) -> None:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def pass_time(self: TimeToLive, now: float) -> None:
+            with mock.patch.object(self, "arm", lambda at: None if at <= now else TimeToLive.arm(self, at)):
+                original(self, now)
+
+        return pass_time
+
+    patch.wrap(TimeToLive, "pass_time", make)

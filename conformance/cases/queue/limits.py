@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from assay.conformance.case import CaseContext, case
-from assay.conformance.cases.queue.administration import figure
+from assay.conformance.cases.queue.administration import create, figure
+from assay.conformance.cases.queue.bulk import BulkClient
 from assay.conformance.cases.queue.producing import Producer
 from assay.conformance.cases.queue.support import (
     admin,
@@ -145,6 +146,38 @@ async def burst_drops_oldest(ctx: CaseContext) -> None:
     for payload in (b"5", b"6", b"7"):
         await settle(ctx, consumer, queue, "ack", await consumer.expect_publish(payload=payload))
     await consumer.expect_nothing()
+
+
+@case(
+    "queue/limits/thousands-expire-at-once",
+    clauses=("Q-LIMIT-09",),
+    requires=("queues", "clock"),
+    mutant="queue-expiry-ends-with-the-turn",
+    near_miss="queue-one-batch-per-message",
+    limit_s=20.0,
+)
+async def thousands_expire(ctx: CaseContext) -> None:
+    """However many messages expire at one moment, none of them counts for long, whoever else is served meanwhile.
+
+    Six thousand messages live for a minute, and a group has had none of them. A minute later the queue is empty, by its
+    figures, as soon as it was asked for them some times.
+    """
+    queue = new_queue(ctx)
+    client = await ctx.connect(version=5, name="client")
+    await create(ctx, client, queue, message_ttl_s=60)
+    await (await consume(ctx, queue)).disconnect()
+    bulk = BulkClient(ctx, "bulk")
+    await bulk.connect()
+    await bulk.publish(queue, 6_000)
+    bulk.close()
+    depth = await figure(ctx, client, queue, "depth")
+    ctx.must(depth == 6_000, f"client: expected a depth of 6000; seen {depth}")
+    await ctx.advance(61)
+    for _ in range(20):
+        depth = await figure(ctx, client, queue, "depth")
+        if not depth:
+            break
+    ctx.must(depth == 0, f"client: expected nothing to be left of what has expired; seen a depth of {depth}")
 
 
 @case(
