@@ -105,7 +105,7 @@ def test_what_does_not_compile_or_is_the_same_program_is_no_mutant() -> None:
 def test_every_operator_finds_work_in_the_broker() -> None:
     """Text and offsets fit together in real modules, those with letters beyond ASCII included."""
     made: dict[Operator, int] = {}
-    for path in sorted((ROOT / "reference_broker" / "mqtt").glob("*.py")):
+    for path in sorted((ROOT / "reference_broker" / "mqtt").rglob("*.py")):
         source = path.read_text(encoding="utf-8")
         for number, mutant in enumerate(mutants_of(path.name, source)):
             assert source.encode()[mutant.start :].startswith(mutant.was.encode())
