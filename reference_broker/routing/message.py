@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from assay.reference_broker.routing.properties import MessageProperties, properties_bytes
+
 MESSAGE_OVERHEAD_BYTES = 512
 """What the objects around a small message take."""
 HOLDER_BYTES = 256
@@ -28,6 +30,8 @@ class Message(msgspec.Struct, kw_only=True, eq=False, gc=False):
     response_topic: str | None = None
     correlation_data: bytes | None = None
     user_properties: tuple[tuple[str, str], ...] = ()
+    properties: MessageProperties | None = None
+    """What MQTT has no field for."""
     memory_bytes: int = 0
     """See :func:`memory_bytes`; 0 = nobody has asked yet."""
     holders: int = 0
@@ -69,5 +73,7 @@ def memory_bytes(message: Message) -> int:
             size += text_bytes(message.content_type)
         if message.correlation_data is not None:
             size += len(message.correlation_data)
+        if message.properties is not None:
+            size += properties_bytes(message.properties)
         message.memory_bytes = size
     return size

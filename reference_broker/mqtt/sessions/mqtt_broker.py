@@ -664,6 +664,7 @@ class MqttBroker(Broker):
             content_type=message.content_type,
             response_topic=message.response_topic,
             correlation_data=message.correlation_data,
+            properties=message.properties,
             user_properties=delivery_properties(delivery),
         )
 

@@ -26,6 +26,7 @@ import msgspec
 
 from assay.reference_broker.core.routing import Subscription
 from assay.reference_broker.routing.message import Message
+from assay.reference_broker.routing.properties import decode_properties, encode_properties
 
 FORMAT_VERSION = 1
 VERSION_KEY = b"v"
@@ -56,6 +57,8 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     response_topic: str | None
     correlation_data: bytes | None
     user_properties: tuple[tuple[str, str], ...]
+    properties: bytes = b""
+    """See :func:`encode_properties`; empty = it has none."""
 
 
 class StoredSession(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -127,6 +130,7 @@ def stored_message(message: Message) -> StoredMessage:
         response_topic=message.response_topic,
         correlation_data=message.correlation_data,
         user_properties=message.user_properties,
+        properties=encode_properties(message.properties) if message.properties is not None else b"",
     )
 
 
@@ -143,6 +147,7 @@ def restored_message(stored: StoredMessage) -> Message:
         response_topic=stored.response_topic,
         correlation_data=stored.correlation_data,
         user_properties=stored.user_properties,
+        properties=decode_properties(stored.properties) if stored.properties else None,
     )
 
 

@@ -78,6 +78,7 @@ def dead_letter_message(
         content_type=message.content_type,
         response_topic=message.response_topic,
         correlation_data=message.correlation_data,
+        properties=message.properties,
         user_properties=own + history,
     )
 

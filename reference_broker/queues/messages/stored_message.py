@@ -1,7 +1,8 @@
 """Messages as log records and back.
 
 The record's value is the payload, its key the partition key (empty when there is none), its headers the user
-properties, after broker headers whose names start with one ``_``. A user property whose own name starts with ``_`` gets
+properties, after broker headers whose names start with one ``_`` (``_properties`` among them: see
+:mod:`assay.reference_broker.routing.properties`). A user property whose own name starts with ``_`` gets
 a second one, so that no publisher can pose as the broker. QoS and retain are of the transport, and not stored.
 """
 
@@ -21,9 +22,11 @@ from assay.reference_broker.queues.messages.control_records import (
 from assay.reference_broker.queues.messages.lanes import LANES, NORMAL
 from assay.reference_broker.queues.messages.partitioner import PARTITION_KEY
 from assay.reference_broker.routing.message import Message
+from assay.reference_broker.routing.properties import decode_properties, encode_properties, properties_bytes
 from assay.reference_broker.routing.remembered import Known, SharedMemory
 
 PRIORITY_HEADER = b"_priority"
+_PROPERTIES = b"_properties"
 DELAY_HEADER = b"_delay"
 """Of a message that was delayed: its number among the delayed ones, so that a start sees that it fired."""
 _CACHE_LIMIT = 1_024
@@ -62,7 +65,7 @@ def message_bytes(message: Message) -> int:
     size = len(message.payload)
     for name, value in message.user_properties:
         size += len(name.encode()) + len(value.encode())
-    return size
+    return size if message.properties is None else size + properties_bytes(message.properties)
 
 
 def is_plain(message: Message) -> bool:
@@ -74,6 +77,7 @@ def is_plain(message: Message) -> bool:
         or message.response_topic is not None
         or message.correlation_data is not None
         or message.payload_format is not None
+        or message.properties is not None
     )
 
 
@@ -85,6 +89,7 @@ def is_plain_but_for_user_properties(message: Message) -> bool:
         or message.response_topic is not None
         or message.correlation_data is not None
         or message.payload_format is not None
+        or message.properties is not None
     )
 
 
@@ -171,6 +176,8 @@ class MessageCodec:
             headers.append((b"_response_topic", message.response_topic.encode()))
         if message.correlation_data is not None:
             headers.append((b"_correlation_data", message.correlation_data))
+        if message.properties is not None:
+            headers.append((_PROPERTIES, encode_properties(message.properties)))
         return tuple(headers) + self.describe(message.user_properties).headers, topic
 
     def decode(self, record: LogRecord) -> StoredMessage:
@@ -267,6 +274,8 @@ def _set_field(message: Message, name: bytes, value: bytes) -> bool:
         message.response_topic = value.decode()
     elif name == b"_correlation_data":
         message.correlation_data = value
+    elif name == _PROPERTIES:
+        message.properties = decode_properties(value)
     else:
         return name == DELAY_HEADER
     return True

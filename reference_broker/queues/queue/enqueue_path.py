@@ -94,7 +94,9 @@ class EnqueuePath:
 
         Raises :class:`QueueError` (TOO_LARGE, FULL, STORAGE_FAILED, BAD_OPTION).
         """
-        size = message_bytes(message) if message.user_properties else len(message.payload)
+        size = len(message.payload)
+        if message.user_properties or message.properties is not None:
+            size = message_bytes(message)
         if size > self.config.max_message_bytes:
             self.contents.refused += 1
             text = f"{size} bytes; the queue {self.name!r} takes at most {self.config.max_message_bytes}"
