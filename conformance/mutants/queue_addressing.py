@@ -9,13 +9,14 @@ import msgspec
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.config import QueuesConfig
 from assay.reference_broker.mqtt.connections.inbound import Inbound
+from assay.reference_broker.mqtt.queue_topics import addresses
+from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopic, QueueTopics
 from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.mqtt.sessions.session import Session
 from assay.reference_broker.queues.dead_letters import dead_letters
 from assay.reference_broker.queues.delivery import dispatcher
 from assay.reference_broker.queues.engine import QueueEngine
-from assay.reference_broker.queues.messages import address as addresses
-from assay.reference_broker.queues.messages.address import DEAD_LETTER_PREFIX, QueueAddress
+from assay.reference_broker.queues.messages.address import DEAD_LETTER_PREFIX, QueueAddress, check_queue_name
 from assay.reference_broker.queues.registry import registry
 from assay.reference_broker.queues.registry.registry import QueueRegistry
 from assay.reference_broker.routing.message import Message
@@ -24,10 +25,15 @@ from assay.reference_broker.routing.topics import matches
 
 @mutant("queue-routing-key-lost", "what follows the queue name in a topic is forgotten")
 def routing_key_lost(patch: Patch) -> None:
-    def make(original: Callable[..., QueueAddress]) -> Callable[..., QueueAddress]:
-        return lambda self, topic: msgspec.structs.replace(original(self, topic), routing_key="")
+    def make(original: Callable[..., QueueTopic]) -> Callable[..., QueueTopic]:
+        def read(self: QueueTopics, topic: str) -> QueueTopic:
+            found = original(self, topic)
+            address = msgspec.structs.replace(found.address, routing_key="")
+            return QueueTopic(address=address, verb=found.verb)
 
-    patch.wrap(QueueEngine, "address", make)
+        return read
+
+    patch.wrap(QueueTopics, "read", make)
 
 
 @mutant("queue-first-level-names-the-queue", "the queue is always the first level of the path")
@@ -45,7 +51,7 @@ def parent_level(patch: Patch) -> None:
 
 @mutant("queue-any-name", "queue names may hold wildcards, and levels that begin with $")
 def any_name(patch: Patch) -> None:
-    original = addresses.check_queue_name
+    original = check_queue_name
 
     def lenient(name: str) -> None:
         if "" in name.split("/"):

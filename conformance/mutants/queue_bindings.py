@@ -69,10 +69,15 @@ def swallows(patch: Patch) -> None:
 
 @mutant("queue-topics-reach-their-own-only", "a publish to $queue/<name> goes to that queue alone")
 def own_only(patch: Patch) -> None:
-    def make(original: Callable[..., QueueAddress]) -> Callable[..., QueueAddress]:
-        return lambda self, topic: msgspec.structs.replace(original(self, topic), bound=())
+    def make(original: Callable[..., QueueTopic]) -> Callable[..., QueueTopic]:
+        def read(self: QueueTopics, topic: str) -> QueueTopic:
+            found = original(self, topic)
+            address = msgspec.structs.replace(found.address, bound=())
+            return QueueTopic(address=address, verb=found.verb)
 
-    patch.wrap(QueueEngine, "address", make)
+        return read
+
+    patch.wrap(QueueTopics, "read", make)
 
 
 @mutant("queue-confirms-for-one-of-all", "a publish to several queues is confirmed when the first has it")

@@ -18,7 +18,6 @@ from assay.reference_broker.queues.delays.timing_wheel import MAX_DELAY_MS, Timi
 from assay.reference_broker.queues.jobs.errors import QueueError, QueueErrorCode
 from assay.reference_broker.queues.jobs.store import LogRecord
 from assay.reference_broker.queues.messages import durations as times
-from assay.reference_broker.queues.messages import publish_options
 from assay.reference_broker.queues.messages.publish_options import PublishOptions
 from assay.reference_broker.queues.queue.queue import DurableQueue
 from assay.reference_broker.routing.message import Message
@@ -104,7 +103,7 @@ def bad_ignored(patch: Patch) -> None:
 
         return parse
 
-    patch.wrap(publish_options, "_parse", make)
+    patch.wrap(publish_properties, "_parse", make)
 
 
 @mutant("queue-delays-forgotten", "delayed messages are not looked for when the broker starts")

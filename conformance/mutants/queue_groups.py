@@ -10,7 +10,7 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.config import Assignor, RebalanceProtocol
-from assay.reference_broker.mqtt.sessions import mqtt_broker
+from assay.reference_broker.mqtt.sessions import mqtt_broker, queue_consumers
 from assay.reference_broker.queues.delivery import claims
 from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
 from assay.reference_broker.queues.groups import cursors, group_details, subscribe_options
@@ -360,7 +360,7 @@ def options_lenient(patch: Patch) -> None:
 
         return parse
 
-    patch.wrap(subscribe_options, "parse", make)
+    patch.wrap(queue_consumers, "parse_subscribe_options", make)
 
 
 @mutant("queue-commit-goes-anywhere", "a commit is not held against what is committed and what was delivered")

@@ -9,6 +9,8 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant
 from assay.reference_broker.config import GroupConfig
+from assay.reference_broker.mqtt.queue_topics import publish_properties
+from assay.reference_broker.mqtt.sessions import mqtt_broker
 from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
 from assay.reference_broker.queues.dead_letters.undelivered import UndeliveredLetters
 from assay.reference_broker.queues.engine import QueueEngine
@@ -18,7 +20,6 @@ from assay.reference_broker.queues.groups.pending import EntryState, GroupPartit
 from assay.reference_broker.queues.groups.slow_consumers import SlowConsumers
 from assay.reference_broker.queues.jobs.errors import QueueError
 from assay.reference_broker.queues.limits.limits import QueueLimits
-from assay.reference_broker.queues.messages import publish_options
 from assay.reference_broker.queues.messages.lanes import LANES, NORMAL, LaneScheduler, PartitionLanes
 from assay.reference_broker.queues.messages.publish_options import PublishOptions
 from assay.reference_broker.queues.partitions.departures import Departures
@@ -45,17 +46,18 @@ def departures_forgotten(patch: Patch) -> None:
 
 @mutant("queue-bad-options-ignored", "a publish option that cannot be read counts as not there")
 def bad_options(patch: Patch) -> None:
-    def make(original: Callable[[Message], PublishOptions | None]) -> Callable[[Message], PublishOptions | None]:
-        def parse(message: Message) -> PublishOptions | None:
+    def make(original: Callable[..., PublishOptions | None]) -> Callable[..., PublishOptions | None]:
+        def parse(properties: tuple[tuple[str, str], ...]) -> PublishOptions | None:
             try:
-                return original(message)
+                return original(properties)
             except QueueError:
                 return None
 
         return parse
 
-    patch.wrap(intake, "parse", make)
-    patch.wrap(publish_options, "parse", make)
+    # As the broker knows it, and as it reads what is captured.
+    patch.wrap(mqtt_broker, "parse_options", make)
+    patch.wrap(publish_properties, "parse_options", make)
     patch.replace(intake, "with_ttl", lambda message, _ttl_ms, _now: message)
 
 

@@ -19,7 +19,7 @@ from assay.reference_broker.queues.limits import limits
 from assay.reference_broker.queues.limits.time_to_live import TimeToLive
 from assay.reference_broker.queues.messages.lanes import NORMAL
 from assay.reference_broker.queues.messages.stored_message import MessageCodec, StoredMessage
-from assay.reference_broker.queues.operations.group_operations import GroupOperations
+from assay.reference_broker.mqtt.sessions import mqtt_broker
 
 
 @mutant("queue-content-type-lost-on-disk", "what is read back from the disk has no content type any more")
@@ -60,7 +60,7 @@ def refused_commits_unanswered(patch: Patch) -> None:
 
         return request
 
-    patch.wrap(GroupOperations, "request", make)
+    patch.wrap(mqtt_broker, "request_of_group", make)
 
 
 @mutant("queue-delays-listed-late", "the list of delayed messages says that they were published an hour later")

@@ -11,7 +11,7 @@ from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.mqtt.queue_topics import settle_properties
 from assay.reference_broker.mqtt.sessions import mqtt_broker
 from assay.reference_broker.queues import Outcome
-from assay.reference_broker.queues.delivery import fair_turns, settle_request, settlement
+from assay.reference_broker.queues.delivery import fair_turns, settlement
 from assay.reference_broker.queues.delivery.fair_turns import FairTurns
 from assay.reference_broker.queues.delivery.settle_request import MAX_DELIVERIES, SettleRequest
 from assay.reference_broker.queues.groups.delivery import Delivery
@@ -66,7 +66,7 @@ def cut_off(patch: Patch) -> None:
 
         return parse_ranges
 
-    patch.wrap(settle_request, "parse_ranges", make)
+    patch.wrap(settle_properties, "parse_ranges", make)
 
 
 @mutant("queue-nack-delay-ignored", "the delay of a nack is ignored")

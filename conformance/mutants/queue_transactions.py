@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from assay.conformance.mutants import Patch, mutant
+from assay.reference_broker.mqtt.queue_topics import settle_properties
 from assay.reference_broker.mqtt.queue_topics.addresses import Verb
 from assay.reference_broker.mqtt.sessions import transaction_requests
-from assay.reference_broker.queues.delivery import settle_request
 from assay.reference_broker.queues.groups.pending import EntryState
 from assay.reference_broker.queues.messages.control_records import Outcome
 from assay.reference_broker.queues.messages.publish_options import TransactionKey
@@ -164,7 +164,7 @@ def nack_within(patch: Patch) -> None:
 
         return within
 
-    patch.wrap(settle_request, "_transaction", make)
+    patch.wrap(settle_properties, "_transaction", make)
 
 
 @mutant("queue-transactions-unbounded", "a transaction may be as large as it likes")

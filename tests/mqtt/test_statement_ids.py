@@ -37,7 +37,7 @@ RAISERS: dict[str, tuple[tuple[int, frozenset[str]], ...]] = {
 
 def _calls() -> Iterator[tuple[str, str, list[ast.expr]]]:
     """(place, function, arguments) of every call that states an id."""
-    for path in sorted([*(ROOT / "mqtt").glob("*.py"), *(ROOT / "core").glob("*.py")]):
+    for path in sorted([*(ROOT / "mqtt").rglob("*.py"), *(ROOT / "core").glob("*.py")]):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in RAISERS:
                 yield f"{path.name}:{node.lineno}", node.func.id, node.args

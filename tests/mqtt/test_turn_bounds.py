@@ -13,8 +13,9 @@ import pytest
 
 from assay.reference_broker.config import BrokerConfig, QueuesConfig
 from assay.reference_broker.config_mqtt import MqttConfig
+from assay.reference_broker.core.broker import MAX_SLICES
 from assay.reference_broker.mqtt.connections.connection import MAX_PACKETS, MqttConnection
-from assay.reference_broker.mqtt.sessions.mqtt_broker import MAX_SLICES, MAX_TIMERS
+from assay.reference_broker.mqtt.sessions.mqtt_broker import MAX_TIMERS
 from tests.mqtt.turn_steps import Bench, packet, publish, subscribe, text, unsubscribe, user_property
 
 _N = 1_200

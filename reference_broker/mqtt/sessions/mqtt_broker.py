@@ -23,7 +23,12 @@ from assay.reference_broker.mqtt.queue_topics.addresses import QUEUE_PREFIXES, Q
 from assay.reference_broker.mqtt.queue_topics.admin_topics import ADMIN_PREFIX
 from assay.reference_broker.mqtt.queue_topics.delivery_properties import delivery_properties
 from assay.reference_broker.mqtt.queue_topics.group_properties import GROUP_VERBS, request_of_group
-from assay.reference_broker.mqtt.queue_topics.publish_properties import DELAY_ID, parse_options, read_options
+from assay.reference_broker.mqtt.queue_topics.publish_properties import (
+    DELAY_ID,
+    PRODUCER_ID,
+    parse_options,
+    read_options,
+)
 from assay.reference_broker.mqtt.queue_topics.settle_properties import OUTCOMES, parse_settlement
 from assay.reference_broker.mqtt.queue_topics.transaction_topics import TRANSACTION_PREFIX
 from assay.reference_broker.mqtt.sessions import queue_consumers
@@ -46,6 +51,7 @@ from assay.reference_broker.trace.schema import TraceKind, Tracer
 CLOCK_TOPIC = "$admin/clock/advance"
 """Where a test moves the clock of a broker that lets it (``testing.movable_clock``)."""
 _NOT_ROUTED = (*QUEUE_PREFIXES, ADMIN_PREFIX, TRANSACTION_PREFIX)
+_MAX_DIGITS = 20
 MAX_ALL_PLAN_BYTES = 64 * 1024 * 1024
 NEVER_EXPIRES_S = 0xFFFFFFFF
 MAX_TAKEN_OUT = 1_024
@@ -601,6 +607,10 @@ class MqttBroker(Broker):
                 return
             if self.tenants is not None:
                 self.tenants.check_reach(publisher, topic.address)
+            for name, value in properties:
+                # Who may not name a producer learns nothing of what else is wrong.
+                if name == PRODUCER_ID and value.isdecimal() and len(value) <= _MAX_DIGITS:
+                    self.check_producer(int(value), publisher)
             if topic.verb in OUTCOMES:
                 self.settle(queue, parse_settlement(topic.verb, properties), publisher, now, on_confirmed)
             elif topic.verb in GROUP_VERBS:
