@@ -11,6 +11,7 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant
 from assay.conformance.mutants.queue_engine import after
+from assay.reference_broker.mqtt.sessions import mqtt_broker
 from assay.reference_broker.queues.delays.delay_store import DelayStore
 from assay.reference_broker.queues.delays.delayed_message import DelayedMessage
 from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
@@ -19,7 +20,6 @@ from assay.reference_broker.queues.limits import limits
 from assay.reference_broker.queues.limits.time_to_live import TimeToLive
 from assay.reference_broker.queues.messages.lanes import NORMAL
 from assay.reference_broker.queues.messages.stored_message import MessageCodec, StoredMessage
-from assay.reference_broker.mqtt.sessions import mqtt_broker
 
 
 @mutant("queue-content-type-lost-on-disk", "what is read back from the disk has no content type any more")
