@@ -99,6 +99,24 @@ def test_what_is_replaced_or_removed_meanwhile_is_sent_new_or_not_at_all(world: 
         assert seen[f"r/{number}"] == [(b"old", True)]
 
 
+@pytest.mark.parametrize("payload", [b"new", b""])
+@pytest.mark.parametrize("back", [True, False])
+def test_the_next_one_is_sent_as_it_is_when_there_is_room(world: World, payload: bytes, *, back: bool) -> None:
+    """It was looked at when the window was full, to see whether there is one."""
+    publisher = _retain(world, 2)
+    client = world.connect("c", properties=Properties(receive_maximum=1))
+    _subscribe(client, "r/#")
+    publisher.send(p.Publish(topic="r/1", payload=payload, qos=1, packet_id=1, retain=True))
+    if back:
+        publisher.send(p.Publish(topic="r/1", payload=b"back", qos=1, packet_id=2, retain=True))
+    _acknowledge_all(client)
+    seen = [(message.payload, message.retain) for message in client.publishes() if message.topic == "r/1"]
+    live = [(payload, False), *[(b"back", False)] * back]
+    retained = [] if not payload else [(b"back" if back else b"new", True)]
+    assert sorted(seen) == sorted([*live, *retained])
+    assert client.connection.active_session.retained is None
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_nothing_older_follows_what_is_newer(make_world: type[World], seed: int) -> None:
     rng = random.Random(seed)
@@ -171,6 +189,28 @@ def test_a_session_that_returns_gets_what_was_not_sent(world: World, version: in
     clean = world.connect("c", version)
     assert clean.publishes() == []
     assert clean.connection.active_session.retained is None
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_restart_repeats_nothing_of_what_just_filled_the_window(qos: int) -> None:
+    """Found by lives: that there was no more was seen when the window opened, and a restart began anew until then."""
+    config, disk = BrokerConfig(), MemoryDisk()
+    lasting = Properties(session_expiry_interval=100, receive_maximum=5)
+    world = World(config)
+    world.node = BrokerNode(config, disk, random.Random(1), world.now)
+    _retain(world, 5, qos=2)
+    client = world.connect("c", clean_start=False, properties=lasting)
+    _subscribe(client, "r/#", qos=qos)
+    assert len(_topics(client)) == 5
+    if qos == 2:
+        for packet_id in range(1, 6):
+            client.send(p.Acknowledgement(type=p.PacketType.PUBREC, packet_id=packet_id))
+    disk.unlock()
+    world.node = BrokerNode(config, disk, random.Random(1), world.now)
+    world.clients.clear()
+    again = world.connect("c", clean_start=False, properties=lasting)
+    _acknowledge_all(again)
+    assert [message.dup for message in again.publishes()] == [True] * (5 if qos == 1 else 0)
 
 
 @pytest.mark.parametrize("durability", [Durability.INTERVAL, Durability.FSYNC])

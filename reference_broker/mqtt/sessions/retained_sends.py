@@ -14,7 +14,7 @@ Walk = Iterator[Message | None]
 class RetainedSends:
     """Retained messages that a session is still to be sent, by the filter that it subscribed to; at least one."""
 
-    __slots__ = ("_waiting", "count", "walk")
+    __slots__ = ("_waiting", "ahead", "count", "walk")
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[tuple[Subscription, int]]] = {}
@@ -22,6 +22,9 @@ class RetainedSends:
         """Subscriptions that wait for theirs."""
         self.walk: Walk | None = None
         """Through the messages for the first of them, once it has begun."""
+        self.ahead: Message | None = None
+        """What the walk has found while the client takes no more: that there is nothing is to be known at once, since
+        a restart begins with a walk that has not ended."""
 
     def __contains__(self, topic_filter: str) -> bool:
         return topic_filter in self._waiting
@@ -44,7 +47,7 @@ class RetainedSends:
 
     def finish_first(self) -> str | None:
         """It has all of them. Returns its filter if that was the last subscription with it."""
-        self.walk = None
+        self.walk = self.ahead = None
         topic_filter, subscriptions = next(iter(self._waiting.items()))
         subscriptions.popleft()
         self.count -= 1
@@ -57,5 +60,5 @@ class RetainedSends:
         """The session unsubscribed."""
         if topic_filter in self._waiting:
             if self.first()[0].topic_filter == topic_filter:
-                self.walk = None
+                self.walk = self.ahead = None
             self.count -= len(self._waiting.pop(topic_filter))

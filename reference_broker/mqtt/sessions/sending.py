@@ -10,6 +10,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from assay.reference_broker.mqtt.sessions.retained_sends import Walk
+from assay.reference_broker.routing.message import Message
+from assay.reference_broker.routing.topics import is_sys_topic
 
 if TYPE_CHECKING:
     from assay.reference_broker.mqtt.sessions.mqtt_broker import MqttBroker
@@ -85,7 +87,8 @@ class Sending:
         sent = 0
         while retained is not None:
             subscription, newest = retained.first()
-            if not session.takes_retained(subscription.qos) or self.turn_is_over:
+            is_full = not session.takes_retained(subscription.qos)
+            if self.turn_is_over or (is_full and (retained.walk is None or retained.ahead is not None)):
                 break
             if steps + MESSAGE_WORK * sent >= limit:
                 self.wake(session)
@@ -95,7 +98,7 @@ class Sending:
                 walk = retained.walk = self._walk(subscription.topic_filter, newest)
                 steps += MESSAGE_WORK
             try:
-                message = next(walk)
+                message = next(walk) if retained.ahead is None else self._as_it_is(retained.ahead, newest)
             except StopIteration:
                 finished = retained.finish_first()
                 if not retained.count:
@@ -104,13 +107,22 @@ class Sending:
                     session.kept.retained_due(finished, is_due=False)
                 continue
             steps += 1
-            if message is not None:
+            retained.ahead = message if is_full else None
+            if message is not None and not is_full:
                 sent += 1
                 identifiers = (subscription.identifier,) if subscription.identifier else ()
                 session.deliver(message, min(message.qos, subscription.qos), True, identifiers)
         if retained is not None and self.turn_is_over:
             self.wake(session)
         return steps
+
+    def _as_it_is(self, found: Message, newest: int) -> Message | None:
+        """The message that the walk would find there by now; None if there is none."""
+        if is_sys_topic(found.topic):
+            return found
+        message, arrived = self._broker.retained.numbered(found.topic)
+        is_gone = message is None or arrived > newest or 0 < message.expires_at <= self._broker.now
+        return None if is_gone else message
 
     def _walk(self, topic_filter: str, newest: int) -> Walk:
         broker = self._broker
