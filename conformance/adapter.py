@@ -22,6 +22,7 @@ import os
 import select
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -165,9 +166,13 @@ class Nursery:
 
 
 def _serve_nursery() -> int:
-    all_mutants()
-    with Broker():
-        pass  # what the first start of a broker imports and works out, its children need not
+    with tempfile.TemporaryDirectory(prefix="assay-") as folder:
+        # What the first start of a broker imports and works out, its children need not: config and files as well.
+        first = Path(folder) / "broker.yaml"
+        first.write_text(json.dumps({"data_dir": f"{folder}/data"}), encoding="utf-8")
+        all_mutants()
+        with Broker(broker_config(first, 0)):
+            pass
     gc.freeze()  # nor do they copy what the collector would look at
     nursery = Nursery()
     try:

@@ -1,19 +1,15 @@
-"""Many lives on one broker: Hypothesis draws them; what is outside the model is shrunk, repeated, and kept."""
+"""Many lives on one broker: what is outside the model is shrunk, repeated, and kept."""
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import msgspec
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import seed as seeded
-from hypothesis.errors import Flaky
 
-from assay.conformance.explore.draw import lives
+from assay.conformance.explore.draw import drawn
 from assay.conformance.explore.life import Life, Replay
 from assay.conformance.explore.player import PATIENCE_S, Player
 from assay.conformance.explore.rules import Rule, ViolationError
@@ -41,10 +37,6 @@ REPEATS = 3
 MAX_FINDINGS = 10
 MAX_DOUBTS = 10
 """Findings that did not come again, which end no search for those that do."""
-
-
-class _TimeIsUpError(Exception):
-    """Ends a search."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,7 +201,7 @@ class Campaign:
         limit_s: float = float("inf"),
         on_finding: Callable[[Finding], None] = lambda _finding: None,
     ) -> Exploration:
-        """Play so many lives, or as many as the time allows. Each finding ends a search; the next passes over it.
+        """Play so many lives, or as many as the time allows. What was found is not found again.
 
         One that does not count, since a busy machine may explain it, is no reason to stop or to pass over its like.
         What :meth:`so_far` says holds after an interruption, too.
@@ -221,7 +213,7 @@ class Campaign:
             self._search_all(examples, max_findings, on_finding)
         except (KeyboardInterrupt, TargetStartError, ProbeError, TargetUnreachableError):
             if self._found is not None:
-                self._note(self._as_seen(*self._found, seed + len(self._findings)), on_finding)
+                self._note(self._as_seen(*self._found, seed), on_finding)
             raise
         return self.so_far()
 
@@ -258,50 +250,32 @@ class Campaign:
 
     def _search_all(self, examples: int, most: int, on_finding: Callable[[Finding], None]) -> None:
         known: set[tuple[str, int]] = set()
-        while self.lives < examples:
-            finding = self._search(examples - self.lives, self.seed + len(self._findings), known)
+        while self.lives < examples and time.monotonic() < self._over_at:
+            finding = self._new_finding(known)
             if finding is None:
-                break
+                continue
             self._note(finding, on_finding)
             counting = sum(each.counts for each in self._findings)
             if counting >= most or len(self._findings) - counting >= MAX_DOUBTS:
                 break
 
-    def _search(self, examples: int, seed: int, known: set[tuple[str, int]]) -> Finding | None:
-        """Play until something new is found; its smallest form."""
-
-        def attempt(life: Life) -> None:
-            if time.monotonic() > self._over_at:
-                raise _TimeIsUpError
-            self.lives += 1
-            self.steps += len(life.steps)
-            self._report(self.lives, "lives")
-            try:
-                self.play(life)
-            except ViolationError as error:
-                if error.key in known or self._found is not None:
-                    return
-                self._found = life, error, self.player.transcript()
-                raise
-
-        run = settings(
-            max_examples=examples,
-            database=None,
-            deadline=None,
-            report_multiple_bugs=False,
-            print_blob=False,
-            suppress_health_check=list(HealthCheck),
-            phases=(Phase.generate,),
-        )(seeded(seed)(given(lives(self.capabilities))(attempt)))
-        # Hypothesis plays a life that failed once more, to report it; what was noted says all.
-        with contextlib.suppress(ViolationError, Flaky, _TimeIsUpError):
-            run()
-        found = self._found
-        if found is None:
+    def _new_finding(self, known: set[tuple[str, int]]) -> Finding | None:
+        """Play the next life; the smallest form of a finding that is not ``known``, which gets it if it counts."""
+        life = drawn(self.seed, self.lives, self.capabilities)
+        self.lives += 1
+        self.steps += len(life.steps)
+        self._report(self.lives, "lives")
+        try:
+            self.play(life)
+        except ViolationError as error:
+            if error.key in known:
+                return None
+            found = self._found = life, error, self.player.transcript()
+        else:
             return None
-        finding = self._confirmed(*self._shrunk(*found), seed)
+        finding = self._confirmed(*self._shrunk(*found), self.seed)
         if not finding.counts:  # what a busy machine let pass for smaller may be none: the whole life has to show it
-            finding = self._confirmed(*found, seed)
+            finding = self._confirmed(*found, self.seed)
         if finding.counts:
             known.add(found[1].key)
         self._found = None

@@ -81,6 +81,8 @@ class Claim:
     is_optional: bool = False
     """Nothing is ever due: it was made after its message was published, which a server may have handed on by then, or
     a connection ended that may have got it at QoS 0."""
+    is_over: bool = False
+    """The session has ended: nothing comes by it any more."""
     others: frozenset[int] = frozenset()
     """Identifiers of other subscriptions that match, which may stand beside that of a retained message."""
     number: int = field(default_factory=lambda: next(_order))
@@ -156,13 +158,24 @@ class Slot:
         seen = frozenset(packet.properties.subscription_identifier)
         return copy.version < 5 or entry.identifiers <= seen <= entry.identifiers | self.claim.others
 
+    def _fits_some(self, copy: Copy, entries: tuple[Subscription, ...]) -> bool:
+        """Of what a share may still be, each option by itself: no statement says what a new one replaces."""
+        if self.claim.via is Via.RETAINED:
+            return any(self._fits_one(copy, entry) for entry in entries)
+        seen = frozenset(copy.packet.properties.subscription_identifier)
+        return (
+            copy.packet.qos in {min(self.claim.message.qos, entry.qos) for entry in entries}
+            and copy.packet.retain in {self._retain(entry) for entry in entries}
+            and (copy.version < 5 or seen in {entry.identifiers for entry in entries})
+        )
+
     def objection(self, copy: Copy) -> Objection | None:
         """What is wrong with the copy for this slot; None if nothing is. The client must be a member."""
         claim, packet = self.claim, copy.packet
         entries = claim.members[copy.client]
         if claim.loose and claim.via is Via.LIVE:
             return None
-        if claim.via is Via.SHARE and any(self._fits_one(copy, entry) for entry in entries):
+        if claim.via is not Via.LIVE and self._fits_some(copy, entries):
             return None
         wanted_qos = claim.qos_of(copy.client)
         if self.only is not None:
@@ -239,6 +252,12 @@ class Message:
             entries = next(iter(claim.members.values()))
             self.slots += [Slot(claim=claim, only=entry) for entry in (entries if len(entries) > 1 else ())]
 
+    def widen(self, claim: Claim, copies: int) -> None:
+        """Subscriptions were added while it was under way: room for a copy of each."""
+        (entries,) = claim.members.values()
+        extras = sum(slot.extra for slot in self.slots if slot.claim is claim)
+        self.slots += [Slot(claim=claim, extra=True) for _ in range(copies - len(entries) - extras)]
+
     def remove(self, claim: Claim) -> None:
         """A claim that was added, and of which nothing came."""
         self.claims.remove(claim)
@@ -250,16 +269,21 @@ class Message:
 
     def slots_of(self, client: int) -> list[Slot]:
         """Those in which the copy of a client may be, what must be filled first."""
-        mine = [slot for slot in self.slots if client in slot.claim.members]
+        mine = [slot for slot in self.slots if client in slot.claim.members and not slot.claim.is_over]
         return sorted(mine, key=_rank)
 
     def is_shared_with(self, client: int) -> bool:
         """A share may bring it as well: a copy without identifiers may be either."""
         return any(one.via is Via.SHARE and client in one.members for one in self.claims)
 
-    def count(self, claim: Claim) -> int:
+    def count(self, claim: Claim, *, extra: bool = False) -> int:
         """Copies that came for a claim."""
-        return sum(len(slot.copies) for slot in self.slots if slot.claim is claim and not slot.extra)
+        return sum(len(slot.copies) for slot in self.slots if slot.claim is claim and slot.extra is extra)
+
+    def is_served(self, claim: Claim, subscriptions: int, *, extra: bool) -> bool:
+        """Each of its subscriptions has had a copy of each publish."""
+        rounds = sum(slot.only is None for slot in self.slots if slot.claim is claim and slot.extra is extra)
+        return self.count(claim, extra=extra) >= subscriptions * rounds
 
     def complaint(self) -> tuple[int, Objection] | None:
         """At the end: a client whose single copy, of several subscriptions', lacks identifiers, and the objection."""
@@ -271,6 +295,8 @@ class Message:
             if self.is_shared_with(copy.client):
                 continue  # which of its copies is the one of its own subscriptions is not certain
             entries = slot.claim.members[copy.client]
+            if (slot.claim.queued or slot.claim.maybe_sent) and any(entry.qos == 0 for entry in entries):
+                continue  # a copy at QoS 0 may be gone
             identifiers = frozenset[int]().union(*(entry.identifiers for entry in entries))
             seen = frozenset(copy.packet.properties.subscription_identifier)
             if copy.version >= 5 and seen != identifiers and self.count(slot.claim) == 1:
@@ -305,9 +331,9 @@ def place(messages: list[Message], copy: Copy, fits: Callable[[Message, Copy], b
 def _place(slots: list[Slot], copy: Copy, tried: set[int]) -> Slot | None:
     for slot in slots:
         claim = slot.claim
-        if id(slot) in tried or copy.client not in claim.members or slot.objection(copy) is not None:
+        if id(slot) in tried or claim.is_over or copy.client not in claim.members or slot.objection(copy) is not None:
             continue
-        if slot.only is not None and claim.message.count(claim) >= len(claim.members[copy.client]):
+        if slot.only is not None and claim.message.is_served(claim, len(claim.members[copy.client]), extra=slot.extra):
             continue
         tried.add(id(slot))
         if not slot.has_room:

@@ -1,17 +1,19 @@
-"""Lives as Hypothesis draws them. What it draws first in a list is what it shrinks to.
+"""Lives as chance draws them: each by its number from the seed of its campaign, whatever came before it.
 
 Each life has a :class:`Bent`: what it does without leaves room for the rest of it to meet (swarm testing). Bugs of two
 or three features together are found by lives of few features, not by those that have something of everything.
+
+Hypothesis drew them once. It makes five of six test cases by copying a part of one over another, which it takes for
+worth a try; here, it made five of six lives the like of the one before, and most of the client's work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from random import Random
+from typing import Any, TypeVar
 
 import msgspec
-from hypothesis import strategies as st
 
 from assay.conformance.explore import life as plan
 from assay.conformance.explore.topics import matches
@@ -69,134 +71,219 @@ SMALL_PACKET_BYTES = 400
 """A client's Maximum Packet Size that most messages fit."""
 SIZES_BYTES = (8, 8, 8, 0, 0, 200, 20_000, 70_000)
 
-_qos = st.integers(0, 2)
-_client = st.sampled_from((0, 0, 0, 1, 1, 2, 3))
-"""Much happens to one of them: states meet there."""
-_rarely = st.sampled_from((False, False, False, True))
-_picked = st.integers(0, 7).map(str)
-"""Stands for a topic or filter until the life has its few: lives of few topics are those in which things meet."""
 
-
-def _clients(capabilities: Mapping[str, CapabilityValue]) -> st.SearchStrategy[plan.Client]:
-    versions = [version for version, name in ((5, "mqtt5"), (4, "mqtt311")) if capabilities.get(name, False)]
-    clock = bool(capabilities.get("clock", False))
-    will = st.builds(
-        plan.WillPlan,
-        topic=_picked,
-        qos=_qos,
-        retain=_rarely,
-        delay_s=st.sampled_from((0, 0, *TIMES_S[::-1])),
-        rich=_rarely,
-    )
-    return st.builds(
-        plan.Client,
-        version=st.sampled_from((versions * 2)[:3]),
-        clean=st.booleans() if capabilities.get("persistent_sessions", True) else st.just(True),
-        expiry_s=st.sampled_from(TIMES_S),
-        keep_alive_s=st.sampled_from((0, 0, 50)) if clock else st.just(plan.keep_alive_s(capabilities)),
-        receive_maximum=st.sampled_from((0, 0, 1, 2, 10)),
-        alias_maximum=st.sampled_from((0, 0, 2)),
-        max_packet_bytes=st.sampled_from((0,) * 7 + (SMALL_PACKET_BYTES,)),
-        will=st.one_of(st.none(), st.none(), will),
-    )
+_T = TypeVar("_T")
+_PICKS = tuple(map(str, range(8)))
+"""A number stands for a topic or filter until the life has its few: lives of few topics are those in which things
+meet."""
+_RARELY = (False, False, False, True)
+_LEAVING = (plan.Leaving.RESET, plan.Leaving.DISCONNECT)
+_CUTS = (*(plan.Cut.NOT,) * 12, *tuple(plan.Cut)[1:])
+_LIKE = (-1, -1, *range(CLIENTS))
+_IDENTIFIERS = (0, 1, 2, 268_435_455)
+_DELAYS_S = {"w": (0, 0, *TIMES_S), "d": TIMES_S[1:]}
+_TURNS = ("", "", "", "j", "jj", "jj", "b", "b", "bb", "bb", "bjb")
+"""Between parts of a life: j = a client goes and is back, b = something happens to the broker."""
 
 
 class Bent(msgspec.Struct, frozen=True, kw_only=True):
-    """What the publishes and subscriptions of a life are like."""
+    """What a life is like."""
 
+    lasting: tuple[bool, ...]
+    """Of clients: whether they keep no session."""
+    wills: str
+    """Of clients: n = none, w = a will, d = one with a short delay."""
+    who: tuple[int, ...]
+    """Much happens to one of them: states meet there."""
+    filters: int
+    """How many different ones are subscribed to."""
+    kinds: tuple[int, ...]
+    """How often each kind of step comes: publish, subscribe, unsubscribe, leave, join, burst, withhold."""
     retain: tuple[bool, ...]
     qos: tuple[int, ...]
     expiry_s: tuple[int, ...]
     sizes_bytes: tuple[int, ...]
     ways: str
     """Filters by kind: p = plain, s = a share."""
+    turns: str
 
 
-_bents = st.builds(
-    Bent,
-    retain=st.sampled_from(((False, False, True), (False, False, True), (True,), (False,))),
-    qos=st.sampled_from(((0, 1, 2), (0, 1, 2), (1,), (2,))),
-    expiry_s=st.sampled_from(((0, 0, 0, *TIMES_S), (0,), (0, *TIMES_S))),
-    sizes_bytes=st.sampled_from((SIZES_BYTES, (8,))),
-    ways=st.sampled_from(("ppps", "ppps", "p", "ps")),
-)
+_MIXED, _COMING_AND_GOING, _SUBSCRIBING = (7, 6, 1, 2, 1, 1, 1), (5, 3, 1, 4, 3, 1, 4), (5, 8, 3, 1, 1, 1, 1)
 
 
-def _filter_plans(ways: str) -> st.SearchStrategy[plan.FilterPlan]:
-    plain = st.builds(
-        plan.FilterPlan,
-        filter=_picked,
-        qos=_qos,
-        no_local=_rarely,
-        retain_as_published=st.booleans(),
-        retain_handling=st.sampled_from((0, 0, 1, 2)),
-    )
-    shares = st.sampled_from((0, 0, 1, 2, 3, 4)).map(lambda index: SHARES[index])
-    share = st.builds(plan.FilterPlan, filter=shares, qos=_qos, retain_as_published=st.booleans())
-    return st.one_of(*(share if way == "s" else plain for way in ways))
-
-
-def _publishes(bent: Bent, cuts: st.SearchStrategy[plan.Cut]) -> st.SearchStrategy[plan.Publish]:
-    return st.builds(
-        plan.Publish,
-        client=_client,
-        topic=_picked,
-        qos=st.sampled_from(bent.qos),
-        retain=st.sampled_from(bent.retain),
-        size_bytes=st.sampled_from(bent.sizes_bytes),
-        expiry_s=st.sampled_from(bent.expiry_s),
-        rich=_rarely,
-        alias=st.sampled_from((0, 0, 0, 1, 2)),
-        again=_rarely,
-        cut=cuts,
+def _bent(chance: Random) -> Bent:
+    pick = chance.choice
+    return Bent(
+        lasting=pick(((False, True), (False, True), (False,))),
+        wills=pick(("nnw", "nnw", "n", "dn")),
+        who=pick(((0, 0, 0, 1, 1, 2, 3), (0, 0, 0, 1, 1, 2, 3), (0, 0, 1))),
+        filters=pick((len(FILTERS), len(FILTERS), 3, 1)),
+        kinds=pick((_MIXED, _MIXED, _COMING_AND_GOING, _SUBSCRIBING)),
+        retain=pick(((False, False, True), (False, False, True), (True,), (False,))),
+        qos=pick(((0, 1, 2), (0, 1, 2), (1,), (2,))),
+        expiry_s=pick(((0, 0, 0, *TIMES_S), (0,), (0, *TIMES_S), TIMES_S[1:])),
+        sizes_bytes=pick((SIZES_BYTES, (8,))),
+        ways=pick(("ppps", "ppps", "p", "ps")),
+        turns=pick(_TURNS),
     )
 
 
-def _steps(capabilities: Mapping[str, CapabilityValue], bent: Bent) -> st.SearchStrategy[Any]:
-    publish = _publishes(bent, st.sampled_from((*(plan.Cut.NOT,) * 8, plan.Cut.ACK_UNREAD, plan.Cut.BEFORE_PUBREL)))
-    ways = bent.ways if capabilities.get("shared", True) else "p"
-    filters = st.lists(_filter_plans(ways), min_size=1, max_size=3)
-    subscribe = st.builds(
-        plan.Subscribe, client=_client, filters=filters.map(tuple), identifier=st.sampled_from((0, 1, 2, 268_435_455))
-    )
-    unsubscribed = st.lists(_picked, min_size=1, max_size=2)
-    ordinary: list[st.SearchStrategy[Any]] = [
-        publish,
-        subscribe,
-        st.builds(plan.Unsubscribe, client=_client, filters=unsubscribed.map(tuple)),
-        st.builds(plan.Leave, client=_client, how=st.sampled_from(plan.Leaving)),
-        st.builds(plan.Join, client=_client, afresh=_rarely),
-        st.builds(
-            plan.Burst,
-            publishes=st.lists(_publishes(bent, st.just(plan.Cut.NOT)), min_size=2, max_size=6).map(tuple),
-        ),
-        st.builds(plan.Withhold, client=_client, what=st.sampled_from(plan.Hold)),
-    ]
-    weights = [7, 6, 1, 2, 1, 1, 1]
-    weighted = [index for index, weight in enumerate(weights) for _ in range(weight)]
-    return st.sampled_from(weighted).flatmap(lambda index: ordinary[index])
+class _Draw:
+    """One life of a bent, on a broker with these capabilities."""
 
+    def __init__(self, chance: Random, capabilities: Mapping[str, CapabilityValue], bent: Bent) -> None:
+        self._chance, self._capabilities, self._bent = chance, capabilities, bent
+        kinds = self._publish, self._subscribe, self._unsubscribe, self._leave, self._join, self._burst, self._withhold
+        self._kinds: Sequence[Callable[[], plan.Step]] = kinds
 
-def _turns(capabilities: Mapping[str, CapabilityValue]) -> st.SearchStrategy[tuple[plan.Step, ...]]:
-    """What happens to the broker between two parts of a life: a restart, a move of its clock, or both."""
-    able = [name for name in ("restart", "clock") if capabilities.get(name, False)]
-    if not able:
-        return st.just(())
-    restart, advance = st.just(plan.Restart()), st.builds(plan.Advance, seconds=st.sampled_from(ADVANCES_S))
-    ways: Sequence[tuple[st.SearchStrategy[Any], ...]] = {
-        ("restart",): ((restart,), (restart,), ()),
-        ("clock",): ((advance,), (advance,), ()),
-        ("restart", "clock"): ((restart,), (restart,), (advance,), (restart, advance), (advance, restart), ()),
-    }[tuple(able)]
-    return st.one_of(*(st.tuples(*way) for way in ways))
+    def _can(self, name: str, *, otherwise: bool = False) -> bool:
+        return bool(self._capabilities.get(name, otherwise))
+
+    def _pick(self, items: Sequence[_T]) -> _T:
+        return self._chance.choice(items)
+
+    def _rarely(self) -> bool:
+        return self._pick(_RARELY)
+
+    def client(self) -> plan.Client:
+        versions = [version for version, name in ((5, "mqtt5"), (4, "mqtt311")) if self._can(name)]
+        return plan.Client(
+            version=self._pick((versions * 2)[:3]),
+            clean=self._pick(self._bent.lasting) or not self._can("persistent_sessions", otherwise=True),
+            expiry_s=self._pick(TIMES_S),
+            keep_alive_s=self._pick((0, 0, 50)) if self._can("clock") else plan.keep_alive_s(self._capabilities),
+            receive_maximum=self._pick((0, 0, 1, 2, 10)),
+            alias_maximum=self._pick((0, 0, 2)),
+            max_packet_bytes=self._pick((0,) * 7 + (SMALL_PACKET_BYTES,)),
+            will=self._will(self._pick(self._bent.wills)),
+        )
+
+    def _will(self, way: str) -> plan.WillPlan | None:
+        if way == "n":
+            return None
+        qos, delay_s = self._chance.randint(0, 2), self._pick(_DELAYS_S[way])
+        return plan.WillPlan(
+            topic=self._pick(_PICKS), qos=qos, retain=self._rarely(), delay_s=delay_s, rich=self._rarely()
+        )
+
+    def _who(self) -> int:
+        return self._pick(self._bent.who)
+
+    def _publish(self, cuts: Sequence[plan.Cut] = _CUTS) -> plan.Publish:
+        bent = self._bent
+        return plan.Publish(
+            client=self._who(),
+            topic=self._pick(_PICKS),
+            qos=self._pick(bent.qos),
+            retain=self._pick(bent.retain),
+            size_bytes=self._pick(bent.sizes_bytes),
+            expiry_s=self._pick(bent.expiry_s),
+            rich=self._rarely(),
+            alias=self._pick((0, 0, 0, 1, 2)),
+            again=self._rarely(),
+            cut=self._pick(cuts),
+        )
+
+    def _publishes(self, least: int, most: int) -> tuple[plan.Publish, ...]:
+        return tuple(self._publish((plan.Cut.NOT,)) for _ in range(self._chance.randint(least, most)))
+
+    def _filter(self) -> plan.FilterPlan:
+        qos, as_published = self._chance.randint(0, 2), self._pick((False, True))
+        if self._pick(self._bent.ways) == "s" and self._can("shared", otherwise=True):
+            return plan.FilterPlan(filter=self._pick(SHARES), qos=qos, retain_as_published=as_published)
+        return plan.FilterPlan(
+            filter=self._pick(_PICKS),
+            qos=qos,
+            no_local=self._rarely(),
+            retain_as_published=as_published,
+            retain_handling=self._pick((0, 0, 1, 2)),
+        )
+
+    def _subscribe(self) -> plan.Step:
+        filters = tuple(self._filter() for _ in range(self._chance.randint(1, 3)))
+        return plan.Subscribe(client=self._who(), filters=filters, identifier=self._pick(_IDENTIFIERS))
+
+    def _unsubscribe(self) -> plan.Step:
+        filters = tuple(self._pick(_PICKS) for _ in range(self._chance.randint(1, 2)))
+        return plan.Unsubscribe(client=self._who(), filters=filters)
+
+    def _leave(self) -> plan.Step:
+        return plan.Leave(client=self._who(), how=self._pick(tuple(plan.Leaving)))
+
+    def _join(self) -> plan.Step:
+        return plan.Join(client=self._who(), afresh=self._rarely(), like=self._pick(_LIKE))
+
+    def _burst(self) -> plan.Step:
+        return plan.Burst(publishes=self._publishes(2, 6))
+
+    def _withhold(self) -> plan.Step:
+        return plan.Withhold(client=self._who(), what=self._pick(tuple(plan.Hold)))
+
+    def part(self, most: int) -> Iterator[plan.Step]:
+        for kind in self._chance.choices(self._kinds, self._bent.kinds, k=self._chance.randint(0, most)):
+            yield kind()
+
+    def load(self) -> Iterator[plan.Step]:
+        """What leaves something under way in a session, or waiting for clients, for a turn to meet; or nothing."""
+        clients = dict.fromkeys((self._who(), self._who()))
+        match self._chance.randrange(5):
+            case 0 | 1:
+                for client in clients:
+                    what = self._pick((plan.Hold.FIRST, plan.Hold.PUBCOMP))
+                    yield plan.Withhold(client=client, what=what)
+            case 2 | 3:
+                for client in clients:
+                    yield plan.Leave(client=client, how=self._pick(_LEAVING))
+            case _:
+                return
+        others = [client for client in range(CLIENTS) if client not in clients]
+        for one in self._publishes(1, 3):
+            yield msgspec.structs.replace(one, client=others[one.client % len(others)])
+
+    def turn(self, kind: str) -> Iterator[plan.Step]:
+        """A client that goes and is back, or a restart, a move of the clock, or both."""
+        restart, move = plan.Restart(), plan.Advance(seconds=self._pick(ADVANCES_S))
+        can = self._can("restart"), self._can("clock")
+        if kind == "b" and any(can):
+            ways: Mapping[tuple[bool, bool], Sequence[tuple[plan.Step, ...]]] = {
+                (True, True): (
+                    *((restart,), (restart,), (move,), (restart, move), (move, restart)),
+                    (restart, move, restart),
+                ),
+                (True, False): ((restart,),),
+                (False, True): ((move,),),
+            }
+            yield from self._pick(ways[can])
+            return
+        client = self._who()
+        if self._pick((True, False)):
+            yield plan.Leave(client=client, how=self._pick(_LEAVING))
+        yield plan.Join(client=client, like=self._pick(_LIKE))
+
+    def steps(self) -> Iterator[plan.Step]:
+        yield from self.part(12)
+        for kind in self._bent.turns:
+            yield from self.load()
+            yield from self.turn(kind)
+            yield from self.part(8)
+        if not self._bent.turns:
+            yield from self.part(20)
+
+    def topics(self) -> tuple[str, ...]:
+        return tuple(self._pick((*TOPICS[:3] * 4, *TOPICS)) for _ in range(self._chance.randint(1, 3)))
 
 
 class _Dresser:
     """Puts topics and filters in the place of their numbers."""
 
-    def __init__(self, topics: tuple[str, ...]) -> None:
+    def __init__(self, topics: tuple[str, ...], filters: int) -> None:
         self.topics = topics
         self.matching = [entry for entry in FILTERS if any(matches(entry, topic) for topic in topics)]
+        self.any: tuple[str, ...] = FILTERS
+        if filters < len(FILTERS):
+            first = sum(map(len, topics))  # as good as any
+            self.any = tuple(self.matching[(first + each) % len(self.matching)] for each in range(filters))
+            self.matching = list(self.any)
         self.subscribed: dict[int, list[str]] = {}
 
     def topic(self, number: str) -> str:
@@ -207,7 +294,7 @@ class _Dresser:
         if not number.isdigit():
             return number
         index = int(number)
-        return self.matching[index % len(self.matching)] if index < 6 else FILTERS[index * 7 % len(FILTERS)]
+        return self.matching[index % len(self.matching)] if index < 6 else self.any[index * 7 % len(self.any)]
 
     def client(self, client: plan.Client) -> plan.Client:
         if client.will is None:
@@ -236,27 +323,11 @@ class _Dresser:
         return step  # type: ignore[no-any-return]
 
 
-def _dressed(clients: list[plan.Client], steps: tuple[Any, ...], topics: list[str]) -> plan.Life:
-    dresser = _Dresser(tuple(topics))
-    return plan.Life(
-        clients=tuple(dresser.client(client) for client in clients), steps=tuple(dresser.step(step) for step in steps)
-    )
-
-
-def lives(capabilities: Mapping[str, CapabilityValue]) -> st.SearchStrategy[plan.Life]:
-    """Lives that a broker with these capabilities can be asked to live; one in four has restarts or a moved clock."""
-    clients = st.lists(_clients(capabilities), min_size=CLIENTS, max_size=CLIENTS)
-    topics = st.lists(st.sampled_from((*TOPICS[:3] * 4, *TOPICS)), min_size=1, max_size=3)
-    turns = _turns(capabilities)
-
-    @cache
-    def steps(bent: Bent) -> st.SearchStrategy[tuple[plan.Step, ...]]:
-        step = _steps(capabilities, bent)
-        some, few = (st.lists(step, max_size=size).map(tuple) for size in (12, 8))
-        quiet = st.tuples(some, some, some)
-        eventful = st.tuples(few, turns, few, turns, few, turns, few)
-        return st.one_of(quiet, quiet, quiet, eventful).map(
-            lambda parts: tuple(step for part in parts for step in part)
-        )
-
-    return st.builds(_dressed, clients, _bents.flatmap(steps), topics)
+def drawn(seed: int, number: int, capabilities: Mapping[str, CapabilityValue]) -> plan.Life:
+    """A life that a broker with these capabilities can be asked to live."""
+    chance = Random(f"{seed}/{number}")
+    bent = _bent(chance)
+    draw = _Draw(chance, capabilities, bent)
+    dresser = _Dresser(draw.topics(), bent.filters)
+    clients = [dresser.client(draw.client()) for _ in range(CLIENTS)]
+    return plan.Life(clients=tuple(clients), steps=tuple(dresser.step(step) for step in draw.steps()))

@@ -44,11 +44,25 @@ class Hold(Enum):
 
 
 class Cut(Enum):
-    """How far a publisher gets with a PUBLISH before its connection is reset."""
+    """How far a publisher gets with a PUBLISH before its connection is reset, or taken over by another of its own."""
 
     NOT = "not at all"
     ACK_UNREAD = "before it sees PUBACK or PUBREC"
     BEFORE_PUBREL = "before it sends PUBREL"
+    TAKEOVER_UNREAD = "taken over before it sees PUBACK or PUBREC"
+    TAKEOVER_BEFORE_PUBREL = "taken over before it sends PUBREL"
+
+    @property
+    def is_unread(self) -> bool:
+        return self in (Cut.ACK_UNREAD, Cut.TAKEOVER_UNREAD)
+
+    @property
+    def is_before_pubrel(self) -> bool:
+        return self in (Cut.BEFORE_PUBREL, Cut.TAKEOVER_BEFORE_PUBREL)
+
+    @property
+    def is_takeover(self) -> bool:
+        return self in (Cut.TAKEOVER_UNREAD, Cut.TAKEOVER_BEFORE_PUBREL)
 
 
 class WillPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -101,6 +115,9 @@ class Join(_Step, frozen=True, kw_only=True, tag="join"):
     client: int
     afresh: bool = False
     """Clean Start (Clean Session) 1 whatever the client had."""
+    like: int = -1
+    """With the CONNECT of another client, but for version and Maximum Packet Size (what was sent might have become too
+    large for it); -1 = its own."""
 
 
 class Leave(_Step, frozen=True, kw_only=True, tag="leave"):
@@ -185,8 +202,7 @@ def clients_of(step: Step) -> set[int]:
     """The clients that a step is about."""
     if isinstance(step, Burst):
         return {publish.client for publish in step.publishes}
-    client = getattr(step, "client", None)
-    return set() if client is None else {client}
+    return {number for name in ("client", "like") if (number := getattr(step, name, -1)) >= 0}
 
 
 def story(life: Life) -> list[str]:

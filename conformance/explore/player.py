@@ -9,7 +9,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -17,6 +17,7 @@ import msgspec
 
 from assay.conformance.case import CLOCK_TOPIC
 from assay.conformance.explore import life as plan
+from assay.conformance.explore.control import Control, connected, with_credentials
 from assay.conformance.explore.referee import Referee
 from assay.conformance.explore.rules import Rule, ViolationError
 from assay.conformance.explore.state import Link
@@ -31,7 +32,6 @@ from assay.conformance.wire import (
     MalformedPacketError,
     Packet,
     Pingreq,
-    Pingresp,
     Properties,
     Puback,
     Pubcomp,
@@ -59,10 +59,10 @@ _MAX_EXTENSIONS = 5
 _GOODBYE_S = 0.5
 """How long the broker gets to close after DISCONNECT before the client does."""
 _RECEIVE_BYTES = 262_144
-_WINDOW = 10
-"""Publishes at QoS 1 that any server takes at a time."""
 _OBSERVER = 1_000
 """Client number of the observer: it sees wills, and what is retained at the end."""
+_LONG_S = 90
+"""Longer than the short delays of wills."""
 _WIDE = ("assay/{t}/#", "/{t}/#", "{t}")
 """Filters that match every topic of a life, but for those with $, which are the server's affair."""
 _END = "end/{t}"
@@ -75,6 +75,10 @@ RICH = Properties(
     correlation_data=b"\x00\xff\x01",
     user_property=(("z", "1"), ("a", "2"), ("z", "")),
 )
+
+
+class _RefusedError(Exception):
+    """A broker has enough of a client's takeovers, as it may: the rest of the life says nothing."""
 
 
 @dataclass(eq=False)
@@ -103,88 +107,6 @@ class _Wire:
     @property
     def open(self) -> bool:
         return self.sock.fileno() >= 0
-
-
-class Control:
-    """A client that takes no part: round trips, the clock, and what is deleted after a life. Blocking."""
-
-    def __init__(self, endpoint: Endpoint, version: int, keep_alive_s: int = 0) -> None:
-        self._endpoint, self._version, self._keep_alive_s = endpoint, version, keep_alive_s
-        self._sock: socket.socket | None = None
-
-    def _ready(self) -> socket.socket:
-        if self._sock is None:
-            sock = _connected(self._endpoint)
-            sock.settimeout(10.0)
-            self._sock = sock
-            connect = Connect(version=self._version, client_id="assayctl", keep_alive_s=self._keep_alive_s)
-            self._exchange(sock, [_with_credentials(connect, self._endpoint)], Connack)
-        return self._sock
-
-    def _exchange(self, sock: socket.socket, packets: Sequence[Packet], kind: type[Packet]) -> None:
-        """Send packets that are answered by one of a kind each, and await those."""
-        decoder = Decoder(self._version)
-        missing = len(packets)
-        try:
-            sock.sendall(b"".join(encode(packet, self._version) for packet in packets))
-            while missing > 0:
-                missing -= sum(isinstance(answer, kind) for answer in decoder.feed(self._some(sock)))
-        except (OSError, MalformedPacketError) as error:
-            self.close()
-            message = f"the control connection to {self._endpoint.host}:{self._endpoint.port} failed: {error}"
-            raise TargetUnreachableError(message) from error
-
-    def _some(self, sock: socket.socket) -> bytes:
-        data = sock.recv(_RECEIVE_BYTES)
-        if not data:
-            message = "the broker ended it"
-            raise ConnectionResetError(message)
-        return data
-
-    def round_trip(self) -> float:
-        """Seconds from PINGREQ to PINGRESP. Raises :class:`TargetUnreachableError`."""
-        began = time.monotonic()
-        self._exchange(self._ready(), [Pingreq()], Pingresp)
-        return time.monotonic() - began
-
-    def publish(self, *topics: str, payload: bytes = b"", retain: bool = False) -> None:
-        """At QoS 1. Raises :class:`TargetUnreachableError`."""
-        for at in range(0, len(topics), _WINDOW):
-            packets = [
-                Publish(topic=topic, payload=payload, qos=1, packet_id=packet_id, retain=retain)
-                for packet_id, topic in enumerate(topics[at : at + _WINDOW], 1)
-            ]
-            self._exchange(self._ready(), packets, Puback)
-
-    def end_session(self, client_id: str) -> None:
-        """Connect as this client with a clean start, and leave."""
-        with contextlib.closing(_connected(self._endpoint)) as sock:
-            sock.settimeout(10.0)
-            connect = Connect(version=self._version, client_id=client_id, keep_alive_s=self._keep_alive_s)
-            self._exchange(sock, [_with_credentials(connect, self._endpoint)], Connack)
-            sock.sendall(encode(Disconnect(), self._version))
-
-    def close(self) -> None:
-        if self._sock is not None:
-            self._sock.close()
-            self._sock = None
-
-
-def _connected(endpoint: Endpoint) -> socket.socket:
-    try:
-        sock = socket.create_connection((endpoint.host, endpoint.port), timeout=5.0)
-    except OSError as error:
-        message = f"cannot connect to {endpoint.host}:{endpoint.port}: {error.strerror or error}"
-        raise TargetUnreachableError(message) from error
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
-
-
-def _with_credentials(packet: Connect, endpoint: Endpoint) -> Connect:
-    if endpoint.username is None:
-        return packet
-    password = None if endpoint.password is None else endpoint.password.encode()
-    return msgspec.structs.replace(packet, username=endpoint.username, password=password)
 
 
 class Player:
@@ -255,6 +177,8 @@ class Player:
                 self._perform(step)
                 self._settle()
             self._audit()
+        except _RefusedError:
+            self._note("the broker refuses a client that was taken over a moment ago: the life is over")
         finally:
             for wire in self._all:
                 wire.sock.close()
@@ -263,7 +187,7 @@ class Player:
     def _perform(self, step: plan.Step) -> None:
         match step:
             case plan.Join():
-                self._connect(step.client, afresh=step.afresh)
+                self._connect(step.client, afresh=step.afresh, like=step.like)
             case plan.Leave():
                 self._leave(self._wire(step.client), step.how)
             case plan.Subscribe():
@@ -295,11 +219,17 @@ class Player:
             elif self._wires[client].held:
                 self._withhold(self._wires[client], plan.Hold.NOTHING)
                 self._settle()
+        if any(link.will_delay_s > 0 for link in self.referee.links.values()):
+            self._advance(_LONG_S)  # a will whose client came back in time is not published
+            self._settle()
         observer = self._wire(_OBSERVER)
         self._settle()
         wide = tuple(Subscription(filter=self._named(text), qos=self._qos(2)) for text in _WIDE)
         if self.capabilities.get("retain", True) and self.capabilities.get("wildcards", True):
             self._send(observer, Subscribe(packet_id=self._next_id(observer), subscriptions=wide))
+            self._settle()
+        for topic in self._topics():  # what each subscription is like by now
+            self._send_publish(plan.Publish(client=_OBSERVER, topic=topic, qos=self._qos(2), retain=True))
             self._settle()
         end = Subscription(filter=self._named(_END), qos=self._qos(2))
         connected = [wire for wire in self._wires.values() if wire.open]
@@ -313,6 +243,14 @@ class Player:
         self.referee.audit()
         self._clean_up()
 
+    def _topics(self) -> list[str]:
+        """Those of the life, but for ``$`` topics."""
+        named: dict[str, None] = {}
+        for step in self._life.steps:
+            publishes = step.publishes if isinstance(step, plan.Burst) else (step,)
+            named.update({one.topic: None for one in publishes if isinstance(one, plan.Publish)})
+        return [topic for topic in named if not topic.startswith("$")]
+
     def _clean_up(self) -> None:
         """Leave nothing to the lives after this one."""
         for client, session in list(self.referee.sessions.items()):
@@ -322,7 +260,9 @@ class Player:
                 self._write(wire, Disconnect(properties=Properties(session_expiry_interval=0 if ends else None)))
                 if ends or wire.link.kept_s <= 0:
                     continue
-            self.control.end_session(self._client_id(client))
+            refusals = (TargetUnreachableError,) if self.referee.may_be_refused(client, self.now) else ()
+            with contextlib.suppress(*refusals):
+                self.control.end_session(self._client_id(client))
         topics = self.referee.retained_topics()
         self.control.publish(*(topic for topic in topics if not topic.startswith("$")), retain=True)
         for topic in [topic for topic in topics if topic.startswith("$")]:
@@ -363,11 +303,15 @@ class Player:
         wire = self._wires.get(client)
         return wire if wire is not None and wire.open else self._connect(client)
 
-    def _connect(self, client: int, *, afresh: bool = False) -> _Wire:
+    def _connect(self, client: int, *, afresh: bool = False, like: int = -1) -> _Wire:
         older = self._wires.get(client)
         if older is not None and older.open:
             self._barrier(older)
-        fields = self._plan(client)
+        fields = own = self._plan(client)
+        if like >= 0:
+            fields = msgspec.structs.replace(
+                self._plan(like), version=own.version, max_packet_bytes=own.max_packet_bytes
+            )
         properties = Properties()
         if fields.version >= 5:
             properties = Properties(
@@ -385,8 +329,8 @@ class Player:
             properties=properties,
         )
         kept_s = 0.0 if afresh and fields.version < 5 else fields.kept_s
-        packet = _with_credentials(packet, self.endpoint)
-        sock = _connected(self.endpoint)
+        packet = with_credentials(packet, self.endpoint)
+        sock = connected(self.endpoint)
         sock.setblocking(False)
         name = f"c{client}.{next(self._names)}" if client != _OBSERVER else "observer"
         link = self.referee.connect(name, client, packet, kept_s, self.now)
@@ -395,7 +339,9 @@ class Player:
         self._all.append(wire)
         self._selector.register(sock, selectors.EVENT_READ, wire)
         self._write(wire, packet)
-        self._settle(until=lambda: link.session is not None)
+        self._settle(until=lambda: link.session is not None or (link.over and link.may_be_refused))
+        if link.session is None:
+            raise _RefusedError
         if older is not None:
             older.held.clear()
         self._resume(wire)
@@ -422,9 +368,9 @@ class Player:
         )
 
     def _resume(self, wire: _Wire) -> None:
-        """A client sends again what the server has not acknowledged (MQTT-4.4.0-1)."""
+        """A client sends again what the server has not acknowledged (MQTT-4.4.0-1), in the order of old (4.6.0-1)."""
         session = wire.link.session
-        for packet_id, outgoing in sorted(session.outgoing.items()) if session is not None else ():
+        for packet_id, outgoing in list(session.outgoing.items()) if session is not None else ():
             if outgoing.link is wire.link:
                 continue  # PUBREC came once more, right behind CONNACK, and was answered
             if outgoing.received:
@@ -541,9 +487,9 @@ class Player:
         qos = self._qos(step.qos)
         if qos and self._quota(wire) <= 0:
             return
-        wire.blind = step.cut is plan.Cut.ACK_UNREAD and qos > 0
+        wire.blind = step.cut.is_unread and qos > 0
         repeats = step.again and qos == 2 and wire.link.version < 5
-        wire.keep_pubrel = qos == 2 and (repeats or step.cut is plan.Cut.BEFORE_PUBREL)
+        wire.keep_pubrel = qos == 2 and (repeats or step.cut.is_before_pubrel)
         wire.unseen = 0
         if step.cut is not plan.Cut.NOT:
             self._barrier(wire)  # what was under way before is over
@@ -552,8 +498,7 @@ class Player:
             self._settle(until=lambda: wire.unseen > 0 or not wire.open or self.referee.is_pressed)
             if not wire.unseen:
                 self.referee.unread(step.client, packet_id)
-            if wire.open:
-                self._reset(wire)
+            self._cut(wire, step)
             return
         if qos == 0:
             self._barrier(wire)
@@ -563,8 +508,8 @@ class Player:
         self._settle()
         if not wire.open:
             return
-        if step.cut is plan.Cut.BEFORE_PUBREL:
-            self._reset(wire)
+        if step.cut.is_before_pubrel:
+            self._cut(wire, step)
             return
         outgoing = self.referee.sessions[step.client].outgoing.get(packet_id)
         if outgoing is not None and outgoing.awaits is None:
@@ -581,6 +526,12 @@ class Player:
             self._settle()
             self._send(wire, Pubrel(packet_id=packet_id))
         wire.keep_pubrel = False
+
+    def _cut(self, wire: _Wire, step: plan.Publish) -> None:
+        if wire.open and step.cut.is_takeover:
+            self._connect(step.client)
+        elif wire.open:
+            self._reset(wire)
 
     def _quota(self, wire: _Wire) -> int:
         """How many publishes at QoS 1 and 2 the server takes before it acknowledges one more (MQTT-3.3.4-7)."""
@@ -612,10 +563,7 @@ class Player:
     def _restart(self) -> None:
         if self.restart is None:
             return
-        said = -1
-        while said != self._said:  # what came meanwhile was answered, and the answers are to be heard as well
-            said = self._said
-            self._barrier(*self._wires.values())
+        self._hear_all()
         self.endpoint = self.restart(self.ahead_s)
         self.control.close()
         self.control = self._new_control()
@@ -628,11 +576,18 @@ class Player:
     def _advance(self, seconds: int) -> None:
         if not self.capabilities.get("clock", False):
             return
-        self._barrier(*self._wires.values())
+        self._hear_all()
         self.control.publish(CLOCK_TOPIC, payload=repr(float(seconds)).encode())
         self.ahead_s += seconds
         self._note(f"the broker's clock was moved by {seconds} s")
         self.referee.moved(self.now)
+
+    def _hear_all(self) -> None:
+        """Nothing is under way on any connection: what comes meanwhile is answered, and the answers are heard, too."""
+        said = -1
+        while said != self._said:
+            said = self._said
+            self._barrier(*self._wires.values())
 
     def _barrier(self, *wires: _Wire) -> None:
         """What was sent on these connections has been handled, or they are over."""

@@ -21,7 +21,7 @@ from assay.conformance.explore.contents import changed, is_alike, is_kept_away, 
 from assay.conformance.explore.rules import Rule, ViolationError
 from assay.conformance.explore.state import Flight, Link, Outgoing, Session
 from assay.conformance.explore.topics import is_shared, matches, matches_but_for_dollar, pattern
-from assay.conformance.explore.wanted import MARGIN_S, Wanted, first_wanted, is_pressed, share_of
+from assay.conformance.explore.wanted import MARGIN_S, RATE_S, Wanted, first_wanted, is_pressed, share_of
 from assay.conformance.wire import (
     Connack,
     Connect,
@@ -66,6 +66,7 @@ class Referee:
         self._shares: list[Claim] = []
         self._hazy: set[str] = set()
         """Topics to which a retained will may be published at any time."""
+        self._taken_over_at: dict[int, float] = {}
         self._at_once: dict[str, set[int]] | None = None
         """Topic to the clients that publish to it within the burst that is going on."""
 
@@ -121,7 +122,9 @@ class Referee:
             link.will.is_will, link.will.published = True, False
             link.will_delay_s = float(will.properties.will_delay_interval or 0)
         session = self.sessions.get(client)
+        link.may_be_refused = self.may_be_refused(client, now)
         if session is not None and session.link is not None:
+            self._taken_over_at[client] = now
             older = session.link
             older.superseded = True
             older.must_close = Rule.TAKEOVER
@@ -130,6 +133,10 @@ class Referee:
             self._end_session(self.sessions[client], now, by_clean_start=True)
         self.links[name] = link
         return link
+
+    def may_be_refused(self, client: int, now: float) -> bool:
+        """The client has just taken a connection of its own over: a server may have enough of that."""
+        return now - self._taken_over_at.get(client, float("-inf")) < RATE_S
 
     def burst(self, *, begins: bool) -> None:
         """From here on, or until here, publishes of several clients are under way at once, in any order."""
@@ -179,10 +186,11 @@ class Referee:
             self._finish(link, now)
 
     def moved(self, now: float) -> None:
-        """The broker's clock was moved to ``now``."""
+        """The broker's clock was moved to ``now``: all that was due meanwhile is due at once, in any order."""
+        self.burst(begins=True)
         for link in list(self.links.values()):
-            quiet_s = now - link.last_sent_at
-            if link.session is not None and not link.over and 0 < 1.5 * link.keep_alive_s < quiet_s:
+            is_late = 0 < 1.5 * link.keep_alive_s < now - link.last_sent_at
+            if link.session is not None and not link.over and is_late:
                 link.must_close = Rule.KEEP_ALIVE
                 self._finish(link, now)
         for session in list(self.sessions.values()):
@@ -190,6 +198,10 @@ class Referee:
                 self._publish_will(session, now)
             if session.link is None and now > session.expires_at:
                 self._end_session(session, now)
+        lost = [link.session for link in self.links.values() if link.must_close is Rule.KEEP_ALIVE and link.session]
+        for claim in [claim for session in lost for claim in session.claims]:
+            claim.maybe_sent = claim.maybe_sent or not claim.satisfied  # before the end of the connection
+        self.burst(begins=False)
 
     def restarted(self, now: float) -> None:
         """The broker was killed and runs again: connections are gone, sessions are not, wills may be sent or not."""
@@ -203,6 +215,8 @@ class Referee:
             if will is not None:
                 orphan = Session(client=link.client, version=link.version, will=will)
                 self._publish_will(orphan, now, must=False)
+        for session in self.sessions.values():
+            session.begin_retained_anew()
         for link in broken:
             self._finish(link, now)
 
@@ -248,6 +262,9 @@ class Referee:
 
     def _accepted(self, link: Link, packet: Connack, now: float) -> None:
         if packet.reason_code != 0:
+            if link.may_be_refused:
+                link.over = True
+                return
             raise self._violation(Rule.CONNACK, link, f"expected to be accepted, seen {describe(packet)}")
         session = self.sessions.get(link.client)
         if link.connect.clean:
@@ -323,6 +340,8 @@ class Referee:
     def _end_session(self, session: Session, now: float, *, by_clean_start: bool = False) -> None:
         if self.sessions.get(session.client) is session:
             del self.sessions[session.client]
+        for claim in session.claims:
+            claim.must, claim.is_over = False, True
         self._leave_shares(session.client, self._shares)
         self._publish_will(session, now, must=not by_clean_start)  # a client that is back in time has none, either
 
@@ -380,12 +399,13 @@ class Referee:
         self._retain(message, certain=packet.qos == 0 and not link.excused)
 
     def _retain(self, message: Message, *, certain: bool) -> None:
-        if not message.retain:
-            return
-        self._retained_last[message.topic] = message
-        self._keep(message, certain=certain)
+        if message.retain:
+            self._retained_last[message.topic] = message
+            self._keep(message, certain=certain)
 
     def _keep(self, message: Message, *, certain: bool) -> None:
+        if not message.retain:
+            return
         kept: list[Message | None] = [message if message.payload else None]
         if message.qos == 0 and message.payload:
             kept.append(None)  # may be discarded at any time (3.3.1.3 of both versions)
@@ -394,25 +414,10 @@ class Referee:
             publishers.add(message.publisher)
             certain = certain and len(publishers) == 1
         certain = certain and message.topic not in self._hazy
-        self._replace_pending(message)
+        for session in self.sessions.values():
+            session.replace_retained(message)
         before = [] if certain else self.retained.get(message.topic, [None])
         self.retained[message.topic] = [*(entry for entry in before if entry not in kept), *kept]
-
-    def _replace_pending(self, message: Message) -> None:
-        """A retained message that a slow session has not been sent yet may be skipped for the one that replaces it."""
-        for session in self.sessions.values():
-            for claim in [one for one in session.claims if one.via is Via.RETAINED and not one.satisfied]:
-                if claim.message.topic == message.topic and claim.message is not message:
-                    claim.must = False
-                    if not message.payload:
-                        continue
-                    if any(one.message is message and one.via is Via.RETAINED for one in session.claims):
-                        continue
-                    newer = Claim(
-                        message=message, via=Via.RETAINED, members=claim.members, must=False, others=claim.others
-                    )
-                    session.claims.append(newer)
-                    message.add(newer)
 
     def _matching(self, message: Message) -> Iterator[tuple[Session, tuple[Subscription, ...]]]:
         for session in self.sessions.values():
@@ -435,7 +440,7 @@ class Referee:
         for session in self.sessions.values():
             for entry in session.subscriptions.values():
                 if is_shared(entry.filter) and matches(pattern(entry.filter), message.topic):
-                    shares.setdefault(entry.filter, {})[session.client] = _alternatives(entry)
+                    shares.setdefault(entry.filter, {})[session.client] = session.alternatives(entry.filter)
         for members in shares.values():
             self._route_to_share(message, members, must)
 
@@ -445,6 +450,7 @@ class Referee:
         if known is not None:
             if known.members[session.client] != own:
                 known.loose = True
+                message.widen(known, len(own))
             elif must and not known.is_optional:
                 known.must = known.must or known.qos > 0 or not (queued or known.queued)
             return
@@ -474,7 +480,7 @@ class Referee:
     def _route_again(self, message: Message, now: float) -> None:
         """QoS 2, at PUBREL: a server may hand on at PUBLISH or now; what is the same at both must come."""
         self._route_late(message, now, must=True)
-        self._retain_for_good(message)
+        self._keep(message, certain=False)
 
     def _route_late(self, message: Message, now: float, *, must: bool) -> None:
         """As the subscriptions are now, some time after its PUBLISH."""
@@ -484,17 +490,15 @@ class Referee:
             if id(claim) not in before:
                 claim.is_optional, claim.must = True, False
 
-    def _retain_for_good(self, message: Message) -> None:
-        """The server has it; whether anything was published behind it decides what is retained."""
-        if message.retain:
-            self._keep(message, certain=self._retained_last.get(message.topic) is message)
-
     def _route_under_way(self, now: float) -> None:
         """What is sent and not acknowledged may be handled before what has just been answered, or after it."""
         for session in self.sessions.values():
             for outgoing in session.outgoing.values():
                 if outgoing.awaits in (Puback, Pubrec):
                     self._route_late(outgoing.message, now, must=False)
+        for will in self.messages:
+            if will.any_time and will.published and not any(slot.copies for slot in will.slots):
+                self._route_late(will, now, must=False)
 
     def unread(self, client: int, packet_id: int) -> None:
         """A connection was lost so soon after a PUBLISH that nobody knows whether the server has seen it."""
@@ -520,8 +524,9 @@ class Referee:
             for claim in outgoing.message.claims:
                 claim.must = False
             self._retain(outgoing.message, certain=False)
-        elif isinstance(packet, Puback):
-            self._retain_for_good(outgoing.message)
+        elif not isinstance(packet, Pubrec):
+            last = self._retained_last.get(outgoing.message.topic)  # whether anything was published behind it
+            self._keep(outgoing.message, certain=last is outgoing.message)
         if not isinstance(packet, Pubrec) or packet.reason_code >= REFUSED:
             del session.outgoing[packet.packet_id]
 
@@ -548,7 +553,7 @@ class Referee:
                 no_local=entry.no_local,
                 retain_as_published=entry.retain_as_published,
                 identifier=identifier,
-                earlier=_alternatives(session.subscriptions.get(entry.filter)) if is_shared(entry.filter) else (),
+                earlier=session.alternatives(entry.filter) if is_shared(entry.filter) else (),
             )
             session.subscriptions[entry.filter] = granted
             handling = entry.retain_handling if link.version >= 5 else 0
@@ -648,7 +653,8 @@ class Referee:
         objection = changed(message, copy)
         if objection is not None:
             raise self._violation(objection[0], link, f"{objection[1]}: {describe(packet)}")
-        if slot.main and slot.claim.via is Via.LIVE and not message.is_will and not message.is_shared_with(copy.client):
+        is_first = slot.claim.via is Via.LIVE and message.count(slot.claim) == 1
+        if is_first and not message.is_will and not message.is_shared_with(copy.client):
             self._check_order(link, session, message, packet)
 
     def _received_again(self, link: Link, session: Session, flight: Flight, packet: Publish, topic: str) -> None:
@@ -720,7 +726,8 @@ class Referee:
             if seen or not message.published or now > message.sent_at + MARGIN_S:
                 continue
             known: set[tuple[Via, str]] = {(one.via, share_of(one)) for one in message.claims if one.via is Via.SHARE}
-            known |= {(one.via, "") for one in message.claims if one.via is Via.LIVE and session.client in one.members}
+            live = (one for one in message.claims if one.via is Via.LIVE and not one.is_over)
+            known |= {(one.via, "") for one in live if session.client in one.members}
             for via, entries in self._ways_of(session, message):
                 if (via, entries[0].filter if via is Via.SHARE else "") in known:
                     continue
@@ -740,7 +747,7 @@ class Referee:
             yield Via.LIVE, own
         for entry in session.subscriptions.values():
             if is_shared(entry.filter) and matches(pattern(entry.filter), message.topic):
-                yield Via.SHARE, _alternatives(entry)
+                yield Via.SHARE, session.alternatives(entry.filter)
 
     def _join_loose_shares(self, message: Message, session: Session) -> None:
         """What a share has not delivered may go to whoever is a member by now."""
@@ -748,7 +755,7 @@ class Referee:
             waits = claim.via is Via.SHARE and (claim.loose or not claim.satisfied)
             entry = session.subscriptions.get(share_of(claim)) if waits else None
             if entry is not None:
-                claim.members.setdefault(session.client, _alternatives(entry))
+                claim.members.setdefault(session.client, session.alternatives(entry.filter))
 
     def _no_right(
         self, link: Link, session: Session, known: list[Message], packet: Publish, topic: str
@@ -761,8 +768,9 @@ class Referee:
         if not any(one.published for one in known):
             rule = Rule.WILL_EARLY if self._is_armed(message) else Rule.WILL_UNWANTED
             return self._violation(rule, link, what)
-        if any(session.client in claim.members for one in known for claim in one.claims):
-            shared = any(claim.via is Via.SHARE for one in known for claim in one.claims)
+        claims = [claim for one in known for claim in one.claims if not claim.is_over]
+        if any(session.client in claim.members for claim in claims):
+            shared = any(claim.via is Via.SHARE for claim in claims)
             return self._violation(Rule.SHARE_TWICE if shared else Rule.DUPLICATE, link, what)
         if not matching:
             if any(matches_but_for_dollar(pattern(entry.filter), topic) for entry in entries):
@@ -782,15 +790,10 @@ class Referee:
         return on_links or any(session.will is will for session in self.sessions.values())
 
     def _check_order(self, link: Link, session: Session, message: Message, packet: Publish) -> None:
-        if len(self._by_content[message.topic, message.payload]) > 1:
-            return  # which of several empty ones it is, nobody can tell
+        if len(self._by_content[message.topic, message.payload]) > 1 or message.again_at:
+            return  # which of several empty ones it is, or which publish of it brought the copy, nobody can tell
         key = (message.publisher, message.topic, message.qos, packet.qos)
         last = session.order.get(key, 0)
         if message.number < last and not packet.dup:
             raise self._violation(Rule.ORDER, link, f"{message.name} came after message {last}: {describe(packet)}")
         session.order[key] = max(last, message.number)
-
-
-def _alternatives(entry: Subscription | None) -> tuple[Subscription, ...]:
-    """The subscription, and what it may still be."""
-    return () if entry is None else (entry, *entry.earlier)

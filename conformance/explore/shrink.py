@@ -1,6 +1,6 @@
 """Makes a life that fails smaller: fewer steps first, then plainer ones. Pure, but for the question whether one fails.
 
-Hypothesis could shrink what it drew, and takes hundreds of lives for it; with the structs at hand a few dozen do.
+Shrinking what chance drew would take hundreds of lives; with the structs at hand a few dozen do.
 """
 
 from __future__ import annotations

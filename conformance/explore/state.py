@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from assay.conformance.explore.claims import Claim, Message, Subscription
+from assay.conformance.explore.claims import Claim, Message, Subscription, Via
 from assay.conformance.explore.rules import Rule
 from assay.conformance.explore.topics import is_shared
 from assay.conformance.wire import Connect, Packet, Publish, Subscribe, Unsubscribe
@@ -55,6 +55,41 @@ class Session:
     """One that waits for its delay."""
     will_due_at: float = 0.0
 
+    def alternatives(self, topic_filter: str) -> tuple[Subscription, ...]:
+        """The subscription, and what it may still be."""
+        entry = self.subscriptions.get(topic_filter)
+        return () if entry is None else (entry, *entry.earlier)
+
+    def begin_retained_anew(self) -> None:
+        """A restart: a subscription that has not brought all retained messages yet may begin anew, as it is by now."""
+        claims = [claim for claim in self.claims if claim.via is Via.RETAINED]
+        begun = {self._asked(claim) for claim in claims if not claim.satisfied} & self.subscriptions.keys()
+        for claim in [claim for claim in claims if self._asked(claim) in begun]:
+            members: dict[int, tuple[Subscription, ...]] = {self.client: (self.subscriptions[self._asked(claim)],)}
+            if not claim.satisfied:
+                claim.members[self.client] += members[self.client]
+            else:
+                again = Claim(message=claim.message, via=Via.RETAINED, members=members, must=False, others=claim.others)
+                self.claims.append(again)
+                claim.message.add(again)
+
+    def _asked(self, claim: Claim) -> str:
+        """The filter that asked for a retained message."""
+        return claim.members[self.client][0].filter
+
+    def replace_retained(self, message: Message) -> None:
+        """A retained message that a slow session has not been sent yet may be skipped for the one that replaces it."""
+        waiting = [claim for claim in self.claims if claim.via is Via.RETAINED and not claim.satisfied]
+        for claim in waiting:
+            if claim.message.topic != message.topic or claim.message is message:
+                continue
+            claim.must = False
+            known = (one for one in self.claims if one.message is message and one.via is Via.RETAINED)
+            if message.payload and not any(one.members == claim.members for one in known):
+                newer = Claim(message=message, via=Via.RETAINED, members=claim.members, must=False, others=claim.others)
+                self.claims.append(newer)
+                message.add(newer)
+
 
 @dataclass(eq=False)
 class Link:
@@ -67,6 +102,8 @@ class Link:
     """From CONNACK on."""
     over: bool = False
     superseded: bool = False
+    may_be_refused: bool = False
+    """It took over what had just been taken over."""
     goodbye: bool = False
     """DISCONNECT was sent or seen: the end of the connection surprises nobody."""
     excused: bool = False
@@ -88,9 +125,11 @@ class Link:
 
     @property
     def may_be_ended(self) -> bool:
-        """For a ``$`` topic, or a filter of such that has no SUBACK: some servers answer a bad filter so."""
+        """For a ``$`` topic, or a filter of such that has no SUBACK: some servers answer a bad filter so; or for a
+        takeover too many."""
         asked = (entry.filter for request in self.subscribing.values() for entry in request.subscriptions)
-        return self.excused or any(each.startswith("$") and not is_shared(each) for each in asked)
+        refused = self.may_be_refused and self.session is None
+        return refused or self.excused or any(each.startswith("$") and not is_shared(each) for each in asked)
 
     @property
     def version(self) -> int:

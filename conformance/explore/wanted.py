@@ -15,6 +15,8 @@ from assay.conformance.wire import Packet, Puback, Pubcomp, Pubrec
 
 MARGIN_S = 5.0
 """Times that the broker must keep are judged with this much room; lives use such as differ by more."""
+RATE_S = 2.0
+"""Who connects again so soon after a takeover may be refused (5.0 5.4.9)."""
 _ACKNOWLEDGEMENTS: dict[type[Packet], Rule] = {Puback: Rule.PUBACK, Pubrec: Rule.PUBREC, Pubcomp: Rule.PUBCOMP}
 
 Wanted = tuple[Rule, int, str]

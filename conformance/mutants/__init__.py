@@ -18,6 +18,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -105,10 +106,15 @@ def variation(
     return _register(name, what, legal=True, freedom=freedom, silences=silences, minutes=minutes)
 
 
-def all_mutants() -> dict[str, Mutant]:
-    """Every mutant and variation by name; imports the modules of this package."""
+@cache
+def _import_modules() -> None:
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):
         importlib.import_module(module.name)
+
+
+def all_mutants() -> dict[str, Mutant]:
+    """Every mutant and variation by name; imports the modules of this package."""
+    _import_modules()
     return dict(sorted(_mutants.items()))
 
 

@@ -21,12 +21,15 @@ BUGS = {
     "v3-overlap-takes-the-lowest-qos": ({"qos"}, 3),
     "v5-no-local-ignored": ({"no-local", "delivered-twice", "subscription-identifiers"}, 4),
     "v5-offline-messages-dropped": ({"queued-message-lost"}, 4),
-    "v3-unacknowledged-not-resent": ({"unacknowledged-not-resent", "delivered-twice"}, 6),
+    "v3-unacknowledged-not-resent": ({"unacknowledged-not-resent", "delivered-twice", "order"}, 6),
     "v5-will-delay-ignored": ({"will-before-its-delay"}, 4),
     "v5-session-present-always-0": ({"session-lost"}, 4),
     "v5-retained-not-replaced": ({"retained-stale", "retained-unsent", "retain-flag"}, 4),
     "v5-client-receive-maximum-ignored": ({"receive-maximum"}, 5),
-    "v5-hash-misses-parent": ({"undelivered", "retained-unsent", "will-unsent", "subscription-identifiers", "qos"}, 4),
+    "v5-hash-misses-parent": (
+        {"undelivered", "share-undelivered", "retained-unsent", "will-unsent", "subscription-identifiers", "qos"},
+        4,
+    ),
     "v3-deliveries-swapped": ({"order", "undelivered", "retained-unsent", "suback"}, 4),
     "v5-unsubscribe-ignored": ({"after-unsubscribe", "qos"}, 4),
 }

@@ -16,7 +16,7 @@ SLOW = ("any-slow-answers", "any-late-acknowledgements", "any-says-little")
 """These wait on purpose, three seconds a life, and have a third of the lives."""
 
 
-@pytest.mark.parametrize("group", [*EVERYONE, "v3-dollar-topics-end-the-connection"])
+@pytest.mark.parametrize("group", [*EVERYONE, "v3-dollar-topics-end-the-connection", "taken-over-once-a-second"])
 def test_a_legal_broker_is_not_accused(nursery: Nursery, group: str) -> None:
     lives = LIVES // 3 if group.startswith(SLOW) else LIVES
     with Campaign(load_target("reference"), mutant=group, nursery=nursery) as campaign:

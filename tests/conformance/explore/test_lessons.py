@@ -17,6 +17,7 @@ from assay.conformance.wire import (
     Pubrec,
     Pubrel,
     Subscribe,
+    Subscription,
     Will,
 )
 from tests.conformance.explore.test_referee import Scene, lasting, s
@@ -394,3 +395,231 @@ def test_a_pubrel_makes_nothing_retained_that_a_will_has_replaced(scene: Scene) 
     scene.get(2, Pubcomp(packet_id=1))
     scene.subscribe(1, s("t/a", 1))
     scene.receive(1, "t/a", b"w", qos=1, retain=True)
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_will_of_a_stop_may_be_published_when_its_delay_is_over_to_who_subscribed_meanwhile(
+    scene: Scene, *, seen: bool
+) -> None:
+    scene.connect(2, version=4, clean=False, kept_s=float("inf"))
+    scene.connect(
+        3, kept_s=50.0, will=Will(topic="t/w", payload=b"w", qos=1, properties=Properties(will_delay_interval=50))
+    )
+    scene.referee.restarted(scene.now)
+    scene.connect(0)
+    scene.subscribe(0, s("t/w", 1))
+    scene.connect(2, version=4, clean=False, kept_s=float("inf"), present=True)
+    scene.subscribe(2, s("t/w", 1))
+    scene.lose(2)
+    scene.move(300_000)
+    if seen:
+        scene.receive(0, "t/w", b"w", qos=1)
+    scene.connect(2, version=4, clean=False, kept_s=float("inf"), present=True)
+    scene.receive(2, "t/w", b"w", qos=1)
+    scene.objects(Rule.DUPLICATE, 2, "t/w", b"w", qos=1, packet_id=2)
+
+
+def test_what_the_last_session_of_a_client_did_not_get_has_no_claim_on_what_comes_to_the_next(scene: Scene) -> None:
+    """Its loose claim took the retained message that the next one had asked for."""
+    scene.connect(2, receive_maximum=1)
+    scene.subscribe(2, s("t/#", 1))
+    scene.publish(0, "t/x", b"x", qos=1)
+    scene.receive(2, "t/x", b"x", qos=1, ack=False)
+    scene.put(0, Publish(topic="t/a", payload=b"m", qos=1, packet_id=90, retain=True))
+    scene.subscribe(2, s("t/a", 1))
+    scene.get(0, Puback(packet_id=90))
+    scene.lose(2)
+    scene.connect(2)
+    scene.subscribe(2, s("t/+", 1, retain_as_published=True))
+    assert scene.wanted is Rule.RETAINED_UNSENT
+    scene.receive(2, "t/a", b"m", qos=1, retain=True)
+    assert scene.wanted is None
+
+
+def test_a_will_of_a_stop_that_comes_late_goes_by_the_subscriptions_of_the_next_session(scene: Scene) -> None:
+    scene.connect(2)
+    scene.subscribe(2, s("t/w", 1))
+    will = Will(topic="t/w", payload=b"w", qos=1, properties=Properties(will_delay_interval=50))
+    scene.connect(3, clean=False, kept_s=1_000_000.0, will=will)
+    scene.referee.restarted(scene.now)
+    scene.connect(2)
+    scene.subscribe(2, "t/w")
+    scene.move(300)
+    scene.receive(2, "t/w", b"w")
+
+
+def test_a_stop_is_not_the_end_of_the_delay_of_a_will(scene: Scene) -> None:
+    """Mosquitto publishes all of them as it is stopped; the suites say so as well (withdrawn-wills-stay-away)."""
+    lasting(scene, 2)
+    scene.subscribe(2, s("t/w", 1))
+    will = Will(topic="t/w", payload=b"w", qos=1, properties=Properties(will_delay_interval=50))
+    scene.connect(3, clean=False, kept_s=1_000_000.0, will=will)
+    scene.lose(3)
+    scene.referee.restarted(scene.now)
+    lasting(scene, 2, present=True)
+    scene.objects(Rule.WILL_EARLY, 2, "t/w", b"w", qos=1)
+
+
+def test_what_comes_as_the_keep_alive_of_its_client_ends_comes_again_with_dup(scene: Scene) -> None:
+    """Both are due at once when the clock is moved: the delayed will, and the end of the connection that gets it."""
+    scene.connect(2, clean=False, kept_s=1e5, keep_alive_s=50)
+    scene.subscribe(2, s("t/w", 1))
+    will = Will(topic="t/w", payload=b"w", qos=1, properties=Properties(will_delay_interval=50))
+    scene.connect(3, clean=False, kept_s=1e5, will=will)
+    scene.lose(3)
+    scene.move(90)
+    scene.get(2, Publish(topic="t/w", payload=b"w", qos=1, packet_id=1))
+    scene.lose(2)
+    scene.connect(2, clean=False, kept_s=1e5, keep_alive_s=50, present=True)
+    scene.receive(2, "t/w", b"w", qos=1, dup=True)
+
+
+def test_a_publish_that_is_said_again_has_no_order_any_more(scene: Scene) -> None:
+    lasting(scene, 2)
+    scene.subscribe(1, s("t/a", 1))
+    scene.put(2, Publish(topic="t/a", payload=b"1", qos=1, packet_id=1))
+    scene.receive(1, "t/a", b"1", qos=1)
+    scene.put(2, Publish(topic="t/a", payload=b"2", qos=1, packet_id=2))
+    scene.lose(2)
+    lasting(scene, 2, present=True)
+    scene.receive(1, "t/a", b"2", qos=1)
+    scene.put(2, Publish(topic="t/a", payload=b"1", qos=1, packet_id=1, dup=True))
+    scene.receive(1, "t/a", b"1", qos=1)
+
+
+@pytest.mark.parametrize("all_came", [True, False])
+def test_a_restart_may_begin_anew_with_the_retained_messages_of_a_subscription_that_is_not_done(
+    scene: Scene, *, all_came: bool
+) -> None:
+    scene.publish(0, "t/a", b"1", qos=1, retain=True)
+    scene.publish(0, "t/b", b"2", qos=1, retain=True)
+    lasting(scene, 2)
+    scene.subscribe(2, s("t/+", 1))
+    scene.receive(2, "t/a", b"1", qos=1, retain=True)
+    if all_came:
+        scene.receive(2, "t/b", b"2", qos=1, retain=True)
+    scene.subscribe(2, Subscription(filter="t/+", qos=1, retain_handling=2), identifier=7)
+    scene.referee.restarted(scene.now)
+    lasting(scene, 2, present=True)
+    if all_came:
+        scene.objects(Rule.DUPLICATE, 2, "t/a", b"1", qos=1, retain=True)
+        return
+    scene.receive(2, "t/a", b"1", qos=1, retain=True, identifiers=(7,))
+    assert scene.wanted is Rule.RETAINED_UNSENT
+    scene.receive(2, "t/b", b"2", qos=1, retain=True, identifiers=(7,))
+    scene.objects(Rule.DUPLICATE, 2, "t/b", b"2", qos=1, retain=True)
+
+
+def test_a_subscription_that_is_added_before_pubrel_has_a_copy_of_its_own(scene: Scene) -> None:
+    """Mosquitto sends a copy for each of overlapping subscriptions, as they are at PUBREL."""
+    lasting(scene, 2)
+    scene.subscribe(1, "#", s("$share/g/t/#"))
+    scene.put(2, Publish(topic="t/a", payload=b"m", qos=2, packet_id=1))
+    scene.lose(2)
+    scene.subscribe(1, "t/#")
+    lasting(scene, 2, present=True)
+    scene.put(2, Publish(topic="t/a", payload=b"m", qos=2, packet_id=1, dup=True))
+    scene.get(2, Pubrec(packet_id=1))
+    scene.put(2, Pubrel(packet_id=1))
+    for _ in range(3):
+        scene.receive(1, "t/a", b"m")
+    scene.objects(Rule.SHARE_TWICE, 1, "t/a", b"m")
+
+
+def test_a_retained_message_is_there_for_certain_once_pubcomp_has_come(scene: Scene) -> None:
+    """PUBREL was sent: a server under back-pressure may not have come to it."""
+    scene.publish(0, "t/a", b"1", qos=1, retain=True)
+    scene.put(0, Publish(topic="t/a", payload=b"2", qos=2, packet_id=90, retain=True))
+    scene.get(0, Pubrec(packet_id=90))
+    scene.put(0, Pubrel(packet_id=90))
+    scene.subscribe(1, "t/a")
+    scene.receive(1, "t/a", b"1", retain=True)
+    scene.get(0, Pubcomp(packet_id=90))
+    scene.connect(1)
+    scene.subscribe(1, "t/a")
+    scene.objects(Rule.RETAINED_STALE, 1, "t/a", b"1", retain=True)
+
+
+def test_a_copy_at_qos_0_that_may_be_gone_need_not_have_come_beside_the_other(scene: Scene) -> None:
+    """Each of two subscriptions has its copy; that of the one at QoS 0 was lost with the connection."""
+    lasting(scene, 2)
+    scene.subscribe(2, s("t/w", 1))
+    scene.subscribe(2, "#", identifier=1)
+    scene.connect(3, will=Will(topic="t/w", payload=b"w", qos=1))
+    scene.referee.restarted(scene.now)
+    lasting(scene, 2, present=True)
+    scene.receive(2, "t/w", b"w", qos=1)
+    scene.referee.audit()
+
+
+def test_options_of_a_share_that_is_subscribed_to_again_are_open_each_by_itself(scene: Scene) -> None:
+    """Mosquitto replaces its identifier, and not Retain As Published: MQTT-3.8.4-3 speaks of no share."""
+    scene.subscribe(1, s("$share/g/t/a", 1, retain_as_published=True), identifier=1)
+    scene.subscribe(1, s("$share/g/t/a", 0), identifier=2)
+    scene.publish(0, "t/a", b"1", retain=True)
+    scene.receive(1, "t/a", b"1", retain=True, identifiers=(2,))
+    scene.publish(0, "t/a", b"2", retain=True)
+    scene.objects(Rule.IDENTIFIERS, 1, "t/a", b"2", retain=True, identifiers=(3,))
+
+
+def test_a_publish_that_is_said_again_brings_each_subscription_its_copy_again(scene: Scene) -> None:
+    lasting(scene, 2)
+    scene.subscribe(1, "#", "t/#")
+    scene.put(2, Publish(topic="t/a", payload=b"m", qos=1, packet_id=1))
+    scene.lose(2)
+    lasting(scene, 2, present=True)
+    scene.put(2, Publish(topic="t/a", payload=b"m", qos=1, packet_id=1, dup=True))
+    for _ in range(4):
+        scene.receive(1, "t/a", b"m")
+    scene.objects(Rule.DUPLICATE, 1, "t/a", b"m")
+
+
+def test_a_retained_message_that_is_replaced_while_two_subscriptions_wait_comes_by_either(scene: Scene) -> None:
+    scene.publish(0, "t/x", b"x", qos=1, retain=True)
+    scene.publish(0, "t/a", b"1", qos=1, retain=True)
+    scene.connect(2, receive_maximum=1)
+    scene.subscribe(2, s("t/x", 1))
+    scene.receive(2, "t/x", b"x", qos=1, retain=True, ack=False)
+    scene.subscribe(2, s("t/+", 1), s("#", 0))
+    scene.publish(0, "t/a", b"2", qos=1, retain=True)
+    scene.put(2, Puback(packet_id=1))
+    scene.receive(2, "t/a", b"2", qos=1)
+    scene.receive(2, "t/a", b"2", qos=1, retain=True)
+    scene.receive(2, "t/a", b"2", retain=True)
+
+
+def test_a_will_of_a_stop_goes_by_the_subscriptions_that_are_there_when_it_comes(scene: Scene) -> None:
+    lasting(scene, 2)
+    scene.subscribe(2, s("t/w", 1))
+    will = Will(topic="t/w", payload=b"w", qos=1, properties=Properties(will_delay_interval=50))
+    scene.connect(3, clean=False, kept_s=1_000_000.0, will=will)
+    scene.referee.restarted(scene.now)
+    lasting(scene, 2, present=True)
+    scene.subscribe(2, "t/w")
+    scene.move(300)
+    scene.receive(2, "t/w", b"w")
+
+
+@pytest.mark.parametrize("last", [b"2", b"3"])
+def test_of_wills_that_are_due_at_once_any_may_be_the_last_that_is_retained(scene: Scene, last: bytes) -> None:
+    scene.publish(0, "t/w", b"1", qos=1, retain=True)
+    for client, payload in ((2, b"2"), (3, b"3")):
+        will = Will(topic="t/w", payload=payload, qos=1, retain=True, properties=Properties(will_delay_interval=50))
+        scene.connect(client, clean=False, kept_s=1e5, will=will)
+        scene.lose(client)
+    scene.move(90)
+    scene.subscribe(1, s("t/w", 1))
+    scene.receive(1, "t/w", last, qos=1, retain=True)
+    scene.connect(1)
+    scene.subscribe(1, s("t/w", 1))
+    scene.objects(Rule.RETAINED_STALE, 1, "t/w", b"1", qos=1, retain=True)
+
+
+def test_further_copies_of_overlapping_subscriptions_may_come_behind_later_messages(scene: Scene) -> None:
+    """NATS sends all of one subscription, then all of the other."""
+    scene.subscribe(1, s("#", 1), s("t/#", 1))
+    scene.publish(0, "t/a", b"1", qos=1)
+    scene.publish(0, "t/a", b"2", qos=1)
+    for payload in (b"1", b"2", b"1", b"2"):
+        scene.receive(1, "t/a", payload, qos=1)
+    scene.objects(Rule.DUPLICATE, 1, "t/a", b"1", qos=1)

@@ -1,0 +1,112 @@
+"""A client that takes no part in lives, and how a connection is made. Blocking."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from assay.conformance.outcome import TargetUnreachableError
+from assay.conformance.targets import Endpoint
+from assay.conformance.wire import (
+    Connack,
+    Connect,
+    Decoder,
+    Disconnect,
+    MalformedPacketError,
+    Packet,
+    Pingreq,
+    Pingresp,
+    Puback,
+    Publish,
+    encode,
+)
+
+_RECEIVE_BYTES = 262_144
+_WINDOW = 10
+"""Publishes at QoS 1 that any server takes at a time."""
+
+
+class Control:
+    """A client that takes no part: round trips, the clock, and what is deleted after a life. Blocking."""
+
+    def __init__(self, endpoint: Endpoint, version: int, keep_alive_s: int = 0) -> None:
+        self._endpoint, self._version, self._keep_alive_s = endpoint, version, keep_alive_s
+        self._sock: socket.socket | None = None
+
+    def _ready(self) -> socket.socket:
+        if self._sock is None:
+            sock = connected(self._endpoint)
+            sock.settimeout(10.0)
+            self._sock = sock
+            connect = Connect(version=self._version, client_id="assayctl", keep_alive_s=self._keep_alive_s)
+            self._exchange(sock, [with_credentials(connect, self._endpoint)], Connack)
+        return self._sock
+
+    def _exchange(self, sock: socket.socket, packets: Sequence[Packet], kind: type[Packet]) -> None:
+        """Send packets that are answered by one of a kind each, and await those."""
+        decoder = Decoder(self._version)
+        missing = len(packets)
+        try:
+            sock.sendall(b"".join(encode(packet, self._version) for packet in packets))
+            while missing > 0:
+                missing -= sum(isinstance(answer, kind) for answer in decoder.feed(self._some(sock)))
+        except (OSError, MalformedPacketError) as error:
+            self.close()
+            message = f"the control connection to {self._endpoint.host}:{self._endpoint.port} failed: {error}"
+            raise TargetUnreachableError(message) from error
+
+    def _some(self, sock: socket.socket) -> bytes:
+        data = sock.recv(_RECEIVE_BYTES)
+        if not data:
+            message = "the broker ended it"
+            raise ConnectionResetError(message)
+        return data
+
+    def round_trip(self) -> float:
+        """Seconds from PINGREQ to PINGRESP. Raises :class:`TargetUnreachableError`."""
+        began = time.monotonic()
+        self._exchange(self._ready(), [Pingreq()], Pingresp)
+        return time.monotonic() - began
+
+    def publish(self, *topics: str, payload: bytes = b"", retain: bool = False) -> None:
+        """At QoS 1. Raises :class:`TargetUnreachableError`."""
+        for at in range(0, len(topics), _WINDOW):
+            packets = [
+                Publish(topic=topic, payload=payload, qos=1, packet_id=packet_id, retain=retain)
+                for packet_id, topic in enumerate(topics[at : at + _WINDOW], 1)
+            ]
+            self._exchange(self._ready(), packets, Puback)
+
+    def end_session(self, client_id: str) -> None:
+        """Connect as this client with a clean start, and leave."""
+        with contextlib.closing(connected(self._endpoint)) as sock:
+            sock.settimeout(10.0)
+            connect = Connect(version=self._version, client_id=client_id, keep_alive_s=self._keep_alive_s)
+            self._exchange(sock, [with_credentials(connect, self._endpoint)], Connack)
+            sock.sendall(encode(Disconnect(), self._version))
+
+    def close(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+
+def connected(endpoint: Endpoint) -> socket.socket:
+    try:
+        sock = socket.create_connection((endpoint.host, endpoint.port), timeout=5.0)
+    except OSError as error:
+        message = f"cannot connect to {endpoint.host}:{endpoint.port}: {error.strerror or error}"
+        raise TargetUnreachableError(message) from error
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def with_credentials(packet: Connect, endpoint: Endpoint) -> Connect:
+    if endpoint.username is None:
+        return packet
+    password = None if endpoint.password is None else endpoint.password.encode()
+    return msgspec.structs.replace(packet, username=endpoint.username, password=password)
