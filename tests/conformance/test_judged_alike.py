@@ -118,7 +118,7 @@ CONFUSED: dict[str, tuple[tuple[Rule, ...], set[str], int]] = {
     "confused-receivers": ((Rule.FOREIGN,), set(), 2),
     "confused-loses-some": ((Rule.DELIVERY,), set(), 2),
     "confused-ends-some": ((Rule.STAYS_OPEN,), set(), 2),
-    "confused-order": ((Rule.ORDER,), set(), 12),
+    "confused-order": ((Rule.ORDER,), set(), 2),
     "confused-pings": ((Rule.ONCE, Rule.PINGRESP), set(), 2),
     "confused-keeps-retained": (
         (),
