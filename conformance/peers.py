@@ -188,6 +188,12 @@ def _leave_message(folder: Path, target: Target, message: str, command: str) -> 
     write_result(folder, result)
 
 
+def _remove_results(folder: Path) -> None:
+    """A run that is cut leaves no result; a former one must not stand for it."""
+    for name in ("result.json", "report.jsonl"):
+        (folder / name).unlink(missing_ok=True)
+
+
 def judge_peer(
     target: Target,
     plan: PeerPlan,
@@ -198,9 +204,8 @@ def judge_peer(
     """Run the cases against one peer. Never raises for what the peer does; ends soon after ``stop`` is set."""
     folder = plan.out / target.name
     if stop is not None and stop.is_set():
-        message = f"{target.name} was not begun"
-        _leave_message(folder, target, message, plan.command)
-        return PeerOutcome(name=target.name, state=PeerState.STOPPED, message=message)
+        _remove_results(folder)
+        return PeerOutcome(name=target.name, state=PeerState.STOPPED, message=f"{target.name} was not begun")
     version, missing = make_ready(target, install=plan.install)
     if missing:
         _leave_message(folder, target, missing, plan.command)
@@ -210,8 +215,7 @@ def judge_peer(
     except SelectionError as error:
         _leave_message(folder, target, str(error), plan.command)
         return PeerOutcome(name=target.name, state=PeerState.NOTHING_TO_ASK, version=version, message=str(error))
-    # A run that is cut leaves no result; a former one must not stand for it.
-    (folder / "result.json").unlink(missing_ok=True)
+    _remove_results(folder)
     run_plan = RunPlan(
         target=target,
         options=plan.options,

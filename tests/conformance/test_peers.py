@@ -104,11 +104,15 @@ def test_a_peer_that_does_not_start_leaves_its_log_and_no_former_verdict(tmp_pat
 
 
 def test_a_stopped_run_leaves_no_result(tmp_path: Path) -> None:
+    folder = tmp_path / "reference"
+    folder.mkdir()
+    for name in ("result.json", "report.jsonl"):
+        (folder / name).write_text("of a former run", encoding="utf-8")
     stop = threading.Event()
     stop.set()
     outcome = judge_peer(load_target("reference"), plan(tmp_path), stop=stop)
     assert outcome.state is PeerState.STOPPED
-    assert not (tmp_path / "reference" / "result.json").exists()
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize(
