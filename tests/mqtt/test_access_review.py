@@ -137,6 +137,33 @@ def test_nothing_comes_after_the_deny(change: Change, version: int, qos: int) ->
     assert session.queued_bytes == sum(memory_bytes(outgoing.message) for outgoing in session.queued)
 
 
+@pytest.mark.parametrize("qos", [1, 2])
+def test_what_a_member_of_a_share_may_not_read_any_more_goes_to_another(reloaded: Change, qos: int) -> None:
+    """All but what it was begun to be sent at QoS 2, which nobody else may get: that is dropped, and counted."""
+    rules = (SECRET | {"user": "other"}, BOB)
+    users = ("ann", "bob", "other")
+    reloaded.start(configure(SECRET, *rules, users=users))
+    ann = reloaded.world.connect(
+        "ann",
+        username="ann",
+        password=b"ann",
+        clean_start=False,
+        properties=p.Properties(session_expiry_interval=3_600, receive_maximum=1),
+    )
+    assert subscribe(ann, "$share/g/secret/b", qos=qos) == [qos]
+    bob = reloaded.log_in("bob")
+    for number in range(3):
+        publish(bob, "secret/b", b"%d" % number, qos)
+    assert payloads(ann) == [b"0"]
+    ann.lose()
+    other = reloaded.log_in("other")
+    assert subscribe(other, "$share/g/secret/b", qos=qos) == [qos]
+    reloaded.to(configure(DENIED, *rules, users=users))
+    assert sorted(payloads(other)) == [b"0", b"1", b"2"][qos - 1 :]
+    session = reloaded.world.node.state.sessions["ann"]
+    assert (session.dropped, session.queued_bytes, session.in_flight_bytes) == (qos - 1, 0, 0)
+
+
 def test_a_connected_client_is_cut_off_from_what_is_denied_only(reloaded: Change) -> None:
     reloaded.start(configure(SECRET, QUEUES, BOB))
     ann, bob = reloaded.log_in("ann"), reloaded.log_in("bob")
