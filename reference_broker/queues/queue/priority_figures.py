@@ -100,9 +100,11 @@ def _ready(queue: QueueContents, partition: QueuePartition) -> list[int]:
     lanes, end = partition.lanes, partition.log.next_offset
 
     def left(lane: int, start: int) -> int:
+        """But for what has expired or was aborted, and the records that end transactions."""
+        gone = partition.expiry.gone(start, end) if partition.expiry is not None else ()
         if lanes is not None:
-            return lanes.count(lane, start, end)
-        return end - start if lane == NORMAL else 0
+            return lanes.count(lane, start, end) - sum(lanes.count(lane, offset, offset + 1) for offset in gone)
+        return end - start - len(gone) if lane == NORMAL else 0
 
     if not queue.groups:
         return [left(lane, partition.head) for lane in range(LANES)]
