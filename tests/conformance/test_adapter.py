@@ -71,6 +71,18 @@ def test_a_nursery_forks_brokers_and_ends_them() -> None:
         handshake(ended, 4)
 
 
+def test_all_brokers_of_a_nursery_have_its_settings_before_those_of_their_cases(tmp_path: Path) -> None:
+    target = load_target("reference")
+    settings = {"data_dir": str(tmp_path), "mqtt": {"receive_maximum": 7, "topic_alias_maximum": 3}}
+    with Nursery(settings=settings) as nursery:
+        with nursery.broker(target, "") as broker:
+            assert handshake(broker.endpoint, 5).properties.receive_maximum == 7
+            assert list(tmp_path.iterdir()), "it has a disk"
+        with nursery.broker(target, "", settings={"mqtt": {"receive_maximum": 9}}) as broker:
+            properties = handshake(broker.endpoint, 5).properties
+            assert (properties.receive_maximum, properties.topic_alias_maximum) == (9, 3)
+
+
 def test_brokers_that_start_at_the_same_time_get_their_own_answers() -> None:
     bad, good = "v3-no-such-mutant", "v5-connack-says-more"
 

@@ -6,7 +6,7 @@ import pytest
 
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 from tests.queues.actor import Actor
-from tests.queues.conftest import QueueBench
+from tests.queues.conftest import START, QueueBench
 
 MODULES = {
     "queues.delays.delay_recovery": ("_READ_RECORDS",),
@@ -48,7 +48,9 @@ def test_a_start_reads_everything() -> None:
         bench.turn()
     consumer.leave()
     delayed = bench.engine.delayed("q")
-    assert len(delayed) == COUNT
+    assert [(each.published_at, each.deliver_at) for each in delayed] == [
+        (START, START + 3_600 * (number + 1)) for number in range(COUNT)
+    ]
     for each in delayed[::4]:
         assert bench.engine.cancel_delayed("q", each.delay_id, bench.now)
     bench.turn()
