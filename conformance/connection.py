@@ -28,6 +28,7 @@ from assay.conformance.rules import (
     malformed,
     no_marker,
     request_shape,
+    rule_of_missing,
     was_asked,
 )
 from assay.conformance.wire import (
@@ -499,21 +500,20 @@ class Connection(asyncio.Protocol):
         self, kind: type[_P], *, skipping: tuple[type[Packet], ...] = (), within_s: float | None = None
     ) -> _P:
         """The next packet, which must be of ``kind``; packets of the ``skipping`` types stay in the inbox."""
-        expected = kind.type.name
         skipped: list[Packet] = []
         while True:
-            packet = await self._receive_for(kind, expected, within_s=within_s)
+            packet = await self._receive_for(kind, kind.type.name, within_s=within_s)
             if isinstance(packet, kind):
                 self._inbox.extendleft(reversed(skipped))
                 return packet
             if not isinstance(packet, skipping):
-                text = f"expected {expected}; seen {describe(packet)}"
+                text = f"expected {kind.type.name}; seen {describe(packet)}"
                 again = next((extra for extra in self.answered_again if type(packet).type.name in extra.shape), None)
                 if again is not None:
                     raise StepFailureError(msgspec.structs.replace(again, text=f"{self.name}: {text}"))
                 if isinstance(packet, Publish) and not (self.sent_raw or self.ctx.flow.asked(self.client_id, packet)):
                     raise StepFailureError(Incident(rule=Rule.FOREIGN, text=f"{self.name}: {text}"))
-                raise self._missing(kind, text)
+                raise self._missing(kind, text, packet)
             skipped.append(packet)
 
     async def _receive_for(self, kind: type[Packet], expected: str, *, within_s: float | None = None) -> Packet:
@@ -537,10 +537,10 @@ class Connection(asyncio.Protocol):
         except CaseFailureError as error:
             raise self._missing(kind, str(error).removeprefix(f"{self.name}: ")) from error
 
-    def _missing(self, kind: type[Packet], text: str) -> CaseFailureError:
+    def _missing(self, kind: type[Packet], text: str, seen: Packet | None = None) -> CaseFailureError:
         if self._passed_over.startswith(f"{kind.type.name}:"):
             return StepFailureError(malformed(self._passed_over, self.version, f"{self.name}: {text}"))
-        rule = Rule.PUBREL_AGAIN if kind is Pubrel and Pubrec not in self._sent else ANSWERS.get(kind)
+        rule = rule_of_missing(kind, self._sent, seen)
         self.ctx.allow_refusal(asked_by(rule, self._sent) if self.closed else None, None)
         if rule is None or not was_asked(rule, self._sent):
             return CaseFailureError(f"{self.name}: {text}")

@@ -71,6 +71,7 @@ class Rule(Enum):
     """The steps."""
 
     ACCEPT = _shaped("a CONNECT is accepted", in_311=("3.1.4-4",), in_5=("3.1.4-5",))
+    FIRST = Basis(what="CONNACK is the first packet", in_311=("3.2.0-1",), in_5=("3.2.0-1",))
     SUBACK = _shaped("SUBSCRIBE is answered", in_311=("3.8.4-1", "3.8.4-2"), in_5=("3.8.4-1", "3.8.4-2"))
     UNSUBACK = _shaped("UNSUBSCRIBE is answered", in_311=("3.10.4-4", "3.10.4-5"), in_5=("3.10.4-4", "3.10.4-5"))
     PUBACK = _shaped("QoS 1 is acknowledged", in_311=("3.3.4-1", "4.3.2-2"), in_5=("3.3.4-1", "4.3.2-4"))
@@ -301,6 +302,13 @@ def shape(record: msgspec.Struct) -> frozenset[str]:
         else:
             found.add(f"{field.name} {value}")
     return frozenset(found)
+
+
+def rule_of_missing(kind: type[Packet], sent: Mapping[type[Packet], Packet], seen: Packet | None) -> Rule | None:
+    """The rule that is broken where a packet of this type was due, and ``seen`` came, or nothing."""
+    if kind is Connack and seen is not None:
+        return Rule.FIRST
+    return Rule.PUBREL_AGAIN if kind is Pubrel and Pubrec not in sent else ANSWERS.get(kind)
 
 
 def was_asked(rule: Rule, sent: Mapping[type[Packet], Packet]) -> bool:

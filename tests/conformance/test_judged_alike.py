@@ -70,6 +70,14 @@ class Changed(Fault):
         return (bytes((frame[0] ^ self._flags,)) + frame[1:]) * self._times
 
 
+class Preceded(Fault):
+    """A PINGRESP that nobody asked for comes before each CONNACK that accepts."""
+
+    def from_broker(self, frame: bytes, version: int) -> bytes:
+        accepts = frame[0] >> 4 == PacketType.CONNACK and not frame[3]
+        return b"\xd0\x00" + frame if accepts else frame
+
+
 def other_id(packet: Packet) -> Packet:
     return replace(packet, packet_id=packet.packet_id ^ 0x4000)  # type: ignore[attr-defined]
 
@@ -95,6 +103,7 @@ def present(packet: Packet) -> Packet:
 P = PacketType
 FAULTS: dict[str, tuple[Fault, tuple[Rule, ...]]] = {
     "CONNACK with a reserved flag": (Changed(P.CONNACK, flags=1), (Rule.FORM,)),
+    "a packet before CONNACK": (Preceded(), (Rule.FIRST,)),
     "Session Present 1 for everybody": (Changed(P.CONNACK, present), (Rule.SESSION_NEW,)),
     "SUBACK with another identifier": (Changed(P.SUBACK, other_id), (Rule.SUBACK,)),
     "SUBACK twice": (Changed(P.SUBACK, times=2), (Rule.SUBACK, Rule.ONCE)),
