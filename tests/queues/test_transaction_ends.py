@@ -309,3 +309,28 @@ def test_the_record_of_an_end_that_the_disk_refuses_is_no_message_that_was_refus
     stats = bench.engine.stats("q")
     assert consumer.values == ["a", "b"]
     assert (stats.depth, stats.refused, stats.groups[0].in_flight) == (2, 0, 2)
+
+
+def test_a_commit_is_complete_when_the_queue_is_deleted_whose_disk_refused_to_know(bench_with: BenchWith) -> None:
+    """The end of a transaction is written to each queue; one that is deleted needs it no more, now or after a start."""
+    disk = FailingDisk()
+    bench = bench_with(disk)
+    actor = Actor(bench)
+    transaction = actor.begin()
+    for queue in "qr":
+        actor.publish(queue, transaction, topic=f"$queue/{queue}")
+    bench.turn()
+    disk.fail_write = "queues/q/partitions"
+    outcome = actor.commit(transaction)
+    bench.turn()
+    assert outcome.confirmed
+    bench.engine.delete_queue("q", bench.now)
+    disk.fail_write = ""
+    for _ in range(2):
+        bench.advance(10.0)
+        assert bench.engine.queues() == ["r"]
+        assert bench.engine.transactions.memory.coordinator.decisions == {}
+        bench.restart()
+    consumer = bench.consumer(queue="r")
+    bench.turn()
+    assert consumer.values == ["r"]
