@@ -285,6 +285,11 @@ class Message:
         rounds = sum(slot.only is None for slot in self.slots if slot.claim is claim and slot.extra is extra)
         return self.count(claim, extra=extra) >= subscriptions * rounds
 
+    def _fits_elsewhere(self, slot: Slot, copy: Copy) -> bool:
+        """It may be another claim's, of which none came."""
+        others = (other for other in self.slots_of(copy.client) if other.claim is not slot.claim and other.has_room)
+        return any(copy.number > other.claim.number and other.objection(copy) is None for other in others)
+
     def complaint(self) -> tuple[int, Objection] | None:
         """At the end: a client whose single copy, of several subscriptions', lacks identifiers, and the objection."""
         for slot in self.slots:
@@ -292,7 +297,7 @@ class Message:
             if slot.claim.via is not Via.LIVE or not slot.main or not copies or slot.claim.loose:
                 continue
             copy = copies[0]
-            if self.is_shared_with(copy.client):
+            if self.is_shared_with(copy.client) or self._fits_elsewhere(slot, copy):
                 continue  # which of its copies is the one of its own subscriptions is not certain
             entries = slot.claim.members[copy.client]
             if (slot.claim.queued or slot.claim.maybe_sent) and any(entry.qos == 0 for entry in entries):

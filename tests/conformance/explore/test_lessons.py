@@ -623,3 +623,15 @@ def test_further_copies_of_overlapping_subscriptions_may_come_behind_later_messa
     for payload in (b"1", b"2", b"1", b"2"):
         scene.receive(1, "t/a", payload, qos=1)
     scene.objects(Rule.DUPLICATE, 1, "t/a", b"1", qos=1)
+
+
+def test_a_retained_copy_is_not_taken_for_the_one_that_was_not_kept_at_qos_0(scene: Scene) -> None:
+    lasting(scene, 2)
+    scene.subscribe(2, s("#", 1, retain_as_published=True), identifier=2)
+    scene.subscribe(2, s("t/#", 1), identifier=1)
+    scene.lose(2)
+    scene.publish(0, "t/a", b"m", retain=True)
+    lasting(scene, 2, present=True)
+    scene.subscribe(2, "t/+", identifier=2)
+    scene.receive(2, "t/a", b"m", retain=True, identifiers=(2,))
+    scene.referee.audit()
