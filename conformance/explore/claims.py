@@ -214,6 +214,8 @@ class Message:
     """False: a will that is still armed, or that was discarded."""
     any_time: bool = False
     """A will that a server may publish whenever it likes, if at all: its expiry interval begins then."""
+    is_unordered: bool = False
+    """Others published to its topic at the same time."""
     acknowledged: bool = False
     """To its publisher, to the end."""
     again_at: list[float] = field(default_factory=list)

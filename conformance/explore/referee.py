@@ -412,8 +412,8 @@ class Referee:
         if self._at_once is not None:
             publishers = self._at_once.setdefault(message.topic, set())
             publishers.add(message.publisher)
-            certain = certain and len(publishers) == 1
-        certain = certain and message.topic not in self._hazy
+            message.is_unordered = message.is_unordered or len(publishers) > 1
+        certain = certain and not message.is_unordered and message.topic not in self._hazy
         for session in self.sessions.values():
             session.replace_retained(message)
         before = [] if certain else self.retained.get(message.topic, [None])
@@ -494,7 +494,7 @@ class Referee:
         """What is sent and not acknowledged may be handled before what has just been answered, or after it."""
         for session in self.sessions.values():
             for outgoing in session.outgoing.values():
-                if outgoing.awaits in (Puback, Pubrec):
+                if outgoing.awaits is not None:
                     self._route_late(outgoing.message, now, must=False)
         for will in self.messages:
             if will.any_time and will.published and not any(slot.copies for slot in will.slots):

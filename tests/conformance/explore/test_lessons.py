@@ -635,3 +635,30 @@ def test_a_retained_copy_is_not_taken_for_the_one_that_was_not_kept_at_qos_0(sce
     scene.subscribe(2, "t/+", identifier=2)
     scene.receive(2, "t/a", b"m", retain=True, identifiers=(2,))
     scene.referee.audit()
+
+
+def test_of_two_that_are_published_at_once_no_acknowledgement_says_which_is_retained(scene: Scene) -> None:
+    """PUBCOMP comes behind the burst, and the other one may have been handled before PUBREL, or behind PUBLISH."""
+    scene.connect(2)
+    scene.referee.burst(begins=True)
+    scene.put(0, Publish(topic="t/a", payload=b"1", retain=True))
+    scene.put(1, Publish(topic="t/a", payload=b"2", qos=2, packet_id=90, retain=True))
+    scene.referee.burst(begins=False)
+    scene.get(1, Pubrec(packet_id=90))
+    scene.put(1, Pubrel(packet_id=90))
+    scene.get(1, Pubcomp(packet_id=90))
+    scene.subscribe(2, "t/a")
+    scene.receive(2, "t/a", b"1", retain=True)
+
+
+def test_a_subscription_may_overtake_pubrel_as_well(scene: Scene) -> None:
+    scene.connect(2)
+    scene.subscribe(2, "t/a")
+    scene.put(0, Publish(topic="t/a", payload=b"m", qos=2, packet_id=90, retain=True))
+    scene.get(0, Pubrec(packet_id=90))
+    scene.put(0, Pubrel(packet_id=90))
+    scene.subscribe(1, "t/a")
+    scene.receive(2, "t/a", b"m")
+    scene.receive(1, "t/a", b"m")
+    scene.get(0, Pubcomp(packet_id=90))
+    scene.objects(Rule.RETAIN_FLAG_OF_RETAINED, 1, "t/a", b"m")
