@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import NoReturn, cast
+from unittest import mock
 
 from assay.conformance import adapter
 from assay.conformance.case import Case, load_cases
@@ -40,6 +41,13 @@ _ON_DISK = {
     "sessions": {"segment_bytes": 16_384},
 }
 """Of every broker: what no case restarts is written, sealed, indexed and read back all the same."""
+_TIDY_SOON = {
+    "storage.pending_log": {"SNAPSHOT_OPERATIONS": 30},
+    "storage.queue_store": {"_STATE_SNAPSHOT_RECORDS": 10},
+    "queues.partitions.departures": {"RESTATE_ABOVE_BYTES": 200},
+    "queues.delays.done_log": {"RESTATE_ABOVE_BYTES": 200},
+}
+"""From how much on snapshots replace logs, and logs are stated anew: no case lives long enough for the real numbers."""
 _LIFE_PATIENCE_S = 2.0
 
 
@@ -88,6 +96,10 @@ def _target() -> Target:
 
 def _nursery() -> Nursery:
     """It must be entered before there are threads: its process is a fork of this one."""
+    for module, numbers in _TIDY_SOON.items():
+        for name, number in numbers.items():
+            patcher = mock.patch(f"assay.reference_broker.{module}.{name}", number)
+            patcher.start()  # for good: brokers are forks of this process
     _target()  # two threads that read it at once, the first ever, ended the process (seen with msgspec 0.22)
     return Nursery(lambda: cast("subprocess.Popen[str]", _Forked()), _ON_DISK)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from assay.conformance.case import CaseContext
 from assay.conformance.cases.queue.support import admin
@@ -11,6 +13,7 @@ from assay.conformance.connection import Connection
 from assay.conformance.wire import Puback, Publish
 
 NOT_AUTHORIZED = 0x87
+T = TypeVar("T")
 
 
 async def create(ctx: CaseContext, client: Connection, name: str, **settings: Any) -> dict[str, Any]:
@@ -39,3 +42,14 @@ async def figure(ctx: CaseContext, client: Connection, queue: str, name: str) ->
     if not isinstance(found, int):
         ctx.fail(f"expected the figure {name} to be a number; seen {found!r}")
     return found
+
+
+async def figures_become(
+    ctx: CaseContext, client: Connection, queue: str, read: Callable[[dict[str, Any]], T], wanted: T
+) -> T:
+    """What is read from the figures of a queue, asked for until it is what it must be: some change behind a sync."""
+    patient_until = time.monotonic() + ctx.patience_s
+    while True:
+        seen = read(await ask(ctx, client, queue, "stats"))
+        if seen == wanted or time.monotonic() > patient_until:
+            return seen

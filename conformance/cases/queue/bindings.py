@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from assay.conformance.case import CaseContext, case
 from assay.conformance.cases.mqtt5.support import publishing, taken
-from assay.conformance.cases.queue.administration import ask, create, figure, refused
+from assay.conformance.cases.queue.administration import ask, create, figure, figures_become, refused
 from assay.conformance.cases.queue.support import consume, deliveries, new_queue, property_of, publish_with, settlement
 from assay.conformance.wire import Puback, Publish, Subscription
 
@@ -307,7 +307,7 @@ async def changes(ctx: CaseContext) -> None:
             seen += len(await taken(subscriber, 8))
     seen += len(await ctx.messages_before_marker(publisher, subscriber))
     ctx.must(seen == 24, f"subscriber: expected 24 messages; seen {seen}")
-    captured = await figure(ctx, client, queue, "captured")
+    captured = await figures_become(ctx, client, queue, lambda stats: int(stats["captured"]), 8)
     ctx.must(captured == 8, f"expected 8 captured messages; seen {captured}")
 
 

@@ -8,12 +8,11 @@ model says.
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
 from typing import Any
 
 from assay.conformance.case import CaseContext, CaseFunction, case
-from assay.conformance.cases.queue.administration import ask, create
+from assay.conformance.cases.queue.administration import ask, create, figures_become
 from assay.conformance.cases.queue.delays import cancel, delay_id
 from assay.conformance.cases.queue.support import consume, deliveries, new_queue, property_of, publish_with, settle
 from assay.conformance.connection import Connection
@@ -119,13 +118,7 @@ class _Life:
         """
         when = f"in hour {self.hour}, {when}"
         wanted = len(self._delayed()), max(len(self._ready(name)) for name in ("always", "sometimes")), 0
-        patient_until = time.monotonic() + self.ctx.patience_s
-        while True:
-            stats = await ask(self.ctx, client, self.queue, "stats")
-            moving = sum(each["dead_lettering"] for each in stats["groups"])
-            seen = stats["delayed"], stats["depth"], moving
-            if seen == wanted or time.monotonic() > patient_until:
-                break
+        seen = await figures_become(self.ctx, client, self.queue, _waiting, wanted)
         self.ctx.must(seen == wanted, f"{when}: expected delayed, depth and dead-lettering {wanted}; seen {seen}")
         listed = (await ask(self.ctx, client, self.queue, "delays"))["messages"]
         found = [
@@ -179,6 +172,11 @@ class _Life:
             reason = property_of(self.ctx, letter, "_dlq_reason")
             right = reason != "TTL_EXPIRED" or letter.payload in expired
             self.ctx.must(right, f"dead letters: {letter.payload[:8]!r} has not expired; its reason is {reason}")
+
+
+def _waiting(stats: dict[str, Any]) -> tuple[int, int, int]:
+    """Delayed, depth, and what is on its way to the dead letters."""
+    return stats["delayed"], stats["depth"], sum(each["dead_lettering"] for each in stats["groups"])
 
 
 def _short(counted: Counter[bytes]) -> dict[bytes, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from assay.conformance.case import CaseContext, case
+from assay.conformance.cases.queue.administration import figures_become
 from assay.conformance.cases.queue.delays import (
     TICK_S,
     cancel,
@@ -74,8 +75,9 @@ async def no_hold(ctx: CaseContext) -> None:
     stats = await admin(ctx, publisher, f"queue/{queue}/stats")
     ctx.must(stats["delayed"] == 3, f"expected 3 delayed in the figures; seen {stats['delayed']}")
     await ctx.advance(3_601)
-    stats = await admin(ctx, publisher, f"queue/{queue}/stats")
-    seen_counts = (stats["delayed"], stats["delays"]["fired"])
+    seen_counts = await figures_become(
+        ctx, publisher, queue, lambda stats: (stats["delayed"], stats["delays"]["fired"]), (0, 3)
+    )
     ctx.must(seen_counts == (0, 3), f"expected 0 delayed and 3 fired; seen {seen_counts}")
 
 
