@@ -79,6 +79,8 @@ _PACKET_OVERHEAD_BYTES = 200
 """Room for everything else in a packet of a case: topic, properties, header."""
 _SECOND_LOOK_S = 12.0
 """No standard says how soon a broker answers, or sends again by a timer: 5 s and 10 s are in use."""
+_AFTER_A_WAIT = 0.2
+"""Share of its limit that a case has left behind a wait, on a machine that may take long to wake it."""
 _LONG_NAME_BYTES = 1_000
 _LAG_S = 1.0
 """A broker that takes so long to greet a client is behind what a case believes of its clock."""
@@ -649,7 +651,12 @@ class CaseContext:
     # Time
 
     def remaining_s(self, within_s: float | None = None) -> float:
-        """How long a wait may take: ``within_s`` or the patience of the run, but not beyond the limit of the case."""
+        """How long a wait may take: ``within_s`` or the patience of the run, but not beyond the limit of the case.
+
+        What the case itself asks for, such as silence for twice as long as its broker took for a CONNACK, moves that.
+        """
+        if within_s is not None and within_s <= self._to_give_s:
+            self._move_deadline(asyncio.get_running_loop().time() + within_s + _AFTER_A_WAIT * self.limit_s)
         # Waits give up a little before the hard limit, so that a failure says what it was waiting for.
         left_s = self._deadline - asyncio.get_running_loop().time() - 0.05 * self.limit_s
         return max(0.0, min(self.patience_s if within_s is None else within_s, left_s))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
 from meddling_proxy import MeddlingProxy, Slow
 
 from assay.conformance.case import Case, CaseContext
@@ -128,6 +129,21 @@ def test_behind_a_slow_wait_a_case_has_its_whole_time_again() -> None:
     assert asyncio.run(_after_slow_waits(0.2)) <= 0.7
     assert asyncio.run(_after_slow_waits(3.0)) > 4.0 - margin_s
     assert asyncio.run(_after_slow_waits(*[3.0] * 1_000)) <= 0.5 + 900.0 + 5.0, "what is given has an end"
+
+
+async def _silence_of(wait_s: float) -> tuple[float, float]:
+    """How long a case may wait so, of which a tenth of a second is left, and what is left of it behind that."""
+    ctx = a_context()
+    async with ctx.time_limit(0.1):
+        may_s = ctx.remaining_s(within_s=wait_s)
+        return may_s, ctx._deadline - asyncio.get_running_loop().time() - may_s
+
+
+def test_silence_that_a_case_asks_for_does_not_end_it() -> None:
+    may_s, left_s = asyncio.run(_silence_of(6.0))
+    assert may_s == pytest.approx(6.0)
+    assert left_s > 0.5, "the machine may take long to wake it"
+    assert asyncio.run(_silence_of(1e6))[0] < 1.0, "there is an end to it"
 
 
 async def _brought_by_the_second_wait() -> int:
