@@ -306,6 +306,8 @@ class Referee:
             if session.client in share.members and (not share.satisfied or session.flights):
                 share.must, share.loose, share.maybe_sent = False, True, True
         for outgoing in session.outgoing.values():
+            for claim in outgoing.message.claims if outgoing.awaits is Pubcomp else ():
+                claim.must = False  # PUBREL may be lost
             outgoing.awaits = None
         session.expires_at = now + link.kept_s
         ends = link.kept_s <= 0
@@ -726,8 +728,7 @@ class Referee:
             if seen or not message.published or now > message.sent_at + MARGIN_S:
                 continue
             known: set[tuple[Via, str]] = {(one.via, share_of(one)) for one in message.claims if one.via is Via.SHARE}
-            live = (one for one in message.claims if one.via is Via.LIVE and not one.is_over)
-            known |= {(one.via, "") for one in live if session.client in one.members}
+            known |= {(Via.LIVE, "") for one in message.slots_of(session.client) if one.claim.via is Via.LIVE}
             for via, entries in self._ways_of(session, message):
                 if (via, entries[0].filter if via is Via.SHARE else "") in known:
                     continue

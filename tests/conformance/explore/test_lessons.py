@@ -662,3 +662,19 @@ def test_a_subscription_may_overtake_pubrel_as_well(scene: Scene) -> None:
     scene.receive(1, "t/a", b"m")
     scene.get(0, Pubcomp(packet_id=90))
     scene.objects(Rule.RETAIN_FLAG_OF_RETAINED, 1, "t/a", b"m")
+
+
+@pytest.mark.parametrize("lasts", [True, False])
+def test_a_pubrel_that_is_not_answered_may_be_lost_with_its_connection(scene: Scene, *, lasts: bool) -> None:
+    scene.subscribe(1, s("t/a", 1))
+    scene.connect(2, clean=not lasts, kept_s=1e5 if lasts else 0.0)
+    scene.put(2, Publish(topic="t/a", payload=b"m", qos=2, packet_id=1))
+    scene.get(2, Pubrec(packet_id=1))
+    scene.put(2, Pubrel(packet_id=1))
+    scene.lose(2)
+    assert scene.wanted is None
+    if lasts:
+        lasting(scene, 2, present=True)
+        scene.put(2, Pubrel(packet_id=1))
+        scene.get(2, Pubcomp(packet_id=1))
+        assert scene.wanted is Rule.UNDELIVERED
