@@ -24,6 +24,7 @@ from assay.reference_broker.config import (
 from assay.reference_broker.mqtt.queue_topics.addresses import QueueTopics, Verb
 from assay.reference_broker.mqtt.queue_topics.settle_properties import OUTCOMES
 from assay.reference_broker.queues import Consumer, Delivery, QueueEngine, QueueError, QueueErrorCode, SyncJob
+from assay.reference_broker.queues.delivery import settle_request
 from assay.reference_broker.queues.delivery.settle_request import SettleRequest
 from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.groups.retry import backoff_s
@@ -157,17 +158,36 @@ class Member:
         self.name = name
         self.room = room
         self.is_eager = is_eager
+        self.credit: float = float("inf")
+        """Deliveries that it still gets."""
+        self.drains = False
+        """It waits to be told how much of its credit is left."""
         self.handle: Consumer
         self.got: list[Held] = []
         """What it was given, oldest first; settled deliveries stay, to be settled wrongly a second time."""
 
+    @property
+    def takes(self) -> bool:
+        """It takes a delivery, whatever it holds."""
+        return self.room > 0 and self.credit > 0
+
+    def drained(self, left: int) -> None:
+        """What the engine could not use of its credit."""
+        if not self.drains or left != self.credit:
+            raise ViolationError(f"{self.name} is told that {left} of {self.credit} are left, drains: {self.drains}")
+        self.drains, self.credit = False, 0
+        self.life.oracle.queues[self.queue].groups[self.group].members[self.name] = False
+
     def deliver(self, delivery: Delivery) -> bool:
         life = self.life
         members = life.oracle.queues[self.queue].groups[self.group].members
+        if self.credit <= 0:
+            raise ViolationError(f"{self.name} is given {delivery.message_id} without credit")
         if self.room <= 0:
             return False
         self.room -= 1
-        members[self.name] = self.room > 0
+        self.credit -= 1
+        members[self.name] = self.takes
         life.contents.check(delivery)
         label = name_in(delivery.message)
         letter_of = delivery.message.user_property("_dlq_group")
@@ -297,7 +317,7 @@ class QueueLife:
 
     def make_room(self, member: Member, room: int) -> None:
         member.room = room
-        self.oracle.queues[member.queue].groups[member.group].members[member.name] = room > 0
+        self.oracle.queues[member.queue].groups[member.group].members[member.name] = member.takes
         if room > 0:
             self.engine.resume(member.handle, self.now)
 
@@ -329,6 +349,31 @@ class QueueLife:
         if len(holders) != 1 if any_group else member.group not in holders:
             raise ViolationError(f"{verb} of {sent.label} by {member.name} is accepted; it is held in {holders}")
         outcome.accepted(self.oracle.settle(member.queue, holders[0] if any_group else member.group, sent, verb.value))
+
+    def release(self, member: Member, index: int) -> None:
+        """Give a delivery back untried."""
+        held = member.got[index]
+        is_held = member.group in self.oracle.holders(member.queue, held.sent, member.name)
+        what = f"release of {held.sent.label} by {member.name}"
+        outcome = self.outcome(what)
+        request = SettleRequest(
+            outcome=settle_request.Outcome.RELEASE, message_ids=(held.delivery.message_id,), group=member.group
+        )
+        try:
+            self.engine.settle(member.queue, request, consumer_id=member.name, now=self.now, on_done=outcome)
+        except QueueError as error:
+            if is_held or error.code is not QueueErrorCode.NOT_PENDING:
+                raise ViolationError(f"{what}: {error}") from error
+            return
+        if not is_held:
+            raise ViolationError(f"{what}, which does not hold it")
+        outcome.accepted(self.oracle.settle(member.queue, member.group, held.sent, "release"))
+
+    def grant(self, member: Member, credit: int, *, drain: bool) -> None:
+        """From now on a consumer gets so many deliveries."""
+        member.credit, member.drains = credit, drain
+        self.engine.grant(member.handle, credit, self.now, member.drained if drain else None)
+        self.oracle.queues[member.queue].groups[member.group].members[member.name] = member.takes
 
     def settle_later(self, member: Member, index: int, verb: Verb, wait_s: float) -> None:
         """Give a delivery back for some time, or keep it for longer than it had."""
@@ -441,6 +486,9 @@ class QueueLife:
         if self.leaving is not None:
             self.leaving.rest()
         self.oracle.rest()
+        for member in self.members.values():
+            if member.drains:
+                raise ViolationError(f"{member.name} is not told what is left of its credit, {member.credit}")
         due = min(self.oracle.next_due(), self.delays.next_due())
         if due < float("inf") and (deadline is None or deadline > due):
             raise ViolationError(f"the engine sleeps until {deadline}, but something is due at {due}")

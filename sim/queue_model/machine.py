@@ -203,6 +203,18 @@ class QueueMachine(RuleBasedStateMachine):
         self._settle(member, which, Verb.NACK, then)
 
     @precondition(_has_deliveries)
+    @rule(member=st.integers(0, 5), which=st.integers(0, 7), then=THEN)
+    def release(self, member: int, which: int, then: str) -> None:
+        self.life.release(*self._delivery(member, which))
+        self._did("release", then)
+
+    @precondition(_has_members)
+    @rule(member=st.integers(0, 5), credit=st.sampled_from((1_000, 3, 1, 0)), drain=st.booleans(), then=THEN)
+    def grant(self, member: int, credit: int, drain: bool, then: str) -> None:
+        self.life.grant(self._member(member), credit, drain=drain)
+        self._did("drain" if drain else "grant", then)
+
+    @precondition(_has_deliveries)
     @rule(member=st.integers(0, 5), which=st.integers(0, 7), by_place=st.booleans(), any_group=st.booleans(), then=THEN)
     def reject(self, member: int, which: int, by_place: bool, any_group: bool, then: str) -> None:
         self._settle(member, which, Verb.REJECT, then, by_place=by_place, any_group=any_group)

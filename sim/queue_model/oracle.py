@@ -33,6 +33,8 @@ from assay.sim.queue_model.transactions import Transactions, holds_back
 
 _NEVER: Final = float("inf")
 
+_PAST: Final = {"release": "released"}
+
 
 class Oracle(Books):
     """All queues. Its methods are called in the order in which things happen, and raise :class:`ViolationError`."""
@@ -110,10 +112,15 @@ class Oracle(Books):
         what = f"{name}/{group_id} delivers {label} at {place} to {consumer}, count {count}"
         sent = locate(queue, label, place, what)
         copy = group.copies[sent]
-        if not any(
-            spot.kind is Kind.READY and spot.deliveries + 1 == count and spot.at <= self.now for spot in copy.spots
-        ):
+        possible = [
+            spot
+            for spot in copy.spots
+            if spot.kind is Kind.READY and spot.deliveries + 1 == count and spot.at <= self.now
+        ]
+        if not possible:
             raise ViolationError(f"{what}, which may only be {copy.spots}")
+        # Before anything else may be true of it, its release was told.
+        is_again = any(spot.released for spot in possible)
         if consumer not in group.members or len(group.held_by(consumer)) >= rules.max_in_flight:
             raise ViolationError(f"{what}, which has left or has enough")
         if group.in_flight >= rules.group_limit:
@@ -132,7 +139,7 @@ class Oracle(Books):
         if rules.ordered and not copy.is_claimed:
             check_order(group, copy, what, self.now)
         self.become(copy, Spot(Kind.FLIGHT, count, self.now + (rules.timeout_s or _NEVER), consumer))
-        group.counts["delivered" if count == 1 else "redelivered"] += 1
+        group.counts["delivered" if count == 1 and not is_again else "redelivered"] += 1
         return sent
 
     # -- settlements ---------------------------------------------------------------------------------------------
@@ -160,9 +167,11 @@ class Oracle(Books):
             wait_s = rules.timeout_s if wait_s is None else wait_s
             self.become(copy, spot._replace(at=self.now + wait_s))
             return lambda: None
-        group.counts[verb + "ed"] += 1
+        group.counts[_PAST.get(verb, verb + "ed")] += 1
         if verb == "ack":
             self.become(copy, DONE)
+        elif verb == "release":
+            self.become(copy, Spot(Kind.READY, spot.deliveries - 1, self.now, released=True))
         elif verb == "nack":
             if wait_s is None:
                 wait_s = rules.backoff_s(spot.deliveries) if rules.nack_waits else 0.0
@@ -241,7 +250,7 @@ class Oracle(Books):
                 or spot.at > self.now
                 or is_retry_first
                 or is_open
-                or (is_behind and not spot.deliveries)
+                or (is_behind and not spot.deliveries and not spot.released)
             ):
                 left.add(spot)
             elif is_passed_over(group, sent, self.now):
@@ -294,6 +303,9 @@ class Oracle(Books):
                 spots.add(DEAD)
             if spot.kind in (Kind.FLIGHT, Kind.HELD, Kind.MOVING):
                 spot = Spot(Kind.READY, spot.deliveries, self.now)
+            elif spot.released:
+                # That it does not count is written down but for the first delivery.
+                spot = Spot(Kind.READY, max(1, spot.deliveries), self.now)
             spots.add(spot)
             is_exhausted |= spot.kind is Kind.READY and spot.deliveries > queue.rules.max_retries
         if is_exhausted and queue.rules.dead_letters is not None:

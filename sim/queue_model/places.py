@@ -96,7 +96,9 @@ def check_order(group: Group, copy: Copy, what: str, now: float) -> None:
             continue
         if there[0] == partition and there[1] < offset and _is_owed(group, other, now):
             raise ViolationError(f"{what}: {other.message.label} at {there} comes first")
-    if any(spot.deliveries == 0 for spot in copy.spots) and offset <= group.reached.get((partition, lane), -1):
+    if any(spot.deliveries == 0 and not spot.released for spot in copy.spots) and offset <= group.reached.get(
+        (partition, lane), -1
+    ):
         raise ViolationError(f"{what}: offset {group.reached[partition, lane]} came first")
     group.reached[partition, lane] = max(offset, group.reached.get((partition, lane), -1))
 

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 _FNV_BASIS: Final = 0x811C9DC5
 _FNV_PRIME: Final = 0x01000193
-COUNTED: Final = ("delivered", "redelivered", "acked", "nacked", "rejected", "timed_out")
+COUNTED: Final = ("delivered", "redelivered", "acked", "nacked", "rejected", "released", "timed_out")
 """What the oracle counts, too."""
 BUCKETS: Final = ("lag", "retrying", "in_flight", "dead_lettering")
 """Where a message is as long as a group is not through with it."""
@@ -42,6 +42,8 @@ class Spot(NamedTuple):
     """Ready: due. In flight: when it times out."""
     holder: str = ""
     """In flight: the consumer."""
+    released: bool = False
+    """Ready: it was given back untried, so that the next delivery has the number of the last one."""
 
 
 NEW: Final = Spot(Kind.READY)
@@ -113,7 +115,7 @@ class Sent:
 def bucket_of(spot: Spot) -> str:
     """Where the engine's figures count it."""
     if spot.kind is Kind.READY:
-        return "retrying" if spot.deliveries else "lag"
+        return "retrying" if spot.deliveries or spot.released else "lag"
     return {Kind.FLIGHT: "in_flight", Kind.HELD: "in_flight", Kind.MOVING: "dead_lettering"}.get(spot.kind, "through")
 
 

@@ -177,6 +177,19 @@ def test_a_release_does_not_count(bench_with: BenchWith) -> None:
     assert (stats.released, stats.nacked, stats.dead_lettered) == (11, 1, 0)
 
 
+def test_a_release_is_no_failure_where_there_may_be_none(bench_with: BenchWith) -> None:
+    bench = bench_with(retry={"max_retries": 0})
+    link = Link(bench, 100)
+    fill(bench, 1)
+    for _ in range(3):
+        link.settle(link.got[-1], Outcome.RELEASE)
+        bench.turn()
+    assert link.values == ["0"] * 4
+    link.settle(link.got[-1], Outcome.FAIL)
+    bench.turn()
+    assert bench.engine.stats("q").dead_letters == 1
+
+
 def test_a_release_comes_at_once_and_in_its_place(bench: QueueBench) -> None:
     link = Link(bench, 2)
     fill(bench, 4)

@@ -452,7 +452,7 @@ class Dispatcher:
             group.remove(entry, None)
             return False
         entry.enqueued_at = stored.enqueued_at
-        reason = exhausted_reason(group.config.retry, entry.delivery_count, 0.0)
+        reason = exhausted_reason(group.config.retry, entry.delivery_count - entry.released, 0.0)
         if reason is not None and not group.keeps_exhausted:
             # Only after a restart: it was to be dead-lettered when the broker stopped.
             group.dead_letter(entry, reason, now, None)
