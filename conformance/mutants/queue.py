@@ -13,7 +13,7 @@ import msgspec
 
 from assay.conformance.mutants import Patch, mutant, variation
 from assay.reference_broker.config import Durability, QueueConfig, RetryConfig
-from assay.reference_broker.mqtt.queue_topics.addresses import Verb
+from assay.reference_broker.queues import Outcome
 from assay.reference_broker.queues.delivery import dispatcher, settlement
 from assay.reference_broker.queues.delivery.dispatcher import Dispatcher
 from assay.reference_broker.queues.groups import group
@@ -140,14 +140,14 @@ def ack_not_persisted(patch: Patch) -> None:
     patch.replace(PendingLogFile, "ack_all", ack)
 
 
-def _settling(patch: Patch, wrong: Verb, instead: Callable[..., None]) -> None:
+def _settling(patch: Patch, wrong: Outcome, instead: Callable[..., None]) -> None:
     """Settle one verb in another way."""
 
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def settle(
-            holder: ConsumerGroup, entry: PendingEntry, verb: Verb, reason: str, now: float, on_done: object
+            holder: ConsumerGroup, entry: PendingEntry, outcome: Outcome, reason: str, now: float, on_done: object
         ) -> None:
-            (instead if verb is wrong else original)(holder, entry, verb, reason, now, on_done)
+            (instead if outcome is wrong else original)(holder, entry, outcome, reason, now, on_done)
 
         return settle
 
@@ -156,18 +156,22 @@ def _settling(patch: Patch, wrong: Verb, instead: Callable[..., None]) -> None:
 
 @mutant("queue-reject-discards", "a rejected message is settled without reaching the dead-letter queue")
 def reject_discards(patch: Patch) -> None:
-    def discard(holder: ConsumerGroup, entry: PendingEntry, verb: Verb, reason: str, now: float, on_done: Any) -> None:
+    def discard(
+        holder: ConsumerGroup, entry: PendingEntry, _outcome: Outcome, reason: str, now: float, on_done: Any
+    ) -> None:
         holder.remove(entry, on_done)
 
-    _settling(patch, Verb.REJECT, discard)
+    _settling(patch, Outcome.REJECT, discard)
 
 
 @mutant("queue-nack-settles", "a nacked message is settled for good instead of being delivered again")
 def nack_settles(patch: Patch) -> None:
-    def remove(holder: ConsumerGroup, entry: PendingEntry, verb: Verb, reason: str, now: float, on_done: Any) -> None:
+    def remove(
+        holder: ConsumerGroup, entry: PendingEntry, _outcome: Outcome, reason: str, now: float, on_done: Any
+    ) -> None:
         holder.remove(entry, on_done)
 
-    _settling(patch, Verb.NACK, remove)
+    _settling(patch, Outcome.FAIL, remove)
 
 
 @mutant("queue-timeout-fires-early", "a delivery times out after a tenth of its time")

@@ -222,7 +222,7 @@ def full_loses(patch: Patch) -> None:
 def eats_ttl(patch: Patch) -> None:
     def make(original: Callable[..., None]) -> Callable[..., None]:
         def schedule(self: DelayStore, routing_key: str, message: Message, *args: Any) -> None:
-            now = args[2]
+            now = args[3]
             expires_at = self._codec.expiry(now, message.expires_at)
             if expires_at < float("inf"):
                 message = msgspec.structs.replace(message, expires_at=expires_at)

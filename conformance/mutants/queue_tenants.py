@@ -135,8 +135,8 @@ def storage_kept(patch: Patch) -> None:
 @mutant("queue-tenant-transactions-unknown", "a tenant's publishes name its transactions with the tenant before them")
 def transactions_unknown(patch: Patch) -> None:
     def make(original: Callable[..., Message]) -> Callable[..., Message]:
-        def message_in(self: Tenant, message: Message, verb: Any) -> Message:
-            found = original(self, message, verb)
+        def message_in(self: Tenant, message: Message, **how: Any) -> Message:
+            found = original(self, message, **how)
             pairs = tuple(
                 (name, self.name_in(value) if name == "transaction-id" else value)
                 for name, value in found.user_properties

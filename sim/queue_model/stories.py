@@ -650,3 +650,83 @@ def an_orderly_end_within_a_turn(life: StoryLife) -> None:
     life.publish()
     life.close()
     life.enter()
+
+
+# -- credit ------------------------------------------------------------------------------------------------------
+
+
+def _granted(life: StoryLife, member: Member, credit: int, *, drain: bool = False) -> None:
+    life.grant(member, credit, drain=drain)
+    life.rest()
+
+
+@ends("engine-credit-ignored", "engine-grant-serves-nobody", "engine-grants-add-up", "engine-settling-gives-credit")
+def a_consumer_is_given_what_it_was_granted(life: StoryLife) -> None:
+    member = life.enter()
+    _granted(life, member, 2)
+    life.publish_and_rest(5)
+    life.do(member, Verb.ACK)
+    life.do(member, Verb.ACK, 0)
+    life.publish_and_rest()
+    _granted(life, member, 1)
+    _granted(life, member, 3)
+    _granted(life, member, 1_000)
+
+
+@ends("engine-redeliveries-cost-no-credit")
+def a_redelivery_costs_credit(life: StoryLife) -> None:
+    member = life.enter()
+    _granted(life, member, 2)
+    life.publish_and_rest(2)
+    life.do(member, Verb.NACK)
+    _granted(life, member, 1)
+    life.publish_and_rest(2)
+    _granted(life, member, 1_000)
+
+
+@ends("engine-drained-credit-stays", "engine-drain-untold")
+def a_drained_credit_is_told_and_gone(life: StoryLife) -> None:
+    member = life.enter()
+    life.publish_and_rest(2)
+    _granted(life, member, 5, drain=True)
+    life.publish_and_rest(2)
+    _granted(life, member, 1_000)
+
+
+def _released(life: StoryLife, member: Member) -> None:
+    life.release(member, len(member.got) - 1)
+    life.rest()
+
+
+@ends("engine-release-counts", "engine-release-counts-from-then-on", setup=Setup(max_retries=1))
+def a_release_counts_for_nothing_and_a_failure_does(life: StoryLife) -> None:
+    life.publish_and_rest()
+    member = life.enter()
+    _released(life, member)
+    _released(life, member)
+    life.do(member, Verb.NACK)
+    life.pass_by(1.0, 5.0, 30.0)
+    _released(life, member)
+    life.do(member, Verb.NACK)
+    life.pass_by(1.0, 5.0, 30.0)
+
+
+@ends("engine-release-fails-for-good", setup=Setup(max_retries=1))
+def what_is_released_after_its_last_failure_comes_again(life: StoryLife) -> None:
+    life.publish_and_rest()
+    member = life.enter()
+    life.do(member, Verb.NACK)
+    life.pass_by(1.0, 5.0, 30.0)
+    _released(life, member)
+
+
+@ends("engine-release-not-logged", setup=Setup(max_retries=3))
+def a_release_is_remembered_over_a_start(life: StoryLife) -> None:
+    life.publish_and_rest()
+    member = life.enter()
+    life.do(member, Verb.NACK)
+    life.pass_by(1.0, 5.0, 30.0)
+    _granted(life, member, 0)
+    _released(life, member)
+    life.kill()
+    life.enter()
