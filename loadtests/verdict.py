@@ -25,6 +25,7 @@ from assay.reference_broker.trace.judgement import (
     Bounds,
     exactly,
     explain,
+    machine_delay,
     quantile_bounds,
     quantile_ranks,
     verdict_within,
@@ -109,15 +110,15 @@ class SteadyP99(msgspec.Struct, frozen=True, kw_only=True):
     """The generator's own delay of these very samples, 99th percentile."""
 
 
-def steady_p99(group: Samples, phases: Phases, null_ms: float = 0.0) -> SteadyP99:
-    """Of one workload and operation; with nothing answered it lies anywhere. ``null_ms``: p99 of the null broker."""
+def steady_p99(group: Samples, phases: Phases, machine_ms: float = 0.0) -> SteadyP99:
+    """Of one workload and operation; with nothing answered it lies anywhere. The machine explains ``machine_ms``."""
     due = in_phase(group, phases, "steady")
     known = answered(due)
     late_us = due.lateness_us[due.status != UNSENT]
     missing = len(due.seq) - len(known.seq)
     delay_ms = max(0.0, _percentile(late_us, 99) / 1_000) if len(late_us) else 0.0
     measured = quantile_bounds(np.sort(known.latency_us / 1_000).tolist(), missing, P99)
-    bounds = without_delay(measured, max(delay_ms, null_ms))
+    bounds = without_delay(measured, max(delay_ms, machine_ms))
     return SteadyP99(bounds=bounds, count=len(known.seq), missing=missing, delay_ms=delay_ms)
 
 
@@ -321,7 +322,7 @@ def latency_check(
     p99 = SteadyP99(bounds=exactly(math.nan), count=0, missing=0, delay_ms=0.0)
     value = None
     if group is not None:
-        p99 = steady_p99(group, phases, null_ms.get(key, 0.0))
+        p99 = steady_p99(group, phases, machine_delay(null_ms.get(key, 0.0), target.p99_ms))
         known = answered(in_phase(group, phases, "steady")).latency_us
         value = round(_percentile(known, 99) / 1_000, 3) if len(known) else None
     verdict = verdict_within("<", target.p99_ms, p99.bounds) if p99.count else Verdict.UNKNOWN

@@ -19,7 +19,7 @@ from typing import Final, Literal
 import msgspec
 
 from assay.reference_broker.trace.integrity import why
-from assay.reference_broker.trace.judgement import HOLDS, Bounds, explain, verdict_within, without_delay
+from assay.reference_broker.trace.judgement import HOLDS, Bounds, explain, machine_delay, verdict_within, without_delay
 from assay.reference_broker.trace.results import GRAVITY, Check, Verdict
 from assay.reference_broker.trace.schema import LatencyOperation
 from assay.reference_broker.trace.yaml_text import YamlError, parse_yaml
@@ -271,7 +271,9 @@ def _judge_latency(target: Target, one: OperationFigures, measured: Measured) ->
     late_ms = max(0.0, (one.late_us or 0.0) / 1000)
     high = math.inf if one.p99_high_us is None else one.p99_high_us / 1000
     null_ms = measured.null_p99_us.get((one.run_id, one.workload, one.operation), 0.0) / 1000
-    bounds = without_delay(Bounds(low=one.p99_low_us / 1000, high=high), max(late_ms, null_ms))
+    bounds = without_delay(
+        Bounds(low=one.p99_low_us / 1000, high=high), max(late_ms, machine_delay(null_ms, target.bound))
+    )
     return _Answer(
         value=one.p99_us / 1000,
         verdict=verdict_within(target.relation, target.bound, bounds),

@@ -30,6 +30,10 @@ HOLDS: Final[dict[str, Callable[[float, float], bool]]] = {
 }
 
 
+BUSY_SHARE: Final = 0.5
+BUSY_TIMES: Final = 5
+
+
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """A figure lies between ``low`` and ``high``; ``high`` may be infinite."""
 
@@ -87,6 +91,15 @@ def quantile_bounds(ordered: Sequence[float], missing: int, quantile: float) -> 
 def without_delay(figure: Bounds, delay: float) -> Bounds:
     """The figure, of which up to ``delay`` may be the generator's own."""
     return Bounds(low=max(0.0, figure.low - max(0.0, delay)), high=figure.high)
+
+
+def machine_delay(null: float, bound: float) -> float:
+    """How much of a latency a machine may explain on which a broker that does nothing needed ``null`` for the same.
+
+    Where even that one takes half of the bound, processes wait for a processor, and a broker that works for each
+    message waits more often: only a multiple is a miss of its own.
+    """
+    return null * (BUSY_TIMES if null >= BUSY_SHARE * bound else 1)
 
 
 def explain(figure: Bounds, unit: str, *, count: int, missing: int, delay: float, null: float = 0.0) -> str:

@@ -119,7 +119,10 @@ def test_nothing_answered_is_unknown_and_says_so() -> None:
     ("latency_ms", "null_ms", "verdict"),
     [
         (30, 28, Verdict.UNKNOWN),
-        (30, 20, Verdict.FAIL),  # 10 ms more than the machine explains
+        (90, 20, Verdict.UNKNOWN),  # a machine on which nobody could hold the bound
+        (120, 20, Verdict.FAIL),  # six times as much as a broker that does nothing
+        (30, 2.4, Verdict.FAIL),
+        (12, 2.6, Verdict.UNKNOWN),
         (6, 0.5, Verdict.FAIL),
         (2, 28, Verdict.PASS),
     ],
