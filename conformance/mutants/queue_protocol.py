@@ -62,7 +62,7 @@ def ack_ignored(patch: Patch) -> None:
 
 @mutant("queue-311-puback-settles-nothing", "the PUBACK of an MQTT 3.1.1 consumer does not settle")
 def puback_settles_nothing(patch: Patch) -> None:
-    patch.replace(MqttBroker, "settle_delivery", lambda _self, _session, _delivery, _now: None)
+    patch.replace(MqttBroker, "acknowledged", lambda _self, _session, _delivery, _now: None)
 
 
 @mutant("queue-settlements-enqueued", "a settlement is also stored as a message of the queue")

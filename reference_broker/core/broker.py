@@ -23,6 +23,8 @@ from assay.reference_broker.core.timers import TimerHeap
 from assay.reference_broker.core.traffic import Traffic
 from assay.reference_broker.queues import (
     Consumer,
+    Delivery,
+    Outcome,
     PublishOptions,
     QueueAddress,
     QueueEngine,
@@ -250,6 +252,17 @@ class Broker:
         finally:
             if self._agenda.cost:
                 self.work += self.engine.take_cost()
+
+    def settle_delivery(
+        self, delivery: Delivery, outcome: Outcome, client: Client, now: float, on_done: Confirm, reason: str = ""
+    ) -> None:
+        """Settle a delivery that a client has in hand; ``on_done`` is called once, now or after a sync."""
+        try:
+            self.engine.settle_delivery(
+                delivery, outcome, consumer_id=client.client_id, now=now, reason=reason, on_done=on_done
+            )
+        except QueueError as error:
+            on_done(error.bare())
 
     def consume(self, client: Client, address: QueueAddress, group: str, now: float, **how: Any) -> Consumer:
         """Let a client join a group of a queue, if it may. ``how``: see :meth:`QueueEngine.subscribe`.

@@ -11,7 +11,8 @@ from itertools import repeat
 from assay.reference_broker.config import GroupStart, QueuesConfig
 from assay.reference_broker.queues.dead_letters.alerts import Alerts
 from assay.reference_broker.queues.delivery import settlement
-from assay.reference_broker.queues.delivery.settle_request import SettleRequest
+from assay.reference_broker.queues.delivery.settle_request import Outcome, SettleRequest
+from assay.reference_broker.queues.groups.delivery import Delivery
 from assay.reference_broker.queues.groups.delivery_run import DeliverRun
 from assay.reference_broker.queues.groups.group import ConsumerGroup
 from assay.reference_broker.queues.groups.pending import UNLIMITED, Consumer, Deliver, Drained, Notify
@@ -374,6 +375,25 @@ class QueueEngine(QueueOperations):
         if request.generation is not None:
             self.groups.check_generation(queue, request.group or "", consumer_id or "", request.generation)
         settlement.settle_request(groups, queue, request, consumer_id, now, on_done, self.transactions.hold)
+
+    def settle_delivery(
+        self,
+        delivery: Delivery,
+        outcome: Outcome,
+        *,
+        consumer_id: str,
+        now: float,
+        reason: str = "",
+        on_done: Confirm | None = None,
+    ) -> None:
+        """As :meth:`settle`, of one delivery that the consumer was given: by what it has in hand, without names."""
+        self._agenda.now = now
+        queue, group = delivery.queue, delivery.group
+        found = None if self._closed else self._queues.get(queue)
+        named = None if found is None else found.groups.get(group)
+        groups = self._settling_groups(queue, group) if named is None else (named,)
+        holder, entry = settlement.find_entry(groups, queue, delivery.partition, delivery.offset, consumer_id)
+        settlement.settle(holder, entry, outcome, reason or settlement.REJECTED, now, on_done)
 
     def _settling_groups(self, queue: str, group: str | None) -> tuple[ConsumerGroup, ...]:
         """The groups that a settlement may mean. Raises :class:`QueueError` (CLOSED, UNKNOWN_QUEUE)."""

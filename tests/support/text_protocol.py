@@ -15,7 +15,7 @@ from assay.reference_broker.core.connection import Connection
 from assay.reference_broker.core.protocols import Arrival, WireProtocol
 from assay.reference_broker.core.routing import Subscription
 from assay.reference_broker.core.tenant import Tenant
-from assay.reference_broker.queues import Consumer, Delivery, Outcome, QueueAddress, QueueError, SettleRequest
+from assay.reference_broker.queues import Consumer, Delivery, Outcome, QueueAddress, QueueError
 from assay.reference_broker.queues.jobs.confirms import StoredAs
 from assay.reference_broker.routing.message import Message
 
@@ -189,7 +189,7 @@ class TextConnection(Connection):
         def settled(error: QueueError | None) -> None:
             self._say(f"settled {number}" if error is None else f"error {error.code.value}")
 
-        self.broker.settle(delivery.queue, SettleRequest.of(delivery, outcome), self, now, settled)
+        self.broker.settle_delivery(delivery, outcome, self, now, settled)
 
     def _listen(self, topic_filter: str, now: float) -> None:
         subscription = self._subscriptions[topic_filter] = Subscription(topic_filter=topic_filter, qos=0)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from assay.reference_broker.config import Durability, QueuesConfig
-from assay.reference_broker.queues import Consumer, Delivery, Outcome, QueueAddress, QueueEngine, SettleRequest
+from assay.reference_broker.queues import Consumer, Delivery, Outcome, QueueAddress, QueueEngine
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.queue_store import LogQueueStore
 
@@ -65,9 +65,9 @@ class Drive:
 
     def ack_all(self) -> int:
         """Settle what was received; how many."""
-        received, settle, now = self.received, self.engine.settle, self.now
+        received, settle, now = self.received, self.engine.settle_delivery, self.now
         for delivery in received:
-            settle(QUEUE, SettleRequest.of(delivery, Outcome.ACCEPT), consumer_id="consumer", now=now)
+            settle(delivery, Outcome.ACCEPT, consumer_id="consumer", now=now)
         count = len(received)
         received.clear()
         if self._consumer is not None and self._consumer.blocked:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from assay.loadtests.bench.storage.measurement import Case, MeasuredRow, RowSpec, Sample
 from assay.loadtests.bench.storage.plan import StoragePlan
 from assay.reference_broker.config import Durability, QueueConfig, QueuesConfig
-from assay.reference_broker.queues import Delivery, Outcome, QueueAddress, QueueEngine, SettleRequest
+from assay.reference_broker.queues import Delivery, Outcome, QueueAddress, QueueEngine
 from assay.reference_broker.routing.message import Message
 from assay.reference_broker.storage.disk import RealDisk
 from assay.reference_broker.storage.queue_store import LogQueueStore
@@ -193,7 +193,7 @@ def _whole_us(folder: Path, count: int, size: int) -> float:
 def _acknowledge(engine: QueueEngine, held: list[Delivery], now: float) -> int:
     """Settle all that was delivered; returns how many."""
     for delivery in held:
-        engine.settle(delivery.queue, SettleRequest.of(delivery, Outcome.ACCEPT), consumer_id="c", now=now)
+        engine.settle_delivery(delivery, Outcome.ACCEPT, consumer_id="c", now=now)
     count = len(held)
     held.clear()
     assert count, "the queue stopped delivering before its end"

@@ -195,7 +195,7 @@ class Outbound:
         if delivery is not None:
             if self._connection.version != V5:
                 # 3.1.1 has no properties to settle with, so the acknowledgement settles.
-                self._broker.settle_delivery(session, delivery, now)
+                self._broker.acknowledged(session, delivery, now)
             elif session.auto_consumers:
                 self._broker.received(session, delivery, now)
 

@@ -40,7 +40,7 @@ from assay.reference_broker.mqtt.sessions.sending import MESSAGE_WORK, Sending
 from assay.reference_broker.mqtt.sessions.session import Session, SessionConnection, SharedOutgoing, Will
 from assay.reference_broker.mqtt.sessions.session_journal import SessionJournal
 from assay.reference_broker.mqtt.sessions.sys_topics import SysTopics
-from assay.reference_broker.queues import Delivery, Outcome, QueueEngine, QueueError, QueueErrorCode, SettleRequest
+from assay.reference_broker.queues import Delivery, Outcome, QueueEngine, QueueError, QueueErrorCode
 from assay.reference_broker.queues.engine import Asked
 from assay.reference_broker.queues.jobs.confirms import Confirm, Stored, ignore
 from assay.reference_broker.routing.message import Message, changed
@@ -652,14 +652,10 @@ class MqttBroker(Broker):
         if consumer is not None:
             self.engine.groups.received(consumer, delivery.partition, delivery.offset, now)
 
-    def settle_delivery(self, session: Session, delivery: Delivery, now: float) -> None:
+    def acknowledged(self, session: Session, delivery: Delivery, now: float) -> None:
         """A protocol without explicit settlement (MQTT 3.1.1) acknowledged a queue delivery."""
-        try:
-            request = SettleRequest.of(delivery, Outcome.ACCEPT)
-            self.engine.settle(delivery.queue, request, consumer_id=session.client_id, now=now, on_done=ignore)
-        except QueueError:
-            # It timed out and went to somebody else meanwhile; the client cannot be told in 3.1.1.
-            return
+        # Where it timed out and went to somebody else meanwhile, the client cannot be told in 3.1.1.
+        self.settle_delivery(delivery, Outcome.ACCEPT, session, now, ignore)
 
     def delivery_message(self, delivery: Delivery) -> Message:
         """The message a consumer gets: the publisher's, on the delivery topic, with the queue's properties."""
