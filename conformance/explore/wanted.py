@@ -34,8 +34,15 @@ def first_wanted(
     ``refill``: whether a copy that came, and that is owed to nobody, is the one which a claim waits for.
     """
 
+    def is_ready(claim: Claim) -> bool:
+        members = [sessions.get(client) for client in claim.members]
+        return all(each is not None and each.link is not None and not each.flights for each in members)
+
     def is_owed(claim: Claim) -> bool:
-        return claim.must and now < claim.message.owed_until - MARGIN_S and _may_be_sent(claim, sessions)
+        in_time = now < claim.message.owed_until - MARGIN_S
+        return (
+            claim.must and in_time and _may_be_sent(claim, sessions) and (claim.via is not Via.SHARE or is_ready(claim))
+        )
 
     def is_missing(claim: Claim) -> bool:
         return claim.must and not claim.satisfied and is_owed(claim) and not refill(claim, is_owed)
@@ -46,9 +53,7 @@ def first_wanted(
         if wanted is not None:
             return wanted
     for claim in shares:
-        members = [sessions.get(client) for client in claim.members]
-        ready = all(each is not None and each.link is not None and not each.flights for each in members)
-        if ready and is_missing(claim):
+        if is_missing(claim):
             return Rule.SHARE_UNDELIVERED, 5, f"{claim.message.name} for one member of {share_of(claim)!r}"
     return None
 

@@ -678,3 +678,17 @@ def test_a_pubrel_that_is_not_answered_may_be_lost_with_its_connection(scene: Sc
         scene.put(2, Pubrel(packet_id=1))
         scene.get(2, Pubcomp(packet_id=1))
         assert scene.wanted is Rule.UNDELIVERED
+
+
+def test_a_retained_copy_is_not_taken_for_that_of_a_share_whose_other_member_takes_nothing(scene: Scene) -> None:
+    scene.subscribe(1, s("$share/g/t/#", 1))
+    scene.publish(0, "t/x", b"x", qos=1)
+    scene.receive(1, "t/x", b"x", qos=1, ack=False)
+    scene.publish(0, "t/a", b"m", qos=1, retain=True)
+    scene.connect(2)
+    scene.subscribe(2, s("$share/g/t/#", 1, retain_as_published=True), identifier=2)
+    scene.subscribe(2, s("t/+", 1), identifier=2)
+    scene.receive(2, "t/a", b"m", qos=1, retain=True, identifiers=(2,))
+    assert scene.wanted is None
+    scene.put(1, Puback(packet_id=1))
+    assert scene.wanted is Rule.SHARE_UNDELIVERED
