@@ -64,7 +64,7 @@ def sound(nursery: Nursery) -> Iterator[Campaign]:
 
 
 def _found(nursery: Nursery, mutant: str, lives: int, seed: int) -> Life | None:
-    with Campaign(load_target("reference"), mutant=mutant, nursery=nursery, patience_s=1.0, shrink_s=0.0) as campaign:
+    with Campaign(load_target("reference"), mutant=mutant, nursery=nursery, patience_s=0.6, shrink_s=0.0) as campaign:
         found = campaign.explore(lives, seed, max_findings=1)
     return next((finding.replay.life for finding in found.findings if finding.counts), None)
 
