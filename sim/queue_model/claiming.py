@@ -37,7 +37,7 @@ def claim(life: QueueLife, claimant: Member, holder: Member, index: int, min_idl
         if not is_held or not is_idle:
             is_right = error.code is (QueueErrorCode.NOT_IDLE if is_held else QueueErrorCode.NOT_PENDING)
         elif error.code is QueueErrorCode.LIMIT:
-            is_right = claimant.room <= 0 or len(group.held_by(claimant.name)) >= queue.rules.max_in_flight
+            is_right = not claimant.takes or len(group.held_by(claimant.name)) >= queue.rules.max_in_flight
         else:
             is_right = error.code is QueueErrorCode.NOT_PENDING
             if spot.deliveries > queue.rules.max_retries:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from assay.reference_broker.queues import Consumer, Delivery, Outcome, SettleRequest
+from assay.reference_broker.queues import Consumer, Delivery, Outcome, QueueError, SettleRequest
+from assay.reference_broker.queues.operations.group_operations import Claim
 from assay.reference_broker.storage.memory_disk import MemoryDisk
 
 if TYPE_CHECKING:
@@ -76,6 +77,24 @@ def test_what_it_may_hold_is_a_bound_of_its_own(bench_with: BenchWith) -> None:
     link.settle(link.got[0], Outcome.ACCEPT)
     bench.turn()
     assert len(link.got) == 3
+
+
+def test_a_claim_takes_credit_as_well(bench: QueueBench) -> None:
+    holder = Link(bench, 2)
+    fill(bench, 2)
+    claimant = Link(bench, 1, "claimant")
+
+    def claim() -> int:
+        wanted = Claim(min_idle_s=0.0, limit=10)
+        taken = bench.engine.groups.claim("q", "g", wanted, consumer_id="claimant", now=bench.now)
+        bench.turn()
+        return taken
+
+    bench.advance(1)
+    assert (claim(), len(claimant.got)) == (1, 1)
+    with pytest.raises(QueueError, match="room"):
+        claim()
+    assert len(holder.got) == 2
 
 
 def test_draining_gives_back_what_the_turn_cannot_use(bench: QueueBench) -> None:

@@ -76,7 +76,7 @@ def _named(group: ConsumerGroup, partition: int, offset: int, since: float) -> P
 
 
 def _has_room(group: ConsumerGroup, consumer: Consumer) -> bool:
-    return consumer.active and not consumer.blocked and consumer.in_flight < consumer.limit
+    return consumer.active and not consumer.blocked and consumer.room > 0
 
 
 def _take(group: ConsumerGroup, dispatcher: Dispatcher, consumer: Consumer, entry: PendingEntry, now: float) -> bool:
